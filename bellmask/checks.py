@@ -1,0 +1,137 @@
+"""Combinations of options that cannot work, found before anything starts.
+
+Each problem says what was given, what is allowed and what to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from bellmask.intervals import Interval
+
+if TYPE_CHECKING:
+    from bellmask.config import RunConfig
+
+
+def find_problems(config: RunConfig) -> list[str]:
+    """All that is wrong with a config, one sentence each; empty when nothing is."""
+    rules = (_numbers, _data, _model, _times, _schedule, _objective, _train, _intervals)
+    return [problem for rule in rules for problem in rule(config)]
+
+
+def _numbers(config: RunConfig) -> Iterator[str]:
+    at_least_one = (
+        "data.block_length model.num_layers model.width model.num_heads model.mlp_ratio "
+        "train.steps train.batch_size validation.draws validation.batch_size log.every checkpoint.keep_last "
+        "validation.num_samples validation.sample_steps"
+    )
+    not_negative = (
+        "optim.lr optim.warmup_steps optim.final_lr optim.eps optim.weight_decay optim.clip "
+        "validation.blocks checkpoint.keep_every train.seed validation.seed"
+    )
+    shares = "model.dropout optim.ema optim.momentum objective.time_floor"
+    flat = config.flat()
+    for name in at_least_one.split():
+        if flat[name] < 1:
+            yield f"{name}={flat[name]} must be at least 1"
+    for name in not_negative.split():
+        if not (flat[name] >= 0 and math.isfinite(flat[name])):
+            yield f"{name}={flat[name]} must be a finite number that is not negative"
+    for name in shares.split():
+        if not 0 <= flat[name] < 1:
+            yield f"{name}={flat[name]} must be at least 0 and below 1"
+    for beta in config.optim.betas:
+        if not 0 <= beta < 1:
+            yield f"optim.betas={config.optim.betas}: each must be at least 0 and below 1"
+
+
+def _data(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if not 0 < data.valid_fraction < 1:
+        yield f"data.valid_fraction={data.valid_fraction} must be between 0 and 1"
+    if data.wrap and data.packing == "unpacked":
+        yield "data.wrap needs data.packing=packed: an unpacked row already holds one document"
+    if data.wrap and data.block_length < 3:
+        yield f"data.wrap needs data.block_length of at least 3, got {data.block_length}"
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    width, heads = config.model.width, config.model.num_heads
+    if heads >= 1 and (width % heads or (width // heads) % 2):
+        good = [h for h in range(1, min(width, 64) + 1) if width % (2 * h) == 0]
+        yield (
+            f"model.width={width} must be an even multiple of model.num_heads={heads}; "
+            f"heads that fit this width: {', '.join(map(str, good)) or 'none'}"
+        )
+
+
+def _times(config: RunConfig) -> Iterator[str]:
+    law = config.law
+    if law.name == "uniform" and law.mu is not None:
+        yield f"law uniform takes no mu (got {law.mu}); leave it out or choose another law"
+    if law.name in ("uniform", "dirac") and law.scale is not None:
+        yield f"law {law.name} takes no scale (got {law.scale}); leave it out or choose another law"
+    if law.scale is not None and not (law.scale > 0 and math.isfinite(law.scale)):
+        yield f"law.scale={law.scale} must be a positive number"
+    if law.mu is not None and not math.isfinite(law.mu):
+        yield f"law.mu={law.mu} must be a finite number"
+    if law.name == "dirac" and law.mu is not None and not 0 < law.mu <= 1:
+        yield f"law dirac needs 0 < law.mu <= 1 (at 0 nothing is ever masked), got {law.mu}"
+
+
+def _schedule(config: RunConfig) -> Iterator[str]:
+    schedule = config.schedule
+    if schedule.name != "polynomial" and schedule.power is not None:
+        yield f"schedule.power belongs to the polynomial schedule, not to {schedule.name}"
+    if schedule.name != "middle_flat" and (schedule.mu, schedule.scale) != (None, None):
+        yield f"schedule.mu and schedule.scale belong to middle_flat, not to {schedule.name}"
+    for name in ("power", "scale"):
+        value = getattr(schedule, name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            yield f"schedule.{name}={value} must be a positive number"
+
+
+def _objective(config: RunConfig) -> Iterator[str]:
+    name, law = config.objective.name, config.law.name
+    if law == "dirac" and name in ("nelbo", "importance"):
+        yield (
+            f"objective {name} needs a law with a density, and dirac has none; "
+            "choose gaussian, laplace or uniform, or objective bell"
+        )
+    if name == "importance" and config.schedule.name != "linear":
+        yield f"objective importance is defined for the linear schedule, not {config.schedule.name}"
+    if config.objective.divide_by_t and name != "importance":
+        yield f"objective.divide_by_t belongs to objective importance, not to {name}"
+
+
+def _train(config: RunConfig) -> Iterator[str]:
+    train = config.train
+    if train.microbatch_size is not None:
+        if train.microbatch_size < 1:
+            yield f"train.microbatch_size={train.microbatch_size} must be at least 1"
+        elif train.batch_size % train.microbatch_size:
+            yield (
+                f"train.batch_size={train.batch_size} is not a multiple of "
+                f"train.microbatch_size={train.microbatch_size}"
+            )
+    if not 0 <= train.random_length_fraction <= 1:
+        yield f"train.random_length_fraction={train.random_length_fraction} must be from 0 to 1"
+    kind, _, index = train.device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()):
+        yield f"train.device={train.device!r} must be auto, cpu, cuda or cuda:N"
+    if any(step < 1 for step in config.checkpoint.keep_steps):
+        yield f"checkpoint.keep_steps={config.checkpoint.keep_steps}: steps start at 1"
+
+
+def _intervals(config: RunConfig) -> Iterator[str]:
+    for name, text in (
+        ("validation.every", config.validation.every),
+        ("validation.samples_every", config.validation.samples_every),
+        ("checkpoint.every", config.checkpoint.every),
+    ):
+        try:
+            Interval.parse(text)
+        except ValueError as error:
+            yield f"{name}: {error}"

@@ -1,0 +1,241 @@
+"""The ``bellmask`` command: one thin function per subcommand, imports inside them.
+
+Exit codes: 0 done, 1 training failed or something is broken, 2 bad input, 130/143 stopped by a
+signal (the run can be resumed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bellmask import __version__
+from bellmask.errors import TrainingError, UserError, look_up
+
+if TYPE_CHECKING:
+    from bellmask.config import RunConfig
+
+TRAIN_HELP = """Train a masked diffusion language model.
+
+usage: bellmask train PRESET [--config FILE] [--out DIR] [--resume MODE] [--quiet] [options below]
+
+PRESET is a name from 'bellmask presets', or the config.json of another run.
+  --config FILE  options from a JSON or TOML file, over the preset and under the command line
+  --out DIR      run folder; default runs/<preset>-<hash of all options>
+  --resume MODE  no: refuse a folder that holds a run (default); auto: continue it or start it;
+                 yes: insist on continuing
+  --quiet        say nothing but errors
+
+examples:
+  bellmask train tiny
+  bellmask train tiny_base --train.steps 500 --out runs/base
+  bellmask train tiny --data.train 'texts/*.txt' --law laplace --law.scale 0.2
+  bellmask train runs/base/config.json --out runs/again
+  bellmask train tiny --out runs/bell --resume auto
+  torchrun --nproc-per-node 2 -m bellmask train lm1b --train.microbatch-size 64
+"""
+
+
+def _wants_help(args: Sequence[str]) -> bool:
+    return any(arg in ("-h", "--help") for arg in args)
+
+
+def _take(args: list[str], name: str) -> list[str]:
+    """Remove every ``name VALUE`` (or ``name=VALUE``) from args; return the values."""
+    values: list[str] = []
+    while True:
+        place = next((i for i, a in enumerate(args) if a == name or a.startswith(name + "=")), None)
+        if place is None:
+            return values
+        given = args.pop(place)
+        if "=" in given:
+            values.append(given.split("=", 1)[1])
+        elif place < len(args):
+            values.append(args.pop(place))
+        else:
+            raise UserError(f"{name} needs a value")
+
+
+def _start_config(name: str) -> RunConfig:
+    """The config of a preset, of a config file, or of a run folder."""
+    from bellmask.config import load_config
+    from bellmask.presets import preset
+
+    path = Path(name)
+    if path.is_dir() and (path / "config.json").exists():
+        return load_config(path / "config.json")
+    if path.suffix in (".json", ".toml"):
+        return load_config(path)
+    return preset(name)
+
+
+def _resolve(args: list[str], where: str) -> tuple[str, RunConfig]:
+    """Preset < files < command line: (name for the run folder, checked config)."""
+    from bellmask.config import override, override_with_file
+
+    if not args or args[0].startswith("-"):
+        from bellmask.presets import PRESETS
+
+        raise UserError(f"{where} needs a preset first: {', '.join(PRESETS)}")
+    name = args.pop(0)
+    config = _start_config(name)
+    for file in _take(args, "--config"):
+        config = override_with_file(config, Path(file))
+    config = override(config, args, where=f"{where} {name}")
+    stem = Path(name).parent.name if name.endswith("config.json") else Path(name).stem
+    return stem or "run", config.check()
+
+
+def _print_option_help(where: str, args: Sequence[str]) -> None:
+    """The options of a run with the defaults of a preset, if one is named."""
+    import tyro
+
+    from bellmask.config import RunConfig
+
+    named = [a for a in args if not a.startswith("-")]
+    default = _start_config(named[0]) if named else RunConfig()
+    tyro.cli(
+        RunConfig, default=default, args=["--help"], prog=where, description="Options of a run."
+    )
+
+
+def train(args: list[str]) -> int:
+    """Train a model."""
+    if _wants_help(args):
+        print(TRAIN_HELP)
+        _print_option_help("bellmask train PRESET", args)
+        return 0
+    out, resume = _take(args, "--out"), _take(args, "--resume")
+    is_quiet = "--quiet" in args
+    args = [a for a in args if a != "--quiet"]
+    name, config = _resolve(args, "bellmask train")
+    folder = Path(out[-1]) if out else Path("runs") / f"{name}-{config.fingerprint()}"
+
+    from bellmask.assemble import train as run_training
+
+    result = run_training(config, folder, resume=resume[-1] if resume else "no", is_quiet=is_quiet)
+    is_main = os.environ.get("RANK", "0") == "0"
+    if result.stopped_by is not None:
+        if is_main:
+            print(
+                f"stopped at step {result.step}; continue with the same command and --resume auto "
+                f"--out {folder}",
+                file=sys.stderr,
+            )
+        return 128 + result.stopped_by
+    if is_main and not is_quiet:
+        last = f", validation NLL {result.nll:.4f} nats/token" if result.nll is not None else ""
+        print(f"done: step {result.step}{last}; run folder {folder}")
+    return 0
+
+
+def evaluate(args: list[str]) -> int:
+    """Measure a run's NELBO, perplexity and NLL by context count."""
+    from bellmask.commands.evaluate import run
+
+    return run(args)
+
+
+def generate(args: list[str]) -> int:
+    """Sample or infill text with a run."""
+    from bellmask.commands.generate import run
+
+    return run(args)
+
+
+CONFIG_HELP = """Show or compare resolved options.
+
+usage: bellmask config show PRESET [options]
+       bellmask config diff PRESET|FILE|RUN PRESET|FILE|RUN
+
+examples:
+  bellmask config show lm1b --optim.lr 1e-4
+  bellmask config diff tiny_base tiny_bell
+  bellmask config diff lm1b runs/mine/config.json
+"""
+
+
+def config(args: list[str]) -> int:
+    """Show or compare resolved options."""
+    if not args or _wants_help(args):
+        print(CONFIG_HELP)
+        return 0
+    action = args.pop(0)
+    look_up("config action", action, {"show": 0, "diff": 0})
+    if action == "show":
+        _, resolved = _resolve(args, "bellmask config show")
+        print(json.dumps(resolved.to_dict(), indent=2))
+        return 0
+    if len(args) != 2:
+        raise UserError("config diff needs two presets, config files or run folders")
+    left, right = (_start_config(name).flat() for name in args)
+    for option in left:
+        if left[option] != right[option]:
+            print(f"{option}: {json.dumps(left[option])} -> {json.dumps(right[option])}")
+    return 0
+
+
+def presets(args: list[str]) -> int:
+    """List the presets."""
+    if _wants_help(args):
+        print("List the presets.\n\nusage: bellmask presets\n\nexample:\n  bellmask presets")
+        return 0
+    if args:
+        raise UserError(f"presets takes no arguments, got {' '.join(args)}")
+    from bellmask.presets import PRESETS
+
+    for name, build in PRESETS.items():
+        print(f"{name:<20} {(build.__doc__ or '').strip().splitlines()[0]}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "config": config,
+    "presets": presets,
+}
+
+
+def _overview() -> str:
+    lines = ["bellmask trains masked diffusion language models, fast.", ""]
+    lines += ["usage: bellmask COMMAND ...    (bellmask COMMAND --help says more)", ""]
+    lines += [f"  {name:<10} {(run.__doc__ or '').strip()}" for name, run in COMMANDS.items()]
+    lines += ["", "examples:", "  bellmask train tiny", "  bellmask evaluate runs/tiny-..."]
+    lines += ["  bellmask generate runs/tiny-... --prefix 'The '", "  bellmask --version"]
+    return "\n".join(lines)
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run one command line; errors a user can mend become one message and exit code 2."""
+    args = list(argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if args[0] in ("-V", "--version", "version"):
+        print(f"bellmask {__version__}")
+        return 0
+    is_main = os.environ.get("RANK", "0") == "0"
+    try:
+        return look_up("command", args[0], COMMANDS)(args[1:])
+    except UserError as error:
+        code, message = 2, str(error)
+    except OSError as error:
+        code, message = 2, f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    except TrainingError as error:
+        code, message = 1, str(error)
+    except KeyboardInterrupt:
+        code, message = 130, "interrupted"
+    if is_main:
+        print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Entry point."""
+    sys.exit(run_command(sys.argv[1:]))

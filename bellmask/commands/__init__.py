@@ -1,0 +1,1 @@
+"""The longer subcommands, one file each."""

@@ -1,0 +1,171 @@
+"""``bellmask evaluate``: numbers, a table and a plot for one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from bellmask.commands.options import parse_command
+from bellmask.errors import UserError
+
+if TYPE_CHECKING:
+    from bellmask.data.blocks import Blocks
+    from bellmask.run import Run
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Measure a run: NELBO per token ± standard error, perplexity, bits per byte, NLL by context
+    count, beside the cross-entropy of the unigram and of each position's own distribution.
+
+    Examples:
+    bellmask evaluate runs/bell
+
+    bellmask evaluate runs/bell --draws 8 --blocks 0
+
+    bellmask evaluate runs/bell --data other.txt --checkpoint best
+    """
+
+    run: tyro.conf.Positional[str]
+    """Run folder."""
+    checkpoint: str = "latest"
+    """latest, best, or a step."""
+    weights: Literal["auto", "ema", "raw"] = "auto"
+    """auto: the moving average where there is one."""
+    data: str | None = None
+    """Text to measure on (path or glob) instead of the run's validation text."""
+    blocks: int = 2048
+    """Blocks to use (the first ones); 0 means all."""
+    draws: int = 4
+    """Masks per block; 2 or more cover all context counts of each block."""
+    batch_size: int = 64
+    """Blocks per forward pass."""
+    seed: int = 1234
+    """Decides the masks."""
+    out: str | None = None
+    """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Evaluate, print tables, write files."""
+    options = parse_command(EvaluateOptions, args, command="evaluate")
+    if options.draws < 1 or options.batch_size < 1 or options.blocks < 0:
+        raise UserError("--draws and --batch-size must be at least 1, --blocks at least 0")
+
+    from bellmask.evaluate.context_curve import binned_curve, exact_curve, references
+    from bellmask.run import load_run
+
+    loaded = load_run(
+        options.run, checkpoint=options.checkpoint, weights=options.weights, device=options.device
+    )
+    train_blocks, blocks = _blocks(loaded, options)
+    result = _with_progress(loaded, blocks, options)
+    length = blocks.block_length
+    ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
+    exact = exact_curve(
+        loaded.model,
+        blocks.slice(0, min(512, len(blocks))),
+        ends,
+        mask_id=loaded.tokenizer.num_tokens,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        schedule=loaded.schedule,
+        device=loaded.device,
+    )
+    known = references(train_blocks, blocks, loaded.tokenizer.num_tokens)
+    report: dict[str, Any] = {
+        "run": loaded.folder.name,
+        "step": loaded.step,
+        "data": options.data or "the run's validation text",
+        "data_fingerprint": blocks.fingerprint,
+        "seed": options.seed,
+        **result.summary(),
+        "unigram_cross_entropy": known.unigram,
+        "position_wise_cross_entropy": known.position_wise,
+        "context_curve": [asdict(point) for point in binned_curve(result)],
+        "exact_contexts": [asdict(point) for point in exact],
+    }
+    folder = Path(options.out) if options.out else loaded.folder / "evaluation"
+    folder.mkdir(parents=True, exist_ok=True)
+    result.save(folder / "blocks.npz")
+    _write(report, folder)
+    _show(report, folder)
+    return 0
+
+
+def _blocks(loaded: Run, options: EvaluateOptions) -> tuple[Blocks, Blocks]:
+    from bellmask.data.blocks import prepare
+
+    train, valid = loaded.blocks()
+    if options.data is not None:
+        valid = prepare(replace(loaded.config.data, valid=options.data), loaded.tokenizer, "valid")
+    return train, valid.slice(0, min(options.blocks or len(valid), len(valid)))
+
+
+def _with_progress(loaded: Run, blocks: Blocks, options: EvaluateOptions) -> Any:
+    from bellmask.report.console import progress_bar
+
+    with progress_bar("evaluating", "blocks", len(blocks)) as advance:
+        return loaded.evaluate(
+            blocks,
+            draws=options.draws,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            on_batch=advance,
+        )
+
+
+def _write(report: dict[str, Any], folder: Path) -> None:
+    from bellmask.report.plots import plot_context_curve
+    from bellmask.train.checkpoint import write_text
+
+    write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
+    plot_context_curve(
+        report["context_curve"],
+        {
+            "unigram": report["unigram_cross_entropy"],
+            "position-wise": report["position_wise_cross_entropy"],
+        },
+        folder / "context_curve",
+        title=f"{report['run']}, step {report['step']}: {report['nll']:.4f} nats/token",
+    )
+
+
+def _show(report: dict[str, Any], folder: Path) -> None:
+    from bellmask.report.console import print_table
+
+    bits = report["bits_per_byte"]
+    print_table(
+        f"{report['run']}, step {report['step']}",
+        ["quantity", "value"],
+        [
+            ["NELBO, nats per token", f"{report['nll']:.4f} ± {report['nll_se']:.4f}"],
+            ["perplexity (bound)", f"{report['perplexity']:.3f}"],
+            ["bits per byte (bound)", f"{bits:.4f}" if bits is not None else "unknown"],
+            ["unigram cross-entropy", f"{report['unigram_cross_entropy']:.4f}"],
+            ["position-wise cross-entropy", f"{report['position_wise_cross_entropy']:.4f}"],
+            ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],
+        ],
+    )
+    rows = [*report["exact_contexts"], *report["context_curve"]]
+    print_table(
+        "NLL by context count (observed tokens)",
+        ["N_c", "nats", "standard error", "draws"],
+        [
+            [
+                str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
+                f"{p['nll']:.4f}",
+                f"{p['standard_error']:.4f}",
+                str(p["num_draws"]),
+            ]
+            for p in rows
+        ],
+    )
+    print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")

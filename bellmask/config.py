@@ -1,0 +1,216 @@
+"""The tree of a run's options, where its values come from, and the checks that span sections.
+
+Precedence, lowest first: the preset, then the file given with ``--config`` (JSON or TOML, any
+subset of options), then the command line. Each layer goes through the same typed parser, so a misspelt
+option in a file is refused exactly as one on the command line. The resolved options are written to
+``config.json`` in the run folder, and that file can be given in place of a preset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bellmask.checks import find_problems
+from bellmask.errors import UserError, unknown
+from bellmask.options import (
+    CheckpointOptions,
+    DataOptions,
+    LawOptions,
+    LogOptions,
+    ModelOptions,
+    ObjectiveOptions,
+    OptimOptions,
+    ScheduleOptions,
+    TrainOptions,
+    ValidationOptions,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All options of one run."""
+
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    law: LawOptions = field(default_factory=LawOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    validation: ValidationOptions = field(default_factory=ValidationOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+
+    def check(self) -> RunConfig:
+        """The config itself, or a :class:`UserError` that names everything that cannot work."""
+        for name, value, choices in _choices(self):
+            for item in value if isinstance(value, tuple) else (value,):
+                if item not in choices:
+                    raise unknown(name, str(item), choices)
+        problems = find_problems(self)
+        if problems:
+            raise UserError("\n".join(problems))
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, ready for JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def flat(self) -> dict[str, Any]:
+        """``{"optim.lr": 0.0003, ...}``."""
+        return dict(_flatten(self.to_dict()))
+
+    def fingerprint(self) -> str:
+        """Hash of all options: the key of the default run folder."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+_FLAT_NAMES = {
+    "law.name": "law",
+    "schedule.name": "schedule",
+    "objective.name": "objective",
+    "optim.name": "optimizer",
+}
+"""Options whose command-line name has no section in front."""
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key), value
+
+
+def _literal_choices(kind: Any) -> tuple[str, ...] | None:
+    """The choices of a Literal, also inside Annotated, a union or a tuple; None for other types."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return typing.get_args(kind)
+    if origin in (typing.Annotated, typing.Union, types.UnionType, tuple):
+        found = [c for arg in typing.get_args(kind) if (c := _literal_choices(arg))]
+        return found[0] if found else None
+    return None
+
+
+def _choices(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """(option, value, allowed) for every option that is a choice among names."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for option in dataclasses.fields(config):
+        value = getattr(config, option.name)
+        if dataclasses.is_dataclass(value):
+            yield from _choices(value, f"{prefix}{option.name}.")
+        elif choices := _literal_choices(hints[option.name]):
+            yield prefix + option.name, value, choices
+
+
+def option_name(path: str) -> str:
+    """``optim.weight_decay`` as it is typed: ``--optim.weight-decay``."""
+    return "--" + _FLAT_NAMES.get(path, path).replace("_", "-")
+
+
+def to_args(tree: Mapping[str, Any]) -> list[str]:
+    """Nested values as command-line arguments, so that files and commands share one parser."""
+    args: list[str] = []
+    for path, value in _flatten(tree):
+        name = option_name(path)
+        if isinstance(value, bool):
+            section, _, option = name[2:].rpartition(".")
+            no = f"{section}.no-{option}" if section else f"no-{option}"
+            args.append(name if value else f"--{no}")
+        elif isinstance(value, list | tuple):
+            args += [name, *map(str, value)]
+        else:
+            args += [name, str(value)]
+    return args
+
+
+def _check_names(args: Sequence[str], default: RunConfig) -> None:
+    """Refuse an unknown name for a choice with the nearest ones (the parser only lists all)."""
+    allowed = {option_name(path): (path, c) for path, _, c in _choices(default)}
+    for option, value in itertools.pairwise(args):
+        if option in allowed and not value.startswith("--"):
+            path, choices = allowed[option]
+            if value not in choices:
+                raise unknown(_KINDS.get(path, option), value, choices)
+
+
+_KINDS = {"law.name": "time law", "schedule.name": "schedule", "objective.name": "objective"}
+
+
+def _strip_colour(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:
+    """Typed parsing of ``args`` over ``default``; every fault becomes one :class:`UserError`."""
+    import tyro
+
+    stream = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stream):
+            return tyro.cli(kind, default=default, args=list(args), prog=where)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UserError(_strip_colour(stream.getvalue()).strip()) from None
+
+
+def _forget_replaced_law(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
+    """A new law or schedule does not inherit the old one's parameters."""
+    sections: dict[str, Any] = {}
+    for section, names in (("law", ("mu", "scale")), ("schedule", ("power", "mu", "scale"))):
+        old, new = getattr(before, section), getattr(after, section)
+        if old.name != new.name:
+            stale = {n: None for n in names if f"--{section}.{n}" not in args}
+            sections[section] = replace(new, **stale)
+    return replace(after, **sections)
+
+
+def override(config: RunConfig, args: Sequence[str], where: str = "options") -> RunConfig:
+    """``config`` with command-line style arguments applied: one layer of precedence."""
+    args = [part for arg in args for part in (arg.split("=", 1) if arg[:2] == "--" else [arg])]
+    _check_names(args, config)
+    return _forget_replaced_law(config, parse_options(RunConfig, config, args, where), args)
+
+
+def override_with_file(config: RunConfig, path: Path) -> RunConfig:
+    """``config`` with the options of a JSON or TOML file applied."""
+    return override(config, to_args(read_tree(path)), where=str(path))
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The nested options in a JSON or TOML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except FileNotFoundError:
+        raise UserError(f"there is no config file {path}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"cannot read config file {path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise UserError(
+            f"config file {path} must hold an object of sections, not {type(tree).__name__}"
+        )
+    return tree
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """The whole config in a file that a run wrote (missing options get their defaults)."""
+    return override_with_file(RunConfig(), Path(path)).check()

@@ -1,0 +1,1 @@
+"""Text to tokens to blocks to batches."""

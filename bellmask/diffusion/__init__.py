@@ -1,0 +1,1 @@
+"""When to corrupt, what to hide, how to score. Imports torch only."""

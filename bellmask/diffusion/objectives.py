@@ -1,0 +1,154 @@
+"""Objectives: the law times are drawn from, the weight on a masked row, and the normaliser c.
+
+loss = sum over masked rows of w(t) * cross-entropy / (M c), with M the maskable tokens of the whole
+optimiser step and c = E[w(t) (1 - alpha_t)], analytic. Then every objective is an average over
+context counts whose weights sum to one, so losses are on one scale and clipping at 1.0 means the
+same thing for all. Only these combinations exist; anything else is refused when it is built.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bellmask.diffusion.quadrature import composite_rule, panel_edges
+from bellmask.diffusion.schedule import Linear, Schedule
+from bellmask.diffusion.times import TimeLaw, TruncatedGaussian, Uniform, as_float64
+
+SMALLEST_DENSITY = 1e-200
+"""A density below this somewhere on [0, 1] counts as zero: its NELBO weight would overflow."""
+
+
+class Objective(ABC):
+    """What is minimised: times from levels, weights from times, and the normaliser c."""
+
+    law: TimeLaw
+    schedule: Schedule
+
+    @abstractmethod
+    def times(self, u_B: Tensor) -> Tensor:
+        """The times at levels u in [0, 1) of the drawing law (float64)."""
+
+    @abstractmethod
+    def weight(self, t_B: Tensor) -> Tensor:
+        """The factor w(t) on a masked row's cross-entropy (float64)."""
+
+    @property
+    @abstractmethod
+    def normaliser(self) -> float:
+        """C = E[w(t) (1 - alpha_t)] over the drawing law."""
+
+    @property
+    def is_unweighted(self) -> bool:
+        """True when w(t) = 1 for all t, so that plain sums of cross-entropy suffice."""
+        return False
+
+
+@dataclass(frozen=True)
+class Nelbo(Objective):
+    """The NELBO of Eq. L_MDM: w = -alpha' / (1 - alpha) / pi(t) for any density pi.
+
+    ``time_floor`` maps times affinely to [floor, 1], mask rate and weight alike, as mdlm does with
+    1e-3: without it the weight's variance diverges (logarithmically) at t = 0. With 0 the objective
+    is the NELBO exactly.
+    """
+
+    law: TimeLaw = field(default_factory=Uniform)
+    schedule: Schedule = field(default_factory=Linear)
+    time_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.law.has_density:
+            raise ValueError(f"objective nelbo divides by the law's density; {self.law} has none")
+        if not 0 <= self.time_floor < 1:
+            raise ValueError(f"time_floor must be in [0, 1), got {self.time_floor}")
+        t, _ = composite_rule(panel_edges(self.law.breaks()))
+        if float(self.law.pdf(t).min()) < SMALLEST_DENSITY:
+            raise ValueError(
+                f"objective nelbo divides by the law's density, and that of {self.law} is zero "
+                "(or below 1e-200) somewhere in (0, 1); widen the law or use objective bell"
+            )
+
+    def times(self, u_B: Tensor) -> Tensor:
+        """Floor + (1 - floor) * F^-1(u)."""
+        return self.time_floor + (1 - self.time_floor) * self.law.icdf(u_B)
+
+    def weight(self, t_B: Tensor) -> Tensor:
+        """-alpha' / (1 - alpha) / pi."""
+        t_B = as_float64(t_B)
+        unfloored = (t_B - self.time_floor) / (1 - self.time_floor)
+        return self.schedule.weight(t_B) / self.law.log_pdf(unfloored).exp()
+
+    @property
+    def normaliser(self) -> float:
+        """alpha(floor) / (1 - floor): one for the linear schedule and wherever the floor is 0."""
+        return float(self.schedule.alpha(as_float64(self.time_floor))) / (1 - self.time_floor)
+
+
+@dataclass(frozen=True)
+class Bell(Objective):
+    """The paper's objective, Eq. L_pi: t ~ pi, every masked row counts the same."""
+
+    law: TimeLaw = field(default_factory=TruncatedGaussian)
+    schedule: Schedule = field(default_factory=Linear)
+
+    def __post_init__(self) -> None:
+        if not self.normaliser > 0:
+            raise ValueError(f"no token is ever masked under {self.law}: there is nothing to learn")
+
+    def times(self, u_B: Tensor) -> Tensor:
+        """F^-1(u)."""
+        return self.law.icdf(u_B)
+
+    def weight(self, t_B: Tensor) -> Tensor:
+        """One."""
+        return torch.ones_like(as_float64(t_B))
+
+    @property
+    def normaliser(self) -> float:
+        """The mean mask rate."""
+        if isinstance(self.schedule, Linear):
+            return self.law.mean
+        return self.law.expectation(lambda t: 1 - self.schedule.alpha(t))
+
+    @property
+    def is_unweighted(self) -> bool:
+        """True."""
+        return True
+
+
+@dataclass(frozen=True)
+class Importance(Objective):
+    """Uniform times, rows weighted by the bell's density: w = f(t), or f(t) / t (App. C.4).
+
+    Without 1/t it has the same expectation as :class:`Bell`, from a noisier batch.
+    """
+
+    law: TimeLaw = field(default_factory=TruncatedGaussian)
+    divide_by_t: bool = False
+    schedule: Schedule = field(default_factory=Linear)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Linear):
+            raise ValueError("objective importance is defined for the linear schedule only")
+        if not self.law.has_density:
+            raise ValueError(
+                f"objective importance weighs by the law's density; {self.law} has none"
+            )
+
+    def times(self, u_B: Tensor) -> Tensor:
+        """Uniform: u itself."""
+        return as_float64(u_B).clone()
+
+    def weight(self, t_B: Tensor) -> Tensor:
+        """f(t), or f(t) / t."""
+        weight = self.law.pdf(t_B)
+        return weight / as_float64(t_B) if self.divide_by_t else weight
+
+    @property
+    def normaliser(self) -> float:
+        """One with 1/t, else the bell's mean mask rate."""
+        return 1.0 if self.divide_by_t else self.law.mean

@@ -1,0 +1,36 @@
+"""Errors a user can mend, and look-ups that help when a name is misspelt.
+
+A :class:`UserError` is printed as one message without a traceback and ends a command with exit
+code 2. It says what was given, what is allowed and what to change.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """Something the user gave cannot work; the message says what to change."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on (a non-finite loss, say); the message explains it. Exit code 1."""
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
+    """The error for a name that is not in a table: nearest names first, then the whole list."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ";"
+    return UserError(f"unknown {kind} {name!r}{hint} ({', '.join(names)})")
+
+
+def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """``table[name]``, or the error of :func:`unknown`."""
+    if name not in table:
+        raise unknown(kind, name, table)
+    return table[name]

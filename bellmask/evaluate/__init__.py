@@ -1,0 +1,1 @@
+"""Models to numbers with error bars."""

@@ -1,0 +1,134 @@
+"""NLL by context count, and the cross-entropies that the low end should come down to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bellmask.data.blocks import Blocks
+from bellmask.diffusion.schedule import Schedule
+from bellmask.evaluate.errors import clustered_error
+from bellmask.evaluate.likelihood import Likelihood, Model, masked_mean
+from bellmask.rng import stream_key
+from bellmask.train.distributed import World
+
+REFERENCE_BLOCKS = 100_000
+"""Training blocks that the unigram and position-wise counts use at most (the first ones)."""
+POSITION_PRIOR = 100.0
+"""Weight of the unigram, in counts, in each position's own distribution."""
+
+
+@dataclass(frozen=True)
+class ContextPoint:
+    """Mean cross-entropy of masked tokens that see ``low`` to ``high`` others."""
+
+    low: int
+    high: int
+    nll: float
+    standard_error: float
+    num_draws: int
+
+
+def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
+    """The draws of an evaluation, grouped by context count: free, and averages to its NLL."""
+    context = (result.length_B[:, None] - result.count_BR).ravel()
+    ce, cluster = (
+        result.ce_BR.ravel(),
+        np.repeat(np.arange(len(result.ce_BR)), result.ce_BR.shape[1]),
+    )
+    longest = int(result.length_B.max())
+    edges = np.unique(np.linspace(0, longest, min(num_bins, longest) + 1).astype(int))
+    points = []
+    for low, stop in itertools.pairwise(edges):
+        inside = (context >= low) & (context < stop)
+        if inside.sum() < 2:
+            continue
+        error = clustered_error(ce[inside], cluster[inside])
+        points.append(
+            ContextPoint(
+                int(low), int(stop) - 1, float(ce[inside].mean()), error, int(inside.sum())
+            )
+        )
+    return points
+
+
+def exact_curve(
+    model: Model,
+    blocks: Blocks,
+    contexts: Sequence[int],
+    *,
+    mask_id: int,
+    seed: int = 1234,
+    batch_size: int = 64,
+    schedule: Schedule | None = None,
+    device: torch.device | None = None,
+) -> list[ContextPoint]:
+    """The loss at exactly these context counts, on every block that is long enough."""
+    world = World(device=device or torch.device("cpu"))
+    length = blocks.row_lengths(slice(None))
+    points = []
+    for context in contexts:
+        index = (length > context).nonzero().squeeze(1)
+        values = [
+            masked_mean(
+                model,
+                blocks,
+                part,
+                length[part] - context,
+                stream_key(seed, "context", context),
+                mask_id,
+                schedule,
+                world,
+                torch.float32,
+            )
+            for part in index.split(batch_size)
+            if len(part)
+        ]
+        ce = torch.cat(values).numpy() if values else np.empty(0)
+        if len(ce) >= 2:
+            points.append(
+                ContextPoint(context, context, float(ce.mean()), clustered_error(ce), len(ce))
+            )
+    return points
+
+
+@dataclass(frozen=True)
+class References:
+    """Cross-entropies from training counts to validation tokens, nats per token."""
+
+    unigram: float
+    """Add-one smoothed training frequencies: what a model without context comes down to."""
+    position_wise: float
+    """A training distribution per position: the optimum at N_c = 0 where rows have structure."""
+
+
+def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
+    """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
+    train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
+    counts = np.zeros((train.block_length, num_tokens), dtype=np.int64)
+    for position, (tokens, is_real) in enumerate(_columns(train)):
+        counts[position] = np.bincount(tokens[is_real], minlength=num_tokens)
+    unigram = counts.sum(0) + 1.0
+    unigram /= unigram.sum()
+    own = counts + POSITION_PRIOR * unigram
+    own /= own.sum(1, keepdims=True)
+    total, by_position, scored = 0.0, 0.0, 0
+    for position, (tokens, is_real) in enumerate(_columns(valid)):
+        real = tokens[is_real]
+        total -= float(np.log(unigram[real]).sum())
+        by_position -= float(np.log(own[position][real]).sum())
+        scored += len(real)
+    return References(total / scored, by_position / scored)
+
+
+def _columns(blocks: Blocks) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    tokens, lengths = np.asarray(blocks.tokens), np.asarray(blocks.lengths)
+    return [
+        (tokens[:, position].astype(np.int64), position < lengths)
+        for position in range(blocks.block_length)
+    ]

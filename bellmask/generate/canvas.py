@@ -1,0 +1,82 @@
+"""Canvases: rows being generated, in which any positions may be given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bellmask.data.tokenizer import Tokenizer
+from bellmask.errors import UserError
+
+_GAP = re.compile(r"\[MASK(?:\*(\d+))?\]")
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Ids of one row, the mask id where a token is to be generated."""
+
+    ids_L: Tensor
+    mask_id: int
+
+    def __len__(self) -> int:
+        return len(self.ids_L)
+
+    @property
+    def is_given_L(self) -> Tensor:
+        """True where the token is kept."""
+        return self.ids_L != self.mask_id
+
+    def repeat(self, count: int) -> Tensor:
+        """The canvas ``count`` times, [count, L]."""
+        return self.ids_L[None].repeat(count, 1)
+
+
+def empty_canvas(tokenizer: Tokenizer, length: int) -> Canvas:
+    """Nothing given."""
+    return Canvas(torch.full((length,), tokenizer.num_tokens), tokenizer.num_tokens)
+
+
+def canvas_from_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> Canvas:
+    """Texts are given; a number is that many tokens to generate: ``["The ", 12, " sat."]``."""
+    ids: list[int] = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            ids += tokenizer.encode(piece).tolist()
+        elif piece >= 1:
+            ids += [tokenizer.num_tokens] * piece
+        else:
+            raise UserError(f"a gap needs at least one token, got {piece}")
+    if not ids:
+        raise UserError("the canvas is empty")
+    return Canvas(torch.tensor(ids), tokenizer.num_tokens)
+
+
+def canvas_from_text(tokenizer: Tokenizer, text: str) -> Canvas:
+    """``"The [MASK*12] sat on the [MASK]."``: [MASK*n] is a gap of n tokens."""
+    pieces: list[str | int] = []
+    end = 0
+    for gap in _GAP.finditer(text):
+        pieces += [text[end : gap.start()], int(gap[1] or 1)]
+        end = gap.end()
+    pieces.append(text[end:])
+    if len(pieces) == 1:
+        raise UserError(
+            "the canvas has no gap; write [MASK*12] where 12 tokens are to be generated"
+        )
+    return canvas_from_pieces(tokenizer, [p for p in pieces if p != ""])
+
+
+def canvas_from_prefix(tokenizer: Tokenizer, prefix: str, length: int) -> Canvas:
+    """A given beginning; the rest of ``length`` tokens is to be generated."""
+    given = tokenizer.encode(prefix)
+    if len(given) >= length:
+        raise UserError(
+            f"the prefix has {len(given)} tokens, the canvas {length}: nothing is left to generate"
+        )
+    ids = np.concatenate([given, np.full(length - len(given), tokenizer.num_tokens)])
+    return Canvas(torch.from_numpy(ids), tokenizer.num_tokens)

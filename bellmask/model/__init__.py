@@ -1,0 +1,1 @@
+"""Tokens to hidden states to log-probabilities."""

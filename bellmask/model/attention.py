@@ -1,0 +1,56 @@
+"""Scaled dot-product attention on rotated queries and keys, and who may look at whom.
+
+B batch, H heads, L length, E head size. SDPA everywhere: no compiled extension is needed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROPE_BASE = 10_000.0
+
+
+def rotary_table(positions: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
+    """Cos and sin of RoPE's angles for any map of positions, [..., L, 1, E/2], float32."""
+    exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32)
+    angle = positions[..., None].float() * ROPE_BASE ** (-exponent / head_size)
+    return angle.cos().unsqueeze(-2), angle.sin().unsqueeze(-2)
+
+
+def rotate(x_BLHE: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the pairs (i, i + E/2) of each head by its position's angles."""
+    cos, sin = (part.to(x_BLHE.dtype) for part in table)
+    left, right = x_BLHE.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def attention_mask(
+    is_real_BL: Tensor | None = None, document_BL: Tensor | None = None
+) -> Tensor | None:
+    """Which keys each query sees, True = visible: [B, 1, 1, L] or [B, 1, L, L]; None sees all.
+
+    ``is_real`` hides padding; ``document`` (an id per token) keeps attention inside documents. A
+    pad still sees the real tokens, so that no softmax is empty; nothing reads its output.
+    """
+    if document_BL is None:
+        return None if is_real_BL is None else is_real_BL[:, None, None, :]
+    same = document_BL[:, None, :, None] == document_BL[:, None, None, :]
+    if is_real_BL is None:
+        return same
+    itself = torch.eye(document_BL.shape[1], dtype=torch.bool, device=same.device)
+    return (same & is_real_BL[:, None, None, :]) | itself
+
+
+def attend(
+    q_BLHE: Tensor, k_BLHE: Tensor, v_BLHE: Tensor, mask: Tensor | None, is_causal: bool
+) -> Tensor:
+    """Attention output, [B, L, H * E]."""
+    q, k, v = (part.transpose(1, 2) for part in (q_BLHE, k_BLHE, v_BLHE))
+    if is_causal and mask is not None:
+        length = q.shape[-2]
+        past = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        mask, is_causal = mask & past, False
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+    return out.transpose(1, 2).flatten(2)

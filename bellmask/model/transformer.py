@@ -1,0 +1,217 @@
+"""The paper's backbone: a DiT over tokens, bidirectional or causal, RoPE on any position map.
+
+With ``modulation="constant"`` AdaLN is reduced to what mdlm's learns without time input: a shift,
+scale and gate vector per branch, folded into the layer norm's weight and bias, so it costs nothing.
+Gates and head start at zero: at first each block is the identity and every prediction uniform.
+
+B batch, L length, D width, V vocabulary, N selected rows (flat indices into B * L).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bellmask.model.attention import attend, rotary_table, rotate
+from bellmask.model.head import compute_dtype, cross_entropy_rows, cross_entropy_sum
+from bellmask.options import ModelOptions
+
+CONDITION_WIDTH = 128
+NUM_SINUSOIDS = 256
+TIME_SCALE = 1000.0
+"""t in [0, 1] is stretched by this before the sinusoids, whose slowest period is 10 000."""
+
+
+class TimeEmbedding(nn.Module):
+    """t → 256 sinusoids → 128 → SiLU → 128 → SiLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(NUM_SINUSOIDS, CONDITION_WIDTH)
+        self.out = nn.Linear(CONDITION_WIDTH, CONDITION_WIDTH)
+
+    def forward(self, t_B: Tensor) -> Tensor:
+        """[B, 128]."""
+        half = NUM_SINUSOIDS // 2
+        rate = torch.exp(-math.log(1e4) / half * torch.arange(half, device=t_B.device))
+        angle = t_B.float()[:, None] * TIME_SCALE * rate
+        waves = torch.cat([angle.cos(), angle.sin()], dim=1)
+        return F.silu(self.out(F.silu(self.into(waves))))
+
+
+class ConstantModulation(nn.Module):
+    """Learned vectors, the same for every input; zero at first."""
+
+    def __init__(self, width: int, num_vectors: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.zeros(num_vectors, width))
+
+    def forward(self, condition: Tensor | None) -> tuple[Tensor, ...]:
+        """Vectors of shape [D]."""
+        return self.vectors.unbind(0)
+
+
+class TimeModulation(nn.Module):
+    """AdaLN: a linear map of the time's embedding; zero at first."""
+
+    def __init__(self, width: int, num_vectors: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(CONDITION_WIDTH, num_vectors * width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.num_vectors = num_vectors
+
+    def forward(self, condition: Tensor | None) -> tuple[Tensor, ...]:
+        """Vectors of shape [B, 1, D]."""
+        assert condition is not None
+        return self.linear(condition)[:, None].chunk(self.num_vectors, dim=-1)
+
+
+def _modulation(kind: str, width: int, num_vectors: int) -> nn.Module:
+    table = {"constant": ConstantModulation, "time": TimeModulation}
+    return table[kind](width, num_vectors)
+
+
+class ModulatedNorm(nn.Module):
+    """Layer norm with weight only, then x * (1 + scale) + shift."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """One fused kernel where shift and scale are vectors."""
+        shape = self.weight.shape
+        if shift.ndim == 1:
+            return F.layer_norm(x, shape, self.weight * (1 + scale), shift)
+        return F.layer_norm(x, shape, self.weight) * (1 + scale) + shift
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normed, modulated, gated and added."""
+
+    def __init__(self, options: ModelOptions, is_causal: bool) -> None:
+        super().__init__()
+        width, hidden = options.width, options.mlp_ratio * options.width
+        self.num_heads, self.is_causal, self.dropout = options.num_heads, is_causal, options.dropout
+        self.modulation = _modulation(options.modulation, width, 6)
+        self.attention_norm = ModulatedNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.mlp_norm = ModulatedNorm(width)
+        self.mlp_in = nn.Linear(width, hidden)
+        self.mlp_out = nn.Linear(hidden, width)
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        condition: Tensor | None,
+    ) -> Tensor:
+        """X + gate * attention(norm(x)), then the same with the MLP."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)
+        branch = self._attention(self.attention_norm(x_BLD, shift_a, scale_a), rotary, mask)
+        x_BLD = self._add(x_BLD, gate_a, branch)
+        hidden = self.mlp_in(self.mlp_norm(x_BLD, shift_m, scale_m))
+        branch = self.mlp_out(F.gelu(hidden, approximate="tanh"))
+        return self._add(x_BLD, gate_m, branch)
+
+    def _attention(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3 * self.num_heads, width // self.num_heads)
+        qk, v = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
+        q, k = rotate(qk, rotary).chunk(2, dim=2)
+        return self.attention_out(attend(q, k, v, mask, self.is_causal))
+
+    def _add(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+        if self.dropout:
+            branch = F.dropout(branch, self.dropout, self.training)
+        return x + gate * branch
+
+
+class Denoiser(nn.Module):
+    """Tokens (V is the mask) → predictions at selected rows.
+
+    Everything that touches parameters happens inside ``forward``, so that the module can be the
+    root of a sharded model.
+    """
+
+    def __init__(self, options: ModelOptions, num_tokens: int, *, is_causal: bool = False) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.head_size = options.width // options.num_heads
+        self.embedding = nn.Embedding(num_tokens + 1, options.width)
+        nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
+        self.time_embedding = TimeEmbedding() if options.modulation == "time" else None
+        self.blocks = nn.ModuleList(Block(options, is_causal) for _ in range(options.num_layers))
+        self.final_modulation = _modulation(options.modulation, options.width, 2)
+        self.final_norm = ModulatedNorm(options.width)
+        self.head = nn.Linear(options.width, num_tokens)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def mask_id(self) -> int:
+        """The last row of the embedding."""
+        return self.num_tokens
+
+    @property
+    def is_time_conditioned(self) -> bool:
+        """True when ``forward`` needs times."""
+        return self.time_embedding is not None
+
+    def forward(
+        self,
+        x_BL: Tensor,
+        rows_N: Tensor,
+        targets_N: Tensor | None = None,
+        *,
+        weight_N: Tensor | None = None,
+        t_B: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        reduce: bool = True,
+    ) -> Tensor:
+        """Logits [N, V] of the rows (no targets); the sum of weight * cross-entropy (targets); or
+        each row's cross-entropy [N], without gradient (targets and ``reduce=False``).
+        """
+        h_ND = self.hidden(x_BL, t_B=t_B, positions=positions, mask=mask).flatten(0, 1)[rows_N]
+        weight, bias = self.head.weight, self.head.bias
+        if targets_N is None:
+            dtype = compute_dtype(h_ND)
+            return F.linear(h_ND.to(dtype), weight.to(dtype), bias.to(dtype))
+        if reduce:
+            return cross_entropy_sum(h_ND, weight, bias, targets_N, weight_N)
+        return cross_entropy_rows(h_ND, weight, bias, targets_N)
+
+    def hidden(
+        self,
+        x_BL: Tensor,
+        *,
+        t_B: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Final hidden states [B, L, D]; ``positions`` [L] or [B, L] defaults to 0 .. L-1."""
+        if positions is None:
+            positions = torch.arange(x_BL.shape[1], device=x_BL.device)
+        rotary = rotary_table(positions, self.head_size)
+        condition = None
+        if self.time_embedding is not None:
+            if t_B is None:
+                raise ValueError("a model with modulation='time' needs the times t")
+            condition = self.time_embedding(t_B)
+        h_BLD = self.embedding(x_BL)
+        for block in self.blocks:
+            h_BLD = block(h_BLD, rotary, mask, condition)
+        shift, scale = self.final_modulation(condition)
+        return self.final_norm(h_BLD, shift, scale)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Numbers that are trained."""
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,208 @@
+"""Every option of a run, one frozen dataclass per part, each described once: here.
+
+These are plain data and import nothing heavy, so ``--help``, errors and presets come at once.
+``config.py`` composes them and checks what spans sections; ``assemble.py`` turns them into parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+LawName = Literal["uniform", "dirac", "gaussian", "laplace"]
+ScheduleName = Literal["linear", "cosine", "polynomial", "middle_flat"]
+ObjectiveName = Literal["nelbo", "bell", "importance"]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Text to tokens to blocks."""
+
+    train: str = "wikitext2"
+    """A named corpus, or the path (or quoted glob) of UTF-8 text files to train on."""
+    valid: str | None = None
+    """Text for validation, given like --data.train. Default: the corpus's own validation split, or
+    the last --data.valid-fraction of the training blocks where there is none."""
+    valid_fraction: float = 0.05
+    """Share of blocks held out at the end of the training text when there is no validation text."""
+    tokenizer: str = "bytes"
+    """bytes, a Hugging Face tokenizer's name, or a folder that holds one."""
+    block_length: int = 128
+    """Tokens per training row."""
+    documents: Literal["file", "line", "paragraph"] = "file"
+    """What one document is in a text file: the whole file, each line, or each run of lines
+    between blank lines. An EOS token ends each document."""
+    packing: Literal["packed", "unpacked"] = "packed"
+    """packed: documents joined, cut every block. unpacked: one document per row, cut or padded;
+    pads are neither masked, scored nor attended."""
+    wrap: bool = False
+    """Put BOS before and EOS after each block (the public LM1B and OpenWebText recipes do)."""
+    cache: str | None = None
+    """Folder for prepared blocks. Default: $BELLMASK_CACHE, else ~/.cache/bellmask."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The DiT backbone."""
+
+    num_layers: int = 12
+    """Transformer blocks."""
+    width: int = 768
+    """Size of a hidden state."""
+    num_heads: int = 12
+    """Attention heads; width / num_heads must be even."""
+    mlp_ratio: int = 4
+    """Hidden size of the MLP, in widths."""
+    dropout: float = 0.1
+    """On the output of each attention and MLP branch."""
+    modulation: Literal["constant", "time"] = "constant"
+    """constant: learned shift, scale and gate vectors. time: AdaLN fed with the time
+    (mdlm's 128-wide conditioning), for models that are told t."""
+
+
+@dataclass(frozen=True)
+class LawOptions:
+    """The distribution of training times."""
+
+    name: Annotated[LawName, tyro.conf.arg(name="law", prefix_name=False)] = "gaussian"
+    """The time law (paper Table 3)."""
+    mu: float | None = None
+    """Location; default 0.5. Not for uniform."""
+    scale: float | None = None
+    """sigma of the gaussian, b of the laplace; default 0.1. Not for uniform and dirac."""
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """alpha(t), the share of tokens still visible."""
+
+    name: Annotated[ScheduleName, tyro.conf.arg(name="schedule", prefix_name=False)] = "linear"
+    """linear: 1 - t. cosine: 1 - sin(pi t/2). polynomial: 1 - t^power. middle_flat: App. C.4."""
+    power: float | None = None
+    """Exponent of the polynomial schedule; default 2."""
+    mu: float | None = None
+    """Location of the middle-flat schedule's gaussian; default 0.5."""
+    scale: float | None = None
+    """sigma of the middle-flat schedule's gaussian; default 0.1."""
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions:
+    """What is minimised."""
+
+    name: Annotated[ObjectiveName, tyro.conf.arg(name="objective", prefix_name=False)] = "bell"
+    """nelbo: Eq. L_MDM. bell: Eq. L_pi, unweighted. importance: uniform times,
+    weighted by the law's density."""
+    divide_by_t: bool = False
+    """importance only: weigh by f(t) / t instead of f(t)."""
+    divide_by_c: bool = True
+    """Divide by c = E[w(t)(1 - alpha)], which puts all objectives on one scale.
+    Off: mdlm's scale."""
+    time_floor: float = 1e-3
+    """nelbo only: times are mapped affinely to [floor, 1], as in mdlm. Evaluation has no floor."""
+
+
+@dataclass(frozen=True)
+class OptimOptions:
+    """Optimiser, learning rate, averaging."""
+
+    name: Annotated[
+        Literal["adamw", "muon"], tyro.conf.arg(name="optimizer", prefix_name=False)
+    ] = "adamw"
+    """muon: Muon for the matrices inside blocks, AdamW for everything else."""
+    lr: float = 3e-4
+    """Peak learning rate. Muon's updates are scaled to AdamW's size, so one value serves both."""
+    warmup_steps: int = 2500
+    """Steps of linear warm-up from zero."""
+    curve: Literal["constant", "cosine"] = "constant"
+    """The learning rate after warm-up."""
+    final_lr: float = 0.0
+    """Where the cosine curve ends, at the last step."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's averaging."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled decay of weight matrices (not of embeddings, norms, biases and modulation)."""
+    momentum: float = 0.95
+    """Muon's momentum."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+    ema: float = 0.9999
+    """Decay of the weights' moving average, min(ema, (1+n)/(10+n)) at update n; 0 turns it off.
+    Evaluation uses the average where there is one."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The loop."""
+
+    steps: int = 1_000_000
+    """Optimiser updates."""
+    batch_size: int = 512
+    """Blocks per update, over all processes."""
+    microbatch_size: int | None = None
+    """Blocks per forward pass on one process; default: all of its share at once."""
+    seed: int = 1
+    """Decides initial weights, data order, times, masks and dropout."""
+    stratified: bool = True
+    """One time from each of batch_size equal strata (App. C.5); off: independent times."""
+    random_length_fraction: float = 0.0
+    """Share of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 where the device multiplies it natively, else float32."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+
+
+@dataclass(frozen=True)
+class ValidationOptions:
+    """The NELBO on held-out blocks, with fixed masks, and samples to look at."""
+
+    every: str = "10000 steps"
+    """When to validate: '500 steps', '20M tokens', '10 minutes' or 'never'. Also after
+    the last step."""
+    blocks: int = 1024
+    """Validation blocks used (the first ones); 0 means all."""
+    draws: int = 1
+    """Masks per block; 2 or more cover all context counts of each block."""
+    batch_size: int = 64
+    """Blocks per forward pass."""
+    seed: int = 1234
+    """Decides the masks; the same for all runs that are compared."""
+    samples_every: str = "never"
+    """When to write samples, given like --validation.every."""
+    num_samples: int = 4
+    """Samples written each time."""
+    sample_steps: int = 64
+    """Sampling steps for them."""
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """What is kept on disk."""
+
+    every: str = "10000 steps"
+    """When to save, given like --validation.every. Also after the last step and when stopped."""
+    keep_last: int = 2
+    """Newest checkpoints to keep."""
+    keep_every: int = 0
+    """Keep each checkpoint whose step is a multiple of this; 0: none for this reason."""
+    keep_steps: tuple[int, ...] = ()
+    """Steps whose checkpoints are saved and kept whatever the other rules say."""
+    keep_best: bool = True
+    """Keep the checkpoint with the lowest validation NLL."""
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """metrics.jsonl is always written; trackers are extra."""
+
+    every: int = 100
+    """Steps per line of training metrics; losses are means over these steps."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Also send metrics there; each needs its own package."""
+    project: str = "bellmask"
+    """Project name for wandb and trackio."""

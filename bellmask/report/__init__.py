@@ -1,0 +1,1 @@
+"""Run folders to curves, tables, pages; reads files, needs no model."""

@@ -1,0 +1,49 @@
+"""Plots, as PNG and SVG, without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    for target in paths:
+        figure.savefig(target, dpi=150, bbox_inches="tight")
+    plt.close(figure)
+    return paths
+
+
+def plot_context_curve(
+    points: Sequence[Mapping[str, Any]],
+    lines: Mapping[str, float],
+    path: Path,
+    *,
+    title: str,
+) -> list[Path]:
+    """NLL against context count with error bars, beside horizontal reference lines."""
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    middle = [(p["low"] + p["high"]) / 2 for p in points]
+    axes.errorbar(
+        middle,
+        [p["nll"] for p in points],
+        yerr=[1.96 * p["standard_error"] for p in points],
+        fmt="o-",
+        markersize=4,
+        capsize=3,
+        label="model (95 % interval)",
+    )
+    for (label, value), style in zip(lines.items(), ("--", ":", "-.")):
+        axes.axhline(value, linestyle=style, color="0.35", linewidth=1.2, label=label)
+    axes.set_xlabel("observed tokens $N_c$ in the block")
+    axes.set_ylabel("cross-entropy of a masked token (nats)")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return _save(figure, path)

@@ -1,0 +1,191 @@
+"""Checkpoints: safetensors shards with a hash manifest, written beside and renamed.
+
+A checkpoint folder holds ``*.safetensors`` (written by ``torch.distributed.checkpoint``, so any
+number of processes can read it), ``state.json`` (everything that is not a tensor) and
+``manifest.json`` (size and SHA-256 of every other file). No pickle anywhere. A folder named
+``step-*`` is always whole: a kill in the middle of a save leaves only a ``.writing-*`` folder,
+which the next start removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from bellmask.errors import UserError
+from bellmask.options import CheckpointOptions
+from bellmask.train.distributed import World
+
+_NAME = re.compile(r"^step-(\d{9})$")
+MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file as a whole, durably."""
+    scratch = path.with_name(f".{path.name}.writing")
+    with scratch.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(scratch, path)
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        os.fsync(stream.fileno())
+    return {"bytes": path.stat().st_size, "sha256": sha256}
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when every file is as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, expected in manifest.items():
+            if not (folder / name).exists():
+                return f"{name} is missing"
+            if _digest(folder / name) != expected:
+                return f"{name} has changed since it was written"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    return None if STATE in manifest else f"{STATE} is not in the manifest"
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name."""
+    match = _NAME.match(folder.name)
+    if match is None:
+        raise ValueError(f"{folder} is not a checkpoint folder")
+    return int(match[1])
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, options: CheckpointOptions, world: World) -> None:
+        self.folder, self.options, self.world = folder, options, world
+
+    def clean(self) -> None:
+        """Remove what an interrupted save or removal left."""
+        if self.world.is_main and self.folder.exists():
+            for leftover in [*self.folder.glob(".writing-*"), *self.folder.glob(".removing-*")]:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def all(self) -> list[Path]:
+        """Checkpoint folders, oldest first."""
+        if not self.folder.exists():
+            return []
+        return sorted(p for p in self.folder.iterdir() if _NAME.match(p.name))
+
+    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+        """Write a checkpoint; it appears whole or not at all. Then remove what need not be kept."""
+        final = self.folder / f"step-{step:09d}"
+        scratch = self.folder / f".writing-{step:09d}"
+        if self.world.is_main:
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(parents=True)
+        self.world.barrier()
+        writer = HuggingFaceStorageWriter(str(scratch), save_distributed=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # says only that there is one process
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=self.world.size == 1)
+        self.world.barrier()
+        if self.world.is_main:
+            write_text(scratch / STATE, json.dumps(state, indent=1) + "\n")
+            files = sorted(p for p in scratch.iterdir() if p.is_file())
+            manifest = {p.name: _digest(p) for p in files}
+            write_text(scratch / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+            _sync_folder(scratch)
+            if final.exists():  # a repeated step, after a resume from an older checkpoint
+                self._remove(final)
+            os.replace(scratch, final)
+            _sync_folder(self.folder)
+            write_text(self.folder / LATEST, final.name + "\n")
+            self._prune()
+        self.world.barrier()
+        return final
+
+    def _remove(self, folder: Path) -> None:
+        trash = folder.with_name(f".removing-{folder.name}")
+        os.replace(folder, trash)
+        shutil.rmtree(trash)
+
+    def _prune(self) -> None:
+        folders = self.all()
+        keep = set(folders[-self.options.keep_last :])
+        keep |= {f for f in folders if step_of(f) in self.options.keep_steps}
+        if self.options.keep_every:
+            keep |= {f for f in folders if step_of(f) % self.options.keep_every == 0}
+        best = self.best() if self.options.keep_best else None
+        keep |= {best} if best else set()
+        for folder in folders:
+            if folder not in keep:
+                self._remove(folder)
+
+    def best(self) -> Path | None:
+        """The checkpoint with the lowest validation NLL, among those validated at their step."""
+        scores = [(nll, f) for f in self.all() if (nll := read_state(f).get("nll")) is not None]
+        return min(scores, key=lambda item: item[0])[1] if scores else None
+
+    def find(self, which: str) -> Path:
+        """``latest``, ``best`` or a step number; UserError when it is not there."""
+        if which == "latest":
+            found: Path | None = (self.all() or [None])[-1]  # type: ignore[list-item]
+        elif which == "best":
+            found = self.best()
+        else:
+            found = next((f for f in self.all() if str(step_of(f)) == which), None)
+        if found is None:
+            steps = ", ".join(str(step_of(f)) for f in self.all()) or "none"
+            raise UserError(
+                f"no checkpoint {which!r} in {self.folder} (latest, best; steps: {steps})"
+            )
+        return found
+
+    def newest_intact(self) -> tuple[Path | None, list[str]]:
+        """The newest undamaged checkpoint, and a sentence for each damaged one passed over."""
+        complaints: list[str] = []
+        for folder in reversed(self.all()):
+            damage = find_damage(folder)
+            if damage is None:
+                return folder, complaints
+            complaints.append(f"{folder} is damaged: {damage}")
+        return None, complaints
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, tensors apart."""
+    try:
+        return json.loads((folder / STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {folder / STATE}: {error}") from None
+
+
+def load_tensors(folder: Path, tensors: dict[str, Tensor], world: World | None = None) -> None:
+    """Fill ``tensors`` in place from a checkpoint, whatever number of processes wrote it."""
+    damage = find_damage(folder)
+    if damage:
+        raise UserError(f"checkpoint {folder} is damaged: {damage}; use another one")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", UserWarning)
+        reader = HuggingFaceStorageReader(str(folder))
+        dcp.load(tensors, storage_reader=reader, no_dist=world is None or world.size == 1)

@@ -1,0 +1,147 @@
+"""Processes, devices, reductions and precision. One process needs no process group.
+
+Data parallel: every rank holds all weights and runs its slice of the global batch; gradients of
+loss *sums* are added up. (The loss is already divided by the whole step's tokens.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from bellmask.errors import UserError
+
+BUCKET_NUMBERS = 8_000_000
+"""Gradients are added up in flat buckets of about this many numbers."""
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all of the run's."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one process that writes files and speaks."""
+        return self.rank == 0
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def agree(self, flag: bool) -> bool:
+        """The main process's flag, on all ranks."""
+        if self.size == 1:
+            return flag
+        shared = torch.tensor([int(flag)], device=self.device)
+        dist.broadcast(shared, src=0)
+        return bool(shared.item())
+
+    def any(self, flag: bool) -> bool:
+        """True on all ranks when any rank's flag is."""
+        if self.size == 1:
+            return flag
+        return bool(self.add_up(torch.tensor([int(flag)], device=self.device)).item())
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+    def add_up_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Replace each gradient by its sum over ranks."""
+        if self.size == 1:
+            return
+        bucket: list[Tensor] = []
+        filled = 0
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            bucket.append(parameter.grad)
+            filled += parameter.numel()
+            if filled >= BUCKET_NUMBERS:
+                self._add_up_bucket(bucket)
+                bucket, filled = [], 0
+        self._add_up_bucket(bucket)
+
+    def _add_up_bucket(self, gradients: list[Tensor]) -> None:
+        if not gradients:
+            return
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat)
+        torch._foreach_copy_(
+            gradients,
+            [p.view_as(g) for p, g in zip(flat.split([g.numel() for g in gradients]), gradients)],
+        )
+
+
+def pick_device(option: str, local_rank: int = 0) -> torch.device:
+    """``auto`` is this rank's GPU where there is one."""
+    if option == "auto":
+        option = "cuda" if torch.cuda.is_available() else "cpu"
+    if option.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"train.device={option} but torch sees no GPU here; use --train.device cpu")
+    if option == "cuda":
+        option = f"cuda:{local_rank % torch.cuda.device_count()}"
+    return torch.device(option)
+
+
+@contextlib.contextmanager
+def open_world(device_option: str) -> Iterator[World]:
+    """The processes that torchrun started, or this one alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = pick_device(device_option, int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size == 1:
+        yield World(device=device)
+        return
+    store, rank, size = next(rendezvous("env://"))
+    # a prefix by restart, so that a restarted group never meets the dead one's addresses
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"attempt-{attempt}", store),
+        rank=rank,
+        world_size=size,
+    )
+    try:
+        yield World(rank, size, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """True where a bfloat16 matrix product is not emulated."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
+def pick_precision(option: str, device: torch.device) -> torch.dtype:
+    """The type of matrix products; weights and sums stay float32."""
+    if option == "auto":
+        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[option]
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """Matrix products in ``dtype``; a no-op for float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)

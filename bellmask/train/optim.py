@@ -1,0 +1,179 @@
+"""Optimisers and their parameter groups, learning-rate curves, moving average of weights."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bellmask.options import OptimOptions
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def learning_rate(options: OptimOptions, step: int, num_steps: int) -> float:
+    """The rate of update number ``step`` (from 0): linear warm-up from zero, then the curve."""
+    if step < options.warmup_steps:
+        return options.lr * (step + 1) / options.warmup_steps
+    if options.curve == "constant":
+        return options.lr
+    share = (step - options.warmup_steps) / max(1, num_steps - 1 - options.warmup_steps)
+    cosine = (1 + math.cos(math.pi * min(1.0, share))) / 2
+    return options.final_lr + (options.lr - options.final_lr) * cosine
+
+
+def orthogonalize(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest orthogonal matrix, roughly: five quintic Newton-Schulz iterations."""
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if is_tall else matrix).to(dtype)
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if is_tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised, scaled to the size of AdamW's updates, for weight matrices.
+
+    Same updates as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``, but the iteration runs in
+    float32 on CPUs, where bfloat16 products can take hundreds of times longer.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every matrix that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        gradient, average = parameter.grad, state["momentum_buffer"]
+        assert gradient is not None
+        average.lerp_(gradient, 1 - group["momentum"])
+        lookahead = gradient.lerp(average, group["momentum"])  # Nesterov
+        dtype = torch.float32 if parameter.device.type == "cpu" else torch.bfloat16
+        update = orthogonalize(lookahead, dtype).to(parameter.dtype)
+        rate = group["lr"] * 0.2 * math.sqrt(max(parameter.shape))
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """True for the weight matrices inside blocks, which Muon takes; not for modulation."""
+    return parameter.ndim == 2 and name.startswith("blocks.") and "modulation" not in name
+
+
+def is_decayed(name: str, parameter: Tensor) -> bool:
+    """True for matrices that multiply; not for embeddings, norms, biases and modulation."""
+    return parameter.ndim == 2 and "embedding.weight" not in name and "modulation" not in name
+
+
+class Optimizer:
+    """AdamW, or Muon and AdamW, behind one step; its state is addressed by parameter name."""
+
+    def __init__(self, model: nn.Module, options: OptimOptions) -> None:
+        named = dict(model.named_parameters())
+        for_muon = {
+            name: p
+            for name, p in named.items()
+            if options.name == "muon" and is_hidden_matrix(name, p)
+        }
+        for_adamw = {name: p for name, p in named.items() if name not in for_muon}
+        decayed = [p for name, p in for_adamw.items() if is_decayed(name, p)]
+        others = [p for name, p in for_adamw.items() if not is_decayed(name, p)]
+        groups = [
+            {"params": decayed, "weight_decay": options.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self.named = named
+        self.parts: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                [g for g in groups if g["params"]],
+                lr=options.lr,
+                betas=options.betas,
+                eps=options.eps,
+                fused=True,
+            )
+        ]
+        if for_muon:
+            self.parts.append(
+                Muon(for_muon.values(), options.lr, options.momentum, options.weight_decay)
+            )
+
+    def step(self, lr: float) -> None:
+        """One update at a learning rate."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All state as ``{"<parameter>.<quantity>": tensor}``; created with zeros if need be."""
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            for parameter in (p for group in part.param_groups for p in group["params"]):
+                self._create_state(part, parameter)
+                name = next(n for n, p in self.named.items() if p is parameter)
+                found |= {f"{name}.{key}": value for key, value in part.state[parameter].items()}
+        return found
+
+    @staticmethod
+    def _create_state(part: torch.optim.Optimizer, parameter: Tensor) -> None:
+        state = part.state[parameter]
+        if state:
+            return
+        if isinstance(part, Muon):
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+            return
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+
+class Ema:
+    """Moving average of weights with warm-up: decay min(d, (1 + n) / (10 + n)) at update n."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.named = dict(model.named_parameters())
+        self.shadow = {name: p.detach().clone() for name, p in self.named.items()}
+
+    @torch.no_grad()
+    def update(self, num_updates: int) -> None:
+        """Move towards the current weights after update number ``num_updates`` (from 1)."""
+        decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
+        torch._foreach_lerp_(list(self.shadow.values()), list(self.named.values()), 1 - decay)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within: the model has the averaged weights."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, parameter in self.named.items():
+            parameter.data, self.shadow[name] = self.shadow[name], parameter.data

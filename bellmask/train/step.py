@@ -1,0 +1,206 @@
+"""One optimisation step, in the order of the paper: when, corrupt, predict, weigh, update.
+
+B batch, L block length, N masked rows. Noise is keyed by (seed, step) and a sample's place in the
+global batch, so 1 process, 2 processes and accumulation see the same times and masks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bellmask.data.batches import BatchPlan, rank_share
+from bellmask.data.blocks import Blocks
+from bellmask.diffusion.corruption import mask_tokens
+from bellmask.diffusion.objectives import Objective
+from bellmask.diffusion.times import strata
+from bellmask.errors import TrainingError
+from bellmask.model.attention import attention_mask
+from bellmask.options import TrainOptions
+from bellmask.rng import shuffle, stream_key, torch_seed, uniform, uniform_rows
+from bellmask.train.distributed import World, autocast
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One forward pass's share of a step, on the CPU."""
+
+    first: int
+    """Index of its first sample in the global batch."""
+    x0_BL: Tensor
+    u_BL: Tensor
+    t_B: Tensor
+    is_real_BL: Tensor | None
+    """False at padding; None when no row of the corpus is padded."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A whole optimiser step on this rank, and what all ranks know of it."""
+
+    microbatches: list[Microbatch]
+    num_maskable: int
+    """M: maskable tokens of the whole step, over all ranks and microbatches."""
+
+
+class StepPlanner:
+    """step → its data and noise. Holds no state."""
+
+    def __init__(
+        self, blocks: Blocks, objective: Objective, options: TrainOptions, world: World
+    ) -> None:
+        self.blocks, self.objective, self.options = blocks, objective, options
+        self.plan = BatchPlan(len(blocks), options.batch_size, options.seed)
+        self.share = rank_share(options.batch_size, world.rank, world.size)
+        self.is_padded = blocks.is_padded
+
+    def times(self, step: int) -> Tensor:
+        """Times of the whole global batch, float64 [batch_size] (App. C.5)."""
+        seed, count = self.options.seed, self.options.batch_size
+        levels = uniform(stream_key(seed, "times", step), torch.arange(count))
+        if self.options.stratified:
+            levels = strata(shuffle(stream_key(seed, "strata", step), count), levels)
+        return self.objective.times(levels)
+
+    def length(self, step: int) -> int:
+        """Block length at a step: shorter now and then, if the options say so."""
+        full = self.blocks.block_length
+        which, how_long = uniform(
+            stream_key(self.options.seed, "length", step), torch.arange(2)
+        ).tolist()
+        return 1 + int(how_long * full) if which < self.options.random_length_fraction else full
+
+    def __call__(self, step: int) -> StepPlan:
+        """Everything random about a step."""
+        length = self.length(step)
+        rows = self.plan.rows(step)
+        t = self.times(step)
+        real = self.blocks.row_lengths(rows).clamp(max=length)
+        size = self.options.microbatch_size or len(self.share)
+        return StepPlan(
+            [
+                self._microbatch(step, range(first, first + size), rows, t, real, length)
+                for first in range(self.share.start, self.share.stop, size)
+            ],
+            int(real.sum()),
+        )
+
+    def _microbatch(
+        self, step: int, samples: range, rows: Tensor, t: Tensor, real: Tensor, length: int
+    ) -> Microbatch:
+        part = slice(samples.start, samples.stop)
+        key = stream_key(self.options.seed, "masks", step)
+        u_BL = uniform_rows(key, torch.tensor(samples), self.blocks.block_length)[:, :length]
+        is_real = torch.arange(length) < real[part, None] if self.is_padded else None
+        x0_BL = self.blocks.rows(rows[part])[:, :length]
+        return Microbatch(samples.start, x0_BL, u_BL, t[part], is_real)
+
+
+def microbatch_loss(
+    model: nn.Module, batch: Microbatch, objective: Objective, mask_id: int, device: torch.device
+) -> tuple[Tensor, int, float]:
+    """(sum of w(t) * cross-entropy over masked rows, number of masked rows, largest weight)."""
+    alpha_B = objective.schedule.alpha(batch.t_B)
+    xt_BL, is_masked_BL = mask_tokens(
+        batch.x0_BL, alpha_B, mask_id=mask_id, u_BL=batch.u_BL, is_maskable_BL=batch.is_real_BL
+    )
+    rows_N = is_masked_BL.flatten().nonzero().squeeze(1)
+    targets_N = batch.x0_BL.flatten()[rows_N]
+    weight_N, largest = None, 1.0
+    if not objective.is_unweighted:
+        weight_B = objective.weight(batch.t_B)
+        weight_N = weight_B[rows_N // batch.x0_BL.shape[1]].float().to(device)
+        largest = float(weight_N.max()) if len(rows_N) else 0.0
+    mask = attention_mask(batch.is_real_BL)
+    loss_sum = model(
+        xt_BL.to(device),
+        rows_N.to(device),
+        targets_N.to(device),
+        weight_N=weight_N,
+        t_B=batch.t_B.float().to(device),
+        mask=None if mask is None else mask.to(device),
+    )
+    return loss_sum, len(rows_N), largest
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step measured."""
+
+    loss: float
+    """The objective, normalised: sum of w ce / (M c)."""
+    gradient_norm: float
+    is_clipped: bool
+    num_masked: int
+    num_maskable: int
+    largest_weight: float
+
+
+class TrainStep:
+    """Forward, backward and gradient of one optimiser step (the update itself is the trainer's)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        planner: StepPlanner,
+        world: World,
+        *,
+        mask_id: int,
+        divide_by_c: bool,
+        clip: float,
+        precision: torch.dtype,
+    ) -> None:
+        self.model, self.planner, self.world = model, planner, world
+        self.mask_id, self.clip, self.precision = mask_id, clip, precision
+        self.c = planner.objective.normaliser if divide_by_c else 1.0
+
+    def __call__(self, step: int) -> StepResult:
+        """Leave the step's clipped gradient in the parameters; measure the loss."""
+        plan = self.planner(step)
+        scale = 1 / max(1, plan.num_maskable) / self.c
+        sums = torch.zeros(2, dtype=torch.float64)
+        largest = 0.0
+        for batch in plan.microbatches:
+            loss_sum, num_masked, weight = self._forward(step, batch)
+            (loss_sum * scale).backward()
+            sums += torch.tensor([float(loss_sum.detach()), num_masked], dtype=torch.float64)
+            largest = max(largest, weight)
+        sums = self.world.add_up(sums.to(self.world.device)).cpu()
+        loss = float(sums[0]) * scale
+        parameters = list(self.model.parameters())
+        self.world.add_up_gradients(parameters)
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        self._check_finite(step, loss, float(norm))
+        is_clipped = 0 < self.clip < float(norm)
+        if is_clipped:
+            nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        return StepResult(loss, float(norm), is_clipped, int(sums[1]), plan.num_maskable, largest)
+
+    def _forward(self, step: int, batch: Microbatch) -> tuple[Tensor, int, float]:
+        seed = self.planner.options.seed
+        torch.manual_seed(torch_seed(stream_key(seed, "dropout", step, batch.first)))
+        with autocast(self.world.device, self.precision):
+            return microbatch_loss(
+                self.model, batch, self.planner.objective, self.mask_id, self.world.device
+            )
+
+    def _check_finite(self, step: int, loss: float, norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        raise TrainingError(
+            f"step {step + 1}: the loss is {loss} and the gradient norm {norm}. The weights were "
+            f"not updated{self._first_bad()}. Common causes: a learning rate that is too high (try a "
+            "third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. The last "
+            "checkpoint is intact: change options and start anew, or resume from it."
+        )
+
+    def _first_bad(self) -> str:
+        for what, read in (("weight", lambda p: p), ("gradient", lambda p: p.grad)):
+            for name, parameter in self.model.named_parameters():
+                value = read(parameter)
+                if value is not None and not bool(torch.isfinite(value).all()):
+                    return f"; the first {what} that is not finite: {name}"
+        return ""
