@@ -6,7 +6,6 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,82 +13,25 @@ from typing import Any
 import torch
 
 from bellmask import __version__
+from bellmask.build import build_law, build_model, build_objective
 from bellmask.config import RunConfig
 from bellmask.data.blocks import Blocks, load_blocks
 from bellmask.data.tokenizer import Tokenizer, load_tokenizer
-from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
-from bellmask.diffusion.times import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.objectives import Objective
 from bellmask.errors import UserError, look_up
 from bellmask.evaluate.likelihood import Likelihood, evaluate
 from bellmask.generate.canvas import empty_canvas
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.intervals import Interval
-from bellmask.model.transformer import Denoiser, count_parameters
-from bellmask.options import LawOptions, ScheduleOptions
+from bellmask.model.transformer import count_parameters
 from bellmask.resume import check_resumable
-from bellmask.rng import stream_key, torch_seed
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state, write_text
 from bellmask.train.distributed import World, open_world, pick_precision
 from bellmask.train.metrics import Display, MetricsFile, open_trackers
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.step import StepPlanner, TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
-
-DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
-
-
-def build_law(options: LawOptions) -> TimeLaw:
-    """The time law that the options name."""
-    mu = DEFAULT_MU if options.mu is None else options.mu
-    scale = DEFAULT_SCALE if options.scale is None else options.scale
-    table: dict[str, Callable[[], TimeLaw]] = {
-        "uniform": Uniform,
-        "dirac": lambda: Dirac(mu),
-        "gaussian": lambda: TruncatedGaussian(mu, scale),
-        "laplace": lambda: TruncatedLaplace(mu, scale),
-    }
-    return look_up("time law", options.name, table)()
-
-
-def build_schedule(options: ScheduleOptions) -> Schedule:
-    """The schedule that the options name."""
-    mu = DEFAULT_MU if options.mu is None else options.mu
-    scale = DEFAULT_SCALE if options.scale is None else options.scale
-    power = DEFAULT_POWER if options.power is None else options.power
-    table: dict[str, Callable[[], Schedule]] = {
-        "linear": Linear,
-        "cosine": Cosine,
-        "polynomial": lambda: Polynomial(power),
-        "middle_flat": lambda: MiddleFlat(TruncatedGaussian(mu, scale)),
-    }
-    return look_up("schedule", options.name, table)()
-
-
-def build_objective(config: RunConfig) -> Objective:
-    """The objective that the options name, with its law and schedule."""
-    law, schedule, options = (
-        build_law(config.law),
-        build_schedule(config.schedule),
-        config.objective,
-    )
-    table: dict[str, Callable[[], Objective]] = {
-        "nelbo": lambda: Nelbo(law, schedule, options.time_floor),
-        "bell": lambda: Bell(law, schedule),
-        "importance": lambda: Importance(law, options.divide_by_t, schedule),
-    }
-    try:
-        return look_up("objective", options.name, table)()
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def build_model(config: RunConfig, num_tokens: int) -> Denoiser:
-    """The backbone with initial weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(stream_key(config.train.seed, "weights")))
-        return Denoiser(config.model, num_tokens)
 
 
 @dataclass(frozen=True)
@@ -194,6 +136,8 @@ class _Training:
 
     def fit(self, checkpoint: Path | None) -> TrainResult:
         """Start or resume, train, and say how it ended."""
+        if checkpoint is not None:
+            self._check_same_data()
         self._open_folder(checkpoint)
         if checkpoint is not None:
             load_tensors(checkpoint, self.state.tensors(), self.world)
@@ -263,6 +207,20 @@ class _Training:
             )
         self.world.barrier()
 
+    def _check_same_data(self) -> None:
+        """Refuse to go on with other text or another tokenizer than the run began with."""
+        before, now = json.loads((self.folder / "run.json").read_text()), self._description()
+        for key, what in (
+            ("tokenizer_fingerprint", "the tokenizer"),
+            ("train_fingerprint", "the training text"),
+            ("valid_fingerprint", "the validation text"),
+        ):
+            if before[key] != now[key]:
+                raise UserError(
+                    f"{what} has changed since {self.folder} was started; "
+                    "restore it, or start another run with another --out"
+                )
+
     def _description(self) -> dict[str, Any]:
         return {
             "bellmask": __version__,
@@ -305,7 +263,6 @@ class _Training:
                 seed=options.seed,
                 batch_size=options.batch_size,
                 schedule=self.schedule,
-                byte_lengths=self.tokenizer.byte_lengths(),
                 world=self.world,
                 precision=self.precision,
             )

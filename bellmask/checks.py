@@ -24,8 +24,8 @@ def find_problems(config: RunConfig) -> list[str]:
 def _numbers(config: RunConfig) -> Iterator[str]:
     at_least_one = (
         "data.block_length model.num_layers model.width model.num_heads model.mlp_ratio "
-        "train.steps train.batch_size validation.draws validation.batch_size log.every checkpoint.keep_last "
-        "validation.num_samples validation.sample_steps"
+        "train.steps train.batch_size validation.draws validation.batch_size log.every "
+        "checkpoint.keep_last validation.num_samples validation.sample_steps"
     )
     not_negative = (
         "optim.lr optim.warmup_steps optim.final_lr optim.eps optim.weight_decay optim.clip "

@@ -1,8 +1,8 @@
 """The tree of a run's options, where its values come from, and the checks that span sections.
 
 Precedence, lowest first: the preset, then the file given with ``--config`` (JSON or TOML, any
-subset of options), then the command line. Each layer goes through the same typed parser, so a misspelt
-option in a file is refused exactly as one on the command line. The resolved options are written to
+subset of options), then the command line. Each layer goes through the same typed parser, so a
+misspelt option in a file is refused as one on the command line is. The resolved options go to
 ``config.json`` in the run folder, and that file can be given in place of a preset.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import itertools
 import json
 import re
 import tomllib
@@ -66,6 +65,13 @@ class RunConfig:
         if problems:
             raise UserError("\n".join(problems))
         return self
+
+    def with_options(self, options: Mapping[str, Any]) -> RunConfig:
+        """A config with some options changed: ``{"optim.lr": 1e-3, "law.name": "laplace"}``.
+
+        Values pass the same checks as on the command line.
+        """
+        return override(self, to_args(options)).check()
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""
@@ -144,18 +150,23 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
 def _check_names(args: Sequence[str], default: RunConfig) -> None:
     """Refuse an unknown name for a choice with the nearest ones (the parser only lists all)."""
     allowed = {option_name(path): (path, c) for path, _, c in _choices(default)}
-    for option, value in itertools.pairwise(args):
-        if option in allowed and not value.startswith("--"):
-            path, choices = allowed[option]
-            if value not in choices:
-                raise unknown(_KINDS.get(path, option), value, choices)
+    current = ""
+    for arg in args:
+        if arg.startswith("--"):
+            current = arg
+        elif current in allowed and arg not in allowed[current][1]:
+            path, choices = allowed[current]
+            raise unknown(_KINDS.get(path, current), arg, choices)
 
 
 _KINDS = {"law.name": "time law", "schedule.name": "schedule", "objective.name": "objective"}
 
 
-def _strip_colour(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+def _plain(text: str) -> str:
+    """The parser's message without colours and frames."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = [line.strip("│╭╮╰╯─ ") for line in text.splitlines()]
+    return "\n".join(line for line in lines if line)
 
 
 def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:
@@ -169,7 +180,7 @@ def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) 
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UserError(_strip_colour(stream.getvalue()).strip()) from None
+        raise UserError(_plain(stream.getvalue())) from None
 
 
 def _forget_replaced_law(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bellmask.assemble import build_model, build_schedule
+from bellmask.build import build_model, build_schedule
 from bellmask.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks, load_blocks
 from bellmask.data.packing import Row
@@ -79,7 +79,6 @@ class Run:
             seed=seed,
             batch_size=batch_size,
             schedule=self.schedule,
-            byte_lengths=self.tokenizer.byte_lengths(),
             world=World(device=self.device),
             on_batch=on_batch,
         )
@@ -87,7 +86,7 @@ class Run:
     def nll(self, texts: Sequence[str], *, draws: int = 32, seed: int = 1234) -> list[TextNll]:
         """The NELBO of each text; one longer than a block is cut into blocks, scored apart."""
         rows = [row for number, text in enumerate(texts) for row in self._rows(number, text)]
-        blocks = Blocks.from_rows(rows)
+        blocks = Blocks.from_rows(rows, num_bytes=sum(len(text.encode()) for text in texts))
         result = self.evaluate(blocks, draws=draws, seed=seed)
         total = result.length_B * result.block_nll
         order = np.arange(draws, dtype=np.float64)

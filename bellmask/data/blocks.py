@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bellmask.data.corpora import Source, has_own_split, open_source
 from bellmask.data.packing import PACKER_VERSION, Row, pack, pad
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizer import Ids, Tokenizer
 from bellmask.data.wheels import cache_folder
 from bellmask.errors import UserError
 from bellmask.options import DataOptions
@@ -37,6 +37,8 @@ class Blocks:
     lengths: NDArray[np.int64]
     documents: NDArray[np.int64]
     fingerprint: str
+    num_bytes: float = 0.0
+    """UTF-8 bytes of the text that the tokens stand for; 0 where it is not known."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -62,7 +64,7 @@ class Blocks:
         return torch.from_numpy(np.asarray(self.lengths[picked], dtype=np.int64))
 
     def slice(self, start: int, stop: int) -> Blocks:
-        """A run of rows; its fingerprint says which."""
+        """A run of rows; its fingerprint says which. Bytes are shared out by tokens."""
         mark = hashlib.sha256(f"{self.fingerprint}[{start}:{stop}]".encode()).hexdigest()
         part = slice(start, stop)
         return replace(
@@ -71,10 +73,13 @@ class Blocks:
             lengths=self.lengths[part],
             documents=self.documents[part],
             fingerprint=mark,
+            num_bytes=self.num_bytes * self.lengths[part].sum() / max(1, self.lengths.sum()),
         )
 
     @staticmethod
-    def from_rows(rows: Iterable[Row], fingerprint: str = "in-memory") -> Blocks:
+    def from_rows(
+        rows: Iterable[Row], fingerprint: str = "in-memory", num_bytes: float = 0.0
+    ) -> Blocks:
         """Blocks held in memory."""
         kept = list(rows)
         return Blocks(
@@ -82,6 +87,7 @@ class Blocks:
             np.array([row.length for row in kept], dtype=np.int64),
             np.array([row.document for row in kept], dtype=np.int64),
             fingerprint,
+            num_bytes,
         )
 
 
@@ -113,7 +119,7 @@ def prepare(options: DataOptions, tokenizer: Tokenizer, split: str) -> Blocks:
     key = _fingerprint(options, tokenizer, source)
     folder = cache / "blocks" / key[:24]
     if not (folder / "card.json").exists():
-        _write(folder, _rows(options, tokenizer, source), options, tokenizer, source, key)
+        _write(folder, options, tokenizer, source, key)
     return _open(folder, key)
 
 
@@ -130,8 +136,22 @@ def _fingerprint(options: DataOptions, tokenizer: Tokenizer, source: Source) -> 
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _rows(options: DataOptions, tokenizer: Tokenizer, source: Source) -> Iterable[Row]:
-    encoded = (tokenizer.encode(text) for text in source.documents())
+class _Encoder:
+    """Documents as ids, one after another, counting text and tokens on the way."""
+
+    def __init__(self, source: Source, tokenizer: Tokenizer) -> None:
+        self.source, self.tokenizer = source, tokenizer
+        self.num_bytes = self.num_tokens = 0
+
+    def __iter__(self) -> Iterator[Ids]:
+        for text in self.source.documents():
+            ids = self.tokenizer.encode(text)
+            self.num_bytes += len(text.encode("utf-8"))
+            self.num_tokens += len(ids) + 1  # its EOS
+            yield ids
+
+
+def _rows(options: DataOptions, tokenizer: Tokenizer, encoded: Iterable[Ids]) -> Iterable[Row]:
     length, eos = options.block_length, tokenizer.eos_id
     if options.packing == "unpacked":
         return pad(encoded, length, eos_id=eos, pad_id=tokenizer.pad_id)
@@ -140,7 +160,6 @@ def _rows(options: DataOptions, tokenizer: Tokenizer, source: Source) -> Iterabl
 
 def _write(
     folder: Path,
-    rows: Iterable[Row],
     options: DataOptions,
     tokenizer: Tokenizer,
     source: Source,
@@ -150,10 +169,11 @@ def _write(
     dtype = np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".writing-"))
     try:
+        encoder = _Encoder(source, tokenizer)
         lengths: list[int] = []
         documents: list[int] = []
         with (scratch / "tokens.bin").open("wb") as stream:
-            for row in rows:
+            for row in _rows(options, tokenizer, encoder):
                 stream.write(row.ids.astype(dtype).tobytes())
                 lengths.append(row.length)
                 documents.append(row.document)
@@ -170,6 +190,7 @@ def _write(
             "content_hash": source.content_hash,
             "num_blocks": len(lengths),
             "num_tokens": sum(lengths),
+            "num_bytes": encoder.num_bytes * sum(lengths) / encoder.num_tokens,
             "num_documents": documents[-1] + 1,
             "block_length": options.block_length,
             "dtype": np.dtype(dtype).name,
@@ -197,4 +218,4 @@ def _open(folder: Path, key: str) -> Blocks:
     whole = card["fingerprint"] == key and tokens.size == shape[0] * shape[1]
     if not whole or len(lengths) != shape[0] or len(documents) != shape[0]:
         raise damaged
-    return Blocks(tokens.reshape(shape), lengths, documents, key)
+    return Blocks(tokens.reshape(shape), lengths, documents, key, card["num_bytes"])

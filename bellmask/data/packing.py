@@ -14,7 +14,7 @@ import numpy as np
 
 from bellmask.data.tokenizer import Ids
 
-PACKER_VERSION = 1
+PACKER_VERSION = 2
 """Part of every cache key; raise it when rows would come out differently."""
 
 

@@ -39,10 +39,6 @@ class Tokenizer(Protocol):
         """Text of ids; specials are left out, a mask is shown as ␣."""
         ...
 
-    def byte_lengths(self) -> NDArray[np.int64]:
-        """Bytes of text each of the V tokens stands for; 0 for special tokens."""
-        ...
-
 
 MASK_SIGN = "␣"
 
@@ -70,10 +66,6 @@ class ByteTokenizer:
                 pieces.append(bytes([token]))
         return b"".join(pieces).decode("utf-8", errors="replace")
 
-    def byte_lengths(self) -> NDArray[np.int64]:
-        """One for bytes, zero for specials."""
-        return (np.arange(self.num_tokens) < 256).astype(np.int64)
-
 
 class HuggingFaceTokenizer:
     """Any Hugging Face tokenizer, from a folder or by name; needs the extra ``hf``."""
@@ -93,42 +85,33 @@ class HuggingFaceTokenizer:
                 f"cannot load tokenizer {source!r} ({reason}); give 'bytes' or a folder that holds "
                 "tokenizer.json with --data.tokenizer"
             ) from None
-        size = len(self._inner)
-        mask = self._inner.mask_token_id
-        self._swap = (mask, size - 1) if mask is not None else None
-        self.num_tokens = size - 1 if mask is not None else size
-        eos = self._first(self._inner.eos_token_id, self._inner.sep_token_id)
-        if eos is None:
-            raise UserError(f"tokenizer {source!r} has neither an EOS nor a SEP token")
-        bos = self._first(self._inner.bos_token_id, self._inner.cls_token_id, eos)
-        pad = self._inner.pad_token_id
-        if pad is None or pad in (eos, mask):
-            pad, self.num_tokens = self.num_tokens, self.num_tokens + 1
-        self.eos_id, self.bos_id, self.pad_id = self._ours(eos), self._ours(bos), self._ours(pad)
+        self._number_ids(source)
         self.fingerprint = self._hash()
 
-    @staticmethod
-    def _first(*candidates: int | None) -> int | None:
-        return next((c for c in candidates if c is not None), None)
-
-    def _ours(self, theirs: int | None) -> int:
-        assert theirs is not None
-        if self._swap and theirs in self._swap:
-            return self._swap[0] + self._swap[1] - theirs
-        return theirs
-
-    def _exchange(self, ids: Ids) -> Ids:
-        """Swap the mask with the last id; its own inverse."""
-        if not self._swap:
-            return ids
-        a, b = self._swap
-        return np.where(ids == a, b, np.where(ids == b, a, ids))
+    def _number_ids(self, source: str) -> None:
+        """Ours are theirs, but for the mask, which goes last, and a pad, which may be new."""
+        inner, size = self._inner, len(self._inner)
+        mask = inner.mask_token_id
+        eos = inner.eos_token_id if inner.eos_token_id is not None else inner.sep_token_id
+        if eos is None:
+            raise UserError(f"tokenizer {source!r} has neither an EOS nor a SEP token")
+        bos = inner.bos_token_id if inner.bos_token_id is not None else inner.cls_token_id
+        pad = inner.pad_token_id if inner.pad_token_id not in (eos, mask) else None
+        self.num_tokens = size - (mask is not None) + (pad is None)
+        self._ours = np.arange(size)
+        if mask is not None:
+            self._ours[size - 1] = mask
+            self._ours[mask] = self.num_tokens
+        self._theirs = np.full(self.num_tokens + 1, -1)
+        self._theirs[self._ours] = np.arange(size)
+        self.eos_id = int(self._ours[eos])
+        self.bos_id = int(self._ours[bos]) if bos is not None else self.eos_id
+        self.pad_id = int(self._ours[pad]) if pad is not None else self.num_tokens - 1
 
     def _hash(self) -> str:
         state = {
             "vocabulary": sorted(self._inner.get_vocab().items()),
-            "swap": self._swap,
-            "specials": (self.bos_id, self.eos_id, self.pad_id),
+            "specials": (self.bos_id, self.eos_id, self.pad_id, self.num_tokens),
         }
         backend = getattr(self._inner, "backend_tokenizer", None)
         text = json.dumps(state) + (backend.to_str() if backend is not None else "")
@@ -137,7 +120,7 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
         ids = self._inner.encode(text, add_special_tokens=False, verbose=False)
-        return self._exchange(np.asarray(ids, dtype=np.int64))
+        return self._ours[np.asarray(ids, dtype=np.int64)]
 
     def decode(self, ids: Ids) -> str:
         """Runs of tokens as text; masks shown, other specials left out."""
@@ -149,22 +132,10 @@ class HuggingFaceTokenizer:
                 if token not in special:
                     run.append(token)
                 continue
-            theirs = self._exchange(np.asarray(run, dtype=np.int64)).tolist()
+            theirs = self._theirs[np.asarray(run, dtype=np.int64)].tolist()
             pieces.append(str(self._inner.decode(theirs)) if run else "")
             run = []
         return MASK_SIGN.join(pieces)
-
-    def byte_lengths(self) -> NDArray[np.int64]:
-        """Bytes of each token's own text (a WordPiece continuation without its ##)."""
-        special = {self.bos_id, self.eos_id, self.pad_id}
-        lengths = np.zeros(self.num_tokens, dtype=np.int64)
-        for token in range(min(self.num_tokens, len(self._inner))):
-            if token not in special:
-                theirs = self._exchange(np.asarray([token]))
-                pieces = [str(self._inner.convert_ids_to_tokens(int(theirs[0])))]
-                text = self._inner.convert_tokens_to_string(pieces)
-                lengths[token] = len(text.encode("utf-8"))
-        return lengths
 
 
 VOCABULARIES = {"bytes": 259, "bert-base-uncased": 30521, "gpt2": 50258}

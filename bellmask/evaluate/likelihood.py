@@ -48,7 +48,7 @@ class Likelihood:
     ce_BR: Floats
     """Mean cross-entropy of the masked rows, nats."""
     document_B: NDArray[np.int64]
-    num_bytes: int
+    num_bytes: float
     """Bytes of text that the tokens stand for."""
 
     @property
@@ -131,7 +131,7 @@ class Likelihood:
         """Read what ``save`` wrote."""
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-        return Likelihood(**{**arrays, "num_bytes": int(arrays["num_bytes"])})
+        return Likelihood(**{**arrays, "num_bytes": float(arrays["num_bytes"])})
 
 
 def mask_counts(length_B: Tensor, draws: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,6 @@ def evaluate(
     seed: int = 1234,
     batch_size: int = 64,
     schedule: Schedule | None = None,
-    byte_lengths: NDArray[np.int64] | None = None,
     world: World | None = None,
     precision: torch.dtype = torch.float32,
     on_batch: Callable[[int], None] | None = None,
@@ -188,7 +187,7 @@ def evaluate(
         count_BR.numpy(),
         ce_BR.numpy(),
         np.asarray(blocks.documents),
-        count_bytes(blocks, byte_lengths),
+        blocks.num_bytes,
     )
 
 
@@ -236,13 +235,3 @@ def masked_mean(
     total_B = torch.zeros(len(index_B), dtype=torch.float64)
     total_B.index_add_(0, rows_N // block_length, ce_N.double().cpu())
     return total_B / count_B
-
-
-def count_bytes(blocks: Blocks, byte_lengths: NDArray[np.int64] | None) -> int:
-    """Bytes of text in all tokens before padding; 0 when tokens' lengths are not known."""
-    if byte_lengths is None:
-        return 0
-    tokens = np.asarray(blocks.tokens)
-    is_real = np.arange(blocks.block_length) < np.asarray(blocks.lengths)[:, None]
-    known = np.append(byte_lengths, 0)
-    return int(known[np.minimum(tokens, len(byte_lengths))][is_real].sum())

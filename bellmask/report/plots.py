@@ -47,3 +47,19 @@ def plot_context_curve(
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return _save(figure, path)
+
+
+def plot_nll_curves(
+    curves: Sequence[tuple[str, Sequence[int], Sequence[float]]], path: Path
+) -> list[Path]:
+    """Validation NLL against step; the first run, the reference, in red."""
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    colours = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
+    for number, (name, steps, nll) in enumerate(curves):
+        colour = colours[number % len(colours)]
+        axes.plot(steps, nll, "o-", markersize=3, color=colour, label=name)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("validation NELBO (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return _save(figure, path)

@@ -192,8 +192,8 @@ class TrainStep:
             return
         raise TrainingError(
             f"step {step + 1}: the loss is {loss} and the gradient norm {norm}. The weights were "
-            f"not updated{self._first_bad()}. Common causes: a learning rate that is too high (try a "
-            "third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. The last "
+            f"not updated{self._first_bad()}. Common causes: a learning rate that is too high (try "
+            "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. The last "
             "checkpoint is intact: change options and start anew, or resume from it."
         )
 

@@ -114,11 +114,13 @@ def test_uniform_has_no_margin_at_all():
     assert result.max_margin == pytest.approx(0, abs=1e-14)
 
 
-@pytest.mark.parametrize("law", [TruncatedGaussian(0.5, 1e4), TruncatedLaplace(0.5, 1e4)])
+@pytest.mark.parametrize(
+    "law", [TruncatedGaussian(0.5, 1e4), TruncatedGaussian(0.5, 1e6), TruncatedLaplace(0.5, 1e4)]
+)
 def test_a_nearly_flat_symmetric_peak_is_still_a_bell(law):
-    """Its largest margin, about 1e-10, is below any sensible tolerance, yet positive."""
+    """By symmetry and unimodality, though the margin (1e-14 for 1e6) drowns in rounding."""
     assert bell_test(law).is_bell_shaped
-    assert 0 < bell_test(law).max_margin < 1e-4
+    assert 0 <= bell_test(law).max_margin < 1e-4
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.1, 0.4, 0.5, 0.7, 1.0])

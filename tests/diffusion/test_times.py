@@ -121,7 +121,7 @@ def test_gaussian_agrees_with_high_precision_arithmetic(mu, sigma):
         law, exact = TruncatedGaussian(mu, sigma), ExactGaussian(mu, sigma)
         assert_pdf_and_cdf_agree(law, exact, TIMES, rtol=1e-11)
         assert_icdf_agrees(law, exact, LEVELS, rtol=1e-13, atol=1e-14)
-        assert law.mean == pytest.approx(float(exact.mean()), rel=1e-12)
+        assert law.mean == pytest.approx(float(exact.mean()), rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize(("mu", "sigma"), NEAR)
@@ -145,7 +145,7 @@ def test_gaussian_far_outside_stays_a_law_concentrated_at_the_nearer_end(mu, sig
     law = TruncatedGaussian(mu, sigma)
     distance = -mu if mu < 0 else mu - 1
     mean = law.mean if mu < 0 else 1 - law.mean
-    assert mean == pytest.approx(sigma**2 / distance, rel=1e-2)
+    assert mean == pytest.approx(sigma**2 / distance, rel=1e-2, abs=0)
     with mpmath.workdps(DIGITS):
         exact = ExactGaussian(mu, sigma)
         for u, t in zip(LEVELS, law.icdf(float64(LEVELS)).tolist(), strict=True):
@@ -161,7 +161,7 @@ def test_gaussian_far_outside_keeps_its_documented_digits(mu, sigma):
         law, exact = TruncatedGaussian(mu, sigma), ExactGaussian(mu, sigma)
         end = 1e-9 if mu < 0 else 1 - 1e-9
         assert float(law.pdf(end) / exact.pdf(end)) == pytest.approx(1, rel=1e-11)
-        assert law.mean == pytest.approx(float(exact.mean()), rel=1e-11)
+        assert law.mean == pytest.approx(float(exact.mean()), rel=1e-11, abs=0)
 
 
 @pytest.mark.xfail(
@@ -181,7 +181,7 @@ def test_laplace_agrees_with_high_precision_arithmetic(mu, b):
         law, exact = TruncatedLaplace(mu, b), ExactLaplace(mu, b)
         assert_pdf_and_cdf_agree(law, exact, [1e-12, 1e-6, *TIMES], rtol=1e-12)
         assert_icdf_agrees(law, exact, LEVELS, rtol=1e-13, atol=1e-15)
-        assert law.mean == pytest.approx(float(exact.mean()), rel=1e-12)
+        assert law.mean == pytest.approx(float(exact.mean()), rel=1e-12, abs=0)
 
 
 def test_exact_laplace_mean_is_its_integral():
@@ -218,22 +218,22 @@ LAW = st.one_of(
 @settings(deadline=None, derandomize=True)
 @given(law=LAW, u=st.floats(1e-6, 1 - 1e-6))
 def test_cdf_undoes_icdf(law, u):
-    assert float(law.cdf(law.icdf(u))) == pytest.approx(u, rel=1e-9)
+    assert float(law.cdf(law.icdf(u))) == pytest.approx(u, rel=1e-9, abs=0)
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=12)
 @given(law=LAW, t=st.floats(0, 1))
 def test_icdf_undoes_cdf(law, t):
     assume(float(law.pdf(t)) > 1e-3)
     assert float(law.icdf(law.cdf(t))) == pytest.approx(t, abs=1e-11)
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=12)
 @given(law=LAW, levels=st.lists(st.floats(0, 1), min_size=2, max_size=20))
 def test_icdf_increases_from_zero_to_one(law, levels):
     t = law.icdf(float64([0.0, *sorted(levels), 1.0]))
     assert float(t[0]) == 0
-    assert float(t[-1]) == 1
+    assert float(t[-1]) == pytest.approx(1, abs=1e-15)
     assert bool((t.diff() >= 0).all())
 
 
@@ -403,7 +403,7 @@ def test_each_sample_of_a_stratified_batch_follows_the_law():
     """Over many steps, sample i alone is distributed as if it had been drawn alone."""
     generator = torch.Generator().manual_seed(3)
     law = TruncatedGaussian(0.4, 0.2)
-    batches = [law.stratified(6, generator=generator, dtype=torch.float64) for _ in range(700)]
+    batches = [law.stratified(6, generator=generator, dtype=torch.float64) for _ in range(500)]
     for sample in torch.stack(batches).T:
         assert stats.kstest(sample.numpy(), scipy_gaussian(0.4, 0.2).cdf).pvalue > 1e-3
 

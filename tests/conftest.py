@@ -1,0 +1,48 @@
+"""Fixtures: a small text made on the spot, and a run small enough for seconds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bellmask.config import RunConfig, override
+from bellmask.presets import tiny
+
+WORDS = "the a cat dog sat ran on under mat tree and then saw old new red sun moon was".split()
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty thousand characters of word salad, the same on every machine."""
+    draw = random.Random(7)
+    lines = (" ".join(draw.choices(WORDS, k=draw.randint(4, 12))) + "." for _ in range(1500))
+    path = tmp_path_factory.mktemp("text") / "salad.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_config(
+    text_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., RunConfig]:
+    """``small_config("--train.steps", "3")``: a run of seconds on the text file."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def build(*args: str, start: RunConfig | None = None) -> RunConfig:
+        config = start or tiny()
+        config = replace(
+            config,
+            data=replace(config.data, train=str(text_file), block_length=16, cache=str(cache)),
+        )
+        defaults = (
+            "--model.num-layers 2 --model.width 16 --model.num-heads 2 --train.steps 6 "
+            "--train.batch-size 8 --optim.warmup-steps 2 --validation.every never "
+            "--validation.blocks 32 --log.every 2 --checkpoint.every never"
+        )
+        return override(config, [*defaults.split(), *args]).check()
+
+    return build

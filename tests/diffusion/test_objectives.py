@@ -1,0 +1,364 @@
+"""Objectives against exhaustive sums: every x0, every mask, every order of a tiny language.
+
+The language has three tokens and blocks of four. A random joint distribution plays the data and a
+random table, with one row per corrupted block, plays the model; nothing is learnt or fitted.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from bellmask.diffusion.context_weights import context_weights
+from bellmask.diffusion.corruption import mask_tokens
+from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
+from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.times import (
+    DensityLaw,
+    Dirac,
+    TruncatedGaussian,
+    TruncatedLaplace,
+    Uniform,
+)
+
+VOCABULARY, LENGTH, MASK = 3, 4, 3
+BLOCKS = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
+PATTERNS = list(itertools.product((False, True), repeat=LENGTH))  # True: masked
+
+_random = np.random.default_rng(20)
+DATA = _random.dirichlet(np.full(len(BLOCKS), 0.3))
+MODEL = _random.dirichlet(np.ones(VOCABULARY), size=(*(VOCABULARY + 1,) * LENGTH, LENGTH))
+
+
+def float64(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def cross_entropy(block, pattern, position):
+    """Of the true token at one position, seeing the block through a mask."""
+    seen = tuple(MASK if hidden else token for token, hidden in zip(block, pattern, strict=True))
+    return -math.log(MODEL[seen][position, block[position]])
+
+
+@cache
+def summed_cross_entropy(pattern):
+    """E over the data of the sum over masked positions."""
+    return sum(
+        p * sum(cross_entropy(block, pattern, i) for i in range(LENGTH) if pattern[i])
+        for p, block in zip(DATA, BLOCKS, strict=True)
+    )
+
+
+def loss_at_context(observed):
+    """Mean cross-entropy over all contexts of so many observed tokens and all masked positions."""
+    chosen = [p for p in PATTERNS if LENGTH - sum(p) == observed]
+    return np.mean([summed_cross_entropy(p) / sum(p) for p in chosen])
+
+
+@cache
+def any_order_loss():
+    """Chain rule along every order of the positions, averaged, per token."""
+    orders = list(itertools.permutations(range(LENGTH)))
+    total = 0.0
+    for order in orders:
+        for k, position in enumerate(order):
+            pattern = tuple(i not in order[:k] for i in range(LENGTH))
+            total += sum(
+                p * cross_entropy(b, pattern, position) for p, b in zip(DATA, BLOCKS, strict=True)
+            )
+    return total / len(orders) / LENGTH
+
+
+def gaussian_pdf(mu, sigma):
+    return stats.truncnorm((0 - mu) / sigma, (1 - mu) / sigma, loc=mu, scale=sigma).pdf
+
+
+def laplace_pdf(mu, b):
+    law = stats.laplace(mu, b)
+    return lambda t: law.pdf(t) / (law.cdf(1) - law.cdf(0))
+
+
+def uniform_pdf(t):
+    return 1.0
+
+
+@dataclass
+class Case:
+    """An objective, and the density of its drawing law in terms of scipy."""
+
+    objective: Objective
+    density: object
+    points: tuple[float, ...] = ()
+    """Where scipy's quadrature is told to look."""
+
+    @cached_property
+    def moments(self):
+        """E of w alpha^n (1 - alpha)^(L - n) for n < L, then E of w (1 - alpha).
+
+        The functions of the code, integrated by scipy over the drawing law of scipy.
+        """
+
+        def at(t):
+            w = float(self.objective.weight(float64(t)))
+            alpha = float(self.objective.schedule.alpha(float64(t)))
+            powers = [alpha**n * (1 - alpha) ** (LENGTH - n) for n in range(LENGTH)]
+            return w * np.array([*powers, 1 - alpha])
+
+        if isinstance(self.objective.law, Dirac):
+            return at(self.objective.law.mu)
+        floor = getattr(self.objective, "time_floor", 0.0)
+        value, error = integrate.quad_vec(
+            lambda s: self.density(s) * at(floor + (1 - floor) * s),
+            0,
+            1,
+            points=self.points,
+            epsabs=1e-9,
+            epsrel=1e-9,
+            norm="max",
+        )
+        assert error < 1e-8
+        return value
+
+    @cached_property
+    def c(self):
+        return self.objective.normaliser
+
+    @property
+    def expected_loss(self):
+        """Over data, times and masks, all masks enumerated; divided by L c."""
+        total = sum(self.moments[LENGTH - sum(p)] * summed_cross_entropy(p) for p in PATTERNS[1:])
+        return total / (LENGTH * self.c)
+
+
+PEAK = (0.3, 0.5, 0.7)
+STEEP = (0.001, 0.01, 0.1, 0.9, 0.99, 0.999)
+EXACT_NELBO = {
+    "nelbo": Case(Nelbo(), uniform_pdf),
+    "nelbo-gaussian": Case(Nelbo(TruncatedGaussian(0.5, 0.2)), gaussian_pdf(0.5, 0.2), PEAK),
+    "nelbo-tilted": Case(Nelbo(TruncatedGaussian(1.2, 0.5)), gaussian_pdf(1.2, 0.5)),
+    "nelbo-laplace": Case(Nelbo(TruncatedLaplace(0.4, 0.2)), laplace_pdf(0.4, 0.2), (0.4,)),
+    "nelbo-density": Case(Nelbo(DensityLaw(lambda t: 1 + t)), lambda t: (1 + t) / 1.5),
+    "nelbo-cosine": Case(Nelbo(schedule=Cosine()), uniform_pdf),
+    "nelbo-polynomial": Case(Nelbo(schedule=Polynomial(2.0)), uniform_pdf),
+    "nelbo-cosine-gaussian": Case(
+        Nelbo(TruncatedGaussian(0.4, 0.2), Cosine()), gaussian_pdf(0.4, 0.2), PEAK
+    ),
+    "nelbo-middle-flat": Case(
+        Nelbo(schedule=MiddleFlat(TruncatedGaussian(0.4, 0.25))),
+        uniform_pdf,
+        STEEP,
+    ),
+    "nelbo-middle-flat-gaussian": Case(
+        Nelbo(TruncatedGaussian(0.6, 0.4), MiddleFlat(TruncatedGaussian(0.4, 0.25))),
+        gaussian_pdf(0.6, 0.4),
+        STEEP,
+    ),
+}
+OTHERS = {
+    "nelbo-floor": Case(Nelbo(time_floor=0.1), uniform_pdf),
+    "nelbo-floor-mdlm": Case(Nelbo(time_floor=1e-3), uniform_pdf),
+    "nelbo-floor-gaussian": Case(
+        Nelbo(TruncatedGaussian(0.5, 0.2), time_floor=0.05), gaussian_pdf(0.5, 0.2), PEAK
+    ),
+    "nelbo-floor-cosine": Case(Nelbo(schedule=Cosine(), time_floor=0.2), uniform_pdf),
+    "bell": Case(Bell(), gaussian_pdf(0.5, 0.1), PEAK),
+    "bell-tilted": Case(Bell(TruncatedGaussian(0.2, 0.3)), gaussian_pdf(0.2, 0.3), PEAK),
+    "bell-laplace": Case(Bell(TruncatedLaplace(0.4, 0.1)), laplace_pdf(0.4, 0.1), (0.4,)),
+    "bell-dirac": Case(Bell(Dirac(0.3)), None),
+    "bell-dirac-one": Case(Bell(Dirac(1.0)), None),
+    "bell-uniform": Case(Bell(Uniform()), uniform_pdf),
+    "bell-cosine": Case(Bell(schedule=Cosine()), gaussian_pdf(0.5, 0.1), PEAK),
+    "bell-dirac-polynomial": Case(Bell(Dirac(0.3), Polynomial(2.0)), None),
+    "bell-middle-flat": Case(
+        Bell(Uniform(), MiddleFlat(TruncatedGaussian(0.4, 0.25))),
+        uniform_pdf,
+        STEEP,
+    ),
+    "importance": Case(Importance(), uniform_pdf, PEAK),
+    "importance-laplace": Case(Importance(TruncatedLaplace(0.6, 0.1)), uniform_pdf, (0.6,)),
+    "importance-over-t": Case(Importance(divide_by_t=True), uniform_pdf, PEAK),
+    "importance-over-t-tilted": Case(
+        Importance(TruncatedGaussian(0.2, 0.2), divide_by_t=True), uniform_pdf, PEAK
+    ),
+}
+ALL = {**EXACT_NELBO, **OTHERS}
+every_case = pytest.mark.parametrize("case", ALL.values(), ids=ALL.keys())
+
+
+@every_case
+def test_expected_loss_is_the_weighted_sum_over_context_counts(case):
+    """sum over N_c of omega(N_c) / (L c) * L^{N_c}, all parts enumerated."""
+    share = context_weights(case.objective, LENGTH) / (LENGTH * case.c)
+    shared_form = sum(float(share[n]) * loss_at_context(n) for n in range(LENGTH))
+    assert case.expected_loss == pytest.approx(shared_form, rel=1e-8)
+
+
+@pytest.mark.parametrize("case", EXACT_NELBO.values(), ids=EXACT_NELBO.keys())
+def test_expected_nelbo_is_the_any_order_loss(case):
+    """Whatever the law and the schedule."""
+    assert case.expected_loss == pytest.approx(any_order_loss(), rel=1e-8)
+    assert case.c == 1
+
+
+def test_objectives_differ_on_a_model_that_is_not_optimal():
+    """Guards the sums above: they would prove nothing if all losses were the same."""
+    losses = [loss_at_context(n) for n in range(LENGTH)]
+    assert np.ptp(losses) > 0.05
+    for name in ("bell", "bell-dirac", "importance-over-t", "nelbo-floor"):
+        assert abs(ALL[name].expected_loss / any_order_loss() - 1) > 1e-3
+
+
+@every_case
+def test_normaliser_is_the_mean_of_weight_times_mask_rate(case):
+    assert case.c == pytest.approx(case.moments[-1], rel=1e-8)
+
+
+@every_case
+def test_times_are_the_quantiles_of_the_drawing_law(case):
+    """The level of each time under scipy's density is the level it was drawn at."""
+    levels = [0.05, 0.3, 0.5, 0.9]
+    times = case.objective.times(float64(levels)).tolist()
+    if isinstance(case.objective.law, Dirac):
+        assert times == [case.objective.law.mu] * 4
+        return
+    floor = getattr(case.objective, "time_floor", 0.0)
+    for u, t in zip(levels, times, strict=True):
+        s = (t - floor) / (1 - floor)
+        edges = [0.0, *(p for p in case.points if p < s), s]
+        pieces = [integrate.quad(case.density, a, b)[0] for a, b in itertools.pairwise(edges)]
+        assert sum(pieces) == pytest.approx(u, abs=1e-9)
+
+
+MONTE_CARLO = ["nelbo", "nelbo-gaussian", "nelbo-floor", "bell", "bell-dirac", "bell-cosine"]
+MONTE_CARLO += ["importance", "importance-over-t"]
+
+
+@pytest.mark.parametrize("name", MONTE_CARLO)
+def test_a_large_batch_estimates_the_expected_loss(name):
+    """Times, masks and weights as a training loop uses them, against the exhaustive sum."""
+    case, count = ALL[name], 40_000
+    objective, generator = case.objective, torch.Generator().manual_seed(1)
+    u = torch.rand(count, dtype=torch.float64, generator=generator)
+    t = objective.times(u)
+    index = torch.from_numpy(np.random.default_rng(2).choice(len(BLOCKS), count, p=DATA))
+    x0 = torch.tensor(BLOCKS)[index]
+    xt, is_masked = mask_tokens(x0, objective.schedule.alpha(t), mask_id=MASK, generator=generator)
+    log_p = torch.from_numpy(np.log(MODEL))[tuple(xt.T)]  # [B, L, V]
+    ce = -log_p.gather(2, x0[:, :, None])[:, :, 0]
+    terms = objective.weight(t) * (ce * is_masked).sum(1) / (LENGTH * case.c)
+    error = float(terms.std()) / count**0.5
+    assert float(terms.mean()) == pytest.approx(case.expected_loss, abs=4 * error)
+    assert error < 0.02 * case.expected_loss
+
+
+LEVELS = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+
+
+@pytest.mark.parametrize(
+    ("law", "mirrored"),
+    [
+        (TruncatedGaussian(0.5, 0.1), TruncatedGaussian(0.5, 0.1)),
+        (TruncatedGaussian(0.3, 0.1), TruncatedGaussian(0.7, 0.1)),
+        (TruncatedGaussian(1.1, 0.3), TruncatedGaussian(-0.1, 0.3)),
+        (TruncatedLaplace(0.35, 0.2), TruncatedLaplace(0.65, 0.2)),
+        (DensityLaw(lambda t: 1 + t), DensityLaw(lambda t: 2 - t)),
+    ],
+    ids=["centred", "left", "outside", "laplace", "density"],
+)
+def test_middle_flat_under_uniform_times_is_nelbo_with_the_mirrored_law(law, mirrored):
+    """At the same level u, mask rate and weight agree as a pair."""
+    flat, linear = Nelbo(schedule=MiddleFlat(law)), Nelbo(mirrored)
+    t_flat, t_linear = flat.times(LEVELS), linear.times(LEVELS)
+    rate_flat, rate_linear = 1 - flat.schedule.alpha(t_flat), 1 - linear.schedule.alpha(t_linear)
+    torch.testing.assert_close(rate_flat, rate_linear, rtol=0, atol=1e-11)
+    torch.testing.assert_close(flat.weight(t_flat), linear.weight(t_linear), rtol=1e-8, atol=0)
+
+
+def test_middle_flat_is_not_nelbo_with_the_law_itself():
+    """The mirror trap: for mu = 0.3 the mean mask rate is 0.7."""
+    law = TruncatedGaussian(0.3, 0.1)
+    flat, linear = Nelbo(schedule=MiddleFlat(law)), Nelbo(law)
+    rate_flat = 1 - flat.schedule.alpha(flat.times(LEVELS))
+    rate_linear = 1 - linear.schedule.alpha(linear.times(LEVELS))
+    assert float(rate_flat.mean()) == pytest.approx(0.7, abs=2e-3)
+    assert float(rate_linear.mean()) == pytest.approx(0.3, abs=2e-3)
+
+
+def test_effective_sample_size_of_importance_weights_is_0354():
+    """(E w)^2 / E w^2 = 1 / integral of f^2 = 2 sqrt(pi) sigma."""
+    levels = (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
+    objective = Importance(TruncatedGaussian(0.5, 0.1))
+    w = objective.weight(objective.times(levels))
+    size = float(w.mean() ** 2 / (w**2).mean())
+    assert size == pytest.approx(2 * math.sqrt(math.pi) * 0.1, rel=1e-5)
+    assert round(size, 3) == 0.354
+
+
+@pytest.mark.parametrize("divide_by_t", [False, True])
+def test_importance_weight_is_the_density(divide_by_t):
+    t = float64([0.1, 0.45, 0.5, 0.9])
+    expected = gaussian_pdf(0.4, 0.2)(t.numpy()) / (t.numpy() if divide_by_t else 1)
+    got = Importance(TruncatedGaussian(0.4, 0.2), divide_by_t).weight(t)
+    np.testing.assert_allclose(got, expected, rtol=1e-10)
+
+
+def test_nelbo_weight_is_one_over_t_and_the_density():
+    t = float64([0.1, 0.45, 0.5, 0.9])
+    np.testing.assert_allclose(Nelbo().weight(t), 1 / t.numpy(), rtol=1e-14)
+    expected = 1 / t.numpy() / gaussian_pdf(0.4, 0.2)(t.numpy())
+    np.testing.assert_allclose(Nelbo(TruncatedGaussian(0.4, 0.2)).weight(t), expected, rtol=1e-10)
+
+
+def test_time_floor_moves_times_and_weights_alike():
+    """mdlm's map: u to [floor, 1], and 1/t at the moved time."""
+    objective = Nelbo(time_floor=1e-3)
+    t = objective.times(float64([0.0, 0.5]))
+    assert t.tolist() == pytest.approx([1e-3, 0.5005])
+    assert objective.weight(t).tolist() == pytest.approx([1e3, 1 / 0.5005])
+    assert objective.normaliser == pytest.approx(1, abs=1e-15)
+
+
+def test_bell_leaves_rows_unweighted_and_says_so():
+    assert Bell().is_unweighted
+    assert Bell().weight(float64([0.01, 0.5, 1.0])).tolist() == [1, 1, 1]
+    assert not Nelbo().is_unweighted
+    assert not Importance().is_unweighted
+
+
+def test_defaults_are_those_of_the_paper():
+    assert Nelbo() == Nelbo(Uniform(), Linear(), time_floor=0.0)
+    assert Bell() == Bell(TruncatedGaussian(0.5, 0.1), Linear())
+    assert Importance() == Importance(TruncatedGaussian(0.5, 0.1), divide_by_t=False)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Nelbo(Dirac(0.5)), "density"),
+        (lambda: Nelbo(TruncatedGaussian(0.5, 0.01)), "widen the law"),
+        (lambda: Nelbo(TruncatedLaplace(0.5, 5e-4)), "widen the law"),
+        (lambda: Nelbo(DensityLaw(lambda t: (t > 0.5).double(), kinks=[0.5])), "zero"),
+        (lambda: Nelbo(time_floor=-0.1), "time_floor"),
+        (lambda: Nelbo(time_floor=1.0), "time_floor"),
+        (lambda: Nelbo(time_floor=math.nan), "time_floor"),
+        (lambda: Importance(Dirac(0.5)), "density"),
+        (lambda: Importance(schedule=Cosine()), "linear schedule"),
+        (lambda: Importance(schedule=MiddleFlat()), "linear schedule"),
+        (lambda: Bell(Dirac(0.0)), "nothing to learn"),
+        (lambda: Bell(Dirac(0.0), Cosine()), "nothing to learn"),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_narrow_laws_that_can_still_be_divided_by_are_accepted():
+    """Density at the ends 1e-135: a huge weight, yet a number."""
+    objective = Nelbo(TruncatedGaussian(0.5, 0.02))
+    assert math.isfinite(float(objective.weight(float64(1e-9))))

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bellmask
+from bellmask.build import build_objective
+from bellmask.config import RunConfig, load_config, override, override_with_file, to_args
+from bellmask.data.tokenizer import VOCABULARIES
+from bellmask.errors import UserError
+from bellmask.intervals import Interval, Progress
+from bellmask.model.transformer import Denoiser, count_parameters
+from bellmask.presets import PRESETS, preset, tiny
+
+PACKAGE = Path(bellmask.__file__).parent
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_parses_round_trips_and_builds(name: str, tmp_path: Path) -> None:
+    config = preset(name).check()
+    assert override(RunConfig(), to_args(config.to_dict())) == config
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.to_dict()))
+    assert load_config(path) == config
+    assert load_config(path).fingerprint() == config.fingerprint()
+    assert build_objective(config).normaliser > 0
+    with torch.device("meta"):
+        model = Denoiser(config.model, VOCABULARIES[config.data.tokenizer])
+    assert count_parameters(model) > 1e5
+
+
+def test_the_papers_presets_say_what_the_paper_says() -> None:
+    lm1b = preset("lm1b")
+    assert (lm1b.model.num_layers, lm1b.model.width, lm1b.model.num_heads) == (12, 768, 12)
+    assert (lm1b.data.tokenizer, lm1b.data.block_length) == ("bert-base-uncased", 128)
+    assert (lm1b.data.packing, preset("lm1b_unpacked").data.packing) == ("packed", "unpacked")
+    assert (lm1b.optim.name, lm1b.optim.lr, lm1b.optim.warmup_steps) == ("adamw", 3e-4, 2500)
+    assert (lm1b.optim.curve, lm1b.optim.ema, lm1b.optim.clip) == ("constant", 0.9999, 1.0)
+    assert (lm1b.train.batch_size, lm1b.train.steps) == (512, 1_000_000)
+    owt = preset("owt")
+    assert (owt.data.tokenizer, owt.data.block_length) == ("gpt2", 1024)
+    assert owt.optim.curve == "cosine"
+    assert owt.optim.weight_decay > 0
+    for family in ("tiny", "lm1b", "lm1b_unpacked", "owt"):
+        bell, base = preset(f"{family}_bell"), preset(f"{family}_base")
+        assert (bell.objective.name, bell.law.name) == ("bell", "gaussian")
+        assert (base.objective.name, base.law.name) == ("nelbo", "uniform")
+        assert dataclasses.replace(base, objective=bell.objective, law=bell.law) == bell
+        assert preset(family) == bell
+
+
+def test_precedence_is_preset_then_file_then_command_line(tmp_path: Path) -> None:
+    for name, text in (
+        ("o.json", '{"optim": {"lr": 0.25, "betas": [0.8, 0.9]}, "train": {"steps": 7}}'),
+        ("o.toml", "[optim]\nlr = 0.25\nbetas = [0.8, 0.9]\n[train]\nsteps = 7\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        config = override_with_file(tiny(), tmp_path / name)
+        config = override(config, ["--train.steps", "9"])
+        assert config.optim.lr == 0.25
+        assert config.optim.betas == (0.8, 0.9)
+        assert config.train.steps == 9
+        assert config.train.batch_size == tiny().train.batch_size
+
+
+def test_both_ways_to_write_an_option_mean_the_same() -> None:
+    spaced = override(tiny(), ["--law", "laplace", "--optim.lr", "1e-4"])
+    assert override(tiny(), ["--law=laplace", "--optim.lr=1e-4"]) == spaced
+    assert tiny().with_options({"law.name": "laplace", "optim.lr": 1e-4}) == spaced
+
+
+def test_a_new_law_does_not_inherit_the_old_ones_parameters() -> None:
+    narrow = override(tiny(), ["--law.mu", "0.4", "--law.scale", "0.02"])
+    assert narrow.law.scale == 0.02
+    assert override(narrow, ["--law", "laplace"]).law.scale is None
+    assert override(narrow, ["--law", "laplace", "--law.scale", "0.3"]).law.scale == 0.3
+    assert override(narrow, ["--law", "gaussian"]).law.scale == 0.02
+    assert override(narrow, ["--law", "uniform"]).check().law.mu is None
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--law gausian", "unknown time law 'gausian'; did you mean 'gaussian'?"),
+        ("--schedule cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),
+        ("--objective elbo", "unknown objective 'elbo'; did you mean 'nelbo'"),
+        ("--optim.curve cosin", "did you mean 'cosine'?"),
+        ("--log.trackers wandb tensorbord", "did you mean 'tensorboard'?"),
+        ("--optim.lrr 3", "--optim.lr"),
+        ("--train.steps many", "--train.steps"),
+        ("--train.steps 0", "train.steps=0 must be at least 1"),
+        ("--optim.lr nan", "optim.lr=nan must be a finite number"),
+        ("--objective nelbo --law dirac", "dirac has none"),
+        ("--objective importance --schedule cosine", "defined for the linear schedule"),
+        ("--objective.divide-by-t", "belongs to objective importance"),
+        ("--law dirac --law.mu 0", "needs 0 < law.mu <= 1"),
+        ("--law uniform --law.mu 0.5", "law uniform takes no mu"),
+        ("--law.scale -1", "law.scale=-1.0 must be a positive number"),
+        ("--schedule.power 3", "belongs to the polynomial schedule"),
+        ("--model.width 65", "must be an even multiple of model.num_heads=4"),
+        ("--train.microbatch-size 5", "is not a multiple of train.microbatch_size=5"),
+        ("--validation.every sometimes", "is not an interval"),
+        ("--train.device tpu", "must be auto, cpu, cuda"),
+        ("--data.wrap --data.packing unpacked", "data.wrap needs data.packing=packed"),
+        ("--optim.ema 1", "optim.ema=1.0 must be at least 0 and below 1"),
+        ("--optim.betas 0.9 1.5", "optim.betas"),
+    ],
+)
+def test_bad_options_are_refused_with_advice(args: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        override(tiny(), args.split()).check()
+    assert message in re.sub(r"\s+", " ", str(caught.value))
+
+
+def test_a_law_too_narrow_for_the_nelbo_is_refused() -> None:
+    config = override(tiny(), ["--objective", "nelbo", "--law.scale", "0.01"]).check()
+    with pytest.raises(UserError, match="widen the law or use objective bell"):
+        build_objective(config)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        override(tiny(), ["--train.steps", "0", "--model.dropout", "2"]).check()
+    assert "train.steps=0" in str(caught.value)
+    assert "model.dropout=2.0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot read config file"),
+        ("[1]", "must hold an object of sections"),
+        ('{"optim": {"lrr": 1}}', "--optim.lrr"),
+        ('{"law": {"name": "gauss"}}', "did you mean 'gaussian'"),
+    ],
+)
+def test_bad_files_are_refused_like_bad_commands(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "c.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        override_with_file(tiny(), tmp_path / "c.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no config file"):
+        load_config(tmp_path / "none.json")
+
+
+def test_an_unknown_preset_gets_the_nearest_names_and_the_list() -> None:
+    with pytest.raises(UserError, match=r"did you mean 'lm1b_bell'.*owt_base.*tiny_bell"):
+        preset("lm1b_bel")
+
+
+def test_every_option_is_read_somewhere() -> None:
+    """An option nobody reads is a lie to the user."""
+    code = "\n".join(
+        path.read_text()
+        for path in PACKAGE.rglob("*.py")
+        if path.name not in ("options.py", "checks.py", "presets.py", "resume.py")
+    )
+    for section in dataclasses.fields(RunConfig):
+        for option in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]
+            assert re.search(rf"\.{option.name}\b", code), f"{section.name}.{option.name}"
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.integers(1, 10**6), st.sampled_from(["steps", "tokens", "minutes"]))
+def test_intervals_read_back(amount: int, unit: str) -> None:
+    assert Interval.parse(f"{amount} {unit}") == Interval(amount, unit)  # type: ignore[arg-type]
+
+
+def test_intervals_know_short_forms_and_when_they_are_due() -> None:
+    assert Interval.parse("500") == Interval(500, "steps")
+    assert Interval.parse("20M tokens") == Interval(20_000_000, "tokens")
+    assert Interval.parse("1.5k") == Interval(1500, "steps")
+    assert Interval.parse("2.5min") == Interval(2.5, "minutes")
+    every = Interval.parse("10")
+    due = [s for s in range(1, 35) if every.is_due(Progress(s - 1, 0, 0), Progress(s, 0, 0))]
+    assert due == [10, 20, 30]
+    tokens = Interval.parse("100 tokens")
+    assert tokens.is_due(Progress(0, 90, 0), Progress(1, 130, 0))
+    assert not tokens.is_due(Progress(0, 110, 0), Progress(1, 150, 0))
+    minutes = Interval.parse("2 min")
+    assert minutes.is_due(Progress(0, 0, 1.9), Progress(1, 0, 2.1))
+    assert not Interval.parse("never").is_due(Progress(0, 0, 0), Progress(10**9, 0, 0))
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5 steps", "5 bananas", "often", "5 5"])
+def test_nonsense_intervals_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an interval"):
+        Interval.parse(text)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bellmask.model.transformer import Denoiser
+from bellmask.options import ModelOptions, OptimOptions
+from bellmask.train.optim import (
+    Ema,
+    Muon,
+    Optimizer,
+    is_hidden_matrix,
+    learning_rate,
+    orthogonalize,
+)
+
+
+def test_warm_up_starts_near_zero_and_reaches_the_peak() -> None:
+    options = OptimOptions(lr=3e-4, warmup_steps=2500)
+    rates = [learning_rate(options, s, 10_000) for s in range(3000)]
+    assert rates[0] == pytest.approx(3e-4 / 2500)
+    assert rates[1249] == pytest.approx(1.5e-4)
+    assert rates[2499] == rates[2999] == 3e-4
+
+
+def test_the_cosine_curve_ends_at_the_final_rate() -> None:
+    options = OptimOptions(lr=1.0, warmup_steps=10, curve="cosine", final_lr=0.1)
+    assert learning_rate(options, 10, 111) == 1.0
+    assert learning_rate(options, 60, 111) == pytest.approx(0.55)
+    assert learning_rate(options, 110, 111) == pytest.approx(0.1)
+    assert learning_rate(replace(options, warmup_steps=500), 5, 6) > 0, "shorter than its warm-up"
+
+
+def test_orthogonalize_keeps_directions_and_levels_singular_values() -> None:
+    g = torch.Generator().manual_seed(0)
+    for shape in ((8, 8), (12, 5), (5, 12)):
+        matrix = torch.randn(shape, generator=g)
+        u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
+        x = orthogonalize(matrix, torch.float32)
+        inside = u.T @ x @ vt.T
+        assert ((torch.diag(inside) > 0.5) & (torch.diag(inside) < 1.4)).all()
+        assert (inside - torch.diag(torch.diag(inside))).abs().max() < 1e-3
+
+
+def test_muon_takes_the_steps_of_torchs_muon() -> None:
+    """torch's own iterates in bfloat16, so equal to two or three digits."""
+    torch.manual_seed(0)
+    start = torch.randn(12, 6)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    a = Muon([ours], lr=0.02, momentum=0.95, weight_decay=0.1)
+    b = torch.optim.Muon(
+        [theirs], lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(5):
+        gradient = torch.randn(12, 6)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        a.step()
+        b.step()
+    moved, expected = ours.detach() - start, theirs.detach() - start
+    assert (moved - expected).norm() / expected.norm() < 0.02
+
+
+def test_moving_average_follows_its_formula() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    ema = Ema(model, 0.99)
+    expected = float(model.weight.detach())
+    for n in range(1, 200):
+        with torch.no_grad():
+            model.weight.fill_(math.sin(n))
+        ema.update(n)
+        decay = min(0.99, (1 + n) / (10 + n))
+        expected = decay * expected + (1 - decay) * math.sin(n)
+    assert float(ema.shadow["weight"]) == pytest.approx(expected, abs=1e-5)
+    with ema.applied():
+        assert float(model.weight.detach()) == pytest.approx(expected, abs=1e-5)
+    assert float(model.weight.detach()) == pytest.approx(math.sin(199), abs=1e-6)
+    assert not ema.shadow["weight"].requires_grad
+
+
+def test_muon_takes_hidden_matrices_and_adamw_the_rest() -> None:
+    model = Denoiser(ModelOptions(num_layers=1, width=8, num_heads=2, modulation="time"), 5)
+    taken = {n for n, p in model.named_parameters() if is_hidden_matrix(n, p)}
+    assert taken == {f"blocks.0.{n}.weight" for n in ("qkv", "attention_out", "mlp_in", "mlp_out")}
+    optimizer = Optimizer(model, OptimOptions(name="muon", weight_decay=0.1))
+    adamw, muon = optimizer.parts
+    assert sum(len(g["params"]) for g in muon.param_groups) == 4
+    owned = [p for part in optimizer.parts for g in part.param_groups for p in g["params"]]
+    assert len(owned) == len(set(owned)) == len(list(model.parameters()))
+    decayed = {id(p) for g in adamw.param_groups if g["weight_decay"] for p in g["params"]}
+    names = {n for n, p in model.named_parameters() if id(p) in decayed}
+    assert names == {"head.weight", "time_embedding.into.weight", "time_embedding.out.weight"}
+
+
+def test_adamw_takes_the_steps_of_plain_adamw() -> None:
+    torch.manual_seed(0)
+    model, twin = nn.Linear(3, 4), nn.Linear(3, 4)
+    twin.load_state_dict(model.state_dict())
+    ours = Optimizer(model, OptimOptions(betas=(0.8, 0.9)))
+    plain = torch.optim.AdamW(
+        twin.parameters(), lr=0.1, betas=(0.8, 0.9), weight_decay=0, fused=False
+    )
+    for _ in range(4):
+        x = torch.randn(5, 3)
+        for m in (model, twin):
+            m.zero_grad()
+            m(x).pow(2).sum().backward()
+        ours.step(0.1)
+        plain.step()
+    torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-6)
