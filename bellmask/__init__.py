@@ -16,7 +16,7 @@ _HOMES = {
     "RunConfig": "bellmask.config",
     "load_config": "bellmask.config",
     "preset": "bellmask.presets",
-    "train": "bellmask.assemble",
+    "train_run": "bellmask.assemble",
     "Run": "bellmask.run",
     "load_run": "bellmask.run",
     "Uniform": "bellmask.diffusion.times",
@@ -53,7 +53,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from bellmask.assemble import train as train
+    from bellmask.assemble import train_run as train_run
     from bellmask.config import RunConfig as RunConfig
     from bellmask.config import load_config as load_config
     from bellmask.diffusion.bell_test import bell_test as bell_test

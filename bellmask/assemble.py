@@ -46,7 +46,7 @@ class TrainResult:
     """The signal that ended it early."""
 
 
-def train(
+def train_run(
     config: RunConfig, out: str | Path, *, resume: str = "no", is_quiet: bool = False
 ) -> TrainResult:
     """Train a run into the folder ``out``.

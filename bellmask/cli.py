@@ -115,9 +115,9 @@ def train(args: list[str]) -> int:
     name, config = _resolve(args, "bellmask train")
     folder = Path(out[-1]) if out else Path("runs") / f"{name}-{config.fingerprint()}"
 
-    from bellmask.assemble import train as run_training
+    from bellmask.assemble import train_run
 
-    result = run_training(config, folder, resume=resume[-1] if resume else "no", is_quiet=is_quiet)
+    result = train_run(config, folder, resume=resume[-1] if resume else "no", is_quiet=is_quiet)
     is_main = os.environ.get("RANK", "0") == "0"
     if result.stopped_by is not None:
         if is_main:

@@ -34,7 +34,7 @@ def tiny() -> RunConfig:
     return RunConfig(
         data=DataOptions(train="wikitext2", tokenizer="bytes", block_length=64),
         model=ModelOptions(num_layers=3, width=64, num_heads=4, dropout=0.0),
-        optim=OptimOptions(lr=3e-3, warmup_steps=100, ema=0.99),
+        optim=OptimOptions(lr=6e-3, warmup_steps=100, ema=0.99),
         train=TrainOptions(steps=1000, batch_size=32),
         validation=ValidationOptions(every="100 steps", blocks=512, batch_size=128),
         checkpoint=CheckpointOptions(every="500 steps"),

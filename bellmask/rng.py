@@ -69,21 +69,26 @@ class IndexPermutation:
     """A pseudo-random permutation of ``range(size)``, evaluated point by point.
 
     A four-round Feistel network on the smallest even number of bits that holds ``size``, walked
-    until the value falls inside: no array of corpus size exists, whatever the corpus.
+    until the value falls inside: no array of corpus size exists, whatever the corpus. On few bits
+    such a network is not uniform, so small sizes are shuffled outright.
     """
 
     ROUNDS = 4
+    SMALL = 4096
 
     def __init__(self, size: int, key: int) -> None:
         if size < 1:
             raise ValueError(f"a permutation needs at least one element, got size={size}")
         self.size = size
+        self._table = shuffle(key, size) if size <= self.SMALL else None
         self._half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         self._low = (1 << self._half_bits) - 1
         self._keys = [stream_key(key, "feistel", r) for r in range(self.ROUNDS)]
 
     def __call__(self, index: Tensor) -> Tensor:
         """Where each index (int64, in ``range(size)``) goes."""
+        if self._table is not None:
+            return self._table[index]
         value = self._encrypt(index)
         outside = value >= self.size
         while bool(outside.any()):

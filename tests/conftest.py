@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,12 @@ from bellmask.config import RunConfig, override
 from bellmask.presets import tiny
 
 WORDS = "the a cat dog sat ran on under mat tree and then saw old new red sun moon was".split()
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Objects by what they are, without memory addresses: processes that share tests must agree."""
+    is_plain = val is None or isinstance(val, str | bytes | int | float | bool | type)
+    return None if is_plain else re.sub(r" at 0x[0-9a-f]+", "", str(val))
 
 
 @pytest.fixture(scope="session")

@@ -121,7 +121,7 @@ def test_bad_options_are_refused_with_advice(args: str, message: str) -> None:
 
 def test_a_law_too_narrow_for_the_nelbo_is_refused() -> None:
     config = override(tiny(), ["--objective", "nelbo", "--law.scale", "0.01"]).check()
-    with pytest.raises(UserError, match="widen the law or use objective bell"):
+    with pytest.raises(UserError, match="widen it or use objective bell"):
         build_objective(config)
 
 

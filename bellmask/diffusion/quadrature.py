@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 NODES_PER_PANEL = 32
-_END_PANELS = 30
-"""Panels halve this many times towards 0 and 1, so a boundary layer of width 2^-30 is resolved."""
+_END_PANELS = 50
+"""Panels halve this many times towards 0 and 1, so a boundary layer of width 2^-50 is resolved."""
 
 
 @cache

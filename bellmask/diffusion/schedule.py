@@ -25,7 +25,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def derivative(self, t: Tensor) -> Tensor:
-        """D alpha / dt, negative."""
+        """Slope of alpha at t, negative."""
 
     @abstractmethod
     def inverse(self, alpha: Tensor) -> Tensor:

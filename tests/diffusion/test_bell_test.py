@@ -70,7 +70,6 @@ def test_verdict_and_margins_are_those_of_brute_force(law, cdf, scale):
         (Dirac(0.4), False),
         (Uniform(), False),
     ],
-    ids=str,
 )
 def test_known_answers(law, expected):
     assert bell_test(law).is_bell_shaped is expected
@@ -169,7 +168,6 @@ def rate_cdf_cosine(x):
             lambda x: laplace_cdf(x ** (1 / 3), 0.3, 0.1),
         ),
     ],
-    ids=str,
 )
 def test_under_a_schedule_the_mask_rate_is_tested(law, schedule, cdf_of_rate):
     assert_agrees_with_brute_force(bell_test(law, schedule), brute_margins(cdf_of_rate))

@@ -168,7 +168,6 @@ def test_exact_masking_counts_ties_once():
     assert int(is_masked.sum()) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="a count above the number of maskable tokens hides others")
 def test_a_count_above_the_maskable_tokens_never_hides_others():
     maskable = torch.tensor([[True, False, False, True]])
     try:

@@ -340,8 +340,8 @@ def test_defaults_are_those_of_the_paper():
     ("build", "message"),
     [
         (lambda: Nelbo(Dirac(0.5)), "density"),
-        (lambda: Nelbo(TruncatedGaussian(0.5, 0.01)), "widen the law"),
-        (lambda: Nelbo(TruncatedLaplace(0.5, 5e-4)), "widen the law"),
+        (lambda: Nelbo(TruncatedGaussian(0.5, 0.01)), "widen it"),
+        (lambda: Nelbo(TruncatedLaplace(0.5, 5e-4)), "widen it"),
         (lambda: Nelbo(DensityLaw(lambda t: (t > 0.5).double(), kinks=[0.5])), "zero"),
         (lambda: Nelbo(time_floor=-0.1), "time_floor"),
         (lambda: Nelbo(time_floor=1.0), "time_floor"),

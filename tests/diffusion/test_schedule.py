@@ -36,20 +36,19 @@ def scipy_gaussian(mu, sigma):
         (MiddleFlat(TruncatedGaussian(0.3, 0.2)), lambda t: scipy_gaussian(0.3, 0.2).isf(t)),
         (MiddleFlat(Uniform()), lambda t: 1 - t),
     ],
-    ids=str,
 )
 def test_visible_share_is_the_formula(schedule, formula):
     np.testing.assert_allclose(schedule.alpha(TIMES), formula(TIMES.numpy()), atol=1e-12)
 
 
-@pytest.mark.parametrize("schedule", SMOOTH, ids=str)
+@pytest.mark.parametrize("schedule", SMOOTH)
 def test_derivative_is_that_of_autograd(schedule):
     t = TIMES.clone().requires_grad_()
     (expected,) = torch.autograd.grad(schedule.alpha(t).sum(), t)
     torch.testing.assert_close(schedule.derivative(TIMES), expected, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("schedule", MIDDLE_FLAT, ids=str)
+@pytest.mark.parametrize("schedule", MIDDLE_FLAT)
 def test_derivative_of_middle_flat_is_a_central_difference(schedule):
     step = 1e-5
     difference = (schedule.alpha(TIMES + step) - schedule.alpha(TIMES - step)) / (2 * step)
@@ -67,12 +66,12 @@ def test_derivative_of_middle_flat_is_minus_one_over_the_density(mu, sigma):
     np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT], ids=str)
+@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT])
 def test_everything_is_visible_at_zero_and_nothing_at_one(schedule):
     assert schedule.alpha(ENDS).tolist() == pytest.approx([1, 0], abs=1e-15)
 
 
-@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT], ids=str)
+@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT])
 def test_visible_share_falls(schedule):
     alpha = schedule.alpha(torch.linspace(0, 1, 301, dtype=torch.float64))
     assert bool((alpha.diff() < 0).all())
@@ -88,12 +87,12 @@ def test_inverse_gives_the_time_of_a_visible_share(schedule, alpha):
     torch.testing.assert_close(schedule.alpha(t), alpha, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT], ids=str)
+@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT])
 def test_inverse_undoes_alpha(schedule):
     torch.testing.assert_close(schedule.inverse(schedule.alpha(TIMES)), TIMES, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT], ids=str)
+@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT])
 def test_weight_is_minus_the_derivative_of_log_mask_rate(schedule):
     """-alpha' / (1 - alpha) = d log(1 - alpha) / dt, by central differences."""
     step = 1e-5
@@ -107,7 +106,7 @@ def test_weight_is_minus_the_derivative_of_log_mask_rate(schedule):
     )
 
 
-@pytest.mark.parametrize("schedule", SMOOTH, ids=str)
+@pytest.mark.parametrize("schedule", SMOOTH)
 @pytest.mark.parametrize("t", [1e-3, 1e-8, 1e-14])
 def test_weight_keeps_its_digits_near_zero(schedule, t):
     """power / t, and 1 / t (1 + O(t^2)) for the cosine: 1 - alpha itself would have lost them."""
@@ -172,7 +171,7 @@ def test_second_moment_of_the_middle_flat_weights_is_2815():
     torch.testing.assert_close(Linear().weight(TIMES) * (1 - Linear().alpha(TIMES)), TIMES**0)
 
 
-@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT], ids=str)
+@pytest.mark.parametrize("schedule", [*SMOOTH, *MIDDLE_FLAT])
 def test_float32_times_give_float32_results_close_to_float64(schedule):
     t = TIMES.float()
     for function in (schedule.alpha, schedule.derivative, schedule.weight):

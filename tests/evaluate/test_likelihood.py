@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -524,16 +525,13 @@ def test_perplexity_and_bits_per_byte():
     assert result.bits_per_byte == pytest.approx(2)
 
 
-def test_bytes_are_counted_for_real_tokens_only():
-    """Tokens 0, 1, 2 stand for 3, 1 and 0 bytes; a pad would add 5."""
-    byte_lengths = np.zeros(PAD + 1, dtype=np.int64)
-    byte_lengths[[0, 1, 2, PAD]] = [3, 1, 0, 5]
-    blocks = constant_rows([2, 4, 3], 4)
-    result = evaluate(
-        scored_by_target([1.0, 1.0, 1.0]), blocks, mask_id=MASK, byte_lengths=byte_lengths
-    )
-    assert result.num_bytes == 2 * 3 + 4 * 1
+def test_bytes_are_those_of_the_blocks_and_tokens_are_the_real_ones():
+    """9 tokens that are not pads at 1 nat each, for 10 bytes of text."""
+    blocks = replace(constant_rows([2, 4, 3], 4), num_bytes=10.0)
+    result = evaluate(scored_by_target([1.0, 1.0, 1.0]), blocks, mask_id=MASK)
+    assert result.num_bytes == 10
     assert result.bits_per_byte == pytest.approx(9 / 10 / math.log(2))
+    assert result.summary()["bits_per_byte"] == result.bits_per_byte
 
 
 def test_the_summary_is_what_json_can_say():
@@ -554,11 +552,8 @@ def test_the_summary_is_what_json_can_say():
 
 
 def test_saving_and_loading_gives_the_same_without_pickle(tmp_path):
-    blocks = constant_rows([2, 4, 3], 4, documents=[0, 0, 5])
-    byte_lengths = np.ones(3, dtype=np.int64)
-    result = evaluate(
-        scored_by_target([1.0, 2.0, 3.0]), blocks, mask_id=MASK, draws=2, byte_lengths=byte_lengths
-    )
+    blocks = replace(constant_rows([2, 4, 3], 4, documents=[0, 0, 5]), num_bytes=12.5)
+    result = evaluate(scored_by_target([1.0, 2.0, 3.0]), blocks, mask_id=MASK, draws=2)
     path = tmp_path / "valid.blocks.npz"
     result.save(path)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]

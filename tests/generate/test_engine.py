@@ -354,14 +354,13 @@ def test_pads_are_kept_and_hidden_from_the_network():
         assert (x_BL[~visible] == 0).all()
 
 
-@pytest.mark.parametrize("modulation", ["constant", "time"])
-def test_padding_does_not_change_what_the_real_model_generates(modulation):
-    """Sample 0, whose noise is the same for all lengths."""
-    options = ModelOptions(num_layers=2, width=32, num_heads=2, dropout=0.0, modulation=modulation)
-    model, noise = Denoiser(options, 40).eval(), seeded(6)
+def test_padding_does_not_change_what_the_real_model_generates():
+    """Sample 0, whose noise is the same for all lengths; attention alone moves its logits."""
+    options = ModelOptions(num_layers=2, width=32, num_heads=2, dropout=0.0)
+    model, noise = Denoiser(options, 40).eval(), seeded(3)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.5, generator=noise)
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0, 0.0 if "mlp_out" in name else 0.5, generator=noise)
     canvas = masked(1, 40, mask_id=40)
     canvas[:, 24:] = 4
     is_real = (torch.arange(40) < 24)[None]
@@ -370,4 +369,4 @@ def test_padding_does_not_change_what_the_real_model_generates(modulation):
         for rows, which in ((canvas[:, :24], None), (canvas, is_real), (canvas, None))
     )
     assert hidden.equal(bare)
-    assert not seen.equal(bare)
+    assert (seen != bare).sum() > 4

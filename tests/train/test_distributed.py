@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bellmask.assemble import train
+from bellmask.assemble import train_run
 from bellmask.config import RunConfig
 from bellmask.run import load_run
 from bellmask.train.distributed import pick_device, pick_precision
@@ -49,8 +49,10 @@ def test_two_processes_and_accumulation_give_the_losses_of_one(
     small_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = small_config(*OPTIONS)
-    train(config, tmp_path / "one", is_quiet=True)
-    train(small_config(*OPTIONS, "--train.microbatch-size", "2"), tmp_path / "four", is_quiet=True)
+    train_run(config, tmp_path / "one", is_quiet=True)
+    train_run(
+        small_config(*OPTIONS, "--train.microbatch-size", "2"), tmp_path / "four", is_quiet=True
+    )
     done = run_two_processes(config, tmp_path / "two")
     assert done.returncode == 0, done.stderr
     for other in ("four", "two"):
@@ -70,8 +72,8 @@ def check_resume_with_another_number_of_processes(
 ) -> None:
     """What two processes wrote one continues, and the other way round."""
     longer = small_config(*OPTIONS, "--train.steps", "8")
-    train(longer, tmp_path / "eight", is_quiet=True)
-    train(longer, tmp_path / "two", resume="yes", is_quiet=True)
+    train_run(longer, tmp_path / "eight", is_quiet=True)
+    train_run(longer, tmp_path / "two", resume="yes", is_quiet=True)
     done = run_two_processes(longer, tmp_path / "four", "--resume", "yes")
     assert done.returncode == 0, done.stderr
     expected = losses(tmp_path / "eight")

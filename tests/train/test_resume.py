@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from bellmask.assemble import train
+from bellmask.assemble import train_run
 from bellmask.config import RunConfig
 from bellmask.errors import UserError
 from bellmask.train.metrics import TIME_FIELDS, read_metrics
@@ -77,12 +77,12 @@ def test_resuming_is_exact(
     """With dropout, accumulation, random lengths and averages over steps that span the stop."""
     options = [*OPTIONS, "--train.steps", "10", "--validation.every", "3"]
     config = small_config(*options, "--optimizer", optimizer)
-    train(config, tmp_path / "whole", is_quiet=True)
+    train_run(config, tmp_path / "whole", is_quiet=True)
     with monkeypatch.context() as patch:
         SignalAt(patch, stop_after)
-        stopped = train(config, tmp_path / "parts", is_quiet=True)
+        stopped = train_run(config, tmp_path / "parts", is_quiet=True)
     assert (stopped.step, stopped.stopped_by) == (stop_after, signal.SIGTERM)
-    result = train(config, tmp_path / "parts", resume="yes", is_quiet=True)
+    result = train_run(config, tmp_path / "parts", resume="yes", is_quiet=True)
     assert (result.step, result.stopped_by) == (10, None)
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 10)
 
@@ -91,14 +91,14 @@ def test_lines_after_the_checkpoint_are_cut_back(
     small_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config("--train.steps", "6", "--validation.every", "1")
-    train(config, tmp_path / "whole", is_quiet=True)
+    train_run(config, tmp_path / "whole", is_quiet=True)
     with monkeypatch.context() as patch:
         SignalAt(patch, 3)
-        train(config, tmp_path / "parts", is_quiet=True)
+        train_run(config, tmp_path / "parts", is_quiet=True)
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as stream:
         stream.write(json.dumps({"kind": "train", "step": 4, "loss": 99.0}) + "\n")
         stream.write('{"kind": "train", "st')  # torn by a kill
-    train(config, tmp_path / "parts", resume="auto", is_quiet=True)
+    train_run(config, tmp_path / "parts", resume="auto", is_quiet=True)
     assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
 
 
@@ -116,57 +116,57 @@ def test_lines_after_the_checkpoint_are_cut_back(
 def test_options_that_would_break_a_resume_are_refused(
     small_config: Config, tmp_path: Path, change: tuple[str, ...], named: str
 ) -> None:
-    train(small_config("--train.steps", "1"), tmp_path / "run", is_quiet=True)
+    train_run(small_config("--train.steps", "1"), tmp_path / "run", is_quiet=True)
     before = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     with pytest.raises(UserError, match=named):
-        train(small_config(*change), tmp_path / "run", resume="auto", is_quiet=True)
+        train_run(small_config(*change), tmp_path / "run", resume="auto", is_quiet=True)
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == before
 
 
 def test_harmless_options_may_change(small_config: Config, tmp_path: Path) -> None:
-    train(small_config("--train.steps", "2"), tmp_path / "run", is_quiet=True)
+    train_run(small_config("--train.steps", "2"), tmp_path / "run", is_quiet=True)
     more = small_config(
         "--train.steps", "4", "--log.every", "1", "--train.microbatch-size", "2",
         "--validation.every", "2", "--checkpoint.keep-last", "1",
     )  # fmt: skip
-    assert train(more, tmp_path / "run", resume="auto", is_quiet=True).step == 4
+    assert train_run(more, tmp_path / "run", resume="auto", is_quiet=True).step == 4
 
 
 def test_changed_text_is_refused(small_config: Config, tmp_path: Path, text_file: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(text_file.read_text())
     config = small_config("--data.train", str(text))
-    train(config, tmp_path / "run", is_quiet=True)
+    train_run(config, tmp_path / "run", is_quiet=True)
     text.write_text(text_file.read_text()[5:])
     with pytest.raises(UserError, match="the training text has changed"):
-        train(config, tmp_path / "run", resume="auto", is_quiet=True)
+        train_run(config, tmp_path / "run", resume="auto", is_quiet=True)
 
 
 def test_folders_in_use_are_refused(small_config: Config, tmp_path: Path) -> None:
     config = small_config("--train.steps", "1")
     with pytest.raises(UserError, match="holds no run to resume"):
-        train(config, tmp_path / "new", resume="yes", is_quiet=True)
-    train(config, tmp_path / "run", is_quiet=True)
+        train_run(config, tmp_path / "new", resume="yes", is_quiet=True)
+    train_run(config, tmp_path / "run", is_quiet=True)
     with pytest.raises(UserError, match="already holds a run"):
-        train(config, tmp_path / "run", is_quiet=True)
+        train_run(config, tmp_path / "run", is_quiet=True)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "me.png").write_bytes(b"0")
     with pytest.raises(UserError, match="not a run of bellmask"):
-        train(config, tmp_path / "photos", is_quiet=True)
+        train_run(config, tmp_path / "photos", is_quiet=True)
     assert (tmp_path / "photos" / "me.png").exists()
     with pytest.raises(UserError, match="unknown resume mode 'ato'; did you mean 'auto'"):
-        train(config, tmp_path / "run", resume="ato", is_quiet=True)
+        train_run(config, tmp_path / "run", resume="ato", is_quiet=True)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(
     small_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_config("--train.steps", "6", "--checkpoint.every", "3")
-    train(config, tmp_path / "whole", is_quiet=True)
-    train(config, tmp_path / "run", is_quiet=True)
+    train_run(config, tmp_path / "whole", is_quiet=True)
+    train_run(config, tmp_path / "run", is_quiet=True)
     (shard,) = (tmp_path / "run" / "checkpoints" / "step-000000006").glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
-    train(config, tmp_path / "run", resume="auto", is_quiet=True)
+    train_run(config, tmp_path / "run", resume="auto", is_quiet=True)
     assert "step-000000006 is damaged" in capsys.readouterr().out
     assert_same_run(tmp_path / "whole", tmp_path / "run", 6)
 
@@ -174,7 +174,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 KILLER = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from bellmask.assemble import train
+    from bellmask.assemble import train_run
     from bellmask.config import load_config
     import bellmask.train.checkpoint as module
 
@@ -195,7 +195,7 @@ KILLER = """
         (module.dcp, "save"), (module.os, "replace"), (module.shutil, "rmtree"),
     ):
         setattr(owner, name, deadly(getattr(owner, name)))
-    train(load_config(sys.argv[1]), sys.argv[2], resume="auto", is_quiet=True)
+    train_run(load_config(sys.argv[1]), sys.argv[2], resume="auto", is_quiet=True)
     print("finished")
 """
 
@@ -225,11 +225,11 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(
     config = small_config("--train.steps", "5", "--checkpoint.every", "1", *OPTIONS)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_dict()))
-    train(config, tmp_path / "whole", is_quiet=True)
+    train_run(config, tmp_path / "whole", is_quiet=True)
     kills = 0
     for countdown in countdowns:
         kills += not run_killer(path, tmp_path / "run", countdown)
     assert kills >= min(2, len(countdowns))
-    train(config, tmp_path / "run", resume="auto", is_quiet=True)
+    train_run(config, tmp_path / "run", resume="auto", is_quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run", 5)
     assert not [p for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name[0] == "."]

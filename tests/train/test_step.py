@@ -110,7 +110,7 @@ def test_random_lengths_cut_the_whole_step() -> None:
     assert torch.equal(p(short).microbatches[0].u_BL, full.u_BL[:, : lengths[short]])
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_has_the_same_scale(objective: Objective) -> None:
     """A model that predicts uniformly has cross-entropy log V at every context count, and the
     context weights of each objective sum to one: the expected loss is log V for all.

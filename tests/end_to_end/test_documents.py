@@ -1,0 +1,150 @@
+"""The programs in README and docs run as they are printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bellmask.cli import run_command
+
+ROOT = Path(__file__).parents[2]
+
+
+def code_blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+class Network(nn.Module):
+    """Bigram-like: embeds a token and its left neighbour."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_tokens + 1, 16)
+        self.head = nn.Linear(16, num_tokens)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embedding(x)
+        return self.head(h + h.roll(1, 1))
+
+
+def test_the_plain_loop_learns() -> None:
+    plain, _, own_law = code_blocks("docs/your-own-loop.md", "python")
+    torch.manual_seed(0)
+    network = Network(5)
+    rows = torch.arange(12).repeat(32, 1) % 5
+    seen: list[float] = []
+
+    def loader() -> Iterator[torch.Tensor]:
+        for _ in range(150):
+            yield rows
+            seen.append(float(names["loss"].detach()))
+
+    names: dict[str, Any] = {
+        "network": network,
+        "mask_id": 5,
+        "loader": loader(),
+        "optimizer": torch.optim.Adam(network.parameters(), lr=0.05),
+    }
+    exec(plain, names)
+    assert seen[0] > 1.3, "at first about log 5, the scale of the NELBO"
+    assert seen[-1] < 0.75 * seen[0]
+    exec(own_law, {})
+
+
+def test_the_hugging_face_trainer_trains(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM, BertTokenizer, TrainingArguments
+
+    _, trainer_code, _ = code_blocks("docs/your-own-loop.md", "python")
+    names: dict[str, Any] = {}
+    exec(trainer_code, names)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=16,
+        )
+    )  # fmt: skip
+    row = {"input_ids": [5, 6, 7, 5, 6, 7, 0, 0], "attention_mask": [1] * 6 + [0] * 2}
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=30, per_device_train_batch_size=8, learning_rate=3e-2,
+        logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    trainer = names["BellTrainer"](
+        model=model, args=arguments, train_dataset=[row] * 64, processing_class=tokenizer
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_readmes_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "my.txt").write_text(text_file.read_text())
+    blocks = code_blocks("README.md", "python")
+    assert blocks
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    assert (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
+
+
+SHRINK = (
+    "--train.steps 2 --model.num-layers 1 --model.width 16 --model.num-heads 2 "
+    "--train.batch-size 4 --data.block-length 16 --validation.blocks 8"
+).split()
+
+
+def commands() -> list[str]:
+    lines = [
+        line.split(" #")[0].strip()
+        for page in ("README.md", "docs/runs.md")
+        for block in code_blocks(page, "(?:bash|sh)?")
+        for line in block.splitlines()
+    ]
+    return [line for line in lines if line.startswith("bellmask ")]
+
+
+def test_the_readmes_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path
+) -> None:
+    """As printed, but for a smaller model, fewer steps and text that needs no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "my.txt").write_text(text_file.read_text())
+    assert len(commands()) >= 6
+    for command in commands():
+        args = shlex.split(command)[1:]
+        if args[0] == "train":
+            data = [] if "--data.train" in args else ["--data.train", "my.txt"]
+            args += [*SHRINK, *data]
+        if args[0] == "generate":
+            args += ["--steps", "4"]
+        assert run_command(args) == 0, command
+
+
+def test_the_tree_in_the_readme_names_every_file() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "bellmask").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert re.search(rf"\b{re.escape(path.name)}\b", readme), path.name
+    for name in re.findall(r"^    ?(?:  )?([a-z_]+\.py) ", readme, flags=re.MULTILINE):
+        assert list((ROOT / "bellmask").rglob(name)), f"{name} is in the README only"
+
+
+def test_python_is_not_older_than_promised() -> None:
+    assert sys.version_info >= (3, 11)
