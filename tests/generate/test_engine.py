@@ -334,6 +334,21 @@ def test_samples_and_seeds_differ():
     assert rows_made(0, 20, seed=1).equal(many[20:40])
 
 
+def test_a_seed_changes_both_the_order_and_the_tokens():
+    """Order shows in who is asked for when; tokens in a single step, which has no order."""
+    asked = []
+    for seed in (0, 1):
+        spy = Spy()
+        generate(spy, masked(1, 12), uniform_grid(400), mask_id=MASK, seed=seed, temperature=0)
+        asked.append([rows_N.tolist() for _, rows_N, _, _ in spy.calls])
+    assert asked[0] != asked[1]
+    first, second = (
+        generate(Spy(), masked(1, 30), uniform_grid(1), mask_id=MASK, seed=seed).ids_BL
+        for seed in (0, 1)
+    )
+    assert (first != second).any()
+
+
 # padding
 
 
