@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.schedule import Schedule
-from bellmask.evaluate.errors import clustered_error
+from bellmask.evaluate.errors import Floats, Labels, clustered_error, document_clusters
 from bellmask.evaluate.likelihood import Likelihood, Model, masked_mean
 from bellmask.rng import stream_key
 from bellmask.train.distributed import World
@@ -36,25 +36,26 @@ class ContextPoint:
 
 def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
     """The draws of an evaluation, grouped by context count: free, and averages to its NLL."""
+    draws = result.ce_BR.shape[1]
     context = (result.length_B[:, None] - result.count_BR).ravel()
-    ce, cluster = (
-        result.ce_BR.ravel(),
-        np.repeat(np.arange(len(result.ce_BR)), result.ce_BR.shape[1]),
-    )
+    ce, weight = result.ce_BR.ravel(), np.repeat(result.length_B.astype(float), draws)
+    owner = result.clusters if result.clusters is not None else np.arange(len(result.ce_BR))
+    cluster = np.repeat(owner, draws)
     longest = int(result.length_B.max())
     edges = np.unique(np.linspace(0, longest, min(num_bins, longest) + 1).astype(int))
     points = []
-    for low, stop in itertools.pairwise(edges):
+    for low, stop in itertools.pairwise(edges.tolist()):
         inside = (context >= low) & (context < stop)
-        if inside.sum() < 2:
-            continue
-        error = clustered_error(ce[inside], cluster[inside])
-        points.append(
-            ContextPoint(
-                int(low), int(stop) - 1, float(ce[inside].mean()), error, int(inside.sum())
-            )
-        )
+        if inside.sum() >= 2:
+            nll, error = _weighted_mean(ce[inside], weight[inside], cluster[inside])
+            points.append(ContextPoint(low, stop - 1, nll, error, int(inside.sum())))
     return points
+
+
+def _weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tuple[float, float]:
+    """A token-weighted mean and its standard error (delta method, clustered)."""
+    mean = float((weight * value).sum() / weight.sum())
+    return mean, clustered_error(weight * (value - mean) / weight.mean(), cluster)
 
 
 def exact_curve(
@@ -68,7 +69,7 @@ def exact_curve(
     schedule: Schedule | None = None,
     device: torch.device | None = None,
 ) -> list[ContextPoint]:
-    """The loss at exactly these context counts, on every block that is long enough."""
+    """The loss at exactly these context counts, over the tokens of blocks that are long enough."""
     world = World(device=device or torch.device("cpu"))
     length = blocks.row_lengths(slice(None))
     points = []
@@ -87,13 +88,12 @@ def exact_curve(
                 torch.float32,
             )
             for part in index.split(batch_size)
-            if len(part)
         ]
-        ce = torch.cat(values).numpy() if values else np.empty(0)
-        if len(ce) >= 2:
-            points.append(
-                ContextPoint(context, context, float(ce.mean()), clustered_error(ce), len(ce))
-            )
+        if len(index) >= 2:
+            ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
+            cluster = document_clusters(np.asarray(blocks.documents)[index.numpy()])
+            nll, error = _weighted_mean(ce, weight, cluster)
+            points.append(ContextPoint(context, context, nll, error, len(ce)))
     return points
 
 

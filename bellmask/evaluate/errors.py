@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
+MIN_CLUSTERS = 20
+"""With fewer documents than this, errors between documents cannot be estimated; blocks are used."""
 NEIGHBOURS = 8
 """Blocks on each side, in order of stratum, that say what a block's value should have been."""
+
+
+def document_clusters(document: Labels) -> Labels | None:
+    """The documents as clusters, when they span blocks and there are enough of them."""
+    num_documents = len(np.unique(document))
+    return document if MIN_CLUSTERS <= num_documents < len(document) else None
 
 
 def collapsed_strata_error(value: Floats, level: Floats, cluster: Labels | None = None) -> float:
@@ -40,21 +48,33 @@ def _pairs_error(ordered: Floats) -> float:
 
 
 def _local_residuals(ordered: Floats) -> Floats:
-    """Each value minus the mean of its neighbours, scaled so that its variance is the value's."""
+    """Each value minus what a line through its neighbours predicts, with the value's variance.
+
+    A line, not a mean: at the ends all neighbours lie on one side.
+    """
     count = len(ordered)
     reach = min(NEIGHBOURS, (count - 1) // 2)
-    total = np.concatenate([[0.0], np.cumsum(ordered)])
     start = np.clip(np.arange(count) - reach, 0, count - 2 * reach - 1)
-    window = total[start + 2 * reach + 1] - total[start]
-    mean = (window - ordered) / (2 * reach)
-    return (ordered - mean) * np.sqrt(2 * reach / (2 * reach + 1))
+    window = start[:, None] + np.arange(2 * reach + 1)
+    others = window[window != np.arange(count)[:, None]].reshape(count, 2 * reach)
+    x = others - others.mean(1, keepdims=True)
+    here = np.arange(count) - others.mean(1)
+    y = ordered[others]
+    spread = (x**2).sum(1)
+    predicted = y.mean(1) + (x * y).sum(1) / spread * here
+    return (ordered - predicted) / np.sqrt(1 + 1 / (2 * reach) + here**2 / spread)
 
 
 def clustered_error(value: Floats, cluster: Labels | None = None) -> float:
-    """Standard error of mean(value) when values within a cluster may move together."""
+    """Standard error of mean(value) when values within a cluster may move together.
+
+    nan where one cluster is all there is.
+    """
     if cluster is None:
         return float(value.std(ddof=1) / np.sqrt(len(value)))
     _, place = np.unique(cluster, return_inverse=True)
     sums = np.bincount(place, weights=value - value.mean())
     count = len(sums)
+    if count < 2:
+        return float("nan")
     return float(np.sqrt((sums**2).sum() * count / (count - 1)) / len(value))

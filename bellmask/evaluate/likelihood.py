@@ -3,7 +3,8 @@
 A block of L_b tokens gets masks of exactly n tokens, n spread evenly over 1 .. L_b; the mean
 cross-entropy of the masked rows, averaged over n, is the NELBO per token (paper Eq. L_MDM and the
 shared form of Sec. 2.2 with N_c = L_b - n). There is no time floor and no weight that explodes.
-Masks are a function of (seed, block, draw) alone: two models that are compared see the same ones.
+Masks are a function of the seed and the set of blocks alone: two models that are compared see the
+same ones.
 
 B blocks, R draws per block, L block length.
 """
@@ -24,15 +25,17 @@ from torch import Tensor
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.corruption import mask_exactly
 from bellmask.diffusion.schedule import Linear, Schedule
-from bellmask.evaluate.errors import clustered_error, collapsed_strata_error
+from bellmask.evaluate.errors import (
+    Floats,
+    clustered_error,
+    collapsed_strata_error,
+    document_clusters,
+)
 from bellmask.model.attention import attention_mask
 from bellmask.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.train.distributed import World, autocast
 
-Floats = NDArray[np.float64]
 Model = Callable[..., Tensor]
-MIN_CLUSTERS = 20
-"""With fewer documents than this, errors between documents cannot be estimated; blocks are used."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Likelihood:
     document_B: NDArray[np.int64]
     num_bytes: float
     """Bytes of text that the tokens stand for."""
+    fingerprint: str = ""
+    """Of the blocks and the seed: what must agree for two evaluations to be paired."""
 
     @property
     def num_tokens(self) -> int:
@@ -81,10 +86,7 @@ class Likelihood:
     @property
     def clusters(self) -> NDArray[np.int64] | None:
         """Document of each block, when documents span blocks and there are enough of them."""
-        num_documents = len(np.unique(self.document_B))
-        if MIN_CLUSTERS <= num_documents < len(self.document_B):
-            return self.document_B
-        return None
+        return document_clusters(self.document_B)
 
     @property
     def standard_error(self) -> float:
@@ -93,7 +95,8 @@ class Likelihood:
 
     def difference(self, other: Likelihood) -> tuple[float, float]:
         """(this nll - the other's, its standard error), paired: same blocks and masks."""
-        if not np.array_equal(self.count_BR, other.count_BR):
+        is_same = self.fingerprint == other.fingerprint
+        if not is_same or not np.array_equal(self.count_BR, other.count_BR):
             raise ValueError("only evaluations on the same blocks and masks can be paired")
         values = self.block_nll - other.block_nll
         return self.nll - other.nll, self._error_of(values)
@@ -131,7 +134,11 @@ class Likelihood:
         """Read what ``save`` wrote."""
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-        return Likelihood(**{**arrays, "num_bytes": float(arrays["num_bytes"])})
+        scalars = {
+            "num_bytes": float(arrays["num_bytes"]),
+            "fingerprint": str(arrays["fingerprint"]),
+        }
+        return Likelihood(**{**arrays, **scalars})
 
 
 def mask_counts(length_B: Tensor, draws: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -188,6 +195,7 @@ def evaluate(
         ce_BR.numpy(),
         np.asarray(blocks.documents),
         blocks.num_bytes,
+        f"{blocks.fingerprint}/{seed}",
     )
 
 

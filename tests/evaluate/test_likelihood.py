@@ -456,7 +456,6 @@ def test_other_masks_cannot_be_paired(num_blocks, changes):
         result.difference(other)
 
 
-@pytest.mark.xfail(strict=True, reason="only mask counts are compared, and these are all 1 .. L")
 def test_other_masks_with_the_same_counts_cannot_be_paired():
     blocks = constant_rows([3] * 12, 3)
     first, second = (
