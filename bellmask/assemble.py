@@ -1,34 +1,41 @@
-"""Config → parts → a run. The only module that knows every folder."""
+"""Config → parts → a training: the module that wires every folder together."""
 
 from __future__ import annotations
 
-import json
-import platform
-import shutil
-import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bellmask import __version__
-from bellmask.build import build_law, build_model, build_objective
+from bellmask.build import build_law, build_model, build_objective, build_rules
 from bellmask.config import RunConfig
-from bellmask.data.blocks import Blocks, load_blocks
-from bellmask.data.tokenizer import Tokenizer, load_tokenizer
+from bellmask.data.prepare import LoadedData, load_data, make_tokenizer
+from bellmask.data.tokenizer import Tokenizer
+from bellmask.diffusion.bell_test import bell_test
 from bellmask.diffusion.objectives import Objective
-from bellmask.errors import UserError, look_up
-from bellmask.evaluate.likelihood import Likelihood, evaluate
+from bellmask.errors import UserError
+from bellmask.evaluate.likelihood import evaluate
+from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import empty_canvas
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.intervals import Interval
 from bellmask.model.transformer import count_parameters
-from bellmask.resume import check_resumable
-from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state, write_text
+from bellmask.records import MetricsFile
+from bellmask.report.console import preparing_bar
+from bellmask.resume import check_same_run, find_start
+from bellmask.runfolder import drop_files_after, read_description, write_description
+from bellmask.train.checkpoint import (
+    FORMAT,
+    CheckpointStore,
+    load_tensors,
+    read_state,
+    write_text,
+)
 from bellmask.train.distributed import World, open_world, pick_precision
-from bellmask.train.metrics import Display, MetricsFile, open_trackers
+from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.step import StepPlanner, TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
@@ -56,46 +63,34 @@ def train_run(
     """
     config = config.check()
     objective = build_objective(config)
+    find_trackers(config.log.trackers)
     folder = Path(out)
-    with open_world(config.train.device) as world:
-        if config.train.batch_size % (world.size * (config.train.microbatch_size or 1)):
+    with open_world(config.train.device) as world, torch.random.fork_rng():
+        size = config.train.microbatch_size
+        if config.train.batch_size % (world.size * (size or 1)):
             raise UserError(
                 f"train.batch_size={config.train.batch_size} must be a multiple of {world.size} "
-                f"processes times train.microbatch_size={config.train.microbatch_size or 1}"
+                "processes" + (f" times train.microbatch_size={size}" if size else "")
             )
-        checkpoint = _find_start(config, folder, resume, world)
-        tokenizer = load_tokenizer(config.data.tokenizer)
-        if world.is_main:  # others wait, then find the cache filled
-            load_blocks(config.data, tokenizer)
-        world.barrier()
-        blocks = load_blocks(config.data, tokenizer)
-        run = _Training(config, folder, world, tokenizer, objective, blocks, is_quiet)
+        checkpoint = find_start(config, folder, resume, world)
+        tokenizer, data = _load_data(config, world, is_quiet)
+        run = _Training(config, folder, world, tokenizer, objective, data, is_quiet)
         return run.fit(checkpoint)
 
 
-def _find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Path | None:
-    """The checkpoint to start from; refuses a folder that is in use or cannot be continued."""
-    modes = {"no": False, "auto": True, "yes": True}
-    may_resume = look_up("resume mode", resume, modes)
-    has_run = (folder / "config.json").exists()
-    if has_run and not may_resume:
-        raise UserError(
-            f"{folder} already holds a run; continue it with --resume auto, or choose another --out"
-        )
-    if not has_run and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not a run of bellmask; choose another --out")
-    if not has_run and resume == "yes":
-        raise UserError(f"{folder} holds no run to resume; use --resume auto to start one")
-    if not has_run:
-        return None
-    check_resumable(folder / "config.json", config)
-    store = CheckpointStore(folder / "checkpoints", config.checkpoint, world)
-    found, complaints = store.newest_intact()
-    if complaints and found is None:
-        raise UserError("\n".join([*complaints, "no intact checkpoint is left to resume from"]))
-    for complaint in complaints if world.is_main else []:
-        print(f"warning: {complaint}; using an older one")
-    return found
+def _load_data(config: RunConfig, world: World, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
+    """Tokenizer and blocks; the main process prepares them, the others find the cache filled."""
+
+    def fill_the_cache() -> None:
+        with preparing_bar(is_quiet=is_quiet) as on_progress:
+            load_data(config.data, make_tokenizer(config.data), on_progress)
+
+    if world.size > 1:
+        world.on_main(fill_the_cache)
+        is_quiet = True
+    tokenizer = make_tokenizer(config.data)
+    with preparing_bar(is_quiet=is_quiet) as on_progress:
+        return tokenizer, load_data(config.data, tokenizer, on_progress)
 
 
 class _Training:
@@ -108,47 +103,54 @@ class _Training:
         world: World,
         tokenizer: Tokenizer,
         objective: Objective,
-        blocks: tuple[Blocks, Blocks],
+        data: LoadedData,
         is_quiet: bool,
     ) -> None:
         self.config, self.folder, self.world, self.tokenizer = config, folder, world, tokenizer
-        self.train_blocks, valid = blocks
-        limit = config.validation.blocks or len(valid)
-        self.valid_blocks = valid.slice(0, min(limit, len(valid)))
+        self.train_blocks = data.train
+        limit = config.validation.blocks or len(data.valid)
+        self.valid_blocks = data.valid.slice(0, min(limit, len(data.valid)))
+        self.rules = build_rules(config.data, tokenizer)
         self.schedule = objective.schedule
         self.precision = pick_precision(config.train.precision, world.device)
         model = build_model(config, tokenizer.num_tokens).to(world.device)
         ema = Ema(model, config.optim.ema) if config.optim.ema else None
         self.state = TrainState(model, Optimizer(model, config.optim), ema)
-        planner = StepPlanner(self.train_blocks, objective, config.train, world)
+        planner = StepPlanner(
+            data.train,
+            objective,
+            config.train,
+            world,
+            rules=self.rules,
+            sizes=data.sizes,
+            weights=data.weights,
+        )
         self.step = TrainStep(
             model,
             planner,
             world,
-            mask_id=tokenizer.num_tokens,
+            mask_id=tokenizer.mask_id,
             divide_by_c=config.objective.divide_by_c,
             clip=config.optim.clip,
             precision=self.precision,
         )
+        self.run_id = uuid.uuid4().hex[:12]
         self.store = CheckpointStore(folder / "checkpoints", config.checkpoint, world)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
 
     def fit(self, checkpoint: Path | None) -> TrainResult:
         """Start or resume, train, and say how it ended."""
-        if checkpoint is not None:
-            self._check_same_data()
-        self._open_folder(checkpoint)
+        self.world.on_main(lambda: self._open_folder(checkpoint))
         if checkpoint is not None:
             load_tensors(checkpoint, self.state.tensors(), self.world)
             self.state.restore(read_state(checkpoint))
         self._introduce(checkpoint)
         log = self.config.log
-        trackers = (
-            open_trackers(log.trackers, self.folder, log.project, self.config.to_dict())
-            if self.world.is_main
-            else []
-        )
+        trackers = []
+        if self.world.is_main:
+            tracked = TrackedRun(self.folder, self.run_id, self.state.step, self.config)
+            trackers = open_trackers(tracked)
         with self.display:
             self.trainer = Trainer(
                 self.state,
@@ -192,53 +194,32 @@ class _Training:
 
     def _open_folder(self, checkpoint: Path | None) -> None:
         """Write what describes the run, and undo what happened after the checkpoint."""
-        if self.world.is_main:
-            for part in ("checkpoints", "validation", "samples"):
-                (self.folder / part).mkdir(parents=True, exist_ok=True)
-            self.store.clean()
-            step = 0 if checkpoint is None else read_state(checkpoint)["step"]
-            self.metrics.cut_back(step)
-            for later in self.store.all():
-                if later != checkpoint and int(later.name.split("-")[1]) > step:
-                    shutil.rmtree(later)
-            write_text(self.folder / "run.json", json.dumps(self._description(), indent=1) + "\n")
-            write_text(
-                self.folder / "config.json", json.dumps(self.config.to_dict(), indent=1) + "\n"
-            )
-        self.world.barrier()
-
-    def _check_same_data(self) -> None:
-        """Refuse to go on with other text or another tokenizer than the run began with."""
-        before, now = json.loads((self.folder / "run.json").read_text()), self._description()
-        for key, what in (
-            ("tokenizer_fingerprint", "the tokenizer"),
-            ("train_fingerprint", "the training text"),
-            ("valid_fingerprint", "the validation text"),
-        ):
-            if before[key] != now[key]:
-                raise UserError(
-                    f"{what} has changed since {self.folder} was started; "
-                    "restore it, or start another run with another --out"
-                )
+        before: dict[str, Any] = {}
+        if checkpoint is not None:
+            before = read_description(self.folder)
+            check_same_run(before, self._description(), self.config, self.folder)
+        self.run_id = before.get("id", self.run_id)
+        description = {**self._description(), "id": self.run_id}
+        write_description(self.folder, self.config, self.tokenizer, description, before)
+        step = 0 if checkpoint is None else read_state(checkpoint)["step"]
+        self.metrics.cut_back(step)
+        drop_files_after(self.folder, step)
+        self.store.clean()
+        self.store.drop_after(step)
 
     def _description(self) -> dict[str, Any]:
         return {
-            "bellmask": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
             "device": str(self.world.device),
             "processes": self.world.size,
             "precision": str(self.precision).removeprefix("torch."),
             "parameters": count_parameters(self.state.model),
             "num_tokens": self.tokenizer.num_tokens,
-            "mask_id": self.tokenizer.num_tokens,
+            "mask_id": self.tokenizer.mask_id,
             "tokenizer_fingerprint": self.tokenizer.fingerprint,
             "train_fingerprint": self.train_blocks.fingerprint,
             "valid_fingerprint": self.valid_blocks.fingerprint,
             "train_blocks": len(self.train_blocks),
             "valid_blocks": len(self.valid_blocks),
-            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
 
     def _introduce(self, checkpoint: Path | None) -> None:
@@ -251,6 +232,9 @@ class _Training:
             f"{self.world.size} process(es) on {self.world.device.type}, "
             f"{str(self.precision).removeprefix('torch.')}"
         )
+        law, schedule = build_law(config.law), self.schedule
+        if config.objective.name == "bell" and not bell_test(law, schedule).is_bell_shaped:
+            self.display.say(f"note: {law} is not bell-shaped (Def. 4.1) under {schedule}")
 
     def _validate(self, state: TrainState) -> None:
         options = self.config.validation
@@ -258,13 +242,14 @@ class _Training:
             result: Likelihood = evaluate(
                 model,
                 self.valid_blocks,
-                mask_id=self.tokenizer.num_tokens,
+                mask_id=self.tokenizer.mask_id,
                 draws=options.draws,
                 seed=options.seed,
                 batch_size=options.batch_size,
                 schedule=self.schedule,
                 world=self.world,
                 precision=self.precision,
+                rules=self.rules,
             )
         state.nll = result.nll
         self.trainer.record("validation", result.summary())
@@ -282,7 +267,7 @@ class _Training:
                 model,
                 canvas.repeat(options.num_samples),
                 uniform_grid(options.sample_steps),
-                mask_id=self.tokenizer.num_tokens,
+                mask_id=self.tokenizer.mask_id,
                 seed=options.seed,
                 schedule=self.schedule,
                 device=self.world.device,
@@ -294,5 +279,5 @@ class _Training:
     def _save(self, state: TrainState) -> None:
         if self.world.is_main:
             self.metrics.sync()
-        scalars = {"format": 1, "mask_id": self.tokenizer.num_tokens, **state.scalars()}
+        scalars = {"format": FORMAT, "mask_id": self.tokenizer.mask_id, **state.scalars()}
         self.store.save(state.step, state.tensors(), scalars)

@@ -7,15 +7,22 @@ from collections.abc import Callable
 import torch
 
 from bellmask.config import RunConfig
+from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
 from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.times import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.errors import UserError, look_up
+from bellmask.model.attention import AttentionRules
 from bellmask.model.transformer import Denoiser
-from bellmask.options import LawOptions, ScheduleOptions
+from bellmask.options import (
+    DEFAULT_MU,
+    DEFAULT_POWER,
+    DEFAULT_SCALE,
+    DataOptions,
+    LawOptions,
+    ScheduleOptions,
+)
 from bellmask.rng import stream_key, torch_seed
-
-DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
 
 
 def build_law(options: LawOptions) -> TimeLaw:
@@ -47,20 +54,25 @@ def build_schedule(options: ScheduleOptions) -> Schedule:
 
 def build_objective(config: RunConfig) -> Objective:
     """The objective that the options name, with its law and schedule."""
-    law, schedule, options = (
-        build_law(config.law),
-        build_schedule(config.schedule),
-        config.objective,
-    )
-    table: dict[str, Callable[[], Objective]] = {
-        "nelbo": lambda: Nelbo(law, schedule, options.time_floor),
-        "bell": lambda: Bell(law, schedule),
-        "importance": lambda: Importance(law, options.divide_by_t, schedule),
+    options = config.objective
+    table: dict[str, Callable[[TimeLaw, Schedule], Objective]] = {
+        "nelbo": lambda law, schedule: Nelbo(law, schedule, options.time_floor),
+        "bell": lambda law, schedule: Bell(law, schedule),
+        "importance": lambda law, schedule: Importance(law, options.divide_by_t, schedule),
     }
     try:
-        return look_up("objective", options.name, table)()
+        build = look_up("objective", options.name, table)
+        return build(build_law(config.law), build_schedule(config.schedule))
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def build_rules(options: DataOptions, tokenizer: Tokenizer) -> AttentionRules:
+    """Who may look at whom, in training and evaluation."""
+    return AttentionRules(
+        sees_pads=options.pads == "noised",
+        document_eos=tokenizer.eos_id if options.document_attention else None,
+    )
 
 
 def build_model(config: RunConfig, num_tokens: int) -> Denoiser:

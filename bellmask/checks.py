@@ -6,10 +6,12 @@ Each problem says what was given, what is allowed and what to change.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bellmask.intervals import Interval
+from bellmask.options import ObjectiveOptions, OptimOptions
 
 if TYPE_CHECKING:
     from bellmask.config import RunConfig
@@ -51,10 +53,14 @@ def _data(config: RunConfig) -> Iterator[str]:
     data = config.data
     if not 0 < data.valid_fraction < 1:
         yield f"data.valid_fraction={data.valid_fraction} must be between 0 and 1"
-    if data.wrap and data.packing == "unpacked":
-        yield "data.wrap needs data.packing=packed: an unpacked row already holds one document"
     if data.wrap and data.block_length < 3:
         yield f"data.wrap needs data.block_length of at least 3, got {data.block_length}"
+    if data.document_attention and data.packing == "unpacked":
+        yield "data.document_attention is for packed rows: an unpacked one holds a single document"
+    if data.document_attention and data.insert_eos is False:
+        yield "data.document_attention tells documents apart by EOS: it needs data.insert_eos"
+    if data.packing == "unpacked" and data.remainder == "keep":
+        yield "data.remainder belongs to data.packing=packed: unpacked rows leave no remainder"
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -73,10 +79,7 @@ def _times(config: RunConfig) -> Iterator[str]:
         yield f"law uniform takes no mu (got {law.mu}); leave it out or choose another law"
     if law.name in ("uniform", "dirac") and law.scale is not None:
         yield f"law {law.name} takes no scale (got {law.scale}); leave it out or choose another law"
-    if law.scale is not None and not (law.scale > 0 and math.isfinite(law.scale)):
-        yield f"law.scale={law.scale} must be a positive number"
-    if law.mu is not None and not math.isfinite(law.mu):
-        yield f"law.mu={law.mu} must be a finite number"
+    yield from _location_and_scale("law", law.mu, law.scale)
     if law.name == "dirac" and law.mu is not None and not 0 < law.mu <= 1:
         yield f"law dirac needs 0 < law.mu <= 1 (at 0 nothing is ever masked), got {law.mu}"
 
@@ -87,10 +90,16 @@ def _schedule(config: RunConfig) -> Iterator[str]:
         yield f"schedule.power belongs to the polynomial schedule, not to {schedule.name}"
     if schedule.name != "middle_flat" and (schedule.mu, schedule.scale) != (None, None):
         yield f"schedule.mu and schedule.scale belong to middle_flat, not to {schedule.name}"
-    for name in ("power", "scale"):
-        value = getattr(schedule, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            yield f"schedule.{name}={value} must be a positive number"
+    yield from _location_and_scale("schedule", schedule.mu, schedule.scale)
+    if schedule.power is not None and not 1e-3 <= schedule.power <= 1e3:
+        yield f"schedule.power={schedule.power} must be from 0.001 to 1000"
+
+
+def _location_and_scale(section: str, mu: float | None, scale: float | None) -> Iterator[str]:
+    if mu is not None and not abs(mu) <= 1e3:
+        yield f"{section}.mu={mu} must be from -1000 to 1000"
+    if scale is not None and not 1e-5 <= scale <= 1e5:
+        yield f"{section}.scale={scale} must be a positive number, from 0.00001 to 100000"
 
 
 def _objective(config: RunConfig) -> Iterator[str]:
@@ -102,6 +111,12 @@ def _objective(config: RunConfig) -> Iterator[str]:
         )
     if name == "importance" and config.schedule.name != "linear":
         yield f"objective importance is defined for the linear schedule, not {config.schedule.name}"
+    if config.objective.time_floor != ObjectiveOptions.time_floor and name != "nelbo":
+        yield f"objective.time_floor belongs to objective nelbo, not to {name}"
+    if config.optim.final_lr and config.optim.curve == "constant":
+        yield f"optim.final_lr={config.optim.final_lr} belongs to optim.curve=cosine"
+    if config.optim.momentum != OptimOptions.momentum and config.optim.name != "muon":
+        yield f"optim.momentum belongs to the optimizer muon; {config.optim.name} has optim.betas"
     if config.objective.divide_by_t and name != "importance":
         yield f"objective.divide_by_t belongs to objective importance, not to {name}"
 
@@ -118,8 +133,7 @@ def _train(config: RunConfig) -> Iterator[str]:
             )
     if not 0 <= train.random_length_fraction <= 1:
         yield f"train.random_length_fraction={train.random_length_fraction} must be from 0 to 1"
-    kind, _, index = train.device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", train.device):
         yield f"train.device={train.device!r} must be auto, cpu, cuda or cuda:N"
     if any(step < 1 for step in config.checkpoint.keep_steps):
         yield f"checkpoint.keep_steps={config.checkpoint.keep_steps}: steps start at 1"

@@ -23,7 +23,8 @@ TRAIN_HELP = """Train a masked diffusion language model.
 
 usage: bellmask train PRESET [--config FILE] [--out DIR] [--resume MODE] [--quiet] [options below]
 
-PRESET is a name from 'bellmask presets', or the config.json of another run.
+PRESET is a name from 'bellmask presets', another run's folder or its config.json. Defaults shown
+below are those of the preset, if one is given before --help.
   --config FILE  options from a JSON or TOML file, over the preset and under the command line
   --out DIR      run folder; default runs/<preset>-<hash of all options>
   --resume MODE  no: refuse a folder that holds a run (default); auto: continue it or start it;
@@ -44,7 +45,7 @@ def _wants_help(args: Sequence[str]) -> bool:
     return any(arg in ("-h", "--help") for arg in args)
 
 
-def _take(args: list[str], name: str) -> list[str]:
+def take_option(args: list[str], name: str) -> list[str]:
     """Remove every ``name VALUE`` (or ``name=VALUE``) from args; return the values."""
     values: list[str] = []
     while True:
@@ -54,7 +55,7 @@ def _take(args: list[str], name: str) -> list[str]:
         given = args.pop(place)
         if "=" in given:
             values.append(given.split("=", 1)[1])
-        elif place < len(args):
+        elif place < len(args) and not args[place].startswith("--"):
             values.append(args.pop(place))
         else:
             raise UserError(f"{name} needs a value")
@@ -83,7 +84,7 @@ def _resolve(args: list[str], where: str) -> tuple[str, RunConfig]:
         raise UserError(f"{where} needs a preset first: {', '.join(PRESETS)}")
     name = args.pop(0)
     config = _start_config(name)
-    for file in _take(args, "--config"):
+    for file in take_option(args, "--config"):
         config = override_with_file(config, Path(file))
     config = override(config, args, where=f"{where} {name}")
     stem = Path(name).parent.name if name.endswith("config.json") else Path(name).stem
@@ -107,9 +108,11 @@ def train(args: list[str]) -> int:
     """Train a model."""
     if _wants_help(args):
         print(TRAIN_HELP)
+        for option in ("--out", "--resume", "--config"):
+            take_option(args, option)
         _print_option_help("bellmask train PRESET", args)
         return 0
-    out, resume = _take(args, "--out"), _take(args, "--resume")
+    out, resume = take_option(args, "--out"), take_option(args, "--resume")
     is_quiet = "--quiet" in args
     args = [a for a in args if a != "--quiet"]
     name, config = _resolve(args, "bellmask train")
@@ -147,6 +150,20 @@ def generate(args: list[str]) -> int:
     return run(args)
 
 
+def prepare(args: list[str]) -> int:
+    """Turn a corpus into training blocks."""
+    from bellmask.commands.prepare import run
+
+    return run(args)
+
+
+def data(args: list[str]) -> int:
+    """List named corpora, or show a corpus's data card."""
+    from bellmask.commands.data import run
+
+    return run(args)
+
+
 CONFIG_HELP = """Show or compare resolved options.
 
 usage: bellmask config show PRESET [options]
@@ -168,11 +185,11 @@ def config(args: list[str]) -> int:
     look_up("config action", action, {"show": 0, "diff": 0})
     if action == "show":
         _, resolved = _resolve(args, "bellmask config show")
-        print(json.dumps(resolved.to_dict(), indent=2))
+        print(json.dumps(resolved.resolved().to_dict(), indent=2))
         return 0
     if len(args) != 2:
         raise UserError("config diff needs two presets, config files or run folders")
-    left, right = (_start_config(name).flat() for name in args)
+    left, right = (_start_config(name).resolved().flat() for name in args)
     for option in left:
         if left[option] != right[option]:
             print(f"{option}: {json.dumps(left[option])} -> {json.dumps(right[option])}")
@@ -189,11 +206,15 @@ def presets(args: list[str]) -> int:
     from bellmask.presets import PRESETS
 
     for name, build in PRESETS.items():
-        print(f"{name:<20} {(build.__doc__ or '').strip().splitlines()[0]}")
+        if not name.endswith(("_base", "_bell")):
+            print(f"{name:<15} {(build.__doc__ or '').strip().splitlines()[0]}")
+    print("each also as NAME_base (NELBO, uniform times) and NAME_bell (the same as NAME)")
     return 0
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "prepare": prepare,
+    "data": data,
     "train": train,
     "evaluate": evaluate,
     "generate": generate,

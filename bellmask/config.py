@@ -25,6 +25,10 @@ from typing import Any, TypeVar
 from bellmask.checks import find_problems
 from bellmask.errors import UserError, unknown
 from bellmask.options import (
+    DEFAULT_MU,
+    DEFAULT_POWER,
+    DEFAULT_SCALE,
+    FREE_OPTIONS,
     CheckpointOptions,
     DataOptions,
     LawOptions,
@@ -73,6 +77,21 @@ class RunConfig:
         """
         return override(self, to_args(options)).check()
 
+    def resolved(self) -> RunConfig:
+        """With the defaults of the law and schedule written out."""
+        law, schedule = self.law, self.schedule
+        if law.mu is None and law.name != "uniform":
+            law = replace(law, mu=DEFAULT_MU)
+        if law.scale is None and law.name in ("gaussian", "laplace"):
+            law = replace(law, scale=DEFAULT_SCALE)
+        if schedule.name == "polynomial" and schedule.power is None:
+            schedule = replace(schedule, power=DEFAULT_POWER)
+        if schedule.name == "middle_flat":
+            mu = DEFAULT_MU if schedule.mu is None else schedule.mu
+            scale = DEFAULT_SCALE if schedule.scale is None else schedule.scale
+            schedule = replace(schedule, mu=mu, scale=scale)
+        return replace(self, law=law, schedule=schedule)
+
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -82,8 +101,10 @@ class RunConfig:
         return dict(_flatten(self.to_dict()))
 
     def fingerprint(self) -> str:
-        """Hash of all options: the key of the default run folder."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
+        """Hash of the options that decide what is learned: the key of the default run folder."""
+        flat = self.resolved().flat()
+        kept = {k: v for k, v in flat.items() if not k.startswith(FREE_OPTIONS)}
+        text = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -92,8 +113,9 @@ _FLAT_NAMES = {
     "schedule.name": "schedule",
     "objective.name": "objective",
     "optim.name": "optimizer",
+    "data.from_files": "data.from",
 }
-"""Options whose command-line name has no section in front."""
+"""Options whose command-line name is not their path."""
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -159,14 +181,23 @@ def _check_names(args: Sequence[str], default: RunConfig) -> None:
             raise unknown(_KINDS.get(path, current), arg, choices)
 
 
+_OTHER_NAMES = {
+    "--law.sigma": "--law.scale",
+    "--law.b": "--law.scale",
+    "--schedule.sigma": "--schedule.scale",
+    "--lr": "--optim.lr",
+    "--steps": "--train.steps",
+    "--seed": "--train.seed",
+}
+
 _KINDS = {"law.name": "time law", "schedule.name": "schedule", "objective.name": "objective"}
 
 
 def _plain(text: str) -> str:
     """The parser's message without colours and frames."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    lines = [line.strip("│╭╮╰╯─ ") for line in text.splitlines()]
-    return "\n".join(line for line in lines if line)
+    lines = [line.strip("│╭╮╰╯─| ") for line in text.splitlines()]
+    return "\n".join(line for line in lines if not re.match(r"^[-+]*$|^For full help", line))
 
 
 def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:
@@ -180,7 +211,7 @@ def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) 
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UserError(_plain(stream.getvalue())) from None
+        raise UserError(f"{where}: {_plain(stream.getvalue())}") from None
 
 
 def _forget_replaced_law(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
@@ -197,6 +228,9 @@ def _forget_replaced_law(before: RunConfig, after: RunConfig, args: Sequence[str
 def override(config: RunConfig, args: Sequence[str], where: str = "options") -> RunConfig:
     """``config`` with command-line style arguments applied: one layer of precedence."""
     args = [part for arg in args for part in (arg.split("=", 1) if arg[:2] == "--" else [arg])]
+    for given, meant in _OTHER_NAMES.items():
+        if given in args:
+            raise UserError(f"unknown option {given}; did you mean {meant}?")
     _check_names(args, config)
     return _forget_replaced_law(config, parse_options(RunConfig, config, args, where), args)
 
@@ -208,6 +242,8 @@ def override_with_file(config: RunConfig, path: Path) -> RunConfig:
 
 def read_tree(path: Path) -> dict[str, Any]:
     """The nested options in a JSON or TOML file."""
+    if path.suffix not in (".json", ".toml"):
+        raise UserError(f"config file {path} must be .json or .toml")
     try:
         text = path.read_text(encoding="utf-8")
         tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
@@ -223,5 +259,11 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: str | Path) -> RunConfig:
-    """The whole config in a file that a run wrote (missing options get their defaults)."""
+    """The whole config in a file that a run wrote."""
+    missing = {f.name for f in dataclasses.fields(RunConfig)} - read_tree(Path(path)).keys()
+    if missing:
+        raise UserError(
+            f"{path} is not a whole config: it has nothing on {', '.join(sorted(missing))}; "
+            f"use it over a preset: bellmask train PRESET --config {path}"
+        )
     return override_with_file(RunConfig(), Path(path)).check()

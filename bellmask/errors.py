@@ -25,7 +25,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """The error for a name that is not in a table: nearest names first, then the whole list."""
     names = sorted(allowed)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ";"
+    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     return UserError(f"unknown {kind} {name!r}{hint} ({', '.join(names)})")
 
 

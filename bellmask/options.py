@@ -11,6 +11,22 @@ from typing import Annotated, Literal
 
 import tyro
 
+DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
+"""Of laws and schedules that have them, where no option says otherwise."""
+
+FREE_OPTIONS = (
+    "log.",
+    "checkpoint.",
+    "train.device",
+    "data.cache",
+    "validation.every",
+    "validation.batch_size",
+    "validation.samples_every",
+    "validation.num_samples",
+    "validation.sample_steps",
+)
+"""Options that change neither the weights of later steps nor what a metric means."""
+
 LawName = Literal["uniform", "dirac", "gaussian", "laplace"]
 ScheduleName = Literal["linear", "cosine", "polynomial", "middle_flat"]
 ObjectiveName = Literal["nelbo", "bell", "importance"]
@@ -21,24 +37,44 @@ class DataOptions:
     """Text to tokens to blocks."""
 
     train: str = "wikitext2"
-    """A named corpus, or the path (or quoted glob) of UTF-8 text files to train on."""
+    """A named corpus ('bellmask data list'), a path or quoted glob of text, JSONL, CSV or Parquet
+    files (also .gz, .xz, .zst), or hub:owner/name[:config[:split]]."""
+    from_files: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """Local files (path or glob) to read a named corpus from, by its rules, instead of fetching."""
     valid: str | None = None
     """Text for validation, given like --data.train. Default: the corpus's own validation split, or
     the last --data.valid-fraction of the training blocks where there is none."""
     valid_fraction: float = 0.05
     """Share of blocks held out at the end of the training text when there is no validation text."""
+    mixture: tuple[str, ...] = ()
+    """Further training corpora with weights, 'NAME=0.3'; --data.train has what is left of 1."""
     tokenizer: str = "bytes"
-    """bytes, a Hugging Face tokenizer's name, or a folder that holds one."""
+    """bytes, bpe:2048 (learned from the training text), gpt2, bert-base-uncased, a folder that
+    holds a Hugging Face tokenizer, or one's name on the hub."""
     block_length: int = 128
     """Tokens per training row."""
-    documents: Literal["file", "line", "paragraph"] = "file"
-    """What one document is in a text file: the whole file, each line, or each run of lines
-    between blank lines. An EOS token ends each document."""
+    documents: Literal["auto", "file", "line", "paragraph", "article", "endoftext"] = "auto"
+    """What one document is in plain text. auto: the corpus's rule; the whole file for your own."""
+    column: str | None = None
+    """Column that holds the text in JSONL, CSV and Parquet; default text. In a CSV without header
+    a number, from 0; columns are joined with '+'."""
+    detokenizer: Literal[
+        "auto", "none", "lm1b", "ptb", "wikitext", "lambada", "scientific_papers"
+    ] = "auto"
+    """Published rules that undo a corpus's word splitting. auto: the corpus's own."""
     packing: Literal["packed", "unpacked"] = "packed"
-    """packed: documents joined, cut every block. unpacked: one document per row, cut or padded;
-    pads are neither masked, scored nor attended."""
-    wrap: bool = False
-    """Put BOS before and EOS after each block (the public LM1B and OpenWebText recipes do)."""
+    """packed: documents joined, cut every block. unpacked: one document per row, cut or padded."""
+    wrap: bool | None = None
+    """Begin each row with BOS and end it with EOS. Default: as the corpus's public recipe does."""
+    insert_eos: bool | None = None
+    """End each document with EOS (packed). Default: yes, but for text8 and enwik8."""
+    remainder: Literal["drop", "keep"] = "drop"
+    """What becomes of the last tokens that do not fill a packed row: dropped, or a padded row."""
+    pads: Literal["ignored", "noised"] = "ignored"
+    """ignored: pads are neither masked, scored nor attended. noised: mdlm's rule, masked like
+    text and attended, but not scored."""
+    document_attention: bool = False
+    """Keep attention inside documents (told apart by EOS) in packed rows."""
     cache: str | None = None
     """Folder for prepared blocks. Default: $BELLMASK_CACHE, else ~/.cache/bellmask."""
 
@@ -101,7 +137,7 @@ class ObjectiveOptions:
     """Divide by c = E[w(t)(1 - alpha)], which puts all objectives on one scale.
     Off: mdlm's scale."""
     time_floor: float = 1e-3
-    """nelbo only: times are mapped affinely to [floor, 1], as in mdlm. Evaluation has no floor."""
+    """nelbo only: the smallest mask rate that is drawn, as in mdlm. Evaluation has no floor."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def tiny() -> RunConfig:
 def lm1b() -> RunConfig:
     """LM1B, sentences packed to 128 tokens (App. C.1): about 100 hours on two H200."""
     return RunConfig(
-        data=DataOptions(train="lm1b", tokenizer="bert-base-uncased", wrap=True, documents="line"),
+        data=DataOptions(train="lm1b", tokenizer="bert-base-uncased", block_length=128),
         model=ModelOptions(),
         optim=OptimOptions(lr=3e-4, warmup_steps=2500),
         train=TrainOptions(steps=1_000_000, batch_size=512),
@@ -55,15 +55,13 @@ def lm1b() -> RunConfig:
 def lm1b_unpacked() -> RunConfig:
     """LM1B, one sentence per row of 128 tokens (App. C.1)."""
     packed = lm1b()
-    return replace(packed, data=replace(packed.data, packing="unpacked", wrap=False))
+    return replace(packed, data=replace(packed.data, packing="unpacked"))
 
 
 def owt() -> RunConfig:
     """OpenWebText, blocks of 1024 GPT-2 tokens, cosine annealing with weight decay (App. C.1)."""
     return RunConfig(
-        data=DataOptions(
-            train="openwebtext", tokenizer="gpt2", block_length=1024, wrap=True, documents="file"
-        ),
+        data=DataOptions(train="openwebtext", tokenizer="gpt2", block_length=1024),
         model=ModelOptions(),
         optim=OptimOptions(lr=3e-4, warmup_steps=2500, curve="cosine", weight_decay=0.03),
         train=TrainOptions(steps=1_000_000, batch_size=512),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,22 +9,28 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from bellmask.build import build_model, build_schedule
+from bellmask.build import build_model, build_rules, build_schedule
 from bellmask.config import RunConfig, load_config
-from bellmask.data.blocks import Blocks, load_blocks
+from bellmask.data.blocks import Blocks
+from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
-from bellmask.data.tokenizer import Tokenizer, load_tokenizer
+from bellmask.data.prepare import load_data
+from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.schedule import Schedule
-from bellmask.errors import UserError
+from bellmask.errors import UserError, look_up
 from bellmask.evaluate.errors import collapsed_strata_error
-from bellmask.evaluate.likelihood import Likelihood, evaluate
+from bellmask.evaluate.likelihood import evaluate
+from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import Canvas, canvas_from_prefix, canvas_from_text, empty_canvas
 from bellmask.generate.engine import Generation, generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.model.transformer import Denoiser
+from bellmask.runfolder import read_description, read_tokenizer
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
-from bellmask.train.distributed import World, pick_device
+from bellmask.train.distributed import World, pick_device, pick_precision
 
 Weights = Literal["auto", "ema", "raw"]
 
@@ -59,7 +64,13 @@ class Run:
 
     def blocks(self) -> tuple[Blocks, Blocks]:
         """The run's training and validation blocks."""
-        return load_blocks(self.config.data, self.tokenizer)
+        data = load_data(self.config.data, self.tokenizer)
+        return data.train, data.valid
+
+    def check_same_data(self, train: Blocks) -> None:
+        """Refuse text that is not what the run was trained on."""
+        if read_description(self.folder).get("train_fingerprint") != train.fingerprint:
+            raise UserError(f"the text of {self.folder} has changed since it was trained")
 
     def evaluate(
         self,
@@ -68,26 +79,39 @@ class Run:
         draws: int = 1,
         seed: int = 1234,
         batch_size: int = 64,
+        row_keys: Tensor | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> Likelihood:
         """The NELBO on blocks; see :func:`bellmask.evaluate.likelihood.evaluate`."""
         return evaluate(
             self.model,
             blocks,
-            mask_id=self.tokenizer.num_tokens,
+            mask_id=self.tokenizer.mask_id,
             draws=draws,
             seed=seed,
             batch_size=batch_size,
             schedule=self.schedule,
             world=World(device=self.device),
+            precision=pick_precision(self.config.train.precision, self.device),
+            rules=build_rules(self.config.data, self.tokenizer),
+            row_keys=row_keys,
             on_batch=on_batch,
         )
 
     def nll(self, texts: Sequence[str], *, draws: int = 32, seed: int = 1234) -> list[TextNll]:
-        """The NELBO of each text; one longer than a block is cut into blocks, scored apart."""
+        """The NELBO of each text; one longer than a block is cut into blocks, scored apart.
+
+        A text's masks are its own: its value does not depend on the others.
+        """
+        if isinstance(texts, str):
+            raise UserError("nll takes a list of texts; for a single one write run.nll([text])")
+        if not texts:
+            return []
         rows = [row for number, text in enumerate(texts) for row in self._rows(number, text)]
         blocks = Blocks.from_rows(rows, num_bytes=sum(len(text.encode()) for text in texts))
-        result = self.evaluate(blocks, draws=draws, seed=seed)
+        place = np.arange(len(rows)) - np.searchsorted(blocks.documents, blocks.documents)
+        keys = torch.from_numpy(place)
+        result = self.evaluate(blocks, draws=draws, seed=seed, row_keys=keys)
         total = result.length_B * result.block_nll
         order = np.arange(draws, dtype=np.float64)
         spread = np.array(
@@ -128,6 +152,8 @@ class Run:
         noise_dtype: torch.dtype = torch.float64,
     ) -> Generation:
         """Fill a canvas ``count`` times; sample i is the same whatever the batch size."""
+        if count < 1:
+            raise UserError(f"at least one sample must be asked for, got {count}")
         parts = []
         for first in range(0, count, batch_size):
             part = generate(
@@ -162,15 +188,37 @@ class Run:
         seed: int = 0,
     ) -> list[str]:
         """Texts from nothing, or continuing a prefix, ``length`` tokens in all."""
-        length = length or self.config.data.block_length
-        canvas = (
-            canvas_from_prefix(self.tokenizer, prefix, length)
-            if prefix
-            else empty_canvas(self.tokenizer, length)
-        )
+        canvas = self.canvas(prefix=prefix, length=length)
         return self.texts(
             self.generate(canvas, count, steps=steps, temperature=temperature, seed=seed)
         )
+
+    @property
+    def is_wrapped(self) -> bool:
+        """True when the run's rows begin with BOS and end with EOS."""
+        return find_policy(self.config.data, self.config.data.train).wrap
+
+    def canvas(
+        self, *, prefix: str = "", template: str | None = None, length: int | None = None
+    ) -> Canvas:
+        """A row to fill: empty, after a prefix, or with the gaps of a template.
+
+        Where the run's rows are wrapped, BOS and EOS are given, and count towards the length.
+        """
+        frame = 2 if self.is_wrapped else 0
+        inner = (length or self.config.data.block_length) - frame
+        if inner < 1:
+            raise UserError(f"a length of {length} leaves no room between BOS and EOS")
+        if template is not None:
+            canvas = canvas_from_text(self.tokenizer, template)
+        elif prefix:
+            canvas = canvas_from_prefix(self.tokenizer, prefix, inner)
+        else:
+            canvas = empty_canvas(self.tokenizer, inner)
+        if not frame:
+            return canvas
+        begin, end = torch.tensor([self.tokenizer.bos_id]), torch.tensor([self.tokenizer.eos_id])
+        return Canvas(torch.cat([begin, canvas.ids_L, end]), canvas.mask_id)
 
     def infill(
         self,
@@ -182,14 +230,22 @@ class Run:
         seed: int = 0,
     ) -> list[str]:
         """Fill the gaps of ``"The [MASK*12] sat on the [MASK*3]."``."""
-        canvas = canvas_from_text(self.tokenizer, text)
+        canvas = self.canvas(template=text)
         return self.texts(
             self.generate(canvas, count, steps=steps, temperature=temperature, seed=seed)
         )
 
     def texts(self, made: Generation) -> list[str]:
-        """Generated ids as text."""
-        return [self.tokenizer.decode(row.numpy()) for row in made.ids_BL]
+        """Generated ids as text; of a run on single documents, up to the first EOS."""
+        rows = [row.numpy() for row in made.ids_BL]
+        if self.config.data.packing == "unpacked":
+            rows = [row[: _first(row == self.tokenizer.eos_id)] for row in rows]
+        return [self.tokenizer.decode(row) for row in rows]
+
+
+def _first(is_here: NDArray[np.bool_]) -> int:
+    """Where the first True is; the length if there is none."""
+    return int(is_here.argmax()) if is_here.any() else len(is_here)
 
 
 def load_run(
@@ -209,8 +265,7 @@ def load_run(
     config = load_config(folder / "config.json")
     store = CheckpointStore(folder / "checkpoints", config.checkpoint, World())
     place = store.find(checkpoint)
-    tokenizer = load_tokenizer(config.data.tokenizer)
-    _check_tokenizer(folder, tokenizer)
+    tokenizer = read_tokenizer(folder)
     kind = _which_weights(weights, config)
     model = build_model(config, tokenizer.num_tokens)
     tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
@@ -228,19 +283,9 @@ def load_run(
 
 
 def _which_weights(weights: str, config: RunConfig) -> str:
+    look_up("weights", weights, {"auto": 0, "ema": 0, "raw": 0})
     if weights == "ema" and not config.optim.ema:
         raise UserError(
             "this run has no moving average of weights (optim.ema is 0); use raw weights"
         )
     return "model" if weights == "raw" or not config.optim.ema else "ema"
-
-
-def _check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
-    try:
-        known = json.loads((folder / "run.json").read_text())["tokenizer_fingerprint"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read {folder / 'run.json'}: {error}") from None
-    if known != tokenizer.fingerprint:
-        raise UserError(
-            f"the tokenizer is not the one {folder} was trained with: vocabulary or rules differ"
-        )

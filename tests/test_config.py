@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import bellmask
 from bellmask.build import build_objective
 from bellmask.config import RunConfig, load_config, override, override_with_file, to_args
-from bellmask.data.tokenizer import VOCABULARIES
+from bellmask.data.vocabularies import VOCABULARIES
 from bellmask.errors import UserError
 from bellmask.intervals import Interval, Progress
 from bellmask.model.transformer import Denoiser, count_parameters
@@ -108,7 +108,9 @@ def test_a_new_law_does_not_inherit_the_old_ones_parameters() -> None:
         ("--train.microbatch-size 5", "is not a multiple of train.microbatch_size=5"),
         ("--validation.every sometimes", "is not an interval"),
         ("--train.device tpu", "must be auto, cpu, cuda"),
-        ("--data.wrap --data.packing unpacked", "data.wrap needs data.packing=packed"),
+        ("--data.document-attention --data.packing unpacked", "is for packed rows"),
+        ("--data.remainder keep --data.packing unpacked", "belongs to data.packing=packed"),
+        ("--data.detokenizer wikitex", "did you mean 'wikitext'?"),
         ("--optim.ema 1", "optim.ema=1.0 must be at least 0 and below 1"),
         ("--optim.betas 0.9 1.5", "optim.betas"),
     ],

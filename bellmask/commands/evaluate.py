@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -31,7 +32,7 @@ class EvaluateOptions:
     bellmask evaluate runs/bell --data other.txt --checkpoint best
     """
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     checkpoint: str = "latest"
     """latest, best, or a step."""
@@ -48,7 +49,8 @@ class EvaluateOptions:
     seed: int = 1234
     """Decides the masks."""
     out: str | None = None
-    """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation."""
+    """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
+    or RUN/evaluation-NAME for --data NAME."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
 
@@ -73,13 +75,15 @@ def run(args: Sequence[str]) -> int:
         loaded.model,
         blocks.slice(0, min(512, len(blocks))),
         ends,
-        mask_id=loaded.tokenizer.num_tokens,
+        mask_id=loaded.tokenizer.mask_id,
         seed=options.seed,
         batch_size=options.batch_size,
         schedule=loaded.schedule,
         device=loaded.device,
     )
-    known = references(train_blocks, blocks, loaded.tokenizer.num_tokens)
+    known = None
+    if train_blocks is not None:
+        known = references(train_blocks, blocks, loaded.tokenizer.num_tokens)
     report: dict[str, Any] = {
         "run": loaded.folder.name,
         "step": loaded.step,
@@ -87,12 +91,13 @@ def run(args: Sequence[str]) -> int:
         "data_fingerprint": blocks.fingerprint,
         "seed": options.seed,
         **result.summary(),
-        "unigram_cross_entropy": known.unigram,
-        "position_wise_cross_entropy": known.position_wise,
+        "unigram_cross_entropy": known.unigram if known else None,
+        "position_wise_cross_entropy": known.position_wise if known else None,
         "context_curve": [asdict(point) for point in binned_curve(result)],
         "exact_contexts": [asdict(point) for point in exact],
     }
-    folder = Path(options.out) if options.out else loaded.folder / "evaluation"
+    own = f"evaluation-{Path(options.data).stem}" if options.data else "evaluation"
+    folder = Path(options.out) if options.out else loaded.folder / own
     folder.mkdir(parents=True, exist_ok=True)
     result.save(folder / "blocks.npz")
     _write(report, folder)
@@ -100,13 +105,28 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def _blocks(loaded: Run, options: EvaluateOptions) -> tuple[Blocks, Blocks]:
-    from bellmask.data.blocks import prepare
+def _blocks(loaded: Run, options: EvaluateOptions) -> tuple[Blocks | None, Blocks]:
+    from bellmask.data.prepare import prepare
 
-    train, valid = loaded.blocks()
     if options.data is not None:
-        valid = prepare(replace(loaded.config.data, valid=options.data), loaded.tokenizer, "valid")
+        data = replace(loaded.config.data, valid=options.data)
+        valid = prepare(data, loaded.tokenizer, "valid")
+        train = _training_blocks(loaded)
+    else:
+        train, valid = loaded.blocks()
+        loaded.check_same_data(train)
     return train, valid.slice(0, min(options.blocks or len(valid), len(valid)))
+
+
+def _training_blocks(loaded: Run) -> Blocks | None:
+    """For the reference cross-entropies; None where the training text is gone."""
+    try:
+        train, _ = loaded.blocks()
+        loaded.check_same_data(train)
+    except UserError as error:
+        print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
+        return None
+    return train
 
 
 def _with_progress(loaded: Run, blocks: Blocks, options: EvaluateOptions) -> Any:
@@ -130,12 +150,21 @@ def _write(report: dict[str, Any], folder: Path) -> None:
     plot_context_curve(
         report["context_curve"],
         {
-            "unigram": report["unigram_cross_entropy"],
-            "position-wise": report["position_wise_cross_entropy"],
+            name: report[key]
+            for name, key in (
+                ("unigram", "unigram_cross_entropy"),
+                ("position-wise", "position_wise_cross_entropy"),
+            )
+            if report[key] is not None
         },
         folder / "context_curve",
-        title=f"{report['run']}, step {report['step']}: {report['nll']:.4f} nats/token",
+        title=f"{report['run']}, step {report['step']}, on {report['data']}: "
+        f"{report['nll']:.4f} nats/token",
     )
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:
@@ -143,29 +172,29 @@ def _show(report: dict[str, Any], folder: Path) -> None:
 
     bits = report["bits_per_byte"]
     print_table(
-        f"{report['run']}, step {report['step']}",
+        f"{report['run']}, step {report['step']}, on {report['data']}",
         ["quantity", "value"],
         [
-            ["NELBO, nats per token", f"{report['nll']:.4f} ± {report['nll_se']:.4f}"],
+            ["NELBO, nats per token", f"{report['nll']:.4f} ± {_number(report['nll_se'])}"],
             ["perplexity (bound)", f"{report['perplexity']:.3f}"],
-            ["bits per byte (bound)", f"{bits:.4f}" if bits is not None else "unknown"],
-            ["unigram cross-entropy", f"{report['unigram_cross_entropy']:.4f}"],
-            ["position-wise cross-entropy", f"{report['position_wise_cross_entropy']:.4f}"],
+            ["bits per byte (bound)", _number(bits)],
+            ["unigram cross-entropy", _number(report["unigram_cross_entropy"])],
+            ["position-wise cross-entropy", _number(report["position_wise_cross_entropy"])],
             ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],
         ],
     )
-    rows = [*report["exact_contexts"], *report["context_curve"]]
-    print_table(
-        "NLL by context count (observed tokens)",
-        ["N_c", "nats", "standard error", "draws"],
-        [
+    for title, points in (
+        ("NLL by context count: bins of the draws above", report["context_curve"]),
+        ("NLL at exact context counts: the first 512 blocks", report["exact_contexts"]),
+    ):
+        rows = [
             [
                 str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
                 f"{p['nll']:.4f}",
                 f"{p['standard_error']:.4f}",
                 str(p["num_draws"]),
             ]
-            for p in rows
-        ],
-    )
+            for p in points
+        ]
+        print_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
     print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")

@@ -7,16 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from bellmask.commands.options import parse_command
 from bellmask.errors import UserError
-
-if TYPE_CHECKING:
-    from bellmask.generate.canvas import Canvas
-    from bellmask.run import Run
 
 SEPARATOR = "\n--------\n"
 
@@ -35,7 +31,7 @@ class GenerateOptions:
     bellmask generate runs/bell --num 100 --format jsonl --output samples.jsonl
     """
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     num: int = 1
     """Samples."""
@@ -70,23 +66,14 @@ class GenerateOptions:
 def _check(options: GenerateOptions) -> None:
     if options.num < 1 or options.steps < 1 or options.batch_size < 1:
         raise UserError("--num, --steps and --batch-size must be at least 1")
-    if options.temperature < 0:
+    if not 0 <= options.temperature < float("inf"):
         raise UserError(f"--temperature must not be negative, got {options.temperature}")
     if options.canvas is not None and (options.prefix is not None or options.length is not None):
         raise UserError("--canvas says all: it goes with neither --prefix nor --length")
+    if options.output is not None and not Path(options.output).parent.is_dir():
+        raise UserError(f"there is no folder {Path(options.output).parent} to write --output into")
     if options.length is not None and options.length < 1:
         raise UserError(f"--length must be at least 1, got {options.length}")
-
-
-def _canvas(loaded: Run, options: GenerateOptions) -> Canvas:
-    from bellmask.generate.canvas import canvas_from_prefix, canvas_from_text, empty_canvas
-
-    length = options.length or loaded.config.data.block_length
-    if options.canvas is not None:
-        return canvas_from_text(loaded.tokenizer, options.canvas)
-    if options.prefix:
-        return canvas_from_prefix(loaded.tokenizer, options.prefix, length)
-    return empty_canvas(loaded.tokenizer, length)
 
 
 def run(args: Sequence[str]) -> int:
@@ -102,7 +89,9 @@ def run(args: Sequence[str]) -> int:
     loaded = load_run(
         options.run, checkpoint=options.checkpoint, weights=options.weights, device=options.device
     )
-    canvas = _canvas(loaded, options)
+    canvas = loaded.canvas(
+        prefix=options.prefix or "", template=options.canvas, length=options.length
+    )
     if len(canvas) > loaded.config.data.block_length:
         print(
             f"note: the canvas has {len(canvas)} tokens, the run was trained on "

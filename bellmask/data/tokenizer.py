@@ -2,15 +2,18 @@
 
 Ids 0 .. V-1 are tokens that can be predicted; the mask is always id V, the last row of the
 embedding, and the head has no row for it. A tokenizer whose own mask sits elsewhere (BERT's is
-103) has that id swapped with its last one. Pad, EOS and mask are never the same id.
+103) has that id swapped with its last one. Pad, EOS and mask are never the same id: a tokenizer
+without a pad, or whose pad is its EOS or mask, gets a pad of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +21,40 @@ from numpy.typing import NDArray
 from bellmask.errors import UserError
 
 Ids = NDArray[np.int64]
+MASK_SIGN = "␣"
 
 
 class Tokenizer(Protocol):
     """What the rest of the package knows of a tokenizer."""
 
     num_tokens: int
-    """V: ids that can be predicted; also the id of the mask."""
+    """V: ids that can be predicted."""
     bos_id: int
     eos_id: int
     pad_id: int
     fingerprint: str
     """Changes when any text would be encoded differently."""
 
+    @property
+    def mask_id(self) -> int:
+        """V: the id after all tokens."""
+        ...
+
+    def description(self) -> dict[str, Any]:
+        """All that is needed to make it again, ready for JSON."""
+        ...
+
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of several texts, in order."""
         ...
 
     def decode(self, ids: Ids) -> str:
         """Text of ids; specials are left out, a mask is shown as ␣."""
         ...
-
-
-MASK_SIGN = "␣"
 
 
 class ByteTokenizer:
@@ -52,51 +66,51 @@ class ByteTokenizer:
     pad_id = 258
     fingerprint = "bytes-1"
 
+    @property
+    def mask_id(self) -> int:
+        """259."""
+        return self.num_tokens
+
+    def description(self) -> dict[str, Any]:
+        """Just the kind."""
+        return {"kind": "bytes"}
+
     def encode(self, text: str) -> Ids:
         """The text's UTF-8 bytes."""
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Each text's bytes."""
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Ids) -> str:
         """Bytes that are not UTF-8 become the replacement character."""
         pieces = []
         for token in ids.tolist():
-            if token == self.num_tokens:
+            if token == self.mask_id:
                 pieces.append(MASK_SIGN.encode())
             elif token < 256:
                 pieces.append(bytes([token]))
         return b"".join(pieces).decode("utf-8", errors="replace")
 
 
-class HuggingFaceTokenizer:
-    """Any Hugging Face tokenizer, from a folder or by name; needs the extra ``hf``."""
+class FastTokenizer:
+    """A ``tokenizers.Tokenizer`` with its special ids, renumbered so that the mask comes last."""
 
-    def __init__(self, source: str) -> None:
-        try:
-            from transformers import AutoTokenizer
-        except ImportError:
-            raise UserError(
-                f"tokenizer {source!r} needs transformers: pip install 'bellmask[hf]'"
-            ) from None
-        try:
-            self._inner = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"cannot load tokenizer {source!r} ({reason}); give 'bytes' or a folder that holds "
-                "tokenizer.json with --data.tokenizer"
-            ) from None
-        self._number_ids(source)
-        self.fingerprint = self._hash()
-
-    def _number_ids(self, source: str) -> None:
-        """Ours are theirs, but for the mask, which goes last, and a pad, which may be new."""
-        inner, size = self._inner, len(self._inner)
-        mask = inner.mask_token_id
-        eos = inner.eos_token_id if inner.eos_token_id is not None else inner.sep_token_id
-        if eos is None:
-            raise UserError(f"tokenizer {source!r} has neither an EOS nor a SEP token")
-        bos = inner.bos_token_id if inner.bos_token_id is not None else inner.cls_token_id
-        pad = inner.pad_token_id if inner.pad_token_id not in (eos, mask) else None
+    def __init__(
+        self,
+        inner: Any,
+        *,
+        eos: int,
+        bos: int | None = None,
+        pad: int | None = None,
+        mask: int | None = None,
+    ) -> None:
+        self._inner = inner
+        inner.encode_special_tokens = True  # "[MASK]" in a text is just text
+        self._specials = {"eos": eos, "bos": bos, "pad": pad, "mask": mask}
+        size = inner.get_vocab_size(with_added_tokens=True)
+        pad = None if pad in (eos, mask) else pad
         self.num_tokens = size - (mask is not None) + (pad is None)
         self._ours = np.arange(size)
         if mask is not None:
@@ -107,45 +121,81 @@ class HuggingFaceTokenizer:
         self.eos_id = int(self._ours[eos])
         self.bos_id = int(self._ours[bos]) if bos is not None else self.eos_id
         self.pad_id = int(self._ours[pad]) if pad is not None else self.num_tokens - 1
+        self.fingerprint = self._hash()
+
+    @property
+    def mask_id(self) -> int:
+        """V."""
+        return self.num_tokens
+
+    def description(self) -> dict[str, Any]:
+        """Vocabulary, rules and special ids."""
+        return {"kind": "fast", "specials": self._specials, "inner": self._inner.to_str()}
 
     def _hash(self) -> str:
-        state = {
-            "vocabulary": sorted(self._inner.get_vocab().items()),
-            "specials": (self.bos_id, self.eos_id, self.pad_id, self.num_tokens),
-        }
-        backend = getattr(self._inner, "backend_tokenizer", None)
-        text = json.dumps(state) + (backend.to_str() if backend is not None else "")
-        return hashlib.sha256(text.encode()).hexdigest()
+        specials = (self.bos_id, self.eos_id, self.pad_id, self.num_tokens)
+        return hashlib.sha256((json.dumps(specials) + self._inner.to_str()).encode()).hexdigest()
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
-        ids = self._inner.encode(text, add_special_tokens=False, verbose=False)
+        ids = self._inner.encode(text, add_special_tokens=False).ids
         return self._ours[np.asarray(ids, dtype=np.int64)]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of several texts; the library uses all cores, the order stays."""
+        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._ours[np.asarray(one.ids, dtype=np.int64)] for one in found]
 
     def decode(self, ids: Ids) -> str:
         """Runs of tokens as text; masks shown, other specials left out."""
         special = {self.bos_id, self.eos_id, self.pad_id}
         pieces: list[str] = []
         run: list[int] = []
-        for token in [*ids.tolist(), self.num_tokens]:
-            if token != self.num_tokens:
+        for token in [*ids.tolist(), self.mask_id]:
+            if token != self.mask_id:
                 if token not in special:
                     run.append(token)
                 continue
             theirs = self._theirs[np.asarray(run, dtype=np.int64)].tolist()
-            pieces.append(str(self._inner.decode(theirs)) if run else "")
+            pieces.append(self._inner.decode(theirs, skip_special_tokens=False) if run else "")
             run = []
         return MASK_SIGN.join(pieces)
 
 
-VOCABULARIES = {"bytes": 259, "bert-base-uncased": 30521, "gpt2": 50258}
-"""V of the tokenizers that presets name, so that a model can be planned without loading them."""
+def from_transformers(source: str) -> FastTokenizer:
+    """Any fast Hugging Face tokenizer, from a folder or by name; needs the extra ``hf``."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        advice = "pip install 'bellmask[hf]'"
+        raise UserError(f"tokenizer {source!r} needs transformers: {advice}") from None
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # the hub client's retries
+            theirs = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"cannot load tokenizer {source!r} ({reason}); give bytes, bpe:2048, gpt2, "
+            "bert-base-uncased or a folder that holds tokenizer.json with --data.tokenizer"
+        ) from None
+    inner = getattr(theirs, "backend_tokenizer", None)
+    if inner is None:
+        raise UserError(f"tokenizer {source!r} has no fast version (tokenizer.json)")
+    eos = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.sep_token_id
+    if eos is None:
+        raise UserError(f"tokenizer {source!r} has neither an EOS nor a SEP token")
+    bos = theirs.bos_token_id if theirs.bos_token_id is not None else theirs.cls_token_id
+    return FastTokenizer(
+        inner, eos=eos, bos=bos, pad=theirs.pad_token_id, mask=theirs.mask_token_id
+    )
 
 
-def load_tokenizer(name: str) -> Tokenizer:
-    """``bytes``, or a Hugging Face tokenizer from a folder or by name."""
-    if name == "bytes":
+def from_description(description: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a run folder describes."""
+    if description.get("kind") == "bytes":
         return ByteTokenizer()
-    if ("/" in name or "." in name) and not Path(name).exists():
-        raise UserError(f"there is no tokenizer folder {name}; give 'bytes', a folder or a name")
-    return HuggingFaceTokenizer(name)
+    if description.get("kind") != "fast":
+        raise UserError(f"unknown kind of tokenizer: {description.get('kind')!r}")
+    from tokenizers import Tokenizer as Inner
+
+    return FastTokenizer(Inner.from_str(description["inner"]), **description["specials"])

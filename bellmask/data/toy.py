@@ -58,9 +58,7 @@ class MarkovSource:
     def blocks(self, count: int, generator: torch.Generator) -> Blocks:
         """Rows as blocks, each its own document."""
         rows = self.sample(count, generator).numpy()
-        return Blocks.from_rows(
-            (Row(ids, self.length, number) for number, ids in enumerate(rows)), "markov"
-        )
+        return Blocks.from_rows(Row(ids, self.length, n) for n, ids in enumerate(rows))
 
     def log_conditionals(self, x_BL: Tensor) -> Tensor:
         """Log p(x^i = v | all observed symbols but i), float64 [B, L, V]."""

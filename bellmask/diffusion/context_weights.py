@@ -52,12 +52,12 @@ def _integrate(log_w: Tensor, alpha: Tensor, length: int) -> Tensor:
 
 
 def _nelbo_weights(objective: Nelbo, length: int) -> Tensor:
-    """P(Binomial(L, alpha(floor)) > N_c) / (1 - floor): exactly one without a floor."""
+    """P(Binomial(L, 1 - floor) > N_c) / (1 - first time): exactly one without a floor."""
     if objective.time_floor == 0:
         return torch.ones(length, dtype=torch.float64)
-    alpha = objective.schedule.alpha(as_float64(objective.time_floor))
+    alpha = as_float64(1 - objective.time_floor)
     n = torch.arange(length, dtype=torch.float64)
     log_pmf = _log_binomial(length) + torch.xlogy(n, alpha) + torch.xlogy(length - n, 1 - alpha)
     at_the_top = alpha**length  # P(Binomial = L), which is not among N_c = 0 .. L-1
     above = log_pmf.exp().flip(0).cumsum(0).flip(0) - log_pmf.exp() + at_the_top
-    return above / (1 - objective.time_floor)
+    return above / (1 - objective.first_time)

@@ -51,9 +51,9 @@ class Objective(ABC):
 class Nelbo(Objective):
     """The NELBO of Eq. L_MDM: w = -alpha' / (1 - alpha) / pi(t) for any density pi.
 
-    ``time_floor`` maps times affinely to [floor, 1], mask rate and weight alike, as mdlm does with
-    1e-3: without it the weight's variance diverges (logarithmically) at t = 0. With 0 the objective
-    is the NELBO exactly.
+    ``time_floor`` is the smallest mask rate that is drawn: times are mapped affinely to
+    [alpha^-1(1 - floor), 1], as mdlm does with 1e-3. Without it the weight's variance diverges
+    (logarithmically) at t = 0. With 0 the objective is the NELBO exactly.
     """
 
     law: TimeLaw = field(default_factory=Uniform)
@@ -73,20 +73,28 @@ class Nelbo(Objective):
                 f"(0, 1), under {self.law} and {self.schedule}; widen it or use objective bell"
             )
 
+    @property
+    def first_time(self) -> float:
+        """alpha^-1(1 - floor): the floor itself for the linear schedule."""
+        if self.time_floor == 0:
+            return 0.0
+        return float(self.schedule.inverse(as_float64(1 - self.time_floor)))
+
     def times(self, u_B: Tensor) -> Tensor:
-        """Floor + (1 - floor) * F^-1(u)."""
-        return self.time_floor + (1 - self.time_floor) * self.law.icdf(u_B)
+        """first + (1 - first) * F^-1(u), with first the time of the smallest mask rate."""
+        first = self.first_time
+        return first + (1 - first) * self.law.icdf(u_B)
 
     def weight(self, t_B: Tensor) -> Tensor:
         """-alpha' / (1 - alpha) / pi."""
         t_B = as_float64(t_B)
-        unfloored = (t_B - self.time_floor) / (1 - self.time_floor)
+        unfloored = (t_B - self.first_time) / (1 - self.first_time)
         return self.schedule.weight(t_B) / self.law.log_pdf(unfloored).exp()
 
     @property
     def normaliser(self) -> float:
-        """alpha(floor) / (1 - floor): one for the linear schedule and wherever the floor is 0."""
-        return float(self.schedule.alpha(as_float64(self.time_floor))) / (1 - self.time_floor)
+        """(1 - floor) / (1 - first time): one for the linear schedule and where the floor is 0."""
+        return (1 - self.time_floor) / (1 - self.first_time)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.schedule import Schedule
 from bellmask.evaluate.errors import Floats, Labels, clustered_error, document_clusters
-from bellmask.evaluate.likelihood import Likelihood, Model, masked_mean
+from bellmask.evaluate.likelihood import Model, masked_mean
+from bellmask.evaluate.result import Likelihood
 from bellmask.rng import stream_key
 from bellmask.train.distributed import World
 

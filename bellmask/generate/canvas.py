@@ -14,6 +14,7 @@ from bellmask.data.tokenizer import Tokenizer
 from bellmask.errors import UserError
 
 _GAP = re.compile(r"\[MASK(?:\*(\d+))?\]")
+_ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Canvas:
 
 def empty_canvas(tokenizer: Tokenizer, length: int) -> Canvas:
     """Nothing given."""
-    return Canvas(torch.full((length,), tokenizer.num_tokens), tokenizer.num_tokens)
+    return Canvas(torch.full((length,), tokenizer.mask_id), tokenizer.mask_id)
 
 
 def canvas_from_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> Canvas:
@@ -48,12 +49,12 @@ def canvas_from_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> Can
         if isinstance(piece, str):
             ids += tokenizer.encode(piece).tolist()
         elif piece >= 1:
-            ids += [tokenizer.num_tokens] * piece
+            ids += [tokenizer.mask_id] * piece
         else:
             raise UserError(f"a gap needs at least one token, got {piece}")
     if not ids:
         raise UserError("the canvas is empty")
-    return Canvas(torch.tensor(ids), tokenizer.num_tokens)
+    return Canvas(torch.tensor(ids), tokenizer.mask_id)
 
 
 def canvas_from_text(tokenizer: Tokenizer, text: str) -> Canvas:
@@ -64,6 +65,9 @@ def canvas_from_text(tokenizer: Tokenizer, text: str) -> Canvas:
         pieces += [text[end : gap.start()], int(gap[1] or 1)]
         end = gap.end()
     pieces.append(text[end:])
+    for piece in pieces:
+        if isinstance(piece, str) and (odd := _ALMOST_GAP.search(piece)):
+            raise UserError(f"{odd[0]} is not a gap; write [MASK] or [MASK*12]")
     if len(pieces) == 1:
         raise UserError(
             "the canvas has no gap; write [MASK*12] where 12 tokens are to be generated"
@@ -78,5 +82,5 @@ def canvas_from_prefix(tokenizer: Tokenizer, prefix: str, length: int) -> Canvas
         raise UserError(
             f"the prefix has {len(given)} tokens, the canvas {length}: nothing is left to generate"
         )
-    ids = np.concatenate([given, np.full(length - len(given), tokenizer.num_tokens)])
-    return Canvas(torch.from_numpy(ids), tokenizer.num_tokens)
+    ids = np.concatenate([given, np.full(length - len(given), tokenizer.mask_id)])
+    return Canvas(torch.from_numpy(ids), tokenizer.mask_id)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bellmask.diffusion.schedule import Linear, Schedule
 from bellmask.model.attention import attention_mask
+from bellmask.model.head import CHUNK_ROWS
 from bellmask.rng import stream_key, uniform, uniform_rows
 
 
@@ -42,15 +43,17 @@ def choose(
     """
     if temperature == 0:
         return logits_NV.argmax(dim=1)
-    num_tokens = logits_NV.shape[1]
-    place = counters_N[:, None] * num_tokens + torch.arange(num_tokens)
-    u = (
-        uniform(key, place)
-        .to(dtype)
-        .clamp(min=torch.finfo(dtype).tiny, max=1 - torch.finfo(dtype).eps)
-    )
-    noise = -torch.log(-torch.log(u)).to(logits_NV.device)
-    return (logits_NV.to(dtype) / temperature + noise).argmax(dim=1)
+    device, num_tokens = logits_NV.device, logits_NV.shape[1]
+    column = torch.arange(num_tokens, device=device)
+    smallest, largest = torch.finfo(dtype).tiny, 1 - torch.finfo(dtype).eps
+    chosen = []
+    for logits, counters in zip(
+        logits_NV.split(CHUNK_ROWS), counters_N.to(device).split(CHUNK_ROWS), strict=True
+    ):
+        u = uniform(key, counters[:, None] * num_tokens + column).to(dtype)
+        noise = -torch.log(-torch.log(u.clamp(smallest, largest)))
+        chosen.append((logits.to(dtype) / temperature + noise).argmax(dim=1))
+    return torch.cat(chosen)
 
 
 @torch.no_grad()

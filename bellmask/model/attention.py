@@ -5,6 +5,8 @@ B batch, H heads, L length, E head size. SDPA everywhere: no compiled extension 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,6 +43,29 @@ def attention_mask(
         return same
     itself = torch.eye(document_BL.shape[1], dtype=torch.bool, device=same.device)
     return (same & is_real_BL[:, None, None, :]) | itself
+
+
+def document_ids(x_BL: Tensor, eos_id: int) -> Tensor:
+    """Which document of its row each token belongs to: an EOS is the last token of its own."""
+    is_end = x_BL == eos_id
+    return is_end.cumsum(dim=1) - is_end.long()
+
+
+@dataclass(frozen=True)
+class AttentionRules:
+    """Who may look at whom in a batch of rows, in training and in evaluation alike."""
+
+    sees_pads: bool = False
+    """mdlm's rule for padded rows: pads are noised and attended like text (but never scored)."""
+    document_eos: int | None = None
+    """With an EOS id: attention stays inside documents."""
+
+    def mask(self, x0_BL: Tensor, is_real_BL: Tensor | None) -> Tensor | None:
+        """The attention mask of clean rows."""
+        real = None if self.sees_pads else is_real_BL
+        if self.document_eos is None:
+            return attention_mask(real)
+        return attention_mask(real, document_ids(x0_BL, self.document_eos))
 
 
 def attend(

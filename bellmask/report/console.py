@@ -11,8 +11,10 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     Task,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -41,6 +43,29 @@ def progress_bar(what: str, unit: str, total: int) -> Iterator[Callable[[int], N
     with bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def preparing_bar(*, is_quiet: bool = False) -> Iterator[Callable[[int, int, int], None]]:
+    """Documents, text and rows while data is prepared; yields the function that takes them."""
+    console = Console(stderr=True)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("preparing"),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=is_quiet or not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("preparing", total=None, note="")
+
+        def show(documents: int, num_bytes: int, rows: int) -> None:
+            seconds = max(bar.tasks[0].elapsed or 0.0, 1e-9)
+            size = f"{num_bytes / 1e6:,.1f} MB, {num_bytes / 1e6 / seconds:.1f} MB/s"
+            bar.update(task, note=f"{documents:,} documents, {size}, {rows:,} rows")
+
+        yield show
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

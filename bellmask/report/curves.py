@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bellmask.errors import UserError
-from bellmask.evaluate.likelihood import Likelihood
+from bellmask.evaluate.result import Likelihood
+from bellmask.records import read_metrics
 from bellmask.report.console import print_table
 from bellmask.report.plots import plot_nll_curves
-from bellmask.train.metrics import read_metrics
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ def read_curve(folder: Path) -> Curve:
     lines = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "validation"]
     if not lines:
         raise UserError(f"{folder} has no validation in its metrics.jsonl")
-    last = Likelihood.load(folder / "validation" / f"step-{lines[-1]['step']:09d}.npz")
+    path = folder / "validation" / f"step-{lines[-1]['step']:09d}.npz"
+    if not path.exists():
+        raise UserError(f"{path} is missing; the last validation cannot be compared")
+    last = Likelihood.load(path)
     return Curve(
         folder.name,
         [r["step"] for r in lines],
@@ -73,7 +76,7 @@ def main(args: Sequence[str]) -> int:
     folders = [Path(arg) for arg in args]
     try:
         compare(folders, folders[0].parent / "curves")
-    except (UserError, ValueError) as error:
+    except (UserError, ValueError, OSError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

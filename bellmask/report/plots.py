@@ -6,17 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 
-def _save(figure: Any, path: Path) -> list[Path]:
+def _save(figure: Figure, path: Path) -> list[Path]:
     paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
     for target in paths:
         figure.savefig(target, dpi=150, bbox_inches="tight")
-    plt.close(figure)
     return paths
 
 
@@ -28,7 +24,8 @@ def plot_context_curve(
     title: str,
 ) -> list[Path]:
     """NLL against context count with error bars, beside horizontal reference lines."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure = Figure(figsize=(7, 4.2))
+    axes = figure.subplots()
     middle = [(p["low"] + p["high"]) / 2 for p in points]
     axes.errorbar(
         middle,
@@ -53,7 +50,8 @@ def plot_nll_curves(
     curves: Sequence[tuple[str, Sequence[int], Sequence[float]]], path: Path
 ) -> list[Path]:
     """Validation NLL against step; the first run, the reference, in red."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure = Figure(figsize=(7, 4.2))
+    axes = figure.subplots()
     colours = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
     for number, (name, steps, nll) in enumerate(curves):
         colour = colours[number % len(colours)]

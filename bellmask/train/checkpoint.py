@@ -9,6 +9,7 @@ which the next start removes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -29,6 +30,8 @@ from bellmask.train.distributed import World
 
 _NAME = re.compile(r"^step-(\d{9})$")
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
+FORMAT = 1
+"""Raised when a checkpoint's layout changes."""
 
 
 def _sync_folder(folder: Path) -> None:
@@ -143,8 +146,20 @@ class CheckpointStore:
 
     def best(self) -> Path | None:
         """The checkpoint with the lowest validation NLL, among those validated at their step."""
-        scores = [(nll, f) for f in self.all() if (nll := read_state(f).get("nll")) is not None]
+        scores = []
+        for folder in self.all():
+            with contextlib.suppress(UserError):  # a damaged one is never the best
+                nll = read_state(folder).get("nll")
+                scores += [(nll, folder)] if nll is not None else []
         return min(scores, key=lambda item: item[0])[1] if scores else None
+
+    def drop_after(self, step: int) -> None:
+        """Remove checkpoints of later steps, which a resumed run will write again."""
+        for folder in self.all():
+            if step_of(folder) > step:
+                self._remove(folder)
+        if self.all():
+            write_text(self.folder / LATEST, self.all()[-1].name + "\n")
 
     def find(self, which: str) -> Path:
         """``latest``, ``best`` or a step number; UserError when it is not there."""
@@ -175,9 +190,12 @@ class CheckpointStore:
 def read_state(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, tensors apart."""
     try:
-        return json.loads((folder / STATE).read_text())
+        state = json.loads((folder / STATE).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / STATE}: {error}") from None
+    if not isinstance(state, dict) or state.get("format", FORMAT) != FORMAT:
+        raise UserError(f"{folder} was written by another version of bellmask")
+    return state
 
 
 def load_tensors(folder: Path, tensors: dict[str, Tensor], world: World | None = None) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,8 @@ BUCKET_NUMBERS = 8_000_000
 
 
 CPU = torch.device("cpu")
+LONGEST_WAIT = timedelta(days=7)
+"""How long other ranks wait while the main one prepares data."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = CPU
+    store: dist.Store | None = None
+    _calls: list[int] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -57,6 +63,41 @@ class World:
         if self.size == 1:
             return flag
         return bool(self.add_up(torch.tensor([int(flag)], device=self.device)).item())
+
+    def largest(self, value: float) -> float:
+        """The maximum over ranks."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return float(shared.item())
+
+    def on_main(self, work: Callable[[], None]) -> None:
+        """Do something on the main process while the others wait, however long it takes.
+
+        A UserError there is raised everywhere, so that no rank is left in a collective call.
+        """
+        if self.size == 1:
+            work()
+            return
+        assert self.store is not None
+        key = f"bellmask/on-main/{self._next_call()}"
+        if self.is_main:
+            try:
+                work()
+            except UserError as error:
+                self.store.set(key, f"error {error}")
+                raise
+            self.store.set(key, "done")
+            return
+        self.store.wait([key], LONGEST_WAIT)
+        answer = self.store.get(key).decode()
+        if answer != "done":
+            raise UserError(answer.removeprefix("error "))
+
+    def _next_call(self) -> int:
+        self._calls.append(len(self._calls))
+        return self._calls[-1]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -95,7 +136,9 @@ def pick_device(option: str, local_rank: int = 0) -> torch.device:
     if option == "auto":
         option = "cuda" if torch.cuda.is_available() else "cpu"
     if option.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"train.device={option} but torch sees no GPU here; use --train.device cpu")
+        raise UserError(f"device {option} was asked for, but torch sees no GPU here; use cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", option):
+        raise UserError(f"unknown device {option!r} (auto, cpu, cuda, cuda:N)")
     if option == "cuda":
         option = f"cuda:{local_rank % torch.cuda.device_count()}"
     return torch.device(option)
@@ -114,14 +157,11 @@ def open_world(device_option: str) -> Iterator[World]:
     store, rank, size = next(rendezvous("env://"))
     # a prefix by restart, so that a restarted group never meets the dead one's addresses
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore(f"attempt-{attempt}", store),
-        rank=rank,
-        world_size=size,
-    )
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
-        yield World(rank, size, device)
+        yield World(rank, size, device, store)
     finally:
         dist.destroy_process_group()
 

@@ -6,8 +6,7 @@ values are a function of the run's options, apart from ``seconds`` and ``tokens_
 
 from __future__ import annotations
 
-import json
-import os
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +15,9 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bellmask.config import RunConfig
 from bellmask.errors import UserError, look_up
 from bellmask.train.step import StepResult
-
-TIME_FIELDS = ("seconds", "tokens_per_second")
-"""Fields of metrics.jsonl that differ between repetitions of a run."""
 
 
 @dataclass
@@ -66,42 +63,21 @@ class Window:
         return asdict(self)
 
 
-class MetricsFile:
-    """metrics.jsonl: append a line; cut back to a step when a run is resumed."""
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run when it opens."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    folder: Path
+    run_id: str
+    """Stays the same when the run is resumed."""
+    step: int
+    """Where it starts or goes on."""
+    config: RunConfig
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Append one line."""
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
-
-    def sync(self) -> None:
-        """Make sure that all lines so far are on disk."""
-        if self.path.exists():
-            with self.path.open("rb") as stream:
-                os.fsync(stream.fileno())
-
-    def cut_back(self, step: int) -> None:
-        """Drop lines of later steps, and a last line that a kill left incomplete."""
-        kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-        scratch = self.path.with_suffix(".writing")
-        scratch.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(scratch, self.path)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics.jsonl, in order; none if the file is absent."""
-    if not path.exists():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue  # the line that was being written when the process was killed
-    return records
+    @property
+    def project(self) -> str:
+        """The project's name for wandb and trackio."""
+        return self.config.log.project
 
 
 class Tracker(Protocol):
@@ -116,21 +92,13 @@ class Tracker(Protocol):
         ...
 
 
-def _need(package: str, error: ImportError) -> UserError:
-    return UserError(
-        f"tracker {package} needs its package: pip install 'bellmask[{package}]' ({error})"
-    )
-
-
 class TensorBoardTracker:
-    """Event files in ``<run>/tensorboard``."""
+    """Event files in ``<run>/tensorboard``; points after the step resumed from are dropped."""
 
-    def __init__(self, folder: Path, project: str, config: dict[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _need("tensorboard", error) from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.step + 1)
 
     def log(self, values: dict[str, float], step: int) -> None:
         """One scalar each."""
@@ -145,13 +113,15 @@ class TensorBoardTracker:
 class WandbTracker:
     """A wandb run named after the folder, continued on resume."""
 
-    def __init__(self, folder: Path, project: str, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _need("wandb", error) from None
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
         self._run = wandb.init(
-            project=project, name=folder.name, id=folder.name, resume="allow", config=config
+            project=run.project,
+            name=run.folder.name,
+            id=run.run_id,
+            resume="allow",
+            config=run.config.to_dict(),
         )
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -166,13 +136,12 @@ class WandbTracker:
 class TrackioTracker:
     """A trackio run named after the folder."""
 
-    def __init__(self, folder: Path, project: str, config: dict[str, Any]) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise _need("trackio", error) from None
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
         self._trackio = trackio
-        trackio.init(project=project, name=folder.name, config=config, resume="allow")
+        name, config = f"{run.folder.name}-{run.run_id}", run.config.to_dict()
+        trackio.init(project=run.project, name=name, config=config, resume="allow")
 
     def log(self, values: dict[str, float], step: int) -> None:
         """One record."""
@@ -190,11 +159,17 @@ TRACKERS: dict[str, type[TensorBoardTracker] | type[WandbTracker] | type[Trackio
 }
 
 
-def open_trackers(
-    names: Sequence[str], folder: Path, project: str, config: dict[str, Any]
-) -> list[Tracker]:
-    """The trackers that the options name."""
-    return [look_up("tracker", name, TRACKERS)(folder, project, config) for name in names]
+def find_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers whose package is not installed, before anything is written."""
+    for name in names:
+        look_up("tracker", name, TRACKERS)
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"tracker {name} needs its package: pip install 'bellmask[{name}]'")
+
+
+def open_trackers(run: TrackedRun) -> list[Tracker]:
+    """The trackers that the run's options name."""
+    return [look_up("tracker", name, TRACKERS)(run) for name in run.config.log.trackers]
 
 
 class Display:
@@ -228,10 +203,10 @@ class Display:
         note = "  ".join(part for part in (self._loss, self._nll, self._speed) if part)
         self._progress.update(self._task, completed=step, note=note)
 
-    def validated(self, step: int, nll: float, error: float, extra: str = "") -> None:
+    def validated(self, step: int, nll: float, error: float) -> None:
         """Show a validation."""
         self._nll = f"nll {nll:.4f} ± {error:.4f}"
-        self.say(f"step {step:>7}  validation {self._nll} nats/token{extra}")
+        self.say(f"step {step:>7}  validation {self._nll} nats/token")
 
     def say(self, text: str) -> None:
         """A line above the bar."""

@@ -7,7 +7,7 @@ global batch, so 1 process, 2 processes and accumulation see the same times and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from bellmask.diffusion.corruption import mask_tokens
 from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.times import strata
 from bellmask.errors import TrainingError
-from bellmask.model.attention import attention_mask
+from bellmask.model.attention import AttentionRules
 from bellmask.options import TrainOptions
 from bellmask.rng import shuffle, stream_key, torch_seed, uniform, uniform_rows
 from bellmask.train.distributed import World, autocast
@@ -35,6 +35,7 @@ class Microbatch:
     t_B: Tensor
     is_real_BL: Tensor | None
     """False at padding; None when no row of the corpus is padded."""
+    rules: AttentionRules = field(default_factory=AttentionRules)
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,19 @@ class StepPlanner:
     """step → its data and noise. Holds no state."""
 
     def __init__(
-        self, blocks: Blocks, objective: Objective, options: TrainOptions, world: World
+        self,
+        blocks: Blocks,
+        objective: Objective,
+        options: TrainOptions,
+        world: World,
+        *,
+        rules: AttentionRules | None = None,
+        sizes: tuple[int, ...] = (),
+        weights: tuple[float, ...] = (),
     ) -> None:
         self.blocks, self.objective, self.options = blocks, objective, options
-        self.plan = BatchPlan(len(blocks), options.batch_size, options.seed)
+        self.rules = rules or AttentionRules()
+        self.plan = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
         self.share = rank_share(options.batch_size, world.rank, world.size)
         self.is_padded = blocks.is_padded
 
@@ -96,7 +106,7 @@ class StepPlanner:
         u_BL = uniform_rows(key, torch.tensor(samples), self.blocks.block_length)[:, :length]
         is_real = torch.arange(length) < real[part, None] if self.is_padded else None
         x0_BL = self.blocks.rows(rows[part])[:, :length]
-        return Microbatch(samples.start, x0_BL, u_BL, t[part], is_real)
+        return Microbatch(samples.start, x0_BL, u_BL, t[part], is_real, self.rules)
 
 
 def microbatch_loss(
@@ -104,9 +114,12 @@ def microbatch_loss(
 ) -> tuple[Tensor, int, float]:
     """(sum of w(t) * cross-entropy over masked rows, number of masked rows, largest weight)."""
     alpha_B = objective.schedule.alpha(batch.t_B)
+    is_maskable_BL = None if batch.rules.sees_pads else batch.is_real_BL
     xt_BL, is_masked_BL = mask_tokens(
-        batch.x0_BL, alpha_B, mask_id=mask_id, u_BL=batch.u_BL, is_maskable_BL=batch.is_real_BL
+        batch.x0_BL, alpha_B, mask_id=mask_id, u_BL=batch.u_BL, is_maskable_BL=is_maskable_BL
     )
+    if batch.is_real_BL is not None:
+        is_masked_BL = is_masked_BL & batch.is_real_BL  # what is scored
     rows_N = is_masked_BL.flatten().nonzero().squeeze(1)
     targets_N = batch.x0_BL.flatten()[rows_N]
     weight_N, largest = None, 1.0
@@ -114,7 +127,7 @@ def microbatch_loss(
         weight_B = objective.weight(batch.t_B)
         weight_N = weight_B[rows_N // batch.x0_BL.shape[1]].float().to(device)
         largest = float(weight_N.max()) if len(rows_N) else 0.0
-    mask = attention_mask(batch.is_real_BL)
+    mask = batch.rules.mask(batch.x0_BL, batch.is_real_BL)
     loss_sum = model(
         xt_BL.to(device),
         rows_N.to(device),
@@ -169,6 +182,7 @@ class TrainStep:
             sums += torch.tensor([float(loss_sum.detach()), num_masked], dtype=torch.float64)
             largest = max(largest, weight)
         sums = self.world.add_up(sums.to(self.world.device)).cpu()
+        largest = self.world.largest(largest)
         loss = float(sums[0]) * scale
         parameters = list(self.model.parameters())
         self.world.add_up_gradients(parameters)
@@ -193,8 +207,9 @@ class TrainStep:
         raise TrainingError(
             f"step {step + 1}: the loss is {loss} and the gradient norm {norm}. The weights were "
             f"not updated{self._first_bad()}. Common causes: a learning rate that is too high (try "
-            "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. The last "
-            "checkpoint is intact: change options and start anew, or resume from it."
+            "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. "
+            "Checkpoints saved before are intact, but resuming repeats the same steps: change "
+            "options and start anew with another --out."
         )
 
     def _first_bad(self) -> str:

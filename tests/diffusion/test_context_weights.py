@@ -200,14 +200,14 @@ def test_importance_over_t_is_the_integral_of_scipy():
 
 @pytest.mark.parametrize("floor", [1e-3, 0.1, 0.5])
 @pytest.mark.parametrize(
-    ("schedule", "alpha"),
-    [(Linear(), lambda t: 1 - t), (Cosine(), lambda t: 1 - math.sin(math.pi * t / 2))],
+    ("schedule", "first_time"),
+    [(Linear(), lambda rate: rate), (Cosine(), lambda rate: math.asin(rate) * 2 / math.pi)],
     ids=["linear", "cosine"],
 )
-def test_a_time_floor_cuts_off_the_largest_counts(floor, schedule, alpha):
-    """The integral over visible shares below alpha(floor) is a regularised incomplete beta."""
+def test_a_floor_of_the_mask_rate_cuts_off_the_largest_counts(floor, schedule, first_time):
+    """The integral over visible shares below 1 - floor is a regularised incomplete beta."""
     n = np.arange(64)
-    expected = special.betainc(n + 1, 64 - n, alpha(floor)) / (1 - floor)
+    expected = special.betainc(n + 1, 64 - n, 1 - floor) / (1 - first_time(floor))
     got = context_weights(Nelbo(schedule=schedule, time_floor=floor), 64)
     np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
 

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from bellmask.diffusion.context_weights import context_weights
 from bellmask.diffusion.corruption import mask_tokens
@@ -87,6 +87,15 @@ def uniform_pdf(t):
     return 1.0
 
 
+def first_time(objective) -> float:
+    """The time at which the mask rate is the floor, by bisection."""
+    floor = getattr(objective, "time_floor", 0.0)
+    if floor == 0:
+        return 0.0
+    rate = lambda t: 1 - float(objective.schedule.alpha(float64(t)))  # noqa: E731
+    return optimize.brentq(lambda t: rate(t) - floor, 0, 1, xtol=1e-15)
+
+
 @dataclass
 class Case:
     """An objective, and the density of its drawing law in terms of scipy."""
@@ -111,9 +120,9 @@ class Case:
 
         if isinstance(self.objective.law, Dirac):
             return at(self.objective.law.mu)
-        floor = getattr(self.objective, "time_floor", 0.0)
+        first = first_time(self.objective)
         value, error = integrate.quad_vec(
-            lambda s: self.density(s) * at(floor + (1 - floor) * s),
+            lambda s: self.density(s) * at(first + (1 - first) * s),
             0,
             1,
             points=self.points,
@@ -226,9 +235,9 @@ def test_times_are_the_quantiles_of_the_drawing_law(case):
     if isinstance(case.objective.law, Dirac):
         assert times == [case.objective.law.mu] * 4
         return
-    floor = getattr(case.objective, "time_floor", 0.0)
+    first = first_time(case.objective)
     for u, t in zip(levels, times, strict=True):
-        s = (t - floor) / (1 - floor)
+        s = (t - first) / (1 - first)
         edges = [0.0, *(p for p in case.points if p < s), s]
         pieces = [integrate.quad(case.density, a, b)[0] for a, b in itertools.pairwise(edges)]
         assert sum(pieces) == pytest.approx(u, abs=1e-9)

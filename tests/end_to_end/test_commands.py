@@ -17,7 +17,7 @@ import pytest
 from bellmask.assemble import train_run
 from bellmask.cli import run_command
 from bellmask.config import RunConfig
-from bellmask.train.metrics import read_metrics
+from bellmask.records import read_metrics
 
 SMALL = (
     "--model.num-layers 2 --model.width 16 --model.num-heads 2 --train.batch-size 8 "
@@ -108,25 +108,25 @@ def test_output_goes_to_a_file(trained: Path, tmp_path: Path) -> None:
         ("train tinny", "unknown preset 'tinny'; did you mean 'tiny'"),
         ("train tiny --law gausian", "unknown time law 'gausian'; did you mean 'gaussian'?"),
         ("train tiny --optim.lrr 1", "--optim.lr"),
-        ("train tiny --data.train none.txt", "matches no file"),
-        ("train tiny --data.tokenizer folder/none", "there is no tokenizer folder"),
+        ("train tiny --data.train none.txt", "there is no file none.txt"),
+        ("train tiny --data.tokenizer some/folder/none", "there is no tokenizer folder"),
         ("train tiny --config none.json", "there is no config file none.json"),
         ("train none.json", "there is no config file none.json"),
         ("train tiny --out", "--out needs a value"),
         ("train tiny --resume maybe", "unknown resume mode 'maybe'"),
         ("train tiny --train.device cuda --data.train x.txt", "no GPU"),
         ("train lm1b --data.train x.txt --objective nelbo --law dirac", "dirac has none"),
-        ("evaluate", "run"),
+        ("evaluate", "Missing from bellmask evaluate: RUN"),
         ("evaluate nowhere", "nowhere is not a run folder"),
         ("evaluate {run} --checkpoint 5", "no checkpoint '5'"),
         ("evaluate {run} --draws 0", "must be at least 1"),
-        ("evaluate {run} --data none.txt", "matches no file"),
+        ("evaluate {run} --data none.txt", "there is no file none.txt"),
         ("evaluate {run} --wieghts raw", "--weights"),
         ("generate {run} --canvas abc", "has no gap"),
         ("generate {run} --canvas a[MASK] --length 4", "goes with neither"),
         ("generate {run} --prefix 0123456789abcdef", "nothing is left to generate"),
         ("generate {run} --temperature -1", "must not be negative"),
-        ("generate {run} --output none/x.txt", "No such file or directory"),
+        ("generate {run} --output none/x.txt", "there is no folder none"),
         ("config shw tiny", "did you mean 'show'"),
         ("config diff tiny", "needs two"),
         ("presets all", "takes no arguments"),
@@ -176,6 +176,8 @@ def test_config_show_and_diff() -> None:
     out, _ = bellmask("config", "diff", "tiny_base", "tiny_bell")
     assert out.splitlines() == [
         'law.name: "uniform" -> "gaussian"',
+        "law.mu: null -> 0.5",
+        "law.scale: null -> 0.1",
         'objective.name: "nelbo" -> "bell"',
     ]
 

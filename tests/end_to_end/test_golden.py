@@ -16,7 +16,7 @@ import pytest
 from bellmask.assemble import train_run
 from bellmask.config import override
 from bellmask.presets import preset
-from bellmask.train.metrics import read_metrics
+from bellmask.records import read_metrics
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny.json"
 VARIANTS = {

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from bellmask.assemble import train_run
 from bellmask.config import RunConfig
 from bellmask.errors import UserError
-from bellmask.train.metrics import TIME_FIELDS, read_metrics
+from bellmask.records import TIME_FIELDS, read_metrics
 
 Config = Callable[..., RunConfig]
 OPTIONS = (
@@ -105,7 +105,7 @@ def test_lines_after_the_checkpoint_are_cut_back(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (("--optim.lr", "0.5"), "optim.lr: was 0.003, now 0.5"),
+        (("--optim.lr", "0.5"), "optim.lr: was 0.006, now 0.5"),
         (("--train.seed", "9"), "train.seed"),
         (("--law", "laplace"), "law.name"),
         (("--train.batch-size", "16"), "train.batch_size"),
@@ -167,7 +167,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     (shard,) = (tmp_path / "run" / "checkpoints" / "step-000000006").glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
     train_run(config, tmp_path / "run", resume="auto", is_quiet=True)
-    assert "step-000000006 is damaged" in capsys.readouterr().out
+    assert "step-000000006 is damaged" in capsys.readouterr().err
     assert_same_run(tmp_path / "whole", tmp_path / "run", 6)
 
 

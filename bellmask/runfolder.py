@@ -1,0 +1,79 @@
+"""The files of a run folder that say what the run is: config.json, tokenizer.json, run.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bellmask import __version__
+from bellmask.config import RunConfig
+from bellmask.data.tokenizer import Tokenizer, from_description
+from bellmask.errors import UserError
+from bellmask.train.checkpoint import write_text
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_description(
+    folder: Path,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    description: dict[str, Any],
+    before: dict[str, Any],
+) -> None:
+    """Describe a run that starts, or goes on from what ``before`` describes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # first of all: a folder with a config.json can always be resumed
+    _write(folder / "config.json", config.resolved().to_dict())
+    _write(folder / "tokenizer.json", tokenizer.description())
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    machine = {
+        "bellmask": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "started": before.get("started", now),
+        "last_started": now,
+    }
+    _write(folder / "run.json", {**machine, **description})
+    for part in ("checkpoints", "validation", "samples"):
+        (folder / part).mkdir(exist_ok=True)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What run.json says."""
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {folder / 'run.json'}: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{folder / 'run.json'} is damaged")
+    return found
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer kept in the run folder, checked against the run's own fingerprint."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = from_description(json.loads(path.read_text(encoding="utf-8")))
+    except UserError:
+        raise
+    except Exception as error:  # a vocabulary can be damaged in many ways
+        raise UserError(f"cannot read {path}: {error}") from None
+    if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:
+        raise UserError(f"{path} is not the one the run was trained with")
+    return tokenizer
+
+
+def drop_files_after(folder: Path, step: int) -> None:
+    """Remove validations and samples of later steps, which a resumed run will write again."""
+    for later in [*folder.glob("validation/step-*"), *folder.glob("samples/step-*")]:
+        if int(later.stem.split("-")[1]) > step:
+            later.unlink()
