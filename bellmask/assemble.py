@@ -73,6 +73,7 @@ def train_run(
                 "processes" + (f" times train.microbatch_size={size}" if size else "")
             )
         checkpoint = find_start(config, folder, resume, world)
+        world.barrier()  # all have looked at the folder before anything is written into it
         tokenizer, data = _load_data(config, world, is_quiet)
         run = _Training(config, folder, world, tokenizer, objective, data, is_quiet)
         return run.fit(checkpoint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -158,7 +159,7 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
     args: list[str] = []
     for path, value in _flatten(tree):
         name = option_name(path)
-        if isinstance(value, bool):
+        if isinstance(value, bool) and path not in _optional_switches():
             section, _, option = name[2:].rpartition(".")
             no = f"{section}.no-{option}" if section else f"no-{option}"
             args.append(name if value else f"--{no}")
@@ -167,6 +168,18 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
         else:
             args += [name, str(value)]
     return args
+
+
+@functools.cache
+def _optional_switches() -> frozenset[str]:
+    """Switches that may also be None: they take True or False as a value."""
+    found = set()
+    for section in dataclasses.fields(RunConfig):
+        kind = typing.get_type_hints(RunConfig)[section.name]
+        for name, hint in typing.get_type_hints(kind).items():
+            if set(typing.get_args(hint)) == {bool, types.NoneType}:
+                found.add(f"{section.name}.{name}")
+    return frozenset(found)
 
 
 def _check_names(args: Sequence[str], default: RunConfig) -> None:

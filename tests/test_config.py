@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,33 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_unknown_preset_gets_the_nearest_names_and_the_list() -> None:
     with pytest.raises(UserError, match=r"did you mean 'lm1b_bell'.*owt_base.*tiny_bell"):
         preset("lm1b_bel")
+
+
+OTHER_VALUES = {bool: True, int: 7, float: 0.25, str: "other"}
+
+
+def test_every_option_survives_being_written_and_read(tmp_path: Path) -> None:
+    """Each option at a value that is not its default, one after another."""
+    start = RunConfig()
+    for section in dataclasses.fields(RunConfig):
+        part = getattr(start, section.name)
+        hints = typing.get_type_hints(type(part))
+        for option in dataclasses.fields(part):
+            value = getattr(part, option.name)
+            kinds = typing.get_args(hints[option.name]) or (hints[option.name],)
+            if typing.get_origin(hints[option.name]) is typing.Literal:
+                choices = [k for k in kinds if k != value]
+            elif typing.get_origin(hints[option.name]) is tuple:
+                choices = [(0.5, 0.25)] if option.name == "betas" else []
+            else:
+                choices = [True, False] if bool in kinds else [OTHER_VALUES[kinds[0]]]
+            for choice in choices:
+                changed = dataclasses.replace(part, **{option.name: choice})
+                config = dataclasses.replace(start, **{section.name: changed})
+                path = tmp_path / "config.json"
+                path.write_text(json.dumps(config.to_dict()))
+                read = override_with_file(RunConfig(), path)
+                assert read == config, f"{section.name}.{option.name}"
 
 
 def test_every_option_is_read_somewhere() -> None:

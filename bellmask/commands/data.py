@@ -22,7 +22,8 @@ and the fingerprint, then a few decoded blocks. Blocks that are not prepared yet
 examples:
   bellmask data list
   bellmask data show wikitext2
-  bellmask data show lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased --split valid
+  bellmask data show wikitext2 --split valid
+  bellmask data show lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
 """
 OWN = ("--from", "--split")
 
@@ -44,6 +45,17 @@ def parse_data(args: list[str], where: str) -> tuple[DataOptions, dict[str, str]
     if "--from" in own:
         options = replace(options, from_files=own["--from"])
     return options, own
+
+
+def require_text(options: DataOptions, split: str) -> None:
+    """Refuse a validation split where there is no text for it."""
+    from bellmask.data.corpora import has_split
+
+    if split == "valid" and options.valid is None and not has_split(options, "valid"):
+        raise UserError(
+            f"{options.train} has no validation text of its own: training holds out the last "
+            f"{options.valid_fraction:.0%} of its blocks; give some with --data.valid PATH"
+        )
 
 
 def print_card(card: dict[str, Any], title: str) -> None:
@@ -90,6 +102,7 @@ def _show(args: list[str]) -> None:
     split = own.get("--split", "train")
     if split not in ("train", "valid"):
         raise UserError(f"--split must be train or valid, not {split!r}")
+    require_text(options, split)
 
     from bellmask.data.blocks import read_card
     from bellmask.data.prepare import locate, make_tokenizer, prepare

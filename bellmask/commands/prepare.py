@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from bellmask.errors import UserError
@@ -27,7 +28,7 @@ examples:
 
 def run(args: Sequence[str]) -> int:
     """Prepare and say where the blocks are."""
-    from bellmask.commands.data import parse_data, print_card
+    from bellmask.commands.data import parse_data, print_card, require_text
 
     if not args or any(arg in ("-h", "--help") for arg in args):
         print(HELP)
@@ -48,8 +49,13 @@ def run(args: Sequence[str]) -> int:
         has_text = has_split(options, part) or (part == "valid" and options.valid is not None)  # type: ignore[arg-type]
         if split == "all" and not has_text:
             continue
-        with preparing_bar() as on_progress:
-            prepare(options, tokenizer, part, on_progress)
+        require_text(options, part)
+        try:
+            with preparing_bar() as on_progress:
+                prepare(options, tokenizer, part, on_progress)
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on where it stopped", file=sys.stderr)
+            return 130
         folder, _, _ = locate(options, tokenizer, part)
         print_card(read_card(folder), f"{options.train}, {part}")
         print(f"blocks: {folder}")

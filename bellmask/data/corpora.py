@@ -51,17 +51,21 @@ class Policy:
 
 
 def find_policy(options: DataOptions, name: str) -> Policy:
-    """The corpus's rules (plain ones for files), overridden by the options."""
+    """The corpus's rules (plain ones for files), overridden by the options.
+
+    Options about reading speak of the training corpus and of files; another named corpus keeps its
+    own. Whether rows are wrapped is the training corpus's rule for all of a run's rows.
+    """
     plain = Corpus(title=name, licence="yours to know", splits={}, documents="file")
-    corpus = CORPORA.get(name, plain)
-    is_row = name.startswith("hub:")
+    corpus, first = CORPORA.get(name, plain), CORPORA.get(options.train, plain)
+    given = options if name == options.train or name not in CORPORA else DataOptions()
     return Policy(
-        documents=corpus.documents if options.documents == "auto" else options.documents,
-        column=options.column or corpus.column,
-        detokenizer=corpus.detokenizer if options.detokenizer == "auto" else options.detokenizer,
-        wrap=corpus.wrap if options.wrap is None else options.wrap,
+        documents=corpus.documents if given.documents == "auto" else given.documents,
+        column=given.column or corpus.column,
+        detokenizer=corpus.detokenizer if given.detokenizer == "auto" else given.detokenizer,
+        wrap=first.wrap if options.wrap is None else options.wrap,
         insert_eos=corpus.insert_eos if options.insert_eos is None else options.insert_eos,
-        licence="see the repository" if is_row else corpus.licence,
+        licence="see the repository" if name.startswith("hub:") else corpus.licence,
         title=corpus.title,
     )
 
@@ -88,8 +92,8 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
         source = _open_files(name, files or name, policy, cache)
     else:
         source = _open_named(name, corpus, split, policy, cache)
-    has_own_valid = options.valid is not None
-    if corpus is not None and corpus.holdout and name == options.train and not has_own_valid:
+    is_cut = split == "valid" or options.valid in (None, name)
+    if corpus is not None and corpus.holdout and is_cut:
         source = _hold_out(source, corpus, split, is_local=files is not None)
     return source, policy
 
@@ -121,7 +125,11 @@ def _open_files(name: str, pattern: str, policy: Policy, cache: Path) -> Source:
         if member is None:
             raise UserError(f"{pattern} is an archive; unpack it and give its files")
         return tar_source(name, find_files(pattern)[0], member, rule=policy.documents)
-    return file_source(pattern, rule=policy.documents, column=policy.column)
+    corpus = CORPORA.get(name)
+    parts = corpus.splits.values() if corpus is not None else []
+    has_lines = any(isinstance(part, OnHub) and part.rows_are_lines for part in parts)
+    row_rule = policy.documents if has_lines else None
+    return file_source(pattern, rule=policy.documents, column=policy.column, row_rule=row_rule)
 
 
 def _hold_out(source: Source, corpus: Corpus, split: Split, is_local: bool) -> Source:

@@ -169,6 +169,13 @@ def _suffixes(path: Path) -> tuple[str, str]:
     return path.suffix, ""
 
 
+def kind_of(name: str) -> str:
+    """How a file of this name is read: text, json, csv or parquet."""
+    kind, _ = _suffixes(Path(name))
+    table = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
+    return "parquet" if name.endswith(".parquet") else table.get(kind, "text")
+
+
 def text_stream(stream: BinaryIO, compression: str) -> io.TextIOWrapper:
     """Strict UTF-8 text of a possibly compressed stream, line ends kept, a byte-order mark not."""
     raw = _decompress(stream, compression)
@@ -180,7 +187,7 @@ def _column(row: dict[str, Any], column: str, name: str) -> str:
         raise UserError(f"{name} has no column {column!r}; it has: {', '.join(map(str, row))}")
     value = row[column]
     if isinstance(value, list):
-        return "\n".join(map(str, value))
+        value = "\n".join(map(str, value))
     if not isinstance(value, str):
         raise UserError(f"{name}: column {column!r} holds {type(value).__name__}, not text")
     # JSON can hold half of a surrogate pair, which is not text: it becomes a question mark

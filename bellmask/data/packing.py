@@ -18,7 +18,7 @@ import numpy as np
 
 from bellmask.data.tokenizer import Ids
 
-PACKER_VERSION = 3
+PACKER_VERSION = 4
 """Part of every cache key; raise it when rows would come out differently."""
 
 

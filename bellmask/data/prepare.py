@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bellmask.data.blocks import Blocks, join, open_blocks
-from bellmask.data.corpora import Policy, has_split, open_corpus
+from bellmask.data.corpora import Policy, find_policy, has_split, open_corpus
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.packing import PACKER_VERSION, PackingRules
 from bellmask.data.sources import Source
@@ -57,7 +57,18 @@ def load_data(
         return LoadedData(train, valid)
     parts = [train]
     for name in others:
-        other = replace(options, train=name, from_files=None, valid=None, mixture=())
+        wrap = find_policy(options, options.train).wrap
+        other = replace(
+            options,
+            train=name,
+            from_files=None,
+            valid=None,
+            mixture=(),
+            documents="auto",
+            column=None,
+            detokenizer="auto",
+            wrap=wrap,
+        )
         parts.append(prepare(other, tokenizer, "train", on_progress))
     weights = (1 - sum(others.values()), *others.values())
     return LoadedData(join(parts), valid, tuple(len(part) for part in parts), weights)
@@ -76,9 +87,9 @@ def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
         if item.rpartition("=")[0] in seen:
             raise UserError(f"data.mixture names {name} twice")
         seen.add(name)
-        if not name or not 0 < weights[name] < 1:
+        if not name or not 0.001 <= weights[name] < 1:
             raise UserError(
-                f"data.mixture: write NAME=0.3 with a weight between 0 and 1, not {item!r}"
+                f"data.mixture: write NAME=0.3 with a weight from 0.001 to 1, not {item!r}"
             )
     if sum(weights.values()) >= 1:
         raise UserError(f"data.mixture: the weights {mixture} leave nothing for --data.train")

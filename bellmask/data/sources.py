@@ -11,11 +11,18 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bellmask.data.formats import RULES, Piece, read_file, read_stream, readable_errors
+from bellmask.data.formats import (
+    RULES,
+    Piece,
+    kind_of,
+    read_file,
+    read_stream,
+    readable_errors,
+)
 from bellmask.data.wheels import Wheel
 from bellmask.errors import UserError
 
@@ -32,8 +39,8 @@ class Source:
     """For the data card: file or repository → SHA-256 or commit."""
 
 
-def _identity(origin: dict[str, str]) -> str:
-    return hashlib.sha256("\n".join(f"{v}" for v in origin.values()).encode()).hexdigest()
+def _identity(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def find_files(pattern: str) -> list[Path]:
@@ -50,8 +57,11 @@ def find_files(pattern: str) -> list[Path]:
     return paths
 
 
-def file_source(pattern: str, *, rule: str, column: str) -> Source:
-    """Local files, one after another."""
+def file_source(pattern: str, *, rule: str, column: str, row_rule: str | None = None) -> Source:
+    """Local files, one after another.
+
+    A row of JSONL, CSV or Parquet is a document, or a line of text to which ``row_rule`` applies.
+    """
     paths = find_files(pattern)
     root = os.path.commonpath([path.absolute().parent for path in paths])
     origin = {}
@@ -63,9 +73,14 @@ def file_source(pattern: str, *, rule: str, column: str) -> Source:
 
     def pieces() -> Iterator[Piece]:
         for path in paths:
-            yield from read_file(path, rule=rule, column=column)
+            found = read_file(path, rule=rule, column=column)
+            if row_rule is not None and kind_of(path.name) != "text":
+                found = RULES[row_rule](piece.text for piece in found)
+            yield from found
 
-    return Source(pattern, _identity(origin), pieces, origin)
+    # what decides the documents: each file's content and how it is read, not where it lies
+    read = [f"{kind_of(p.name)}:{mark}" for p, mark in zip(paths, origin.values(), strict=True)]
+    return Source(pattern, _identity([*read, f"rows as lines: {row_rule}"]), pieces, origin)
 
 
 def wheel_source(
@@ -82,7 +97,7 @@ def wheel_source(
         yield from read_stream(io.BytesIO(content), plain, rule=rule, column="text", label=name)
 
     origin = {f"{wheel.name}=={wheel.version}/{member}": found}
-    return Source(name, _identity(origin), pieces, origin)
+    return Source(name, _identity(origin.values()), pieces, origin)
 
 
 def hub_source(
@@ -115,10 +130,16 @@ def hub_source(
             f"there is a network and give them with --from PATH (any of txt, jsonl, csv, parquet)"
         ) from None
 
+    place = f"{repository}/{config or 'default'}/{split}"
+
     def texts() -> Iterator[str]:
-        rows = datasets.load_dataset(
-            repository, config, split=split, revision=commit, streaming=True
-        )
+        try:
+            rows = datasets.load_dataset(
+                repository, config, split=split, revision=commit, streaming=True
+            )
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(f"cannot read {place} from the hub: {reason}") from None
         for row in rows:
             text = row.get(column)
             if not isinstance(text, str):
@@ -130,8 +151,8 @@ def hub_source(
             return (Piece(text) for text in texts())
         return RULES[line_rule](texts())
 
-    origin = {f"{repository}/{config or 'default'}/{split}": str(commit)}
-    return Source(name, _identity(origin), pieces, origin)
+    identity = _identity([f"{place}@{commit}", f"rows as lines: {line_rule}"])
+    return Source(name, identity, pieces, {place: str(commit)})
 
 
 def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source:
@@ -147,7 +168,7 @@ def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source:
             yield from read_stream(inner, member, rule=rule, column="text", label=name)  # type: ignore[arg-type]
 
     origin = {f"{archive.name}/{member}": digest}
-    return Source(name, _identity(origin), pieces, origin)
+    return Source(name, _identity(origin.values()), pieces, origin)
 
 
 def documents_kept(pieces: Iterator[Piece], start: int, stop: int | None) -> Iterator[Piece]:

@@ -108,6 +108,8 @@ class FastTokenizer:
     ) -> None:
         self._inner = inner
         inner.encode_special_tokens = True  # "[MASK]" in a text is just text
+        inner.no_truncation()
+        inner.no_padding()
         self._specials = {"eos": eos, "bos": bos, "pad": pad, "mask": mask}
         size = inner.get_vocab_size(with_added_tokens=True)
         pad = None if pad in (eos, mask) else pad

@@ -28,7 +28,7 @@ from bellmask.errors import UserError
 
 BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
-RECORD_SECONDS = 20.0
+RECORD_SECONDS = 2.0
 """Progress is recorded about this often."""
 
 OnProgress = Callable[[int, int, int], None]
@@ -135,26 +135,38 @@ class Preparation:
         self._recorded = time.monotonic()
 
     def _resume(self) -> None:
-        """Take up recorded progress; without any, begin anew."""
-        progress = self.scratch / "progress.json"
-        if not progress.exists():
+        """Take up recorded progress; without any that the files bear out, begin anew."""
+        sizes = self._recorded_sizes()
+        if sizes is None:
             shutil.rmtree(self.scratch)
             self.scratch.mkdir()
+            self.packer = Packer(self.rules)
+            self.done = dict.fromkeys(self.done, 0)
             return
-        state = json.loads(progress.read_text())
-        self.done = state["done"]
-        self.packer.restore(state["packer"])
-        whole, part = divmod(self.done["rows"], self.per_shard)
-        row_bytes = self.rules.block_length * self.dtype.itemsize
-        for path in sorted(self.scratch.glob("tokens-*.bin")):
-            number = int(path.stem.split("-")[1])
-            if number > whole or (number == whole and not part):
+        for path in self.scratch.glob("*.bin"):
+            if path.name in sizes:
+                os.truncate(path, sizes[path.name])
+            else:
                 path.unlink()
-            elif number == whole:
-                os.truncate(path, part * row_bytes)
-        for path in (self.scratch / "lengths.bin", self.scratch / "documents.bin"):
-            if path.exists():  # not before the first row
-                os.truncate(path, self.done["rows"] * 8)
+
+    def _recorded_sizes(self) -> dict[str, int] | None:
+        """Bytes of each file at the recorded moment; None if any is shorter or nothing is known."""
+        try:
+            state = json.loads((self.scratch / "progress.json").read_text())
+            self.done = state["done"]
+            self.packer.restore(state["packer"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        rows, row_bytes = self.done["rows"], self.rules.block_length * self.dtype.itemsize
+        sizes = {"lengths.bin": rows * 8, "documents.bin": rows * 8} if rows else {}
+        for number in range(-(-rows // self.per_shard)):
+            filled = min(self.per_shard, rows - number * self.per_shard)
+            sizes[shard_path(self.scratch, number).name] = filled * row_bytes
+        for name, size in sizes.items():
+            path = self.scratch / name
+            if not path.exists() or path.stat().st_size < size:
+                return None
+        return sizes
 
     def _write_card(self) -> None:
         share = self.done["content_tokens"] / max(1, self.done["tokens"])

@@ -39,7 +39,7 @@ def mask_counts(
     num_blocks = len(length_B)
     keys = torch.arange(num_blocks) if row_keys is None else row_keys
     level = uniform(stream_key(seed, "evaluation levels"), keys)
-    if draws == 1:
+    if draws == 1 and row_keys is None:
         level = (shuffle(stream_key(seed, "evaluation strata"), num_blocks) + level) / num_blocks
     share_BR = (torch.arange(draws) + level[:, None]) / draws
     counts = 1 + (length_B[:, None] * share_BR).floor().long()

@@ -46,8 +46,12 @@ def attention_mask(
 
 
 def document_ids(x_BL: Tensor, eos_id: int) -> Tensor:
-    """Which document of its row each token belongs to: an EOS is the last token of its own."""
+    """Which document of its row each token belongs to: an EOS is the last token of its own.
+
+    At the start of a row it is a BOS (GPT-2 has one id for both) and belongs to what follows.
+    """
     is_end = x_BL == eos_id
+    is_end[:, 0] = False
     return is_end.cumsum(dim=1) - is_end.long()
 
 

@@ -85,7 +85,7 @@ class World:
         if self.is_main:
             try:
                 work()
-            except UserError as error:
+            except BaseException as error:
                 self.store.set(key, f"error {error}")
                 raise
             self.store.set(key, "done")

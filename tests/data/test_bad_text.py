@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import random
+import sys
 import tarfile
+import types
 from pathlib import Path
 
 import pytest
 
 from bellmask.data import formats, writing
+from bellmask.data.corpora import find_policy
 from bellmask.data.formats import read_file
 from bellmask.data.prepare import parse_mixture, prepare
-from bellmask.data.sources import file_source, tar_source
+from bellmask.data.sources import file_source, hub_source, tar_source
 from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.errors import UserError
 from bellmask.options import DataOptions
@@ -137,3 +140,63 @@ def test_wrapped_rows_need_room(tmp_path: Path) -> None:
     options = DataOptions(train="lm1b", from_files=str(tmp_path / "x.txt"), block_length=2)
     with pytest.raises(UserError, match="at least 3"):
         prepare(options, ByteTokenizer(), "train")
+
+
+def test_the_same_bytes_read_another_way_are_another_source(tmp_path: Path) -> None:
+    for name in ("x.txt", "x.jsonl"):
+        (tmp_path / name).write_text('{"text": "hello"}\n')
+    a, b = (
+        file_source(str(tmp_path / n), rule="line", column="text") for n in ("x.txt", "x.jsonl")
+    )
+    assert a.identity != b.identity
+
+
+def test_splits_of_one_hub_repository_are_different_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One commit holds both: the split must be part of the identity."""
+    info = types.SimpleNamespace(sha="c0ffee")
+    api = types.SimpleNamespace(dataset_info=lambda *_, **__: info)
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=lambda: api))
+    places = [("train", None), ("test", None), ("train", "other")]
+    found = {
+        hub_source("lm1b", "a/b", config, split, column="text", revision=None).identity
+        for split, config in places
+    }
+    assert len(found) == 3
+
+
+def test_progress_that_the_files_do_not_bear_out_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "RECORD_SECONDS", -1.0)
+    monkeypatch.setattr(writing, "BATCH_CHARACTERS", 1)
+    (tmp_path / "x.txt").write_text("abcdefgh\n" * 30)
+    options = DataOptions(
+        train=str(tmp_path / "x.txt"), cache=str(tmp_path / "c"), block_length=16, documents="line"
+    )
+
+    def stop(documents: int, num_bytes: int, rows: int) -> None:
+        if documents == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(options, ByteTokenizer(), "train", stop)
+    (scratch,) = (tmp_path / "c" / "blocks").glob(".preparing-*")
+    (scratch / "lengths.bin").write_bytes(b"")  # lost in a power cut
+    blocks = prepare(options, ByteTokenizer(), "train")
+    assert len(blocks) == 30 * 9 // 16
+    assert (blocks.lengths == 16).all()
+    assert blocks.rows(slice(0, 1))[0, :8].tolist() == list(b"abcdefgh")
+
+
+def test_a_runs_rows_have_one_shape_whatever_is_measured(tmp_path: Path) -> None:
+    owt, plain = DataOptions(train="openwebtext"), DataOptions(train="wikitext2")
+    assert find_policy(owt, "ptb").wrap
+    assert not find_policy(plain, "lm1b").wrap
+    given = DataOptions(train="x.csv", column="body", detokenizer="wikitext")
+    assert (find_policy(given, "ptb").column, find_policy(given, "ptb").detokenizer) == (
+        "sentence",
+        "ptb",
+    )

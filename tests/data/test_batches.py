@@ -112,7 +112,7 @@ def test_a_mixture_is_written_as_names_and_weights() -> None:
     "item", ["ptb", "ptb=", "ptb=x", "=0.3", "ptb=0", "ptb=1", "ptb=-0.1", "ptb=nan", "ptb=inf"]
 )
 def test_a_mixture_written_otherwise_is_refused(item: str) -> None:
-    with pytest.raises(UserError, match=r"write NAME=0.3 with a weight between 0 and 1, not '"):
+    with pytest.raises(UserError, match=r"write NAME=0.3 with a weight from 0.001 to 1, not '"):
         parse_mixture(("lm1b=0.1", item))
 
 
