@@ -159,11 +159,6 @@ class Denoiser(nn.Module):
         """The last row of the embedding."""
         return self.num_tokens
 
-    @property
-    def is_time_conditioned(self) -> bool:
-        """True when ``forward`` needs times."""
-        return self.time_embedding is not None
-
     def forward(
         self,
         x_BL: Tensor,
