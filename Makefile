@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv first; two commands are enough on a fresh machine:
-#   make demo   trains the tiny preset with base and bell and prints both likelihoods
+#   make demo   base against bell, three paired seeds: how many times sooner does the bell get there?
 #   make test   lint, types, tests, and a training with the built wheel
+# make evidence rebuilds docs/results.md; with LM1B='files/*' it reads those instead of the hub
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,7 @@ STAMP := .venv/.ready
 # one thread per process: tests run side by side
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: setup lint types test test-full wheel demo bench clean
+.PHONY: setup lint types test test-full wheel demo bench evidence clean
 
 setup: $(STAMP)
 
@@ -37,13 +38,15 @@ wheel: $(STAMP)
 	$(BIN)/python tests/check_wheel.py
 
 demo: $(STAMP)
-	$(BIN)/bellmask train tiny_base --out runs/demo-base --resume auto
-	$(BIN)/bellmask train tiny_bell --out runs/demo-bell --resume auto
-	$(BIN)/python -m bellmask.report.curves runs/demo-base runs/demo-bell
+	$(BIN)/bellmask demo
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/data.py
+
+evidence: $(STAMP)
+	$(BIN)/python evidence/run.py $(if $(LM1B),--lm1b '$(LM1B)')
 
 clean:
 	rm -rf .venv .venv-wheel build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

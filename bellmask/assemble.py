@@ -16,6 +16,7 @@ from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.bell_test import bell_test
 from bellmask.diffusion.objectives import Objective
 from bellmask.errors import UserError
+from bellmask.evaluate.context_curve import unigram_cross_entropy
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import empty_canvas
@@ -34,7 +35,7 @@ from bellmask.train.checkpoint import (
     read_state,
     write_text,
 )
-from bellmask.train.distributed import World, open_world, pick_precision
+from bellmask.train.distributed import World, check_compiler, open_world, pick_precision
 from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.step import StepPlanner, TrainStep
@@ -115,6 +116,9 @@ class _Training:
         self.schedule = objective.schedule
         self.precision = pick_precision(config.train.precision, world.device)
         model = build_model(config, tokenizer.num_tokens).to(world.device)
+        if config.train.compile:
+            check_compiler(world.device)
+            model.compile_blocks()
         ema = Ema(model, config.optim.ema) if config.optim.ema else None
         self.state = TrainState(model, Optimizer(model, config.optim), ema)
         planner = StepPlanner(
@@ -201,6 +205,7 @@ class _Training:
             check_same_run(before, self._description(), self.config, self.folder)
         self.run_id = before.get("id", self.run_id)
         description = {**self._description(), "id": self.run_id}
+        description["unigram_nll"] = before.get("unigram_nll") or self._unigram()
         write_description(self.folder, self.config, self.tokenizer, description, before)
         step = 0 if checkpoint is None else read_state(checkpoint)["step"]
         self.metrics.cut_back(step)
@@ -212,6 +217,7 @@ class _Training:
         return {
             "device": str(self.world.device),
             "processes": self.world.size,
+            "threads": torch.get_num_threads(),
             "precision": str(self.precision).removeprefix("torch."),
             "parameters": count_parameters(self.state.model),
             "num_tokens": self.tokenizer.num_tokens,
@@ -222,6 +228,11 @@ class _Training:
             "train_blocks": len(self.train_blocks),
             "valid_blocks": len(self.valid_blocks),
         }
+
+    def _unigram(self) -> float:
+        """Cross-entropy of training frequencies: where a model without context would be."""
+        num_tokens = self.tokenizer.num_tokens
+        return unigram_cross_entropy(self.train_blocks, self.valid_blocks, num_tokens)
 
     def _introduce(self, checkpoint: Path | None) -> None:
         config, state = self.config, self.state

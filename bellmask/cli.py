@@ -41,7 +41,8 @@ examples:
 """
 
 
-def _wants_help(args: Sequence[str]) -> bool:
+def wants_help(args: Sequence[str]) -> bool:
+    """True when the command line asks for help."""
     return any(arg in ("-h", "--help") for arg in args)
 
 
@@ -61,6 +62,11 @@ def take_option(args: list[str], name: str) -> list[str]:
             raise UserError(f"{name} needs a value")
 
 
+def peek_option(args: Sequence[str], name: str) -> list[str]:
+    """The values that ``take_option`` would take."""
+    return take_option(list(args), name)
+
+
 def _start_config(name: str) -> RunConfig:
     """The config of a preset, of a config file, or of a run folder."""
     from bellmask.config import load_config
@@ -74,7 +80,7 @@ def _start_config(name: str) -> RunConfig:
     return preset(name)
 
 
-def _resolve(args: list[str], where: str) -> tuple[str, RunConfig]:
+def resolve(args: list[str], where: str) -> tuple[str, RunConfig]:
     """Preset < files < command line: (name for the run folder, checked config)."""
     from bellmask.config import override, override_with_file
 
@@ -106,7 +112,7 @@ def _print_option_help(where: str, args: Sequence[str]) -> None:
 
 def train(args: list[str]) -> int:
     """Train a model."""
-    if _wants_help(args):
+    if wants_help(args):
         print(TRAIN_HELP)
         for option in ("--out", "--resume", "--config"):
             take_option(args, option)
@@ -115,7 +121,7 @@ def train(args: list[str]) -> int:
     out, resume = take_option(args, "--out"), take_option(args, "--resume")
     is_quiet = "--quiet" in args
     args = [a for a in args if a != "--quiet"]
-    name, config = _resolve(args, "bellmask train")
+    name, config = resolve(args, "bellmask train")
     folder = Path(out[-1]) if out else Path("runs") / f"{name}-{config.fingerprint()}"
 
     from bellmask.assemble import train_run
@@ -164,6 +170,27 @@ def data(args: list[str]) -> int:
     return run(args)
 
 
+def compare(args: list[str]) -> int:
+    """Measure how many times sooner a variant reaches the reference's NLL."""
+    from bellmask.commands.compare import compare as run
+
+    return run(args)
+
+
+def report(args: list[str]) -> int:
+    """Rebuild a comparison's report from run folders."""
+    from bellmask.commands.compare import report as run
+
+    return run(args)
+
+
+def demo(args: list[str]) -> int:
+    """Base against bell on a laptop, in minutes."""
+    from bellmask.commands.compare import demo as run
+
+    return run(args)
+
+
 CONFIG_HELP = """Show or compare resolved options.
 
 usage: bellmask config show PRESET [options]
@@ -178,13 +205,13 @@ examples:
 
 def config(args: list[str]) -> int:
     """Show or compare resolved options."""
-    if not args or _wants_help(args):
+    if not args or wants_help(args):
         print(CONFIG_HELP)
         return 0
     action = args.pop(0)
     look_up("config action", action, {"show": 0, "diff": 0})
     if action == "show":
-        _, resolved = _resolve(args, "bellmask config show")
+        _, resolved = resolve(args, "bellmask config show")
         print(json.dumps(resolved.resolved().to_dict(), indent=2))
         return 0
     if len(args) != 2:
@@ -198,7 +225,7 @@ def config(args: list[str]) -> int:
 
 def presets(args: list[str]) -> int:
     """List the presets."""
-    if _wants_help(args):
+    if wants_help(args):
         print("List the presets.\n\nusage: bellmask presets\n\nexample:\n  bellmask presets")
         return 0
     if args:
@@ -213,9 +240,12 @@ def presets(args: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "demo": demo,
     "prepare": prepare,
     "data": data,
     "train": train,
+    "compare": compare,
+    "report": report,
     "evaluate": evaluate,
     "generate": generate,
     "config": config,
@@ -259,4 +289,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point."""
+    from bellmask.allocator import keep_freed_memory
+
+    keep_freed_memory()
     sys.exit(run_command(sys.argv[1:]))

@@ -191,6 +191,9 @@ class TrainOptions:
     """auto: bfloat16 where the device multiplies it natively, else float32."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
+    compile: bool = False
+    """Fuse the blocks' operations with torch.compile: half a minute at the start, then faster steps
+    (docs/performance.md). On a CPU it needs a C++ compiler."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Our training step against a naive one, interleaved in one process: ratios of medians.
+"""Our training step, evaluation and sampling against a plain implementation (reference.py).
 
-The naive step is the same model and optimiser, but it does what a straightforward implementation
-does: logits of every position, log-softmax over [B, L, V], then a mask.
+Both work in turn, one unit each, and medians are compared as ratios. Utilisation is the arithmetic
+of a step, 6 N_trunk T + 6 V D N_masked + 12 L D layers T floating-point operations, per second,
+over the rate of matrix products measured in the same run at the shapes of the model. Memory is the
+peak of the resident set above an idle process, weights and optimiser included.
 
-usage: python benchmarks/step.py [--rounds N]
+usage: python benchmarks/step.py [--rounds N] [--sizes tiny small paper] [--compiled]
 """
 
 from __future__ import annotations
@@ -11,106 +13,115 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
+from subjects import PAPER, SMALL, TINY, Size, Subject, take_turns
 
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
-from bellmask.diffusion.objectives import Bell, Nelbo, Objective
-from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions, OptimOptions, TrainOptions
 from bellmask.report.console import print_table
-from bellmask.train.distributed import World
-from bellmask.train.optim import Optimizer
-from bellmask.train.step import StepPlanner, TrainStep
+
+SIZES = {size.name: size for size in (TINY, SMALL, PAPER)}
 
 
-@dataclass(frozen=True)
-class Size:
-    name: str
-    model: ModelOptions
-    vocabulary: int
-    length: int
-    batch: int
+def trunk_parameters(size: Size) -> int:
+    """Weights of the matrix products inside blocks."""
+    options = size.model
+    return options.num_layers * (4 + 2 * options.mlp_ratio) * options.width**2
 
 
-SIZES = [
-    Size("tiny", ModelOptions(3, 64, 4, dropout=0.0), 259, 64, 32),
-    Size("small", ModelOptions(4, 128, 4, dropout=0.1), 2048, 128, 32),
-    Size("paper", ModelOptions(12, 768, 12, dropout=0.1), 30521, 128, 8),
-]
+def step_flops(size: Size) -> float:
+    """Arithmetic of a training step at mask rate one half."""
+    options, tokens = size.model, size.tokens
+    trunk = 6 * trunk_parameters(size) * tokens
+    head = 6 * size.vocabulary * options.width * tokens / 2
+    attention = 12 * size.length * options.width * options.num_layers * tokens
+    return trunk + head + attention
 
 
-class Bench:
-    def __init__(self, size: Size, objective: Objective) -> None:
-        self.size, self.objective = size, objective
-        draw = np.random.default_rng(0)
-        rows = (
-            Row(draw.integers(0, size.vocabulary, size.length), size.length, n) for n in range(64)
-        )
-        options = TrainOptions(batch_size=size.batch)
-        self.planner = StepPlanner(Blocks.from_rows(rows), objective, options, World())
-        self.models = [Denoiser(size.model, size.vocabulary) for _ in range(2)]
-        self.optimizers = [Optimizer(m, OptimOptions()) for m in self.models]
-        self.ours = TrainStep(
-            self.models[0],
-            self.planner,
-            World(),
-            mask_id=size.vocabulary,
-            divide_by_c=True,
-            clip=1.0,
-            precision=torch.float32,
-        )
+def gemm_rate(size: Size, repeats: int = 5) -> float:
+    """Operations per second of the step's own matrix products, forward and backward, alone."""
+    width, tokens = size.model.width, size.tokens
+    layers, hidden = size.model.num_layers, size.model.mlp_ratio * size.model.width
+    shapes = [
+        (tokens, width, 3 * width, layers),
+        (tokens, width, width, layers),
+        (tokens, width, hidden, layers),
+        (tokens, hidden, width, layers),
+        (tokens // 2, width, size.vocabulary, 1),
+    ]
+    seconds = flops = 0.0
+    for rows, inner, outer, count in shapes:
+        x, w, g = torch.randn(rows, inner), torch.randn(outer, inner), torch.randn(rows, outer)
+        times = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            x @ w.T, g @ w, g.T @ x
+            times.append(time.perf_counter() - started)
+        seconds += count * statistics.median(times)
+        flops += count * 6.0 * rows * inner * outer
+    return flops / seconds
 
-    def our_step(self, step: int) -> None:
-        self.ours(step)
-        self.optimizers[0].step(1e-4)
-        self.optimizers[0].zero_grad()
 
-    def naive_step(self, step: int) -> None:
-        model, plan = self.models[1], self.planner(step)
-        (batch,) = plan.microbatches
-        is_masked = batch.u_BL < batch.t_B[:, None]
-        x = torch.where(is_masked, self.size.vocabulary, batch.x0_BL)
-        log_p = model.head(model.hidden(x)).log_softmax(-1)
-        ce_BL: Tensor = -log_p.gather(-1, batch.x0_BL[..., None]).squeeze(-1)
-        weight = self.objective.weight(batch.t_B)[:, None].float()
-        loss = (ce_BL * is_masked * weight).sum() / plan.num_maskable / self.objective.normaliser
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        self.optimizers[1].step(1e-4)
-        self.optimizers[1].zero_grad()
+def ratio(ours: Subject, other: Subject) -> str:
+    """Median of the ratios of neighbouring turns."""
+    return f"{statistics.median(b / a for a, b in zip(ours.seconds, other.seconds)):.2f}x"
 
-    def times(self, rounds: int) -> list[list[float]]:
-        steps: list[Callable[[int], None]] = [self.our_step, self.naive_step]
-        taken: list[list[float]] = [[], []]
-        for number in range(rounds + 1):
-            for which, step in enumerate(steps):
-                started = time.perf_counter()
-                step(number)
-                if number:  # the first round warms up
-                    taken[which].append(time.perf_counter() - started)
-        return taken
+
+def training_row(size: Size, objective: str, rounds: int, is_compiled: bool) -> list[str]:
+    names = ["our training", "plain training", "plain training, our allocator"]
+    if is_compiled:
+        names[0] = "our training, compiled"
+    before = gemm_rate(size)
+    ours, plain, shared = subjects = take_turns(names, size, rounds, objective)
+    rate = (before + gemm_rate(size)) / 2
+    median = statistics.median(ours.seconds)
+    memory = [subject.finish() / 2**20 for subject in subjects]
+    return [
+        f"{size.name}, {objective}" + (", compiled" if is_compiled else ""),
+        f"{median * 1e3:.0f}",
+        f"{statistics.median(plain.seconds) * 1e3:.0f}",
+        ratio(ours, plain),
+        ratio(ours, shared),
+        f"{size.tokens / median:,.0f}",
+        f"{step_flops(size) / median / rate:.0%}",
+        f"{rate / 1e9:.0f}",
+        f"{memory[0]:.0f} / {memory[1]:.0f} ({memory[0] / memory[1]:.0%})",
+    ]
+
+
+def other_row(size: Size, what: str, rounds: int) -> list[str]:
+    ours, plain = take_turns([f"our {what}", f"plain {what}"], size, rounds)
+    seconds = [statistics.median(s.seconds) for s in (ours, plain)]
+    memory = [s.finish() / 2**20 for s in (ours, plain)]
+    times = [f"{s * 1e3:.0f}" for s in seconds]
+    return [
+        f"{size.name}, {what}",
+        *times,
+        ratio(ours, plain),
+        f"{memory[0]:.0f} / {memory[1]:.0f}",
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
-    rows = []
-    for size in SIZES:
-        for name, objective in (("bell", Bell()), ("nelbo", Nelbo(time_floor=1e-3))):
-            count = max(3, rounds // 3) if size.name == "paper" else rounds
-            ours, naive = (statistics.median(t) for t in Bench(size, objective).times(count))
-            tokens = size.batch * size.length / ours
-            speeds = [f"{ours * 1e3:.1f}", f"{naive * 1e3:.1f}", f"{naive / ours:.2f}x"]
-            rows.append([f"{size.name}, {name}", *speeds, f"{tokens:,.0f}"])
-    columns = ["size, objective", "ours (ms)", "naive (ms)", "ratio", "our tokens/s"]
-    print_table(f"one training step, median, {torch.get_num_threads()} threads", columns, rows)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--compiled", action="store_true", help="also with torch.compile")
+    given = parser.parse_args()
+    training, others = [], []
+    for size in (SIZES[name] for name in given.sizes):
+        rounds = max(3, given.rounds // 3) if size is PAPER else given.rounds
+        for objective in ("bell", "nelbo"):
+            training.append(training_row(size, objective, rounds, False))
+        if given.compiled:
+            training.append(training_row(size, "bell", rounds, True))
+        for what in ("evaluation", "sampling"):
+            others.append(other_row(size, what, max(3, rounds // 3)))
+    threads = f"{torch.get_num_threads()} threads"
+    columns = ["size, objective", "ours ms", "plain ms", "ratio", "same allocator", "our tokens/s"]
+    columns += ["utilisation", "GFLOP/s", "peak MiB ours / plain"]
+    print_table(f"one training step, medians, {threads}", columns, training)
+    columns = ["size", "ours ms", "plain ms", "ratio", "peak MiB ours / plain"]
+    print_table(f"one batch evaluated; 4 samples in 16 steps, {threads}", columns, others)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_every_preset_parses_round_trips_and_builds(name: str, tmp_path: Path) -
     assert load_config(path).fingerprint() == config.fingerprint()
     assert build_objective(config).normaliser > 0
     with torch.device("meta"):
-        model = Denoiser(config.model, VOCABULARIES[config.data.tokenizer])
+        model = Denoiser(config.model, {"bpe:300": 300, **VOCABULARIES}[config.data.tokenizer])
     assert count_parameters(model) > 1e5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ class TruncatedGaussian(TimeLaw):
         narrow = torch.log(width / self.sigma) + torch.log((inside * weights).sum(-1)) - start
         return torch.where(is_narrow, narrow, result)
 
-    def _log_total(self) -> Tensor:
-        return self._log_mass(as_float64(0.0), as_float64(1.0))
+    @functools.cache  # noqa: B019 - laws are few, small and compare by value
+    def _log_total(self) -> float:
+        return float(self._log_mass(as_float64(0.0), as_float64(1.0)))
 
     def log_pdf(self, t: Tensor | float) -> Tensor:
         """Eq. for f_TG in App. C.4 with [l, h] = [0, 1]."""

@@ -108,6 +108,16 @@ class References:
     """A training distribution per position: the optimum at N_c = 0 where rows have structure."""
 
 
+def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> float:
+    """The first of the two references alone: one count per token, whatever the block length."""
+    counts = np.ones(num_tokens)
+    for tokens, is_real in _columns(train.slice(0, min(len(train), REFERENCE_BLOCKS))):
+        counts += np.bincount(tokens[is_real], minlength=num_tokens)
+    log_share = np.log(counts / counts.sum())
+    parts = [log_share[tokens[is_real]] for tokens, is_real in _columns(valid)]
+    return -float(sum(part.sum() for part in parts)) / sum(len(part) for part in parts)
+
+
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
     """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))

@@ -112,7 +112,7 @@ class Likelihood:
     @staticmethod
     def load(path: Path) -> Likelihood:
         """Read what ``save`` wrote."""
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         scalars = {
             "num_bytes": float(arrays["num_bytes"]),

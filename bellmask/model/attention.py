@@ -6,6 +6,7 @@ B batch, H heads, L length, E head size. SDPA everywhere: no compiled extension 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +25,33 @@ def rotary_table(positions: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
 def rotate(x_BLHE: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate the pairs (i, i + E/2) of each head by its position's angles."""
     cos, sin = (part.to(x_BLHE.dtype) for part in table)
+    if not torch.compiler.is_compiling():
+        return _Rotation.apply(x_BLHE, cos, sin)
     left, right = x_BLHE.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+    out = torch.empty_like(x)
+    left, right = x.chunk(2, dim=-1)
+    out_left, out_right = out.chunk(2, dim=-1)
+    torch.mul(left, cos, out=out_left).addcmul_(right, sin, value=-sign)
+    torch.mul(right, cos, out=out_right).addcmul_(left, sin, value=sign)
+    return out
+
+
+class _Rotation(torch.autograd.Function):
+    """The rotation without intermediate tensors; its gradient is the rotation backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, sin, -1.0), None, None
 
 
 def attention_mask(

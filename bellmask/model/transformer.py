@@ -1,8 +1,10 @@
 """The paper's backbone: a DiT over tokens, bidirectional or causal, RoPE on any position map.
 
 With ``modulation="constant"`` AdaLN is reduced to what mdlm's learns without time input: a shift,
-scale and gate vector per branch, folded into the layer norm's weight and bias, so it costs nothing.
-Gates and head start at zero: at first each block is the identity and every prediction uniform.
+scale and gate vector per branch, folded into the weights of the layer norm before the branch and of
+the linear map at its end, so it costs nothing. Gates and head start at zero: at first each block is
+the identity and every prediction uniform. Where predictions are wanted at some rows only, the last
+block leaves the others out as soon as its attention has looked at them.
 
 B batch, L length, D width, V vocabulary, N selected rows (flat indices into B * L).
 """
@@ -10,12 +12,14 @@ B batch, L length, D width, V vocabulary, N selected rows (flat indices into B *
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bellmask.model.attention import attend, rotary_table, rotate
+from bellmask.model.dropout import draw_kept, dropout_scale
 from bellmask.model.head import compute_dtype, cross_entropy_rows, cross_entropy_sum
 from bellmask.options import ModelOptions
 
@@ -111,26 +115,61 @@ class Block(nn.Module):
         rotary: tuple[Tensor, Tensor],
         mask: Tensor | None,
         condition: Tensor | None,
+        rows_N: Tensor | None = None,
+        is_kept: Sequence[Tensor | None] = (None, None),
     ) -> Tensor:
-        """X + gate * attention(norm(x)), then the same with the MLP."""
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)
-        branch = self._attention(self.attention_norm(x_BLD, shift_a, scale_a), rotary, mask)
-        x_BLD = self._add(x_BLD, gate_a, branch)
-        hidden = self.mlp_in(self.mlp_norm(x_BLD, shift_m, scale_m))
-        branch = self.mlp_out(F.gelu(hidden, approximate="tanh"))
-        return self._add(x_BLD, gate_m, branch)
+        """X + gate * attention(norm(x)), then the same with the MLP; [N, D] with ``rows_N``.
+
+        ``is_kept`` is dropout's choice on each of the two branches.
+        """
+        shift_a, scale_a, gate_a, *for_mlp = self.modulation(condition)
+        seen = self._attention(self.attention_norm(x_BLD, shift_a, scale_a), rotary, mask)
+        x = x_BLD
+        if rows_N is not None:
+            x, seen = pick_rows(x, rows_N), pick_rows(seen, rows_N)
+            gate_a, *for_mlp = pick_vectors([gate_a, *for_mlp], rows_N, x_BLD.shape[1])
+        x = self._add(x, gate_a, self.attention_out, seen, is_kept[0])
+        shift_m, scale_m, gate_m = for_mlp
+        hidden = self.mlp_in(self.mlp_norm(x, shift_m, scale_m))
+        return self._add(x, gate_m, self.mlp_out, gelu(hidden), is_kept[1])
 
     def _attention(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3 * self.num_heads, width // self.num_heads)
         qk, v = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
         q, k = rotate(qk, rotary).chunk(2, dim=2)
-        return self.attention_out(attend(q, k, v, mask, self.is_causal))
+        return attend(q, k, v, mask, self.is_causal)
 
-    def _add(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
-        if self.dropout:
-            branch = F.dropout(branch, self.dropout, self.training)
-        return x + gate * branch
+    def _add(
+        self, x: Tensor, gate: Tensor, layer: nn.Linear, inner: Tensor, is_kept: Tensor | None
+    ) -> Tensor:
+        """X + gate * layer(inner); a constant gate is multiplied into the small weight instead."""
+        if is_kept is not None:
+            gate = gate * dropout_scale(self.dropout)
+        if gate.ndim == 1:
+            bias = None if layer.bias is None else gate * layer.bias
+            branch = F.linear(inner, gate[:, None] * layer.weight, bias)
+        else:
+            branch = gate * layer(inner)
+        return x + (branch if is_kept is None else branch * is_kept)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU by tanh; compiled, the same by a sigmoid, which vectorises better."""
+    if torch.compiler.is_compiling():
+        slope = 2 * math.sqrt(2 / math.pi)
+        return x * torch.sigmoid(x * (slope + slope * 0.044715 * x * x))
+    return F.gelu(x, approximate="tanh")
+
+
+def pick_rows(x_BLD: Tensor, rows_N: Tensor) -> Tensor:
+    """Rows [N, D] by flat index."""
+    return x_BLD.flatten(0, 1).index_select(0, rows_N)
+
+
+def pick_vectors(vectors: Sequence[Tensor], rows_N: Tensor, length: int) -> list[Tensor]:
+    """The modulation of each row: the same [D] for all, or its sample's [1, D]."""
+    return [v if v.ndim == 1 else v.squeeze(1).index_select(0, rows_N // length) for v in vectors]
 
 
 class Denoiser(nn.Module):
@@ -142,7 +181,7 @@ class Denoiser(nn.Module):
 
     def __init__(self, options: ModelOptions, num_tokens: int, *, is_causal: bool = False) -> None:
         super().__init__()
-        self.num_tokens = num_tokens
+        self.num_tokens, self.dropout = num_tokens, options.dropout
         self.head_size = options.width // options.num_heads
         self.embedding = nn.Embedding(num_tokens + 1, options.width)
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
@@ -159,6 +198,11 @@ class Denoiser(nn.Module):
         """The last row of the embedding."""
         return self.num_tokens
 
+    def compile_blocks(self) -> None:
+        """Fuse the operations of each block (``torch.compile``), from the next call on."""
+        for block in self.blocks:
+            block.compile()
+
     def forward(
         self,
         x_BL: Tensor,
@@ -174,7 +218,7 @@ class Denoiser(nn.Module):
         """Logits [N, V] of the rows (no targets); the sum of weight * cross-entropy (targets); or
         each row's cross-entropy [N], without gradient (targets and ``reduce=False``).
         """
-        h_ND = self.hidden(x_BL, t_B=t_B, positions=positions, mask=mask).flatten(0, 1)[rows_N]
+        h_ND = self.hidden(x_BL, rows_N, t_B=t_B, positions=positions, mask=mask)
         weight, bias = self.head.weight, self.head.bias
         if targets_N is None:
             dtype = compute_dtype(h_ND)
@@ -186,12 +230,16 @@ class Denoiser(nn.Module):
     def hidden(
         self,
         x_BL: Tensor,
+        rows_N: Tensor | None = None,
         *,
         t_B: Tensor | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states [B, L, D]; ``positions`` [L] or [B, L] defaults to 0 .. L-1."""
+        """Final hidden states [N, D] of the rows, or [B, L, D] of all of them.
+
+        ``positions`` [L] or [B, L] defaults to 0 .. L-1.
+        """
         if positions is None:
             positions = torch.arange(x_BL.shape[1], device=x_BL.device)
         rotary = rotary_table(positions, self.head_size)
@@ -201,10 +249,20 @@ class Denoiser(nn.Module):
                 raise ValueError("a model with modulation='time' needs the times t")
             condition = self.time_embedding(t_B)
         h_BLD = self.embedding(x_BL)
-        for block in self.blocks:
-            h_BLD = block(h_BLD, rotary, mask, condition)
-        shift, scale = self.final_modulation(condition)
-        return self.final_norm(h_BLD, shift, scale)
+        for number, block in enumerate(self.blocks, start=1):
+            wanted = rows_N if number == len(self.blocks) else None
+            shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])
+            h_BLD = block(h_BLD, rotary, mask, condition, wanted, self._draw_kept(shape, h_BLD))
+        vectors = self.final_modulation(condition)
+        if rows_N is not None:
+            vectors = pick_vectors(vectors, rows_N, x_BL.shape[1])
+        return self.final_norm(h_BLD, *vectors)
+
+    def _draw_kept(self, shape: Sequence[int], like: Tensor) -> list[Tensor | None]:
+        """Dropout's choice for the two branches of a block."""
+        if not (self.dropout and self.training):
+            return [None, None]
+        return [draw_kept(tuple(shape), self.dropout, like.device) for _ in range(2)]
 
 
 def count_parameters(model: nn.Module) -> int:

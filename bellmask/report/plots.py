@@ -8,8 +8,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
+COLOURS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]
+"""The reference is red."""
 
-def _save(figure: Figure, path: Path) -> list[Path]:
+
+def save_figure(figure: Figure, path: Path) -> list[Path]:
+    """Write PNG and SVG; returns their paths."""
     paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
     for target in paths:
         figure.savefig(target, dpi=150, bbox_inches="tight")
@@ -43,21 +48,4 @@ def plot_context_curve(
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    return _save(figure, path)
-
-
-def plot_nll_curves(
-    curves: Sequence[tuple[str, Sequence[int], Sequence[float]]], path: Path
-) -> list[Path]:
-    """Validation NLL against step; the first run, the reference, in red."""
-    figure = Figure(figsize=(7, 4.2))
-    axes = figure.subplots()
-    colours = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
-    for number, (name, steps, nll) in enumerate(curves):
-        colour = colours[number % len(colours)]
-        axes.plot(steps, nll, "o-", markersize=3, color=colour, label=name)
-    axes.set_xlabel("training step")
-    axes.set_ylabel("validation NELBO (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-    return _save(figure, path)
+    return save_figure(figure, path)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -185,3 +187,13 @@ def pick_precision(option: str, device: torch.device) -> torch.dtype:
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """Matrix products in ``dtype``; a no-op for float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Refuse ``train.compile`` on a CPU where there is no C++ compiler to do it with."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise UserError(
+            f"train.compile needs a C++ compiler, and there is no {compiler}; install it, or name "
+            "another in the environment variable CXX"
+        )

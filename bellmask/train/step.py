@@ -21,6 +21,7 @@ from bellmask.errors import TrainingError
 from bellmask.model.attention import AttentionRules
 from bellmask.options import TrainOptions
 from bellmask.rng import shuffle, stream_key, torch_seed, uniform, uniform_rows
+from bellmask.train.ahead import Ahead
 from bellmask.train.distributed import World, autocast
 
 
@@ -169,10 +170,12 @@ class TrainStep:
         self.model, self.planner, self.world = model, planner, world
         self.mask_id, self.clip, self.precision = mask_id, clip, precision
         self.c = planner.objective.normaliser if divide_by_c else 1.0
+        # on a CPU another thread would only be in the way
+        self.plan = planner if world.device.type == "cpu" else Ahead(planner)
 
     def __call__(self, step: int) -> StepResult:
         """Leave the step's clipped gradient in the parameters; measure the loss."""
-        plan = self.planner(step)
+        plan = self.plan(step)
         scale = 1 / max(1, plan.num_maskable) / self.c
         sums = torch.zeros(2, dtype=torch.float64)
         largest = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from bellmask.assemble import train_run
 from bellmask.cli import run_command
+from bellmask.compare.plan import PlannedRun
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,17 +114,25 @@ SHRINK = (
 def commands() -> list[str]:
     lines = [
         line.split(" #")[0].strip()
-        for page in ("README.md", "docs/runs.md", "docs/data.md")
+        for page in ("README.md", "docs/runs.md", "docs/data.md", "docs/comparing.md")
         for block in code_blocks(page, "(?:bash|sh)?")
         for line in block.splitlines()
     ]
     return [line for line in lines if line.startswith("bellmask ")]
 
 
+def train_here(runs: Sequence[PlannedRun], **_: Any) -> dict[Path, str]:
+    """The trainings of a comparison in this process: starting one for each would take minutes."""
+    for run in runs:
+        train_run(run.config, run.folder, resume="auto", is_quiet=True)
+    return {}
+
+
 def test_the_readmes_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path
 ) -> None:
     """As printed, but for a smaller model, fewer steps and text that needs no network."""
+    monkeypatch.setattr("bellmask.compare.comparison.execute", train_here)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "my.txt").write_text(text_file.read_text())
@@ -133,9 +143,13 @@ def test_the_readmes_commands_run(
             args[args.index("--data.tokenizer") + 1] = "bpe:300"
         if "--data.from" in args:
             continue  # the paper's runs, on text of the reader's own
-        if args[0] == "train":
+        if args[0] in ("train", "compare"):
             data = [] if "--data.train" in args else ["--data.train", "my.txt"]
             args += [*SHRINK, *data]
+        if args[0] == "compare":
+            args += ["--seeds", "1", "--jobs", "1", "--validation.every", "1 steps", "--quiet"]
+        if args[0] == "demo":
+            args += ["--data", "my.txt", "--steps", "2", "--seeds", "1", "--jobs", "1", "--quiet"]
         if args[0] == "generate":
             args += ["--steps", "4"]
         assert run_command(args) == 0, command

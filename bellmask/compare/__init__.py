@@ -1,0 +1,1 @@
+"""Runs that differ in one thing only, and how many times sooner one of them gets there."""

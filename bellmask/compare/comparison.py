@@ -1,0 +1,194 @@
+"""Plan, train, measure, report: what ``bellmask compare``, ``demo`` and ``report`` share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bellmask.compare.execute import execute
+from bellmask.compare.plan import PlannedRun, describe_plan, distinct, for_comparison, plan_runs
+from bellmask.compare.records import RunRecord, read_json, read_run
+from bellmask.compare.results import Entry, summarize, without_nan
+from bellmask.compare.variants import Variant
+from bellmask.config import RunConfig
+from bellmask.data.prepare import load_data, make_tokenizer
+from bellmask.errors import TrainingError, UserError
+from bellmask.report.comparison_plots import write_curves
+from bellmask.report.console import preparing_bar
+from bellmask.report.page import render_page
+from bellmask.train.checkpoint import write_text
+
+PLAN = "comparison.json"
+
+
+def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
+    """Fingerprints of tokenizer, training and validation text; prepares them if need be."""
+    tokenizer = make_tokenizer(config.data)
+    with preparing_bar(is_quiet=is_quiet) as on_progress:
+        data = load_data(config.data, tokenizer, on_progress)
+    return "/".join([tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint])
+
+
+def compare(
+    shared: RunConfig,
+    variants: Sequence[Variant],
+    *,
+    reference: str,
+    out: Path,
+    root: Path,
+    seeds: int = 1,
+    grid: Sequence[Mapping[str, str]] = ({},),
+    jobs: int = 1,
+    is_quiet: bool = False,
+    title: str = "",
+) -> dict[str, Any]:
+    """Train every variant (what is finished is reused), write the report, return the results."""
+    if reference not in [variant.name for variant in variants]:
+        names = ", ".join(variant.name for variant in variants)
+        raise UserError(f"the reference {reference!r} is not among the variants: {names}")
+    if len(variants) < 2:
+        raise UserError("a comparison needs at least two variants")
+    if seeds < 1 or jobs < 1:
+        raise UserError("--seeds and --jobs must be at least 1")
+    shared = for_comparison(shared)
+    # bad variants are refused before a large corpus is prepared
+    plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text="")
+    text = text_identity(shared, is_quiet=is_quiet)
+    planned = plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text=text)
+    out.mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
+    failed = execute(distinct(planned), jobs=jobs, is_quiet=is_quiet, may_fail=len(grid) > 1)
+    kept = [run for run in planned if run.folder not in failed]
+    _check_something_left(planned, kept, failed)
+    messages = list(failed.values())
+    _write_plan(out, kept, root, reference, title, messages)
+    return write_report(_entries(kept), reference, out, title, messages)
+
+
+def _check_something_left(
+    planned: Sequence[PlannedRun], kept: Sequence[PlannedRun], failed: Mapping[Path, str]
+) -> None:
+    """With a grid some runs may fail, but every variant needs one that did not."""
+    for run in planned:
+        if run.variant not in {other.variant for other in kept}:
+            raise TrainingError(f"no training of {run.variant} survived: {failed[run.folder]}")
+
+
+def _write_plan(
+    out: Path,
+    runs: Sequence[PlannedRun],
+    root: Path,
+    reference: str,
+    title: str,
+    failed: Sequence[str],
+) -> None:
+    """comparison.json: which run folders belong to the comparison, for ``bellmask report``."""
+    content = {
+        "root": os.path.relpath(root, out),  # so that both can be moved together
+        "reference": reference,
+        "title": title,
+        "failed": list(failed),
+        "runs": describe_plan(runs),
+    }
+    write_text(out / PLAN, json.dumps(content, indent=1) + "\n")
+
+
+def _entries(runs: Sequence[PlannedRun]) -> list[Entry]:
+    read: dict[Path, RunRecord] = {}
+    for run in runs:
+        if run.folder not in read:
+            read[run.folder] = read_run(run.folder)
+    return [Entry(run.variant, run.seed, run.point, read[run.folder]) for run in runs]
+
+
+def write_report(
+    entries: Sequence[Entry],
+    reference: str,
+    out: Path,
+    title: str = "",
+    failed: Sequence[str] = (),
+) -> dict[str, Any]:
+    """results.json, curves.png/.svg and report.html in ``out``; returns the results."""
+    results = without_nan({**summarize(entries, reference), "failed": list(failed)})
+    names = (
+        " against ".join(reversed(list(results["variants"])))
+        if len(results["variants"]) == 2
+        else ""
+    )
+    title = title or f"bellmask: {names or 'comparison'}"
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_curves(results, out)
+    write_text(out / "report.html", render_page(results, title))
+    return results
+
+
+def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
+    """(entries, reference, title, failures) of a comparison, read from its run folders."""
+    plan = read_json(folder / PLAN)
+    try:
+        root = folder / plan["root"]
+        planned = [(r["variant"], r["seed"], r["point"], root / r["run"]) for r in plan["runs"]]
+        reference, title, failed = plan["reference"], plan["title"], plan["failed"]
+    except (KeyError, TypeError):
+        raise UserError(f"{folder / PLAN} is damaged; repeat the comparison") from None
+    if not planned:
+        raise UserError(f"{folder / PLAN} names no runs; repeat the comparison")
+    entries = [Entry(variant, seed, point, read_run(run)) for variant, seed, point, run in planned]
+    return entries, reference, title, failed
+
+
+def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str]:
+    """(entries, reference) of plain run folders, named by what they train on."""
+    records = [read_run(folder) for folder in folders]
+    names = _names(records)
+    entries = [
+        Entry(name, record.config.train.seed, "", record)
+        for name, record in zip(names, records, strict=True)
+    ]
+    seen: set[tuple[str, int]] = set()
+    for entry in entries:
+        if (entry.variant, entry.seed) in seen:
+            raise UserError(
+                f"two runs are {entry.variant} with seed {entry.seed}; give one of them"
+            )
+        seen.add((entry.variant, entry.seed))
+    return entries, pick_reference(names)
+
+
+def pick_reference(names: Sequence[str]) -> str:
+    """Base where it is among them, else the first one."""
+    return "base" if "base" in names else names[0]
+
+
+_NAMED = ("objective.", "law.", "schedule.")
+_UNNAMED = ("train.seed", "train.device", "log.", "checkpoint.", "validation.", "data.")
+
+
+def _names(records: Sequence[RunRecord]) -> list[str]:
+    """base, bell and so on by their options, and what else sets a run apart from the first one."""
+    first = records[0].config.resolved().flat()
+    names = []
+    for record in records:
+        flat = record.config.resolved().flat()
+        other = [k for k in flat if flat[k] != first[k] and not k.startswith(_UNNAMED + _NAMED)]
+        names.append(_objective_name(flat) + "".join(f" {k}={flat[k]}" for k in other))
+    return names
+
+
+def _objective_name(flat: Mapping[str, Any]) -> str:
+    """``base`` and ``bell`` for those two, all numbers for anything else."""
+    kind, law, schedule = flat["objective.name"], flat["law.name"], flat["schedule.name"]
+    numbers = ",".join(str(flat[k]) for k in ("law.mu", "law.scale") if flat[k] is not None)
+    law = f"{law}:{numbers}" if numbers else law
+    if schedule != "linear":
+        keys = ("schedule.power", "schedule.mu", "schedule.scale")
+        numbers = ",".join(str(flat[k]) for k in keys if flat[k] is not None)
+        return f"{kind} {law} {schedule}:{numbers}"
+    if kind == "importance":
+        return f"importance{'_t' if flat['objective.divide_by_t'] else ''} {law}"
+    known = {("nelbo", "uniform"): "base", ("bell", "gaussian:0.5,0.1"): "bell"}
+    return known.get((kind, law), law if kind == "bell" else f"{kind} {law}")

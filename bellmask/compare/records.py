@@ -1,0 +1,154 @@
+"""A finished run as a comparison sees it: its curve, its per-block values, its settings."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bellmask.compare.speedup import Floats, detrended_spread
+from bellmask.config import RunConfig, load_config
+from bellmask.errors import UserError
+from bellmask.evaluate.context_curve import binned_curve
+from bellmask.evaluate.result import Likelihood
+from bellmask.records import read_metrics
+from bellmask.runfolder import read_description
+
+CONTEXT_BINS = 8
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one run folder says."""
+
+    folder: Path
+    config: RunConfig
+    description: dict[str, Any]
+    steps: list[int]
+    nll: list[float]
+    nll_se: list[float | None]
+    seconds: list[float]
+    """Training time at each evaluation; evaluation and saving are not in it."""
+    block_nll_EB: Floats
+    last: Likelihood
+    train_lines: list[dict[str, Any]]
+
+    @property
+    def curve(self) -> tuple[list[float], list[float], list[float]]:
+        """(steps, nll, seconds), for the speed-up."""
+        return [float(step) for step in self.steps], self.nll, self.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the training lines."""
+        return float(np.median([line["tokens_per_second"] for line in self.train_lines]))
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of results.json."""
+        norms = [math.log(max(line["gradient_norm"], 1e-30)) for line in self.train_lines]
+        return {
+            "run": self.folder.name,
+            "seed": self.config.train.seed,
+            "steps": self.steps,
+            "nll": self.nll,
+            "nll_se": self.nll_se,
+            "seconds": self.seconds,
+            "bits_per_byte": self.last.summary()["bits_per_byte"],
+            "tokens_per_second": self.tokens_per_second,
+            "nll_by_context": [
+                {"low": p.low, "high": p.high, "nll": p.nll, "se": p.standard_error}
+                for p in binned_curve(self.last, CONTEXT_BINS)
+            ],
+            "nll_spread": detrended_spread(self.nll),
+            "log_gradient_norm_spread": detrended_spread(norms),
+            "largest_weight": max(line["largest_weight"] for line in self.train_lines),
+            "clipped_share": float(np.mean([line["clipped_share"] for line in self.train_lines])),
+        }
+
+    def samples(self, limit: int = 2) -> list[str]:
+        """The last samples that the run wrote."""
+        files = sorted((self.folder / "samples").glob("step-*.txt"))
+        text = files[-1].read_text(encoding="utf-8") if files else ""
+        return [part.strip("\n") for part in text.split("\n\n--------\n\n")][:limit] if text else []
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder; a UserError says what is missing."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    config = load_config(folder / "config.json")
+    lines = read_metrics(folder / "metrics.jsonl")
+    checks = [line for line in lines if line["kind"] == "validation"]
+    if not checks or checks[-1]["step"] != config.train.steps:
+        raise UserError(
+            f"{folder} has no validation at its last step {config.train.steps}; finish it with "
+            f"bellmask train {folder} --out {folder} --resume auto"
+        )
+    if not any(line["kind"] == "train" for line in lines):
+        raise UserError(f"{folder / 'metrics.jsonl'} has no line of training metrics")
+    values = [_load(folder, line["step"]) for line in checks]
+    return RunRecord(
+        folder,
+        config,
+        read_description(folder),
+        [line["step"] for line in checks],
+        [line["nll"] for line in checks],
+        [line["nll_se"] for line in checks],
+        [line["seconds"] for line in checks],
+        np.stack([value.block_nll for value in values]),
+        values[-1],
+        [line for line in lines if line["kind"] == "train"],
+    )
+
+
+def _load(folder: Path, step: int) -> Likelihood:
+    path = folder / "validation" / f"step-{step:09d}.npz"
+    try:
+        return Likelihood.load(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; the run cannot be compared") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+
+
+_MUST_AGREE = {
+    "tokenizer_fingerprint": "tokenizers",
+    "train_fingerprint": "training texts",
+    "valid_fingerprint": "validation texts",
+}
+
+_WHERE_TEXT_LIES = ("data.train", "data.from_files", "data.valid", "data.cache")
+_SAME_BUDGET = ("train.steps", "train.batch_size", "train.random_length_fraction")
+
+
+def check_comparable(runs: list[RunRecord]) -> None:
+    """Refuse, saying why, runs whose text, tokenizer, evaluation masks or budget differ."""
+    first = runs[0]
+    for other in runs[1:]:
+        pair = f"{first.folder} and {other.folder} cannot be compared"
+        for key, what in _MUST_AGREE.items():
+            if first.description.get(key) != other.description.get(key):
+                raise UserError(f"{pair}: their {what} differ")
+        same_blocks = np.array_equal(first.last.count_BR, other.last.count_BR)
+        if first.last.fingerprint != other.last.fingerprint or not same_blocks:
+            raise UserError(f"{pair}: their validation blocks or masks differ")
+        left, right = first.config.flat(), other.config.flat()
+        for option in left:
+            is_watched = option.startswith("data.") and option not in _WHERE_TEXT_LIES
+            if (is_watched or option in _SAME_BUDGET) and left[option] != right[option]:
+                raise UserError(f"{pair}: {option} is {left[option]} and {right[option]}")
+        if first.steps != other.steps:
+            raise UserError(f"{pair}: they were validated at different steps")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, or a UserError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None

@@ -1,0 +1,152 @@
+"""What is compared: a name → the options it sets, over a config that all variants share.
+
+NAME[:NUMBERS][+SUFFIX...], for example ``base``, ``bell``, ``laplace:0.5,0.2``, ``bell+muon``; or
+``LABEL=OPTIONS`` for anything else, for example ``deep=--model.num-layers 6``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bellmask.config import RunConfig, override, read_tree, to_args
+from bellmask.errors import UserError, look_up
+from bellmask.options import (
+    DEFAULT_MU,
+    DEFAULT_SCALE,
+    LawOptions,
+    ObjectiveOptions,
+    ScheduleOptions,
+)
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")
+OWNED = ("--law", "--schedule", "--objective")
+"""Options that variants decide."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A label and the command-line options behind it."""
+
+    name: str
+    options: tuple[str, ...]
+    is_custom: bool = False
+    """True for options of the user's own, which go over the shared ones as they are."""
+
+    def apply(self, shared: RunConfig) -> RunConfig:
+        """The shared config with the variant's options."""
+        if not self.is_custom:  # a named variant decides all of law, schedule and objective
+            given, default = shared.objective, ObjectiveOptions()
+            floor = given.time_floor if "nelbo" in self.options else default.time_floor
+            objective = replace(default, divide_by_c=given.divide_by_c, time_floor=floor)
+            shared = replace(
+                shared, objective=objective, law=LawOptions(), schedule=ScheduleOptions()
+            )
+        return override(shared, self.options, where=f"variant {self.name}").check()
+
+
+def _plain(law: str = "uniform", objective: str = "nelbo", *more: str) -> list[str]:
+    return ["--objective", objective, "--schedule", "linear", "--law", law, *more]
+
+
+def _located(law: str) -> Callable[..., list[str]]:
+    def build(mu: float = DEFAULT_MU, scale: float = DEFAULT_SCALE) -> list[str]:
+        return _plain(law, "bell", "--law.mu", str(mu), "--law.scale", str(scale))
+
+    return build
+
+
+def _dirac(mu: float = DEFAULT_MU) -> list[str]:
+    return _plain("dirac", "bell", "--law.mu", str(mu))
+
+
+def _importance(mu: float = DEFAULT_MU, scale: float = DEFAULT_SCALE) -> list[str]:
+    law = ["--law.mu", str(mu), "--law.scale", str(scale)]
+    return _plain("gaussian", "importance", *law, "--objective.no-divide-by-t")
+
+
+def _importance_t(mu: float = DEFAULT_MU, scale: float = DEFAULT_SCALE) -> list[str]:
+    return [*_importance(mu, scale)[:-1], "--objective.divide-by-t"]
+
+
+def _middle_flat(mu: float = DEFAULT_MU, scale: float = DEFAULT_SCALE) -> list[str]:
+    law = ["--schedule.mu", str(mu), "--schedule.scale", str(scale)]
+    return ["--objective", "nelbo", "--law", "uniform", "--schedule", "middle_flat", *law]
+
+
+NAMES: dict[str, Callable[..., list[str]]] = {
+    "base": _plain,
+    "bell": lambda: _located("gaussian")(),
+    "uniform": lambda: _plain("uniform", "bell"),
+    "dirac": _dirac,
+    "gaussian": _located("gaussian"),
+    "laplace": _located("laplace"),
+    "importance": _importance,
+    "importance_t": _importance_t,
+    "middle_flat": _middle_flat,
+}
+"""base: NELBO, uniform times. bell: gaussian 0.5, 0.1, unweighted. uniform: uniform, unweighted."""
+
+SUFFIXES: dict[str, list[str]] = {
+    "muon": ["--optimizer", "muon"],
+    "adamw": ["--optimizer", "adamw"],
+    "unstratified": ["--train.no-stratified"],
+}
+
+_TAKES_NUMBERS = {"dirac": 1, "gaussian": 2, "laplace": 2}
+_TAKES_NUMBERS |= {"importance": 2, "importance_t": 2, "middle_flat": 2}
+
+
+def parse_variant(text: str) -> Variant:
+    """The variant that a text names; UserError with the nearest names otherwise."""
+    label, is_custom, options = text.partition("=")
+    if is_custom:
+        if not _LABEL.fullmatch(label) or label == "arm" or not options.startswith("--"):
+            raise UserError(
+                f"write a variant of your own as 'LABEL=--option value', not {text!r}; a label has "
+                "letters, digits, spaces and . + - _, begins with one of the first two, not 'arm'"
+            )
+        try:
+            return Variant(label, tuple(shlex.split(options)), is_custom=True)
+        except ValueError as error:
+            raise UserError(f"variant {text!r}: {error}") from None
+    name, *suffixes = text.split("+")
+    name, _, numbers = name.partition(":")
+    build = look_up("variant", name, NAMES)
+    try:
+        values = [float(number) for number in numbers.split(",")] if numbers else []
+    except ValueError:
+        raise UserError(
+            f"variant {text!r}: {numbers!r} must be numbers, as in {name}:0.5"
+        ) from None
+    if len(values) > _TAKES_NUMBERS.get(name, 0):
+        raise UserError(
+            f"variant {text!r}: {name} takes {_TAKES_NUMBERS.get(name, 0)} number(s) at most"
+        )
+    more = [part for suffix in suffixes for part in look_up("variant suffix", suffix, SUFFIXES)]
+    return Variant(text, (*build(*values), *more))
+
+
+def parse_variants(texts: list[str]) -> list[Variant]:
+    """All of them; labels must differ."""
+    variants = [parse_variant(text) for text in texts]
+    names = [variant.name for variant in variants]
+    if len(set(names)) < len(names):
+        raise UserError(f"variants must have different names, got {', '.join(names)}")
+    return variants
+
+
+def check_shared(args: Sequence[str], files: Sequence[Path] = ()) -> None:
+    """Refuse options for all variants that the variants themselves decide, also in files."""
+    given = [arg.split("=")[0].replace("_", "-") for arg in args]
+    for file in files:
+        given += [arg for arg in to_args(read_tree(file)) if arg.startswith("--")]
+    for name in given:
+        if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
+            raise UserError(
+                f"{name} is decided by the variants; compare 'NAME={name} ...' as one of them "
+                "instead"
+            )

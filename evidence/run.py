@@ -1,0 +1,103 @@
+"""Train what docs/results.md is made of: resumable, a few minutes a run on two CPU cores.
+
+usage: python evidence/run.py [--lm1b GLOB] [--settings NAME ...] [--jobs N]
+
+Writes one small results file per comparison to docs/results/ and then rebuilds docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bellmask.compare.comparison import compare
+from bellmask.compare.suites import SUITES
+from bellmask.compare.variants import parse_variants
+from bellmask.config import RunConfig
+from bellmask.errors import UserError
+from bellmask.presets import small
+
+sys.path.insert(0, str(Path(__file__).parent))
+from write import RESULTS, write_document
+
+ROOT = Path("runs/evidence")
+HEADLINE = "headline"
+
+
+def settings(lm1b: str | None) -> dict[str, RunConfig]:
+    """The texts: WikiText-2, and LM1B sentences packed and one per row."""
+    wikitext = small()
+    packed = replace(wikitext, data=replace(wikitext.data, train="lm1b", from_files=lm1b))
+    unpacked = replace(packed, data=replace(packed.data, packing="unpacked"))
+    return {"wikitext2": wikitext, "lm1b": packed, "lm1b_unpacked": unpacked}
+
+
+def comparisons() -> Iterator[tuple[str, list[str], int]]:
+    """(name, variants, seeds): the headline first, then the suites."""
+    yield HEADLINE, ["base", "bell"], 3
+    for name in ("families", "alternatives", "mean", "variance", "dirac", "laplace"):
+        yield name, SUITES[name](), 1
+    for name in ("optimizers", "stratification", "gaussian"):
+        yield name, SUITES[name](), 1
+
+
+def trimmed(results: dict[str, Any]) -> dict[str, Any]:
+    """What the document needs: no samples, no densities, no paths of a machine."""
+    kept = {key: value for key, value in results.items() if key != "options"}
+    model, batch = results["options"]["model"], results["options"]["train"]["batch_size"]
+    variants = {}
+    for name, variant in results["variants"].items():
+        law = {k: variant["law"][k] for k in ("name", "effective_sample_share")}
+        variants[name] = {**variant, "law": law, "samples": []}
+    return _rounded({**kept, "model": model, "batch_size": batch, "variants": variants})
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def main() -> int:
+    """Train, collect, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lm1b", help="local LM1B files (path or quoted glob) instead of the hub")
+    names = ["wikitext2", "lm1b", "lm1b_unpacked"]
+    parser.add_argument("--settings", nargs="+", choices=names, default=names)
+    parser.add_argument("--jobs", type=int, default=2)
+    given = parser.parse_args()
+    chosen = {k: v for k, v in settings(given.lm1b).items() if k in given.settings}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    is_whole = True
+    for name, variants, seeds in comparisons():
+        for setting, config in chosen.items():
+            print(f"== {setting}: {name}", flush=True)
+            try:
+                results = compare(
+                    config,
+                    parse_variants(variants),
+                    reference=variants[0],
+                    out=ROOT / f"{setting}-{name}",
+                    root=ROOT / "runs",
+                    seeds=seeds,
+                    jobs=given.jobs,
+                )
+            except UserError as error:
+                print(f"left out: {error}", file=sys.stderr)
+                is_whole = False
+                continue
+            text = json.dumps(trimmed(results), separators=(",", ":"))
+            (RESULTS / f"{setting}-{name}.json").write_text(text + "\n", encoding="utf-8")
+    write_document()
+    return 0 if is_whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,381 @@
+"""Speed-ups of curves with a closed form, against bisection, t integrals and binomial sums."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bellmask.compare.speedup import (
+    Arrival,
+    arrival,
+    detrended_spread,
+    over_seeds,
+    paired_bootstrap,
+    speed_up,
+)
+
+STEPS = [100.0, 200.0, 300.0, 500.0, 700.0, 1000.0]
+A, B = 6.0, 0.4
+"""NLL = A - B log(step): a straight line in the coordinates of the interpolation."""
+
+
+def log_curve(steps, shift=0.0):
+    return [A - shift - B * math.log(step) for step in steps]
+
+
+def target_at(step):
+    return A - B * math.log(step)
+
+
+def by_bisection(steps, nll, target):
+    """(step, is_bound) or None, from the text: first index whose whole tail is at the target."""
+    starts = [i for i in range(len(nll)) if all(value <= target for value in nll[i:])]
+    if not starts:
+        return None
+    if starts[0] == 0:
+        return steps[0], True
+    low, high = math.log(steps[starts[0] - 1]), math.log(steps[starts[0]])
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_there = np.interp(middle, np.log(steps), nll) <= target
+        low, high = (low, middle) if is_there else (middle, high)
+    return math.exp(high), False
+
+
+@pytest.mark.parametrize("truth", [101.0, 150.0, 240.0, 300.0, 444.4, 999.0, 1000.0])
+def test_on_a_log_curve_the_arrival_is_exact(truth):
+    found = arrival(STEPS, log_curve(STEPS), target_at(truth) + 1e-14)
+    assert found is not None
+    assert found.step == pytest.approx(truth, rel=1e-11)
+    assert not found.is_bound
+
+
+def test_noise_moves_the_arrival_by_noise_over_slope_at_most():
+    rng, size = np.random.default_rng(0), 0.02
+    steps = np.linspace(50, 1000, 20)
+    errors = []
+    for _ in range(300):
+        truth = rng.uniform(150, 800)
+        nll = np.array(log_curve(steps)) + rng.uniform(-size, size, len(steps))
+        found = arrival(steps.tolist(), nll.tolist(), target_at(truth))
+        errors.append(math.log(found.step / truth))
+    assert max(map(abs, errors)) <= size / B
+    assert max(map(abs, errors)) > 0.5 * size / B
+
+
+def test_of_several_crossings_the_last_counts():
+    """Below at 2, above at 4, below from 8 on: half way from 4 to 8 in log."""
+    found = arrival([1, 2, 4, 8, 16], [5.0, 2.0, 4.0, 2.0, 1.0], 3.0)
+    assert found.step == pytest.approx(math.sqrt(4 * 8), rel=1e-14)
+    assert not found.is_bound
+
+
+def test_an_equal_nll_has_arrived():
+    assert arrival([1, 10, 100], [4.0, 3.0, 3.0], 3.0) == Arrival(pytest.approx(10.0))
+    assert arrival([1, 10, 100], [3.0, 3.0, 3.0], 3.0) == Arrival(1.0, is_bound=True)
+    assert arrival([1, 10, 100], [3.0, 2.0, 3.0 + 1e-12], 3.0) is None
+
+
+def test_one_that_leaves_again_has_not_arrived():
+    assert arrival([1, 2, 3], [5.0, 2.0, 3.5], 3.0) is None
+
+
+def test_below_from_the_start_is_a_bound_at_the_first_step():
+    assert arrival([50, 60], [1.0, 0.5], 3.0) == Arrival(50.0, is_bound=True)
+
+
+def test_one_evaluation_is_a_bound_or_nothing():
+    assert arrival([7], [1.0], 1.0) == Arrival(7.0, is_bound=True)
+    assert arrival([7], [1.1], 1.0) is None
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_broken_values_are_above_and_nothing_is_interpolated_from_them(broken):
+    assert arrival([1, 2, 4], [5.0, broken, 2.0], 3.0) == Arrival(pytest.approx(4.0))
+    assert arrival([1, 2, 4], [broken, 2.0, 2.0], 3.0) == Arrival(pytest.approx(2.0))
+    assert arrival([1, 2, 4], [5.0, 2.0, broken], 3.0) is None
+    assert arrival([1, 2, 4], [broken, 4.0, 2.0], 3.0).step == pytest.approx(math.sqrt(8))
+
+
+def test_nothing_arrives_at_a_target_that_is_not_a_number():
+    assert arrival([1, 2], [5.0, 2.0], math.nan) is None
+
+
+@pytest.mark.parametrize(("steps", "nll"), [([1, 2], [3.0]), ([1], [3.0, 2.0]), ([], [])])
+def test_lengths_must_agree(steps, nll):
+    with pytest.raises(ValueError, match=f"{len(steps)} steps and {len(nll)} values"):
+        arrival(steps, nll, 1.0)
+
+
+def test_random_curves_arrive_where_bisection_says():
+    """Whole numbers make ties, returns and curves that never arrive common."""
+    rng, seen = np.random.default_rng(1), {"never": 0, "bound": 0, "inside": 0}
+    for _ in range(2000):
+        count = int(rng.integers(1, 9))
+        steps = np.cumsum(rng.integers(1, 50, count)).astype(float).tolist()
+        nll = rng.integers(0, 5, count).astype(float)
+        nll -= rng.choice([0.0, 0.4]) * np.arange(count)
+        target = float(rng.integers(0, 4))
+        found, truth = arrival(steps, nll.tolist(), target), by_bisection(steps, nll, target)
+        if truth is None:
+            assert found is None
+            seen["never"] += 1
+            continue
+        assert found.step == pytest.approx(truth[0], rel=1e-9)
+        assert found.is_bound == truth[1]
+        seen["bound" if truth[1] else "inside"] += 1
+    assert min(seen.values()) > 100
+
+
+def test_a_curve_shifted_down_is_sooner_by_the_exponential_of_shift_over_slope():
+    reference = (STEPS, log_curve(STEPS), STEPS)
+    shift = B * math.log(1.7)
+    found = speed_up(reference, (STEPS, log_curve(STEPS, shift), STEPS))
+    assert found.ratio == pytest.approx(1.7, rel=1e-12)
+    assert found.target == reference[1][-1]
+    assert found.gap == pytest.approx(-shift, rel=1e-12)
+    assert not found.is_bound
+
+
+def test_the_ratio_is_of_the_references_last_step_even_if_the_variant_is_longer():
+    reference = (STEPS, log_curve(STEPS), STEPS)
+    longer = [*STEPS, 2000.0, 4000.0]
+    found = speed_up(reference, (longer, log_curve(longer, -B * math.log(2.5)), longer))
+    assert found.ratio == pytest.approx(1 / 2.5, rel=1e-12)
+
+
+def test_the_target_is_the_references_last_value_not_its_best():
+    """It ends at 4, after 3; the variant goes from 5 at step 2 to 3.5 at step 4."""
+    found = speed_up(
+        ([1, 2, 4, 8], [6.0, 3.0, 3.5, 4.0], [1, 2, 4, 8]),
+        ([1, 2, 4, 8], [6.0, 5.0, 3.5, 3.5], [1, 2, 4, 8]),
+    )
+    assert found.target == 4.0
+    assert found.ratio == pytest.approx(8 / 2 ** (1 + 2 / 3))
+    assert found.gap == -0.5
+
+
+def test_a_run_against_itself_is_one():
+    curve = (STEPS, log_curve(STEPS), [3 * step for step in STEPS])
+    found = speed_up(curve, curve)
+    assert found.ratio == pytest.approx(1.0)
+    assert found.time_ratio == pytest.approx(1.0)
+    assert found.gap == 0
+
+
+def test_without_arrival_there_is_a_gap_and_no_number():
+    reference = (STEPS, log_curve(STEPS), STEPS)
+    found = speed_up(reference, (STEPS, log_curve(STEPS, -0.25), STEPS))
+    assert (found.ratio, found.time_ratio, found.is_bound) == (None, None, False)
+    assert found.gap == pytest.approx(0.25)
+
+
+def test_below_from_the_start_gives_a_bound_with_nothing_extrapolated():
+    reference = (STEPS, log_curve(STEPS), [10 * step for step in STEPS])
+    found = speed_up(reference, (STEPS, log_curve(STEPS, 9.0), [7 * step for step in STEPS]))
+    assert found.is_bound
+    assert found.ratio == 1000 / 100
+    assert found.time_ratio == pytest.approx(10 * 1000 / (7 * 100))
+
+
+def test_time_is_read_off_at_the_arrival_step():
+    """Step 250 is half way from 200 (40 s) to 300 (100 s): 70 s, where the reference had 210."""
+    reference = ([250.0], [target_at(250.0)], [210.0])
+    seconds = [30.0, 40.0, 100.0, 101.0, 102.0, 500.0]
+    found = speed_up(reference, (STEPS, log_curve(STEPS), seconds))
+    assert found.ratio == pytest.approx(1.0)
+    assert found.time_ratio == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("shift", [0.1, 9.0])
+def test_seconds_must_be_as_many_as_steps(shift):
+    reference = (STEPS, log_curve(STEPS), STEPS)
+    with pytest.raises(ValueError, match="length"):
+        speed_up(reference, (STEPS, log_curve(STEPS, shift), STEPS[:-1]))
+
+
+def test_three_seeds_by_hand():
+    """Logs 0.1, 0.2, 0.6: mean 0.3, variance 0.14 / 2, t of two degrees 4.302653."""
+    found = over_seeds([math.exp(x) for x in (0.1, 0.2, 0.6)])
+    reach = 4.302653 * math.sqrt(0.07 / 3)
+    assert found.num_seeds == 3
+    assert found.mean == pytest.approx(math.exp(0.3), rel=1e-12)
+    assert math.log(found.low) == pytest.approx(0.3 - reach, rel=2e-4)
+    assert math.log(found.high) == pytest.approx(0.3 + reach, rel=2e-4)
+
+
+def test_five_seeds_by_hand():
+    """Logs 0.1 to 0.5: mean 0.3, variance 0.025, t of four degrees 2.776445."""
+    found = over_seeds([math.exp(x / 10) for x in (3, 1, 4, 5, 2)])
+    reach = 2.776445 * math.sqrt(0.025 / 5)
+    assert found.mean == pytest.approx(math.exp(0.3), rel=1e-12)
+    assert math.log(found.low) == pytest.approx(0.3 - reach, rel=1e-3)
+    assert math.log(found.high) == pytest.approx(0.3 + reach, rel=1e-3)
+
+
+def t_mass(quantile, freedom, panels=400):
+    """Mass of Student's t within +-quantile, by Simpson's rule."""
+    x = np.linspace(0, quantile, 2 * panels + 1)
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    y = (
+        math.exp(log_scale)
+        / math.sqrt(freedom * math.pi)
+        * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+    )
+    weight = np.r_[1, np.tile([4, 2], panels - 1), 4, 1]
+    return 2 * float((weight * y).sum() * quantile / (6 * panels))
+
+
+@pytest.mark.parametrize("freedom", [*range(2, 26), 40, 100])
+def test_the_interval_holds_95_percent_of_students_t(freedom):
+    logs = np.random.default_rng(freedom).standard_normal(freedom + 1) / 10
+    found = over_seeds(np.exp(logs).tolist())
+    quantile = math.log(found.high / found.mean) / (logs.std(ddof=1) / math.sqrt(len(logs)))
+    assert t_mass(quantile, freedom) == pytest.approx(0.95, abs=2e-4 if freedom <= 20 else 8e-4)
+
+
+@pytest.mark.parametrize("ratios", [[2.0], [2.0, 8.0]])
+def test_below_three_seeds_there_is_no_interval(ratios):
+    found = over_seeds(ratios)
+    assert found.mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
+    assert (found.low, found.high, found.num_seeds) == (None, None, len(ratios))
+
+
+def test_the_interval_is_symmetric_in_log_and_turns_over_with_the_ratios():
+    ratios = [1.3, 2.2, 0.7, 4.0]
+    found, inverse = over_seeds(ratios), over_seeds([1 / ratio for ratio in ratios])
+    assert found.low * found.high == pytest.approx(found.mean**2)
+    assert inverse.mean == pytest.approx(1 / found.mean)
+    assert (inverse.low, inverse.high) == (
+        pytest.approx(1 / found.high),
+        pytest.approx(1 / found.low),
+    )
+
+
+def block_curves(shift_B, offset_B):
+    """NLL [E, B] of log curves whose blocks are shifted down."""
+    return np.array(log_curve(STEPS))[:, None] - np.asarray(shift_B) + np.asarray(offset_B)
+
+
+def test_identical_curves_stay_identical_in_every_replicate():
+    offset = np.random.default_rng(2).standard_normal(30)
+    curve = (STEPS, block_curves(np.zeros(30), offset))
+    found = paired_bootstrap(curve, curve, np.arange(1.0, 31.0), replicates=200)
+    assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert found.never_share == 0
+
+
+def test_a_constant_shift_has_no_sampling_error():
+    """Blocks differ by 100 times the shift, but are the same blocks in both curves."""
+    offset = 20 * np.random.default_rng(3).standard_normal(40)
+    weight = np.random.default_rng(4).integers(1, 65, 40).astype(float)
+    shift = B * math.log(2.2)
+    base = (STEPS, block_curves(np.zeros(40), offset))
+    bell = (STEPS, block_curves(np.full(40, shift), offset))
+    found = paired_bootstrap(base, bell, weight, replicates=300)
+    assert (found.low, found.high) == (pytest.approx(2.2), pytest.approx(2.2))
+    assert found.never_share == 0
+
+
+def test_one_document_is_always_drawn_whole_and_weighted_by_tokens():
+    """Then every replicate is the sample itself: shifts log 2 and log 4 with 3 tokens to 1."""
+    shift, weight = B * np.log([2.0, 4.0]), np.array([30.0, 10.0])
+    base = (STEPS, block_curves([0, 0], [0, 0]))
+    bell = (STEPS, block_curves(shift, [0, 0]))
+    found = paired_bootstrap(base, bell, weight, np.array([5, 5]), replicates=50)
+    truth = math.exp(0.75 * math.log(2) + 0.25 * math.log(4))
+    assert (found.low, found.high) == (pytest.approx(truth), pytest.approx(truth))
+
+
+def width_in_log(shift_B, cluster_B):
+    zeros = np.zeros(len(shift_B))
+    found = paired_bootstrap(
+        (STEPS, block_curves(zeros, zeros)),
+        (STEPS, block_curves(shift_B, zeros)),
+        np.ones(len(shift_B)),
+        cluster_B,
+        replicates=4000,
+    )
+    return math.log(found.low), math.log(found.high)
+
+
+def test_documents_are_drawn_whole():
+    """Blocks of a document are alike: sd / sqrt(documents), four times what blocks would give."""
+    rng, documents, each = np.random.default_rng(5), 60, 16
+    effect = 0.1 * rng.standard_normal(documents)
+    shift, label = B * (0.7 + np.repeat(effect, each)), np.repeat(np.arange(documents), each)
+    order = rng.permutation(len(label))
+    low, high = width_in_log(shift[order], (1000 - 7 * label)[order])
+    alone_low, alone_high = width_in_log(shift[order], None)
+    centre, error = 0.7 + effect.mean(), effect.std() / math.sqrt(documents)
+    assert low == pytest.approx(centre - 1.96 * error, abs=0.25 * error)
+    assert high == pytest.approx(centre + 1.96 * error, abs=0.25 * error)
+    assert (high - low) / (alone_high - alone_low) == pytest.approx(math.sqrt(each), rel=0.1)
+
+
+def one_sided(num_blocks, num_worse):
+    """Curves whose last gap is +1 in some blocks and -1 in the others."""
+    gap = np.where(np.arange(num_blocks) < num_worse, 1.0, -1.0)
+    base = ([1.0, 2.0], np.full((2, num_blocks), 5.0))
+    other = ([1.0, 2.0], np.stack([np.full(num_blocks, 9.0), 5.0 + gap]))
+    return base, other
+
+
+def test_the_share_that_never_arrives_is_a_binomial_tail():
+    num_blocks, num_worse, replicates = 21, 8, 5000
+    base, other = one_sided(num_blocks, num_worse)
+    found = paired_bootstrap(base, other, np.ones(num_blocks), replicates=replicates)
+    p = num_worse / num_blocks
+    truth = sum(
+        math.comb(num_blocks, k) * p**k * (1 - p) ** (num_blocks - k)
+        for k in range(num_blocks // 2 + 1, num_blocks + 1)
+    )
+    error = math.sqrt(truth * (1 - truth) / replicates)
+    assert 0.05 < truth < 0.3
+    assert abs(found.never_share - truth) < 4 * error
+    assert 1 <= found.low <= found.high < 2
+
+
+def test_where_no_replicate_arrives_there_is_no_interval():
+    base, other = one_sided(5, 5)
+    found = paired_bootstrap(base, other, np.ones(5), replicates=20)
+    assert (found.low, found.high, found.never_share) == (None, None, 1.0)
+
+
+def test_the_bootstrap_repeats_with_its_seed():
+    shift = B * np.random.default_rng(6).uniform(0.2, 1.2, 25)
+    base = (STEPS, block_curves(np.zeros(25), np.zeros(25)))
+    bell = (STEPS, block_curves(shift, np.zeros(25)))
+    one, again, other = (
+        paired_bootstrap(base, bell, np.ones(25), replicates=100, seed=seed) for seed in (3, 3, 4)
+    )
+    assert one == again
+    assert one != other
+
+
+def test_a_straight_line_has_no_spread():
+    assert detrended_spread(np.linspace(9, 2, 30).tolist()) == pytest.approx(0, abs=1e-13)
+
+
+def test_noise_about_a_line_is_found():
+    """Second differences of white noise: relative error sqrt(35 / 36 / n) of the spread."""
+    count, size = 4000, 0.03
+    noise = size * np.random.default_rng(7).standard_normal(count)
+    found = detrended_spread((np.linspace(50, -20, count) + noise).tolist())
+    assert found == pytest.approx(size, rel=4 * math.sqrt(35 / 36 / (count / 2)))
+
+
+def test_spread_by_hand():
+    """0 1 0 1: second differences -2 and 2, mean square 4, over 6."""
+    assert detrended_spread([0, 1, 0, 1]) == pytest.approx(math.sqrt(4 / 6))
+
+
+def test_only_the_last_half_of_a_long_curve_counts():
+    late = [0.0, 1.0, 0.0, 1.0]
+    assert detrended_spread([900.0, 5.0, 80.0, -3.0, *late]) == pytest.approx(math.sqrt(4 / 6))
+    assert detrended_spread([900.0, 5.0, 80.0, *late]) > 10
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0, 4.0], [1.0, 2.0, math.nan, 3.0, 1.0]])
+def test_no_spread_from_too_few_or_broken_values(values):
+    assert detrended_spread(values) is None
