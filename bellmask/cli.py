@@ -11,13 +11,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bellmask import __version__
+from bellmask.commands.options import resolve, start_config, take_option, wants_help
 from bellmask.errors import TrainingError, UserError, look_up
-
-if TYPE_CHECKING:
-    from bellmask.config import RunConfig
 
 TRAIN_HELP = """Train a masked diffusion language model.
 
@@ -41,62 +38,6 @@ examples:
 """
 
 
-def wants_help(args: Sequence[str]) -> bool:
-    """True when the command line asks for help."""
-    return any(arg in ("-h", "--help") for arg in args)
-
-
-def take_option(args: list[str], name: str) -> list[str]:
-    """Remove every ``name VALUE`` (or ``name=VALUE``) from args; return the values."""
-    values: list[str] = []
-    while True:
-        place = next((i for i, a in enumerate(args) if a == name or a.startswith(name + "=")), None)
-        if place is None:
-            return values
-        given = args.pop(place)
-        if "=" in given:
-            values.append(given.split("=", 1)[1])
-        elif place < len(args) and not args[place].startswith("--"):
-            values.append(args.pop(place))
-        else:
-            raise UserError(f"{name} needs a value")
-
-
-def peek_option(args: Sequence[str], name: str) -> list[str]:
-    """The values that ``take_option`` would take."""
-    return take_option(list(args), name)
-
-
-def _start_config(name: str) -> RunConfig:
-    """The config of a preset, of a config file, or of a run folder."""
-    from bellmask.config import load_config
-    from bellmask.presets import preset
-
-    path = Path(name)
-    if path.is_dir() and (path / "config.json").exists():
-        return load_config(path / "config.json")
-    if path.suffix in (".json", ".toml"):
-        return load_config(path)
-    return preset(name)
-
-
-def resolve(args: list[str], where: str) -> tuple[str, RunConfig]:
-    """Preset < files < command line: (name for the run folder, checked config)."""
-    from bellmask.config import override, override_with_file
-
-    if not args or args[0].startswith("-"):
-        from bellmask.presets import PRESETS
-
-        raise UserError(f"{where} needs a preset first: {', '.join(PRESETS)}")
-    name = args.pop(0)
-    config = _start_config(name)
-    for file in take_option(args, "--config"):
-        config = override_with_file(config, Path(file))
-    config = override(config, args, where=f"{where} {name}")
-    stem = Path(name).parent.name if name.endswith("config.json") else Path(name).stem
-    return stem or "run", config.check()
-
-
 def _print_option_help(where: str, args: Sequence[str]) -> None:
     """The options of a run with the defaults of a preset, if one is named."""
     import tyro
@@ -104,7 +45,7 @@ def _print_option_help(where: str, args: Sequence[str]) -> None:
     from bellmask.config import RunConfig
 
     named = [a for a in args if not a.startswith("-")]
-    default = _start_config(named[0]) if named else RunConfig()
+    default = start_config(named[0]) if named else RunConfig()
     tyro.cli(
         RunConfig, default=default, args=["--help"], prog=where, description="Options of a run."
     )
@@ -216,7 +157,7 @@ def config(args: list[str]) -> int:
         return 0
     if len(args) != 2:
         raise UserError("config diff needs two presets, config files or run folders")
-    left, right = (_start_config(name).resolved().flat() for name in args)
+    left, right = (start_config(name).resolved().flat() for name in args)
     for option in left:
         if left[option] != right[option]:
             print(f"{option}: {json.dumps(left[option])} -> {json.dumps(right[option])}")

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bellmask.commands.options import peek_option, resolve, take_option, wants_help
 from bellmask.errors import UserError, look_up
+from bellmask.presets import PRESETS, tiny
 
 COMPARE_HELP = """How many times sooner does a variant reach the reference's final NLL?
 
@@ -89,7 +91,6 @@ def _take_flag(args: list[str], name: str) -> bool:
 
 def compare(args: list[str]) -> int:
     """Measure how many times sooner a variant gets there."""
-    from bellmask.cli import peek_option, resolve, take_option, wants_help
     from bellmask.compare.suites import SUITES
 
     if wants_help(args):
@@ -134,8 +135,6 @@ def compare(args: list[str]) -> int:
 def _split(args: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """(preset, variants, the rest): variants come before the first option."""
     if not args or args[0].startswith("-"):
-        from bellmask.presets import PRESETS
-
         raise UserError(f"bellmask compare needs a preset first: {', '.join(PRESETS)}")
     end = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     return args[0], list(args[1:end]), list(args[end:])
@@ -152,8 +151,6 @@ def _finish(results: dict[str, Any], out: Path) -> None:
 
 def report(args: list[str]) -> int:
     """Rebuild a comparison's report from run folders."""
-    from bellmask.cli import take_option, wants_help
-
     if wants_help(args):
         print(REPORT_HELP)
         return 0
@@ -182,8 +179,6 @@ def report(args: list[str]) -> int:
 
 def demo(args: list[str]) -> int:
     """Base against bell on a laptop, in minutes."""
-    from bellmask.cli import take_option, wants_help
-
     if wants_help(args):
         print(DEMO_HELP)
         return 0
@@ -195,7 +190,6 @@ def demo(args: list[str]) -> int:
 
     from bellmask.compare.comparison import compare as run
     from bellmask.compare.variants import parse_variants
-    from bellmask.presets import tiny
 
     config = tiny()
     if given["--data"]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bellmask.commands.options import take_option
 from bellmask.errors import UserError, look_up
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ OWN = ("--from", "--split")
 
 def parse_data(args: list[str], where: str) -> tuple[DataOptions, dict[str, str]]:
     """(data options, the command's own) from ``NAME [--from PATH] [--split S] [--data.* ...]``."""
-    from bellmask.cli import take_option
     from bellmask.config import RunConfig, override
     from bellmask.presets import PRESETS
 

@@ -92,6 +92,8 @@ class _Screen:
         self.runs = runs
 
     def show(self, jobs: Sequence[_Job], done: int) -> None:
+        if self.bar.disable:
+            return
         steps, notes = done, []
         for job in jobs:
             records = read_metrics(job.run.folder / "metrics.jsonl")

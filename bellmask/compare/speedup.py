@@ -149,9 +149,11 @@ def paired_bootstrap(
     num_clusters = int(owner.max()) + 1
     draw = np.random.default_rng(seed)
     times_RC = draw.multinomial(num_clusters, np.full(num_clusters, 1 / num_clusters), replicates)
-    weight_RB = times_RC[:, owner] * weight_B
-    total_R1 = weight_RB.sum(1, keepdims=True)
-    base_RE, other_RE = (weight_RB @ values.T / total_R1 for _, values in (reference, variant))
+    total_R1 = times_RC @ np.bincount(owner, weight_B)[:, None]
+    base_RE, other_RE = (
+        times_RC @ _sums(values_EB * weight_B, owner, num_clusters).T / total_R1
+        for _, values_EB in (reference, variant)
+    )
     ratios = []
     for base, other in zip(base_RE, other_RE):
         there = arrival(variant[0], other.tolist(), float(base[-1]))
@@ -162,6 +164,13 @@ def paired_bootstrap(
         return Bootstrap(None, None, never)
     low, high = np.nanquantile(found, [0.025, 0.975])
     return Bootstrap(float(low), float(high), never)
+
+
+def _sums(values_EB: Floats, owner_B: NDArray[np.int64], num_clusters: int) -> Floats:
+    """Sums over the blocks of each cluster, [E, C]."""
+    sums = np.zeros((len(values_EB), num_clusters))
+    np.add.at(sums.T, owner_B, values_EB.T)
+    return sums
 
 
 def detrended_spread(values: Sequence[float]) -> float | None:
