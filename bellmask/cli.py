@@ -221,8 +221,8 @@ def run_command(argv: Sequence[str]) -> int:
         code, message = 2, f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     except TrainingError as error:
         code, message = 1, str(error)
-    except KeyboardInterrupt:
-        code, message = 130, "interrupted"
+    except KeyboardInterrupt as stop:
+        code, message = 130, str(stop) or "interrupted"
     if is_main:
         print(f"error: {message}", file=sys.stderr)
     return code

@@ -70,7 +70,7 @@ def headline_section(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> list
         verdict = f"**{headline_verdict(compared)}**"
         cells = [title, *values, show_speed_up(compared), paper, unigram, verdict]
         lines.append(f"| {' | '.join(cells)} |")
-        save_figure(curves_figure(results), FIGURES / f"{setting}-headline")
+        save_figure(curves_figure(results, with_time=False), FIGURES / f"{setting}-headline")
         figures += [f"![{title}: curves](figures/{setting}-headline.png)", ""]
         figures += [f"{title}: {sentence(results, 'bell')}", ""]
     return [*lines, "", *HEADLINE_NOTE, "", *figures]
@@ -79,7 +79,7 @@ def headline_section(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> list
 HEADLINE_NOTE = [
     "Three paired seeds; in brackets the 95 % t-interval of the geometric mean. The claim is that",
     "the bell is sooner; the paper's factors belong to its own budget. Runs went two at a time on",
-    "shared cores, so curves against time are indicative and no wall-clock ratio is given. No ARM",
+    "shared cores, so nothing is said about wall-clock time. No ARM",
     "has been trained at this size yet, so how much of the way from unigram to ARM the base has",
     "gone is not known; beside it stands the unigram's cross-entropy.",
 ]
@@ -133,7 +133,7 @@ def suite_sections(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[s
                 continue
             lines += [f"### {title}: {name}", ""]
             lines += suite_table(results)
-            save_figure(curves_figure(results), FIGURES / f"{setting}-{name}")
+            save_figure(curves_figure(results, with_time=False), FIGURES / f"{setting}-{name}")
             lines += ["", f"![{title}, {name}: curves](figures/{setting}-{name}.png)", ""]
     return lines
 

@@ -167,6 +167,8 @@ def report(args: list[str]) -> int:
     if len(folders) == 1 and (folders[0] / PLAN).exists():
         entries, default, title, failed = from_comparison(folders[0])
         where = Path(_one(out, str(folders[0])))
+    elif len(folders) == 1 and not folders[0].is_dir():
+        raise UserError(f"there is no folder {folders[0]}")
     elif len(folders) == 1:
         raise UserError(f"{folders[0]} is not a comparison; give two or more run folders")
     else:

@@ -60,10 +60,16 @@ def compare(
     planned = plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text=text)
     out.mkdir(parents=True, exist_ok=True)
     root.mkdir(parents=True, exist_ok=True)
-    failed = execute(distinct(planned), jobs=jobs, is_quiet=is_quiet, may_fail=len(grid) > 1)
+    try:
+        failed = execute(distinct(planned), jobs=jobs, is_quiet=is_quiet, may_fail=len(grid) > 1)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "interrupted; the trainings are saved, and the same command goes on with them"
+        ) from None
     kept = [run for run in planned if run.folder not in failed]
     _check_something_left(planned, kept, failed)
     messages = list(failed.values())
+    _say_if_replacing(out, kept, is_quiet)
     _write_plan(out, kept, root, reference, title, messages)
     return write_report(_entries(kept), reference, out, title, messages)
 
@@ -75,6 +81,15 @@ def _check_something_left(
     for run in planned:
         if run.variant not in {other.variant for other in kept}:
             raise TrainingError(f"no training of {run.variant} survived: {failed[run.folder]}")
+
+
+def _say_if_replacing(out: Path, runs: Sequence[PlannedRun], is_quiet: bool) -> None:
+    """A notice when the folder holds another comparison's report; its runs stay where they are."""
+    if not (out / PLAN).exists() or is_quiet:
+        return
+    before = read_json(out / PLAN)
+    if not isinstance(before, dict) or before.get("runs") != describe_plan(runs):
+        print(f"note: {out} held the report of another comparison, which is replaced")
 
 
 def _write_plan(

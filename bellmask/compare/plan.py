@@ -66,6 +66,8 @@ def parse_grid(texts: Sequence[str]) -> list[dict[str, str]]:
         if not option or not values or option.startswith("-"):
             raise UserError(f"write a grid as 'optim.lr=1e-3,3e-3', not {text!r}")
         axes.setdefault(option, []).extend((option, value) for value in values.split(","))
+        if len(set(axes[option])) < len(axes[option]):
+            raise UserError(f"--grid {text}: each value must be given once")
     return [dict(point) for point in itertools.product(*axes.values())]
 
 

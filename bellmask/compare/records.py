@@ -79,6 +79,8 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; a UserError says what is missing."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = load_config(folder / "config.json")

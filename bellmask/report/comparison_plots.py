@@ -55,12 +55,15 @@ def _trim(axes: Axes, results: Mapping[str, Any]) -> None:
 
 
 def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
-    """From the reference's end back to where each variant arrived, for up to three of them."""
+    """From the reference's end back to where variants arrived; of many, the first to arrive."""
     target = results["variants"][results["reference"]]["nll"]
     compared = {n: v["comparison"] for n, v in results["variants"].items() if "comparison" in v}
     reached = {n: c for n, c in compared.items() if c["speed_up"] is not None}
     low, high = axes.get_ylim()
-    for number, (name, comparison) in enumerate(list(reached.items())[:3]):
+    if len(reached) > 2:
+        fastest = max(reached, key=lambda name: reached[name]["speed_up"]["mean"])
+        reached = {fastest: reached[fastest]}
+    for number, (name, comparison) in enumerate(reached.items()):
         ratio, steps = comparison["speed_up"]["mean"], results["steps"]
         height = target + (0.04 + 0.07 * number) * (high - low)
         colour = colour_of(results, name)
@@ -73,27 +76,29 @@ def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
         at_least = "≥ " if comparison["is_bound"] else ""
         axes.text(
             (steps + steps / ratio) / 2,
-            height,
-            f"{at_least}{ratio:.2f}x sooner",
+            height + 0.012 * (high - low),
+            f"{at_least}{ratio:.2f}x sooner" + (f" ({name})" if len(compared) > 1 else ""),
             color=colour,
             ha="center",
             va="bottom",
             fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
         )
 
 
-def curves_figure(results: Mapping[str, Any]) -> Figure:
-    """NLL against step and against training time."""
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+def curves_figure(results: Mapping[str, Any], *, with_time: bool = True) -> Figure:
+    """NLL against step, and against training time where times can be compared."""
+    figure = Figure(figsize=(11 if with_time else 6.6, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2 if with_time else 1, sharey=True, squeeze=False)[0]
+    left, last = panels[0], panels[-1]
     _draw_curves(left, results, "steps")
     _draw_arrow(left, results)
-    _draw_curves(right, results, "seconds")
+    if with_time:
+        _draw_curves(last, results, "seconds")
+        last.set_xlabel("training time (seconds, evaluation excluded)")
     left.set_xlabel("training step")
     left.set_ylabel("validation NLL bound (nats per token)")
-    right.set_xlabel("training time (seconds, evaluation excluded)")
-    handles, labels = left.get_legend_handles_labels()
-    right.legend(handles, labels, fontsize=8)
+    last.legend(*left.get_legend_handles_labels(), fontsize=8, loc="upper right")
     left.text(
         0.01,
         results["variants"][results["reference"]]["nll"],

@@ -72,7 +72,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """A table; numbers to the right."""
     table = Table(title=title, title_justify="left")
     for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right")
+        if number == 0:  # never cut: names may differ in their last letters
+            table.add_column(name, justify="left", overflow="fold")
+        else:
+            table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)

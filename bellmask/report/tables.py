@@ -111,6 +111,11 @@ def grid_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def sentence(results: Mapping[str, Any], name: str) -> str:
     """The result in plain words."""
     compared, reference = results["variants"][name]["comparison"], results["reference"]
+    if (results["progress"]["below_unigram"] or 0) < 0:
+        return (
+            f"{reference} has not learned the frequencies of tokens in {results['steps']} steps: "
+            f"nothing can be said about {name} yet; train longer."
+        )
     steps, found = results["steps"], compared["speed_up"]
     seeds = f"{compared['num_seeds']} paired seed" + ("s" if compared["num_seeds"] > 1 else "")
     if found is None and compared["num_reached"]:
@@ -146,7 +151,7 @@ def cautions(results: Mapping[str, Any]) -> list[str]:
             f"{abs(below):.3f} {'below' if below >= 0 else 'above'} it"
         )
         if below < 0:
-            lines.append("the reference has not even learned word frequencies: no speed-up counts")
+            lines.append("the reference has not even learned token frequencies: no speed-up counts")
     if progress["share_to_arm"] is None:
         lines.append("no ARM run: the share of the way from unigram to ARM is not known")
     else:

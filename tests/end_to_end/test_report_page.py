@@ -167,9 +167,12 @@ def test_numbers_of_the_page_are_those_of_the_results(html: str, results: dict[s
         assert f"{variant['nll']:.4f}" in cells
     compared = results["variants"]["bell"]["comparison"]
     assert f"{compared['gap']:+.4f} ± {compared['gap_se_over_seeds']:.4f}" in cells
-    (lead,) = [text for text in Page(html).texts("p") if "base's" in text]
-    assert lead.startswith("bell ")
-    assert "2 paired seeds" in lead
+    for below, begin, end in ((1.0, "bell ", "2 paired seeds."), (-1.0, "base has not", "longer.")):
+        progress = {"below_unigram": below, "share_to_arm": None}
+        page = Page(render_page({**results, "progress": progress}, "A title"))
+        (lead,) = [text for text in page.texts("p") if "base" in text and "bell" in text]
+        assert lead.startswith(begin)
+        assert lead.endswith(end)
 
 
 MEASURE = """
