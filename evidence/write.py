@@ -42,7 +42,7 @@ def load() -> dict[tuple[str, str], dict[str, Any]]:
     """All results, by (setting, comparison)."""
     found = {}
     for setting in SETTINGS:
-        for path in RESULTS.glob(f"{setting}-*.json"):
+        for path in sorted(RESULTS.glob(f"{setting}-*.json")):
             name = path.stem.removeprefix(f"{setting}-")
             found[setting, name] = json.loads(path.read_text(encoding="utf-8"))
     return found
