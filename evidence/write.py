@@ -33,8 +33,8 @@ Built by `make evidence` from [docs/results](results); every number was measured
 Runs: preset `small` ({model}, {steps} steps, about
 {minutes:.1f} minutes each on one core), with the learning rate that was best for the base of
 `tiny`. NLL is the NELBO in nats per token, on the same validation blocks and masks for all. The
-paper's runs are 100M-parameter models trained for 1M steps of batch 512: what agrees here agrees at a tiny share of that
-budget, and what disagrees may do so for that reason.
+paper's runs are 100M-parameter models trained for 1M steps of batch 512: what agrees here agrees
+at a tiny share of that budget, and what disagrees may do so for that reason.
 """
 
 
