@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.compare.execute import execute
-from bellmask.compare.plan import PlannedRun, describe_plan, distinct, for_comparison, plan_runs
+from bellmask.compare.plan import (
+    PlannedRun,
+    describe_plan,
+    distinct,
+    for_comparison,
+    place_runs,
+    plan_runs,
+)
 from bellmask.compare.records import RunRecord, read_json, read_run
 from bellmask.compare.results import Entry, summarize, without_nan
 from bellmask.compare.variants import Variant
@@ -54,10 +61,9 @@ def compare(
     if seeds < 1 or jobs < 1:
         raise UserError("--seeds and --jobs must be at least 1")
     shared = for_comparison(shared)
-    # bad variants are refused before a large corpus is prepared
-    plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text="")
-    text = text_identity(shared, is_quiet=is_quiet)
-    planned = plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text=text)
+    # bad variants are refused before a large corpus is prepared, whose identity is in the keys
+    planned = plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text="")
+    planned = place_runs(planned, root, text_identity(shared, is_quiet=is_quiet))
     out.mkdir(parents=True, exist_ok=True)
     root.mkdir(parents=True, exist_ok=True)
     try:
@@ -128,12 +134,8 @@ def write_report(
 ) -> dict[str, Any]:
     """results.json, curves.png/.svg and report.html in ``out``; returns the results."""
     results = without_nan({**summarize(entries, reference), "failed": list(failed)})
-    names = (
-        " against ".join(reversed(list(results["variants"])))
-        if len(results["variants"]) == 2
-        else ""
-    )
-    title = title or f"bellmask: {names or 'comparison'}"
+    others = ", ".join(name for name in results["variants"] if name != reference)
+    title = title or f"bellmask: {others} against {reference}"
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
     write_curves(results, out)

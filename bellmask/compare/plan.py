@@ -116,6 +116,11 @@ def plan_runs(
     return runs
 
 
+def place_runs(runs: Sequence[PlannedRun], root: Path, text: str) -> list[PlannedRun]:
+    """The same runs in the folders that belong to this text."""
+    return [replace(run, folder=root / content_key(run.config, text)) for run in runs]
+
+
 def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
     """Refuse, before anything is trained, variants that could not be compared afterwards."""
     mine, theirs = config.flat(), shared.flat()

@@ -98,7 +98,7 @@ def curves_figure(results: Mapping[str, Any], *, with_time: bool = True) -> Figu
         last.set_xlabel("training time (seconds, evaluation excluded)")
     left.set_xlabel("training step")
     left.set_ylabel("validation NLL bound (nats per token)")
-    last.legend(*left.get_legend_handles_labels(), fontsize=8, loc="upper right")
+    last.legend(*left.get_legend_handles_labels(), fontsize=8)
     left.text(
         0.01,
         results["variants"][results["reference"]]["nll"],
@@ -126,6 +126,7 @@ def law_figure(results: Mapping[str, Any], name: str) -> Figure:
         )
     left.set_xlabel("time t, mask rate")
     left.set_ylabel("density")
+    left.set_ylim(0, 1.4 * max([*histogram, *(law["density"] or [])]))  # room for the legend
     left.legend(fontsize=8)
     weights = law["context_weights"]
     right.plot(range(len(weights)), weights, color=colour_of(results, name))

@@ -38,7 +38,7 @@ figure.wide svg { min-width: 640px; max-width: none; }
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
 pre { background: #f6f6f6; padding: .6rem; font-size: .8rem; white-space: pre-wrap;
   overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; }
-table.facts td { white-space: normal; overflow-wrap: anywhere; text-align: left; }
+table.facts td, table.facts th { white-space: normal; overflow-wrap: anywhere; text-align: left; }
 small { color: #555; }
 """
 
