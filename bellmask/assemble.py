@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from bellmask.build import build_law, build_model, build_objective, build_rules
+from bellmask.build import (
+    build_framework,
+    build_law,
+    build_model,
+    build_objective,
+    build_rules,
+    build_schedule,
+    describe_learning,
+)
 from bellmask.config import RunConfig
 from bellmask.data.prepare import LoadedData, load_data, make_tokenizer
 from bellmask.data.tokenizer import Tokenizer
@@ -20,8 +28,7 @@ from bellmask.evaluate.context_curve import unigram_cross_entropy
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import empty_canvas
-from bellmask.generate.engine import generate
-from bellmask.generate.grids import uniform_grid
+from bellmask.generate.fill import fill
 from bellmask.intervals import Interval
 from bellmask.model.transformer import count_parameters
 from bellmask.records import MetricsFile
@@ -113,7 +120,7 @@ class _Training:
         limit = config.validation.blocks or len(data.valid)
         self.valid_blocks = data.valid.slice(0, min(limit, len(data.valid)))
         self.rules = build_rules(config.data, tokenizer)
-        self.schedule = objective.schedule
+        self.framework = build_framework(config)
         self.precision = pick_precision(config.train.precision, world.device)
         model = build_model(config, tokenizer.num_tokens).to(world.device)
         if config.train.compile:
@@ -126,6 +133,7 @@ class _Training:
             objective,
             config.train,
             world,
+            framework=self.framework,
             rules=self.rules,
             sizes=data.sizes,
             weights=data.weights,
@@ -240,11 +248,11 @@ class _Training:
         self.display.say(
             f"{self.folder}: {where}; {count_parameters(state.model):,} parameters, "
             f"{len(self.train_blocks):,} blocks of {self.train_blocks.block_length}, "
-            f"objective {config.objective.name}, law {build_law(config.law)}, "
+            f"{describe_learning(config)}, "
             f"{self.world.size} process(es) on {self.world.device.type}, "
             f"{str(self.precision).removeprefix('torch.')}"
         )
-        law, schedule = build_law(config.law), self.schedule
+        law, schedule = build_law(config.law), build_schedule(config.schedule)
         if config.objective.name == "bell" and not bell_test(law, schedule).is_bell_shaped:
             self.display.say(f"note: {law} is not bell-shaped (Def. 4.1) under {schedule}")
 
@@ -258,7 +266,7 @@ class _Training:
                 draws=options.draws,
                 seed=options.seed,
                 batch_size=options.batch_size,
-                schedule=self.schedule,
+                framework=self.framework,
                 world=self.world,
                 precision=self.precision,
                 rules=self.rules,
@@ -275,13 +283,13 @@ class _Training:
         options = self.config.validation
         canvas = empty_canvas(self.tokenizer, self.config.data.block_length)
         with state.evaluating() as model:
-            made = generate(
+            made = fill(
                 model,
                 canvas.repeat(options.num_samples),
-                uniform_grid(options.sample_steps),
+                self.framework,
+                steps=options.sample_steps,
                 mask_id=self.tokenizer.mask_id,
                 seed=options.seed,
-                schedule=self.schedule,
                 device=self.world.device,
             )
         texts = [self.tokenizer.decode(row.numpy()) for row in made.ids_BL]

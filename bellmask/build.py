@@ -8,7 +8,8 @@ import torch
 
 from bellmask.config import RunConfig
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
+from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
+from bellmask.diffusion.orders import Framework, Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.times import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.errors import UserError, look_up
@@ -22,7 +23,7 @@ from bellmask.options import (
     LawOptions,
     ScheduleOptions,
 )
-from bellmask.rng import stream_key, torch_seed
+from bellmask.rng import shuffle, stream_key, torch_seed
 
 
 def build_law(options: LawOptions) -> TimeLaw:
@@ -54,6 +55,8 @@ def build_schedule(options: ScheduleOptions) -> Schedule:
 
 def build_objective(config: RunConfig) -> Objective:
     """The objective that the options name, with its law and schedule."""
+    if config.framework.name != "mdm":
+        return ChainRule()
     options = config.objective
     table: dict[str, Callable[[TimeLaw, Schedule], Objective]] = {
         "nelbo": lambda law, schedule: Nelbo(law, schedule, options.time_floor),
@@ -65,6 +68,27 @@ def build_objective(config: RunConfig) -> Objective:
         return build(build_law(config.law), build_schedule(config.schedule))
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def build_framework(config: RunConfig) -> Framework:
+    """How the run draws contexts and targets."""
+    length = config.data.block_length
+    order_seed = config.resolved().framework.order_seed
+    table: dict[str, Callable[[], Framework]] = {
+        "mdm": lambda: Mdm(build_schedule(config.schedule), config.data.pads == "noised"),
+        "arm": lambda: arm(length),
+        "sigma_arm": lambda: sigma_arm(shuffle(stream_key(order_seed or 0, "sigma"), length)),
+        "aoarm": any_order,
+    }
+    return look_up("framework", config.framework.name, table)()
+
+
+def describe_learning(config: RunConfig) -> str:
+    """What a run minimises, in a few words."""
+    framework = config.resolved().framework
+    if framework.name == "mdm":
+        return f"objective {config.objective.name}, law {build_law(config.law)}"
+    return f"framework {framework.name}, {framework.encoding} positions"
 
 
 def build_rules(options: DataOptions, tokenizer: Tokenizer) -> AttentionRules:
@@ -79,4 +103,9 @@ def build_model(config: RunConfig, num_tokens: int) -> Denoiser:
     """The backbone with initial weights that depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(stream_key(config.train.seed, "weights")))
-        return Denoiser(config.model, num_tokens)
+        return Denoiser(
+            config.model,
+            num_tokens,
+            is_causal=config.framework.name != "mdm",
+            encoding=config.resolved().framework.encoding or "source",
+        )

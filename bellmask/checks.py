@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def find_problems(config: RunConfig) -> list[str]:
     """All that is wrong with a config, one sentence each; empty when nothing is."""
-    rules = (_numbers, _data, _model, _times, _schedule, _objective, _train, _intervals)
+    rules = (_numbers, _data, _model, _framework, _times, _schedule, _objective, _train, _intervals)
     return [problem for rule in rules for problem in rule(config)]
 
 
@@ -71,6 +71,30 @@ def _model(config: RunConfig) -> Iterator[str]:
             f"model.width={width} must be an even multiple of model.num_heads={heads}; "
             f"heads that fit this width: {', '.join(map(str, good)) or 'none'}"
         )
+
+
+def _framework(config: RunConfig) -> Iterator[str]:
+    options, name = config.framework, config.framework.name
+    if name != "sigma_arm" and options.order_seed is not None:
+        yield f"framework.order_seed belongs to framework sigma_arm, not {name}"
+    if options.order_seed is not None and options.order_seed < 0:
+        yield f"framework.order_seed={options.order_seed} must not be negative"
+    if name == "mdm":
+        if options.encoding is not None:
+            yield "framework.encoding belongs to the causal frameworks: arm, sigma_arm, aoarm"
+        return
+    is_timeless = (config.law.name, config.schedule.name) == ("uniform", "linear")
+    if not is_timeless or config.objective.name != "nelbo":
+        yield (
+            f"framework {name} has no times: leave --law, --schedule and --objective out, or give "
+            "--law uniform --schedule linear --objective nelbo"
+        )
+    if config.model.modulation == "time":
+        yield f"model.modulation=time needs times, and framework {name} has none"
+    if config.data.document_attention:
+        yield f"data.document_attention is for framework mdm, not {name}"
+    if config.data.pads == "noised":
+        yield f"data.pads=noised is for framework mdm: {name} never shows a pad to a prediction"
 
 
 def _times(config: RunConfig) -> Iterator[str]:

@@ -125,6 +125,13 @@ def report(args: list[str]) -> int:
     return run(args)
 
 
+def analyze(args: list[str]) -> int:
+    """Run one of the paper's analyses: gradients, contexts, orders, masks, entropies."""
+    from bellmask.commands.analyze import run
+
+    return run(args)
+
+
 def demo(args: list[str]) -> int:
     """Base against bell on a laptop, in minutes."""
     from bellmask.commands.compare import demo as run
@@ -174,9 +181,10 @@ def presets(args: list[str]) -> int:
     from bellmask.presets import PRESETS
 
     for name, build in PRESETS.items():
-        if not name.endswith(("_base", "_bell")):
+        if not name.endswith(("_base", "_bell", "_arm", "_aoarm")):
             print(f"{name:<15} {(build.__doc__ or '').strip().splitlines()[0]}")
-    print("each also as NAME_base (NELBO, uniform times) and NAME_bell (the same as NAME)")
+    print("each also as NAME_base (NELBO, uniform times) and NAME_bell (the same as NAME),")
+    print("and as causal model on the same trunk: NAME_arm, NAME_sigma_arm, NAME_aoarm")
     return 0
 
 
@@ -189,6 +197,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report,
     "evaluate": evaluate,
     "generate": generate,
+    "analyze": analyze,
     "config": config,
     "presets": presets,
 }

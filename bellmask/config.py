@@ -8,20 +8,17 @@ misspelt option in a file is refused as one on the command line is. The resolved
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import json
-import re
 import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 from bellmask.checks import find_problems
 from bellmask.errors import UserError, unknown
@@ -32,6 +29,7 @@ from bellmask.options import (
     FREE_OPTIONS,
     CheckpointOptions,
     DataOptions,
+    FrameworkOptions,
     LawOptions,
     LogOptions,
     ModelOptions,
@@ -41,8 +39,7 @@ from bellmask.options import (
     TrainOptions,
     ValidationOptions,
 )
-
-T = TypeVar("T")
+from bellmask.parsing import choices_of, parse_options
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class RunConfig:
 
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     law: LawOptions = field(default_factory=LawOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
@@ -62,9 +60,9 @@ class RunConfig:
 
     def check(self) -> RunConfig:
         """The config itself, or a :class:`UserError` that names everything that cannot work."""
-        for name, value, choices in _choices(self):
+        for name, value, choices in choices_of(self):
             for item in value if isinstance(value, tuple) else (value,):
-                if item not in choices:
+                if str(item) not in choices:
                     raise unknown(name, str(item), choices)
         problems = find_problems(self)
         if problems:
@@ -79,8 +77,13 @@ class RunConfig:
         return override(self, to_args(options)).check()
 
     def resolved(self) -> RunConfig:
-        """With the defaults of the law and schedule written out."""
-        law, schedule = self.law, self.schedule
+        """With the defaults of the framework, law and schedule written out."""
+        law, schedule, framework = self.law, self.schedule, self.framework
+        if framework.name != "mdm" and framework.encoding is None:
+            encoding = DEFAULT_ENCODINGS.get(framework.name)
+            framework = replace(framework, encoding=encoding)
+        if framework.name == "sigma_arm" and framework.order_seed is None:
+            framework = replace(framework, order_seed=self.train.seed)
         if law.mu is None and law.name != "uniform":
             law = replace(law, mu=DEFAULT_MU)
         if law.scale is None and law.name in ("gaussian", "laplace"):
@@ -91,7 +94,7 @@ class RunConfig:
             mu = DEFAULT_MU if schedule.mu is None else schedule.mu
             scale = DEFAULT_SCALE if schedule.scale is None else schedule.scale
             schedule = replace(schedule, mu=mu, scale=scale)
-        return replace(self, law=law, schedule=schedule)
+        return replace(self, framework=framework, law=law, schedule=schedule)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""
@@ -109,7 +112,14 @@ class RunConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+DEFAULT_ENCODINGS: dict[str, Literal["source", "literal", "crossed"]] = {
+    "arm": "source",
+    "sigma_arm": "source",
+    "aoarm": "literal",
+}
+
 _FLAT_NAMES = {
+    "framework.name": "framework",
     "law.name": "law",
     "schedule.name": "schedule",
     "objective.name": "objective",
@@ -125,28 +135,6 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + str(key), value
-
-
-def _literal_choices(kind: Any) -> tuple[str, ...] | None:
-    """The choices of a Literal, also inside Annotated, a union or a tuple; None for other types."""
-    origin = typing.get_origin(kind)
-    if origin is typing.Literal:
-        return typing.get_args(kind)
-    if origin in (typing.Annotated, typing.Union, types.UnionType, tuple):
-        found = [c for arg in typing.get_args(kind) if (c := _literal_choices(arg))]
-        return found[0] if found else None
-    return None
-
-
-def _choices(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """(option, value, allowed) for every option that is a choice among names."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    for option in dataclasses.fields(config):
-        value = getattr(config, option.name)
-        if dataclasses.is_dataclass(value):
-            yield from _choices(value, f"{prefix}{option.name}.")
-        elif choices := _literal_choices(hints[option.name]):
-            yield prefix + option.name, value, choices
 
 
 def option_name(path: str) -> str:
@@ -184,7 +172,7 @@ def _optional_switches() -> frozenset[str]:
 
 def _check_names(args: Sequence[str], default: RunConfig) -> None:
     """Refuse an unknown name for a choice with the nearest ones (the parser only lists all)."""
-    allowed = {option_name(path): (path, c) for path, _, c in _choices(default)}
+    allowed = {option_name(path): (path, c) for path, _, c in choices_of(default)}
     current = ""
     for arg in args:
         if arg.startswith("--"):
@@ -203,28 +191,12 @@ _OTHER_NAMES = {
     "--seed": "--train.seed",
 }
 
-_KINDS = {"law.name": "time law", "schedule.name": "schedule", "objective.name": "objective"}
-
-
-def _plain(text: str) -> str:
-    """The parser's message without colours and frames."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    lines = [line.strip("│╭╮╰╯─| ") for line in text.splitlines()]
-    return "\n".join(line for line in lines if not re.match(r"^[-+]*$|^For full help", line))
-
-
-def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:
-    """Typed parsing of ``args`` over ``default``; every fault becomes one :class:`UserError`."""
-    import tyro
-
-    stream = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(stream):
-            return tyro.cli(kind, default=default, args=list(args), prog=where)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise UserError(f"{where}: {_plain(stream.getvalue())}") from None
+_KINDS = {
+    "framework.name": "framework",
+    "law.name": "time law",
+    "schedule.name": "schedule",
+    "objective.name": "objective",
+}
 
 
 def _forget_replaced_law(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
@@ -235,7 +207,33 @@ def _forget_replaced_law(before: RunConfig, after: RunConfig, args: Sequence[str
         if old.name != new.name:
             stale = {n: None for n in names if f"--{section}.{n}" not in args}
             sections[section] = replace(new, **stale)
+    sections |= _forget_replaced_framework(before, after, args)
     return replace(after, **sections)
+
+
+def _forget_replaced_framework(
+    before: RunConfig, after: RunConfig, args: Sequence[str]
+) -> dict[str, Any]:
+    """A new framework brings its own encoding and order; causal ones have no times."""
+    old, new = before.framework, after.framework
+    if old.name == new.name:
+        return {}
+    stale: dict[str, Any] = {
+        name: None
+        for name in ("encoding", "order_seed")
+        if option_name(f"framework.{name}") not in args
+    }
+    sections: dict[str, Any] = {"framework": replace(new, **stale)}
+    if new.name != "mdm":
+        untimed = {
+            "law": LawOptions("uniform"),
+            "schedule": ScheduleOptions(),
+            "objective": ObjectiveOptions("nelbo"),
+        }
+        for section, value in untimed.items():
+            if not any(arg.split(".")[0] == f"--{section}" for arg in args):
+                sections[section] = value
+    return sections
 
 
 def override(config: RunConfig, args: Sequence[str], where: str = "options") -> RunConfig:
@@ -271,9 +269,14 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
+_ADDED_LATER = {"framework"}
+"""Sections that files of earlier versions do not have; their defaults are what those runs did."""
+
+
 def load_config(path: str | Path) -> RunConfig:
     """The whole config in a file that a run wrote."""
-    missing = {f.name for f in dataclasses.fields(RunConfig)} - read_tree(Path(path)).keys()
+    sections = {f.name for f in dataclasses.fields(RunConfig)} - _ADDED_LATER
+    missing = sections - read_tree(Path(path)).keys()
     if missing:
         raise UserError(
             f"{path} is not a whole config: it has nothing on {', '.join(sorted(missing))}; "

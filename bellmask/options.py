@@ -28,6 +28,7 @@ FREE_OPTIONS = (
 """Options that change neither the weights of later steps nor what a metric means."""
 
 LawName = Literal["uniform", "dirac", "gaussian", "laplace"]
+FrameworkName = Literal["mdm", "arm", "sigma_arm", "aoarm"]
 ScheduleName = Literal["linear", "cosine", "polynomial", "middle_flat"]
 ObjectiveName = Literal["nelbo", "bell", "importance"]
 
@@ -38,7 +39,9 @@ class DataOptions:
 
     train: str = "wikitext2"
     """A named corpus ('bellmask data list'), a path or quoted glob of text, JSONL, CSV or Parquet
-    files (also .gz, .xz, .zst), or hub:owner/name[:config[:split]]."""
+    files (also .gz, .xz, .zst), hub:owner/name[:config[:split]], or toy:NAME[:NUMBER], a source
+    whose conditionals are known (sticky:STAY, order2, hidden, local:LOCALITY; tokenizer
+    symbols:8)."""
     from_files: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """Local files (path or glob) to read a named corpus from, by its rules, instead of fetching."""
     valid: str | None = None
@@ -49,8 +52,8 @@ class DataOptions:
     mixture: tuple[str, ...] = ()
     """Further training corpora with weights, 'NAME=0.3'; --data.train has what is left of 1."""
     tokenizer: str = "bytes"
-    """bytes, bpe:2048 (learned from the training text), gpt2, bert-base-uncased, a folder that
-    holds a Hugging Face tokenizer, or one's name on the hub."""
+    """bytes, bpe:2048 (learned from the training text), gpt2, bert-base-uncased, symbols:8 (toys),
+    a folder that holds a Hugging Face tokenizer, or one's name on the hub."""
     block_length: int = 128
     """Tokens per training row."""
     documents: Literal["auto", "file", "line", "paragraph", "article", "endoftext"] = "auto"
@@ -96,6 +99,23 @@ class ModelOptions:
     modulation: Literal["constant", "time"] = "constant"
     """constant: learned shift, scale and gate vectors. time: AdaLN fed with the time
     (mdlm's 128-wide conditioning), for models that are told t."""
+
+
+@dataclass(frozen=True)
+class FrameworkOptions:
+    """How contexts and targets are drawn (paper Table 6), on the same trunk."""
+
+    name: Annotated[FrameworkName, tyro.conf.arg(name="framework", prefix_name=False)] = "mdm"
+    """mdm: masked diffusion. arm: left to right. sigma_arm: one fixed random order. aoarm: a new
+    random order for every row. The last three are causal and have no times: law, schedule and
+    objective do not apply to them."""
+    encoding: Literal["source", "literal", "crossed"] | None = None
+    """Causal ones: which positions rotate queries and keys in the second half of the layers.
+    source: those of the tokens held. literal: those of the tokens predicted, as the paper says of
+    AoARM. crossed: queries by the token predicted, keys by the one held. Default: literal for
+    aoarm, else source."""
+    order_seed: int | None = None
+    """Decides sigma_arm's order; default: train.seed."""
 
 
 @dataclass(frozen=True)

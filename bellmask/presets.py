@@ -1,7 +1,8 @@
 """Named whole runs, as functions that return a config; variants derive from one another.
 
 ``X_base`` is the conventional objective (NELBO, uniform times), ``X_bell`` the paper's (gaussian
-times around 0.5, unweighted); plain ``X`` is ``X_bell``.
+times around 0.5, unweighted); plain ``X`` is ``X_bell``. ``X_arm``, ``X_sigma_arm`` and ``X_aoarm``
+are the causal frameworks (AoARM with the paper's encoding).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from bellmask.errors import look_up
 from bellmask.options import (
     CheckpointOptions,
     DataOptions,
+    FrameworkName,
+    FrameworkOptions,
     LawOptions,
     LogOptions,
     ModelOptions,
@@ -27,6 +30,11 @@ from bellmask.options import (
 def base_of(config: RunConfig) -> RunConfig:
     """The same run with the conventional objective: Eq. L_MDM under uniform times."""
     return replace(config, law=LawOptions("uniform"), objective=ObjectiveOptions("nelbo"))
+
+
+def causal_of(config: RunConfig, framework: FrameworkName) -> RunConfig:
+    """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same trunk, data and optimiser."""
+    return replace(base_of(config), framework=FrameworkOptions(framework))
 
 
 def tiny() -> RunConfig:
@@ -90,6 +98,16 @@ def _base(family: Callable[[], RunConfig]) -> Callable[[], RunConfig]:
     return build
 
 
+def _causal(family: Callable[[], RunConfig], name: FrameworkName) -> Callable[[], RunConfig]:
+    def build() -> RunConfig:
+        return causal_of(family(), name)
+
+    build.__doc__ = f"{family.__name__} as framework {name}."
+    return build
+
+
+_CAUSAL: tuple[FrameworkName, ...] = ("arm", "sigma_arm", "aoarm")
+
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     name: build
     for family in _FAMILIES
@@ -97,6 +115,7 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
         (family.__name__, family),
         (f"{family.__name__}_base", _base(family)),
         (f"{family.__name__}_bell", family),
+        *((f"{family.__name__}_{name}", _causal(family, name)) for name in _CAUSAL),
     )
 }
 

@@ -12,21 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.build import build_model, build_rules, build_schedule
+from bellmask.build import build_framework, build_model, build_rules
 from bellmask.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
 from bellmask.data.prepare import load_data
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.schedule import Schedule
+from bellmask.diffusion.orders import Framework
 from bellmask.errors import UserError, look_up
-from bellmask.evaluate.errors import collapsed_strata_error
-from bellmask.evaluate.likelihood import evaluate
+from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import Canvas, canvas_from_prefix, canvas_from_text, empty_canvas
-from bellmask.generate.engine import Generation, generate
-from bellmask.generate.grids import uniform_grid
+from bellmask.generate.engine import Generation
+from bellmask.generate.fill import fill
 from bellmask.model.transformer import Denoiser
 from bellmask.runfolder import read_description, read_tokenizer
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
@@ -37,11 +36,11 @@ Weights = Literal["auto", "ema", "raw"]
 
 @dataclass(frozen=True)
 class TextNll:
-    """The NELBO of one text: an upper bound on its -log p, in nats."""
+    """The NLL of one text in nats: exact for a fixed order, else an upper bound on -log p."""
 
     nll: float
     standard_error: float
-    """Of the estimate over masks; more draws make it smaller."""
+    """Of the estimate over masks or orders; more draws make it smaller, an exact one has none."""
     num_tokens: int
 
     @property
@@ -59,7 +58,7 @@ class Run:
     step: int
     tokenizer: Tokenizer
     model: Denoiser
-    schedule: Schedule
+    framework: Framework
     device: torch.device
 
     def blocks(self) -> tuple[Blocks, Blocks]:
@@ -82,15 +81,15 @@ class Run:
         row_keys: Tensor | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> Likelihood:
-        """The NELBO on blocks; see :func:`bellmask.evaluate.likelihood.evaluate`."""
+        """The NLL (bound) on blocks; see :func:`bellmask.evaluate.likelihood.evaluate`."""
         return evaluate(
             self.model,
             blocks,
             mask_id=self.tokenizer.mask_id,
+            framework=self.framework,
             draws=draws,
             seed=seed,
             batch_size=batch_size,
-            schedule=self.schedule,
             world=World(device=self.device),
             precision=pick_precision(self.config.train.precision, self.device),
             rules=build_rules(self.config.data, self.tokenizer),
@@ -98,8 +97,20 @@ class Run:
             on_batch=on_batch,
         )
 
+    def scorer(self, blocks: Blocks) -> Scorer:
+        """Cross-entropies on blocks in contexts of given size, for curves by context count."""
+        return Scorer(
+            self.model,
+            blocks,
+            self.tokenizer.mask_id,
+            self.framework,
+            World(device=self.device),
+            pick_precision(self.config.train.precision, self.device),
+            build_rules(self.config.data, self.tokenizer),
+        )
+
     def nll(self, texts: Sequence[str], *, draws: int = 32, seed: int = 1234) -> list[TextNll]:
-        """The NELBO of each text; one longer than a block is cut into blocks, scored apart.
+        """The NLL (bound) of each text; one longer than a block is cut into blocks, scored apart.
 
         A text's masks are its own: its value does not depend on the others.
         """
@@ -113,11 +124,7 @@ class Run:
         keys = torch.from_numpy(place)
         result = self.evaluate(blocks, draws=draws, seed=seed, row_keys=keys)
         total = result.length_B * result.block_nll
-        order = np.arange(draws, dtype=np.float64)
-        spread = np.array(
-            [collapsed_strata_error(ce, order) if draws > 1 else np.nan for ce in result.ce_BR]
-        )
-        variance = (result.length_B * spread) ** 2
+        variance = (result.length_B * result.draw_errors) ** 2
         return [
             TextNll(
                 float(total[mine].sum()),
@@ -156,14 +163,14 @@ class Run:
             raise UserError(f"at least one sample must be asked for, got {count}")
         parts = []
         for first in range(0, count, batch_size):
-            part = generate(
+            part = fill(
                 self.model,
                 canvas.repeat(min(batch_size, count - first)),
-                uniform_grid(steps),
+                self.framework,
+                steps=steps,
                 mask_id=canvas.mask_id,
                 seed=seed,
                 first_sample=first,
-                schedule=self.schedule,
                 temperature=temperature,
                 noise_dtype=noise_dtype,
                 device=self.device,
@@ -278,7 +285,7 @@ def load_run(
         read_state(place)["step"],
         tokenizer,
         model.to(target).eval(),
-        build_schedule(config.schedule),
+        build_framework(config),
         target,
     )
 

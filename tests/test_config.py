@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bellmask
-from bellmask.build import build_objective
+from bellmask.build import build_framework, build_objective
 from bellmask.config import RunConfig, load_config, override, override_with_file, to_args
 from bellmask.data.vocabularies import VOCABULARIES
+from bellmask.diffusion.objectives import ChainRule
 from bellmask.errors import UserError
 from bellmask.intervals import Interval, Progress
 from bellmask.model.transformer import Denoiser, count_parameters
@@ -86,6 +87,77 @@ def test_a_new_law_does_not_inherit_the_old_ones_parameters() -> None:
     assert override(narrow, ["--law", "uniform"]).check().law.mu is None
 
 
+CAUSAL = ("arm", "sigma_arm", "aoarm")
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("family", ["tiny", "small", "lm1b", "lm1b_unpacked", "owt"])
+def test_causal_presets_are_the_base_with_another_framework(family: str, name: str) -> None:
+    base, config = preset(f"{family}_base"), preset(f"{family}_{name}")
+    assert config.framework.name == name
+    assert dataclasses.replace(config, framework=base.framework) == base
+    encoding = {"arm": "source", "sigma_arm": "source", "aoarm": "literal"}[name]
+    assert config.resolved().framework.encoding == encoding
+    order_seed = config.train.seed if name == "sigma_arm" else None
+    assert config.resolved().framework.order_seed == order_seed
+    assert build_framework(config).is_causal
+    assert isinstance(build_objective(config), ChainRule)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_framework_resets_what_belongs_to_times(name: str) -> None:
+    odd = override(tiny(), "--law laplace --law.mu 0.3 --schedule cosine".split()).check()
+    for start in (tiny(), odd, preset("tiny_base")):
+        config = override(start, ["--framework", name]).check()
+        assert config == preset(f"tiny_{name}")
+    assert tiny().with_options({"framework.name": name}) == preset(f"tiny_{name}")
+    assert override(tiny(), [f"--framework={name}"]) == preset(f"tiny_{name}")
+
+
+def test_a_new_framework_does_not_inherit_the_old_ones_encoding_and_order() -> None:
+    odd = "--framework sigma_arm --framework.encoding crossed --framework.order-seed 5"
+    start = override(tiny(), odd.split()).check()
+    assert (start.framework.encoding, start.framework.order_seed) == ("crossed", 5)
+    assert override(start, ["--framework", "aoarm"]).check() == preset("tiny_aoarm")
+    assert override(start, ["--framework", "mdm"]).check() == preset("tiny_base")
+    assert override(start, ["--framework", "sigma_arm"]) == start
+    kept = override(start, "--framework arm --framework.encoding literal".split()).check()
+    assert (kept.framework.encoding, kept.framework.order_seed) == ("literal", None)
+    seeded = override(tiny(), "--framework sigma_arm --framework.order-seed 0".split()).check()
+    assert seeded.resolved().framework.order_seed == 0
+
+
+def test_times_that_are_asked_for_with_a_causal_framework_are_not_dropped_in_silence() -> None:
+    timeless = "--framework arm --law uniform --schedule linear --objective nelbo"
+    assert override(tiny(), timeless.split()).check() == preset("tiny_arm")
+    for args in ("--law gaussian", "--law.mu 0.4", "--schedule cosine", "--objective bell"):
+        with pytest.raises(UserError, match="framework arm has no times: leave --law"):
+            override(tiny(), ["--framework", "arm", *args.split()]).check()
+        with pytest.raises(UserError):
+            override(preset("tiny_arm"), args.split()).check()
+
+
+def test_runs_of_other_frameworks_have_other_folders() -> None:
+    prints = {preset(f"tiny{end}").fingerprint() for end in ("_base", *(f"_{n}" for n in CAUSAL))}
+    assert len(prints) == 4
+    start = preset("tiny_sigma_arm")
+    orders = [start.with_options({"framework.order_seed": seed}) for seed in (1, 2)]
+    assert orders[0].fingerprint() != orders[1].fingerprint()
+    default = start.with_options({"framework.order_seed": start.train.seed})
+    assert default.fingerprint() == start.fingerprint()
+
+
+def test_files_of_before_the_frameworks_are_whole_configs(tmp_path: Path) -> None:
+    tree = preset("tiny_base").to_dict()
+    del tree["framework"]
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    assert load_config(tmp_path / "config.json") == preset("tiny_base")
+    del tree["law"]
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="it has nothing on law"):
+        load_config(tmp_path / "config.json")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -114,6 +186,24 @@ def test_a_new_law_does_not_inherit_the_old_ones_parameters() -> None:
         ("--data.detokenizer wikitex", "did you mean 'wikitext'?"),
         ("--optim.ema 1", "optim.ema=1.0 must be at least 0 and below 1"),
         ("--optim.betas 0.9 1.5", "optim.betas"),
+        ("--framework amr", "unknown framework 'amr'; did you mean 'arm'"),
+        ("--framework.encoding crossed", "framework.encoding belongs to the causal frameworks"),
+        (
+            "--framework.order-seed 3",
+            "framework.order_seed belongs to framework sigma_arm, not mdm",
+        ),
+        ("--framework aoarm --framework.order-seed 3", "belongs to framework sigma_arm, not aoarm"),
+        ("--framework sigma_arm --framework.order-seed -1", "order_seed=-1 must not be negative"),
+        ("--framework arm --framework.encoding both", "unknown --framework.encoding 'both'"),
+        ("--framework arm --model.modulation time", "needs times, and framework arm has none"),
+        (
+            "--framework aoarm --data.document-attention",
+            "data.document_attention is for framework mdm, not aoarm",
+        ),
+        (
+            "--framework aoarm --data.packing unpacked --data.pads noised",
+            "data.pads=noised is for framework mdm: aoarm never shows a pad",
+        ),
     ],
 )
 def test_bad_options_are_refused_with_advice(args: str, message: str) -> None:
@@ -178,6 +268,8 @@ def test_every_option_survives_being_written_and_read(tmp_path: Path) -> None:
                 choices = [k for k in kinds if k != value]
             elif typing.get_origin(hints[option.name]) is tuple:
                 choices = [(0.5, 0.25)] if option.name == "betas" else []
+            elif typing.get_origin(kinds[0]) is typing.Literal:  # a choice that may be None
+                choices = list(typing.get_args(kinds[0]))
             else:
                 choices = [True, False] if bool in kinds else [OTHER_VALUES[kinds[0]]]
             for choice in choices:

@@ -21,7 +21,7 @@ VALUES = [
 OPTIONS = [f"--{name.replace('_', '-')}" for name in RunConfig().flat()]
 OPTIONS += ["--law", "--schedule", "--objective", "--optimizer", "--lw", "--", "-x", "--law.nu"]
 SIZES = [
-    pytest.param(150, id="few"),
+    pytest.param(250, id="few"),
     pytest.param(5000, id="many", marks=pytest.mark.long),
 ]
 

@@ -21,8 +21,8 @@ usage: bellmask compare PRESET [VARIANT ...] [--suite NAME] [--reference NAME] [
 Trains variants that differ only in what is compared: same initial weights, data order, batch,
 steps and evaluation masks. Interrupt it at will; the same command goes on where it stopped.
   VARIANT      base, bell, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance,
-               importance_t, middle_flat; with +muon or +unstratified; or 'LABEL=--option value'.
-               Default: base bell
+               importance_t, middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon
+               or +unstratified; or 'LABEL=--option value'. Default: base bell
   --suite      one of the paper's ablations: {suites}
   --reference  the variant whose final NLL is the target; default base, else the first one
   --seeds N    paired training seeds; an interval needs 3. Default 1
@@ -35,6 +35,7 @@ steps and evaluation masks. Interrupt it at will; the same command goes on where
 examples:
   bellmask compare tiny base bell --seeds 3 --jobs 2
   bellmask compare small --suite families --jobs 2
+  bellmask compare small base bell arm --seeds 3 --jobs 2
   bellmask compare tiny base bell --grid optim.lr=3e-3,6e-3 --train.steps 300
   bellmask compare tiny bell 'wide=--law gaussian --law.scale 0.2' --reference bell
 """

@@ -72,14 +72,10 @@ def run(args: Sequence[str]) -> int:
     length = blocks.block_length
     ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
     exact = exact_curve(
-        loaded.model,
-        blocks.slice(0, min(512, len(blocks))),
+        loaded.scorer(blocks.slice(0, min(512, len(blocks)))),
         ends,
-        mask_id=loaded.tokenizer.mask_id,
         seed=options.seed,
         batch_size=options.batch_size,
-        schedule=loaded.schedule,
-        device=loaded.device,
     )
     known = None
     if train_blocks is not None:

@@ -14,9 +14,9 @@ from bellmask.config import (
     load_config,
     override,
     override_with_file,
-    parse_options,
 )
 from bellmask.errors import UserError
+from bellmask.parsing import parse_options
 from bellmask.presets import PRESETS, preset
 
 T = TypeVar("T")

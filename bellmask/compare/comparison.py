@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.compare.execute import execute
+from bellmask.compare.naming import names_of
 from bellmask.compare.plan import (
     PlannedRun,
     describe_plan,
@@ -161,7 +162,7 @@ def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
 def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str]:
     """(entries, reference) of plain run folders, named by what they train on."""
     records = [read_run(folder) for folder in folders]
-    names = _names(records)
+    names = names_of([record.config for record in records])
     entries = [
         Entry(name, record.config.train.seed, "", record)
         for name, record in zip(names, records, strict=True)
@@ -179,33 +180,3 @@ def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str]:
 def pick_reference(names: Sequence[str]) -> str:
     """Base where it is among them, else the first one."""
     return "base" if "base" in names else names[0]
-
-
-_NAMED = ("objective.", "law.", "schedule.")
-_UNNAMED = ("train.seed", "train.device", "log.", "checkpoint.", "validation.", "data.")
-
-
-def _names(records: Sequence[RunRecord]) -> list[str]:
-    """base, bell and so on by their options, and what else sets a run apart from the first one."""
-    first = records[0].config.resolved().flat()
-    names = []
-    for record in records:
-        flat = record.config.resolved().flat()
-        other = [k for k in flat if flat[k] != first[k] and not k.startswith(_UNNAMED + _NAMED)]
-        names.append(_objective_name(flat) + "".join(f" {k}={flat[k]}" for k in other))
-    return names
-
-
-def _objective_name(flat: Mapping[str, Any]) -> str:
-    """``base`` and ``bell`` for those two, all numbers for anything else."""
-    kind, law, schedule = flat["objective.name"], flat["law.name"], flat["schedule.name"]
-    numbers = ",".join(str(flat[k]) for k in ("law.mu", "law.scale") if flat[k] is not None)
-    law = f"{law}:{numbers}" if numbers else law
-    if schedule != "linear":
-        keys = ("schedule.power", "schedule.mu", "schedule.scale")
-        numbers = ",".join(str(flat[k]) for k in keys if flat[k] is not None)
-        return f"{kind} {law} {schedule}:{numbers}"
-    if kind == "importance":
-        return f"importance{'_t' if flat['objective.divide_by_t'] else ''} {law}"
-    known = {("nelbo", "uniform"): "base", ("bell", "gaussian:0.5,0.1"): "bell"}
-    return known.get((kind, law), law if kind == "bell" else f"{kind} {law}")

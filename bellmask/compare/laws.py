@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bellmask.build import build_law, build_objective, build_schedule
+from bellmask.build import build_law, build_objective, build_schedule, describe_learning
 from bellmask.config import RunConfig
 from bellmask.data.packing import Row
 from bellmask.diffusion.context_weights import context_weights
+from bellmask.diffusion.objectives import ChainRule
 from bellmask.train.distributed import World
 from bellmask.train.step import StepPlanner
 
@@ -37,6 +38,8 @@ def describe_law(config: RunConfig) -> dict[str, Any]:
     sequences: E[s]^2 / E[s^2] of s = w(t) (1 - alpha), what a sequence adds to the loss.
     """
     objective, law = build_objective(config), build_law(config.law)
+    if isinstance(objective, ChainRule):
+        return _describe_order(config, objective)
     schedule = build_schedule(config.schedule)
     t = torch.linspace(0, 1, POINTS, dtype=torch.float64)
     times = drawn_times(config)
@@ -53,4 +56,17 @@ def describe_law(config: RunConfig) -> dict[str, Any]:
         "mask_rate_histogram": histogram.tolist(),
         "context_weights": (omega / omega.sum()).tolist(),
         "effective_sample_share": effective,
+    }
+
+
+def _describe_order(config: RunConfig, objective: ChainRule) -> dict[str, Any]:
+    """A causal framework has no times: each row is asked at every context count, once."""
+    omega = context_weights(objective, config.data.block_length)
+    return {
+        "name": describe_learning(config),
+        "t": [],
+        "density": None,
+        "mask_rate_histogram": None,
+        "context_weights": (omega / omega.sum()).tolist(),
+        "effective_sample_share": 1.0,
     }

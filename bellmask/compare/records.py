@@ -136,8 +136,7 @@ def check_comparable(runs: list[RunRecord]) -> None:
         for key, what in _MUST_AGREE.items():
             if first.description.get(key) != other.description.get(key):
                 raise UserError(f"{pair}: their {what} differ")
-        same_blocks = np.array_equal(first.last.count_BR, other.last.count_BR)
-        if first.last.fingerprint != other.last.fingerprint or not same_blocks:
+        if not first.last.is_paired_with(other.last):
             raise UserError(f"{pair}: their validation blocks or masks differ")
         left, right = first.config.flat(), other.config.flat()
         for option in left:

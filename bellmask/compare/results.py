@@ -72,7 +72,8 @@ def _check_one_thing(runs: Sequence[RunRecord], name: str) -> None:
     first = runs[0].config.resolved().flat()
     for run in runs[1:]:
         mine = run.config.resolved().flat()
-        others = [o for o in mine if mine[o] != first[o] and o != "train.seed"]
+        own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
+        others = [o for o in mine if mine[o] != first[o] and o not in own]
         others = [o for o in others if not o.startswith(FREE_OPTIONS)]
         if others:
             raise UserError(
@@ -119,6 +120,7 @@ def _variant(
         "law": describe_law(runs[paired[0]].config),
         "runs": [runs[seed].summary() for seed in sorted(runs)],
         "nll": statistics.mean(runs[seed].nll[-1] for seed in paired),
+        "is_exact": runs[paired[0]].last.is_exact,
         "samples": runs[paired[0]].samples(),
     }
     if name != reference:

@@ -48,6 +48,12 @@ def stratification() -> list[str]:
     return ["base", "base+unstratified", "bell", "bell+unstratified"]
 
 
+def orders() -> list[str]:
+    """Fig. 2 (Sec. 3.1): is it the order's locality or the number of orders that is hard?"""
+    causal = ["sigma_arm", "sigma_arm+crossed", "aoarm", "aoarm+crossed"]
+    return ["base", "arm", *causal]
+
+
 def optimizers() -> list[str]:
     """Does the gain survive another optimiser: {base, bell} x {AdamW, Muon}."""
     return ["base+adamw", "bell+adamw", "base+muon", "bell+muon"]
@@ -65,5 +71,6 @@ SUITES: dict[str, Callable[[], list[str]]] = {
         alternatives,
         stratification,
         optimizers,
+        orders,
     )
 }

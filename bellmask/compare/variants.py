@@ -17,13 +17,14 @@ from bellmask.errors import UserError, look_up
 from bellmask.options import (
     DEFAULT_MU,
     DEFAULT_SCALE,
+    FrameworkOptions,
     LawOptions,
     ObjectiveOptions,
     ScheduleOptions,
 )
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")
-OWNED = ("--law", "--schedule", "--objective")
+OWNED = ("--framework", "--law", "--schedule", "--objective")
 """Options that variants decide."""
 
 
@@ -38,12 +39,16 @@ class Variant:
 
     def apply(self, shared: RunConfig) -> RunConfig:
         """The shared config with the variant's options."""
-        if not self.is_custom:  # a named variant decides all of law, schedule and objective
+        if not self.is_custom:  # a named variant decides all of these sections
             given, default = shared.objective, ObjectiveOptions()
             floor = given.time_floor if "nelbo" in self.options else default.time_floor
             objective = replace(default, divide_by_c=given.divide_by_c, time_floor=floor)
             shared = replace(
-                shared, objective=objective, law=LawOptions(), schedule=ScheduleOptions()
+                shared,
+                framework=FrameworkOptions(),
+                objective=objective,
+                law=LawOptions(),
+                schedule=ScheduleOptions(),
             )
         return override(shared, self.options, where=f"variant {self.name}").check()
 
@@ -87,13 +92,20 @@ NAMES: dict[str, Callable[..., list[str]]] = {
     "importance": _importance,
     "importance_t": _importance_t,
     "middle_flat": _middle_flat,
+    "arm": lambda: ["--framework", "arm"],
+    "sigma_arm": lambda: ["--framework", "sigma_arm"],
+    "aoarm": lambda: ["--framework", "aoarm"],
 }
-"""base: NELBO, uniform times. bell: gaussian 0.5, 0.1, unweighted. uniform: uniform, unweighted."""
+"""base: NELBO, uniform times. bell: gaussian 0.5, 0.1, unweighted. uniform: uniform, unweighted.
+The last three are causal models on the same trunk."""
 
 SUFFIXES: dict[str, list[str]] = {
     "muon": ["--optimizer", "muon"],
     "adamw": ["--optimizer", "adamw"],
     "unstratified": ["--train.no-stratified"],
+    "crossed": ["--framework.encoding", "crossed"],
+    "literal": ["--framework.encoding", "literal"],
+    "source": ["--framework.encoding", "source"],
 }
 
 _TAKES_NUMBERS = {"dirac": 1, "gaussian": 2, "laplace": 2}

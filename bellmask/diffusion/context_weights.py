@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
+from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
 from bellmask.diffusion.quadrature import composite_rule, panel_edges
 from bellmask.diffusion.times import Dirac, as_float64
 
@@ -21,6 +21,8 @@ def context_weights(objective: Objective, block_length: int) -> Tensor:
     """omega(N_c) for N_c = 0 .. L-1, float64; they sum to L c."""
     if block_length < 1:
         raise ValueError(f"block_length must be at least 1, got {block_length}")
+    if isinstance(objective, ChainRule):
+        return torch.ones(block_length, dtype=torch.float64)
     if isinstance(objective, Nelbo):
         return _nelbo_weights(objective, block_length)
     if isinstance(objective.law, Dirac):

@@ -161,3 +161,32 @@ class Importance(Objective):
     def normaliser(self) -> float:
         """One with 1/t, else the bell's mean mask rate."""
         return 1.0 if self.divide_by_t else self.law.mean
+
+
+@dataclass(frozen=True)
+class ChainRule(Objective):
+    """Causal frameworks: every context count of every row once, each with weight one.
+
+    It has no times; those it gives are looked at by nobody.
+    """
+
+    law: TimeLaw = field(default_factory=Uniform)
+    schedule: Schedule = field(default_factory=Linear)
+
+    def times(self, u_B: Tensor) -> Tensor:
+        """The levels themselves."""
+        return as_float64(u_B).clone()
+
+    def weight(self, t_B: Tensor) -> Tensor:
+        """One."""
+        return torch.ones_like(as_float64(t_B))
+
+    @property
+    def normaliser(self) -> float:
+        """One: each token of a row is scored once."""
+        return 1.0
+
+    @property
+    def is_unweighted(self) -> bool:
+        """True."""
+        return True

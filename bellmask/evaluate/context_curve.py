@@ -11,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from bellmask.data.blocks import Blocks
-from bellmask.diffusion.schedule import Schedule
 from bellmask.evaluate.errors import Floats, Labels, clustered_error, document_clusters
-from bellmask.evaluate.likelihood import Model, masked_mean
+from bellmask.evaluate.likelihood import Scorer
 from bellmask.evaluate.result import Likelihood
 from bellmask.rng import stream_key
-from bellmask.train.distributed import World
 
 REFERENCE_BLOCKS = 100_000
 """Training blocks that the unigram and position-wise counts use at most (the first ones)."""
@@ -38,8 +36,9 @@ class ContextPoint:
 def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
     """The draws of an evaluation, grouped by context count: free, and averages to its NLL."""
     draws = result.ce_BR.shape[1]
-    context = (result.length_B[:, None] - result.count_BR).ravel()
-    ce, weight = result.ce_BR.ravel(), np.repeat(result.length_B.astype(float), draws)
+    context = np.where(result.count_BR > 0, result.length_B[:, None] - result.count_BR, -1).ravel()
+    share_B = result.length_B / (result.count_BR > 0).sum(1)  # tokens that a draw stands for
+    ce, weight = result.ce_BR.ravel(), np.repeat(share_B, draws)
     owner = result.clusters if result.clusters is not None else np.arange(len(result.ce_BR))
     cluster = np.repeat(owner, draws)
     longest = int(result.length_B.max())
@@ -60,34 +59,17 @@ def _weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tup
 
 
 def exact_curve(
-    model: Model,
-    blocks: Blocks,
-    contexts: Sequence[int],
-    *,
-    mask_id: int,
-    seed: int = 1234,
-    batch_size: int = 64,
-    schedule: Schedule | None = None,
-    device: torch.device | None = None,
+    scorer: Scorer, contexts: Sequence[int], *, seed: int = 1234, batch_size: int = 64
 ) -> list[ContextPoint]:
     """The loss at exactly these context counts, over the tokens of blocks that are long enough."""
-    world = World(device=device or torch.device("cpu"))
+    blocks = scorer.blocks
     length = blocks.row_lengths(slice(None))
     points = []
     for context in contexts:
         index = (length > context).nonzero().squeeze(1)
+        key = stream_key(seed, "context", context)
         values = [
-            masked_mean(
-                model,
-                blocks,
-                part,
-                length[part] - context,
-                stream_key(seed, "context", context),
-                mask_id,
-                schedule,
-                world,
-                torch.float32,
-            )
+            scorer.mean(part, torch.full_like(part, context), key)
             for part in index.split(batch_size)
         ]
         if len(index) >= 2:

@@ -1,10 +1,10 @@
-"""The NELBO per token on fixed masks, with an honest standard error.
+"""The NLL per token on fixed contexts, with an honest standard error, for every framework.
 
-A block of L_b tokens gets masks of exactly n tokens, n spread evenly over 1 .. L_b; the mean
+MDM: a block of L_b tokens gets masks of exactly n tokens, n spread evenly over 1 .. L_b; the mean
 cross-entropy of the masked rows, averaged over n, is the NELBO per token (paper Eq. L_MDM and the
 shared form of Sec. 2.2 with N_c = L_b - n). There is no time floor and no weight that explodes.
-Masks are a function of the seed and the set of blocks alone: two models that are compared see the
-same ones.
+Causal frameworks: one pass per order scores every N_c of a block. Masks and orders are a function
+of the seed and the set of blocks alone: two models that are compared see the same ones.
 
 B blocks, R draws per block, L block length.
 """
@@ -18,14 +18,11 @@ import torch
 from torch import Tensor
 
 from bellmask.data.blocks import Blocks
-from bellmask.diffusion.corruption import mask_exactly
-from bellmask.diffusion.schedule import Linear, Schedule
+from bellmask.diffusion.orders import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.train.distributed import World, autocast
-
-Model = Callable[..., Tensor]
 
 
 def mask_counts(
@@ -51,43 +48,44 @@ def evaluate(
     blocks: Blocks,
     *,
     mask_id: int,
+    framework: Framework | None = None,
     draws: int = 1,
     seed: int = 1234,
     batch_size: int = 64,
-    schedule: Schedule | None = None,
     world: World | None = None,
     precision: torch.dtype = torch.float32,
     rules: AttentionRules | None = None,
     row_keys: Tensor | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Likelihood:
-    """Measure the NELBO of a denoiser on all the given blocks.
+    """Measure a model on all the given blocks: the NELBO, or for a fixed order the exact NLL.
 
-    ``model(x, rows, targets, t_B=, mask=, reduce=False)`` returns each row's cross-entropy. Ranks
-    share the work; each gets the whole result. ``on_batch`` is told the blocks done so far. Masks
-    of block b are those of ``row_keys[b]``, by default b itself.
+    ``model(x, rows, targets, t_B=, mask=, reduce=False)`` returns each row's cross-entropy; causal
+    ones get ``positions`` and ``target_positions`` instead of ``t_B``. Ranks share the work; each
+    gets the whole result. ``on_batch`` is told the blocks done so far. Masks of block b are those
+    of ``row_keys[b]``, by default b itself. ``draws`` counts masks, or random orders.
     """
-    world = world or World()
+    scorer = Scorer(model, blocks, mask_id, framework, world, precision, rules)
+    world, is_causal = scorer.world, scorer.framework.is_causal
     length_B = blocks.row_lengths(slice(None))
     level_B, count_BR = mask_counts(length_B, draws, seed, row_keys)
+    if is_causal:
+        draws = 1 if scorer.framework.is_exact else draws
+        count_BR = (length_B[:, None] - torch.arange(blocks.block_length)).clamp(min=0)
+        count_BR = count_BR.repeat(1, draws)
     ce_BR = torch.zeros(count_BR.shape, dtype=torch.float64)
+    width = count_BR.shape[1] // draws
     for part in _parts(len(blocks), batch_size, world):
         index = torch.arange(part.start, part.stop)
+        keys = None if row_keys is None else row_keys[part]
         for draw in range(draws):
             key = stream_key(seed, "evaluation masks", draw)
-            ce_BR[part, draw] = masked_mean(
-                model,
-                blocks,
-                index,
-                count_BR[part, draw],
-                key,
-                mask_id,
-                schedule,
-                world,
-                precision,
-                rules,
-                None if row_keys is None else row_keys[part],
-            )
+            columns = slice(draw * width, (draw + 1) * width)
+            if is_causal:
+                ce_BR[part, columns] = scorer.by_context(index, key, keys)
+            else:
+                context_B = length_B[part] - count_BR[part, draw]
+                ce_BR[part, columns] = scorer.mean(index, context_B, key, keys)[:, None]
         if on_batch:
             on_batch(part.stop)
     ce_BR = world.add_up(ce_BR.to(world.device)).cpu()
@@ -99,6 +97,8 @@ def evaluate(
         np.asarray(blocks.documents),
         blocks.num_bytes,
         f"{blocks.fingerprint}/{seed}",
+        is_causal,
+        scorer.framework.is_exact,
     )
 
 
@@ -109,46 +109,60 @@ def _parts(total: int, size: int, world: World) -> Iterator[slice]:
             yield slice(start, min(start + size, total))
 
 
-@torch.no_grad()
-def masked_mean(
-    model: Model,
-    blocks: Blocks,
-    index_B: Tensor,
-    count_B: Tensor,
-    key: int,
-    mask_id: int,
-    schedule: Schedule | None,
-    world: World,
-    precision: torch.dtype,
-    rules: AttentionRules | None = None,
-    row_keys_B: Tensor | None = None,
-) -> Tensor:
-    """Mean cross-entropy of exactly ``count`` masked rows of each block, float64 [B]."""
-    x0_BL, length_B = blocks.rows(index_B), blocks.row_lengths(index_B)
-    block_length = x0_BL.shape[1]
-    is_real = torch.arange(block_length) < length_B[:, None]
-    u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, block_length)
-    xt_BL, is_masked_BL = mask_exactly(
-        x0_BL, count_B, mask_id=mask_id, u_BL=u_BL, is_maskable_BL=is_real
-    )
-    rows_N = is_masked_BL.flatten().nonzero().squeeze(1)
-    rules = rules or AttentionRules()
-    is_padded = bool((length_B < block_length).any())
-    mask = rules.mask(x0_BL, is_real if is_padded else None)
-    # given n masks, the mask rate follows Beta(n, L - n + 1): the law of the n-th smallest uniform
-    rate_B = torch.where(is_masked_BL, u_BL, -1.0).amax(dim=1)
-    if rules.sees_pads:  # pads are noised at the same rate as the text before them
-        xt_BL = torch.where(~is_real & (u_BL < rate_B[:, None]), mask_id, xt_BL)
-    device = world.device
-    with autocast(device, precision):
-        ce_N = model(
-            xt_BL.to(device),
-            rows_N.to(device),
-            x0_BL.flatten()[rows_N].to(device),
-            t_B=(schedule or Linear()).inverse(1 - rate_B).float().to(device),
-            mask=None if mask is None else mask.to(device),
-            reduce=False,
+class Scorer:
+    """Cross-entropies of a model on blocks, in contexts that its framework draws."""
+
+    def __init__(
+        self,
+        model: Model,
+        blocks: Blocks,
+        mask_id: int,
+        framework: Framework | None = None,
+        world: World | None = None,
+        precision: torch.dtype = torch.float32,
+        rules: AttentionRules | None = None,
+    ) -> None:
+        self.model, self.blocks, self.mask_id = model, blocks, mask_id
+        self.world, self.precision = world or World(), precision
+        self.rules = rules or AttentionRules()
+        self.framework = framework or Mdm(noises_pads=self.rules.sees_pads)
+
+    def mean(
+        self, index_B: Tensor, context_B: Tensor, key: int, row_keys_B: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross-entropy of each block's targets given exactly N_c tokens, float64 [B]."""
+        x0_BL, u_BL, is_real_BL = self._draw(index_B, key, row_keys_B)
+        problem = self.framework.given(
+            x0_BL, context_B, u_BL, mask_id=self.mask_id, is_real_BL=is_real_BL
         )
-    total_B = torch.zeros(len(index_B), dtype=torch.float64)
-    total_B.index_add_(0, rows_N // block_length, ce_N.double().cpu())
-    return total_B / count_B
+        ce_N, owner_N = self._score(problem, x0_BL, is_real_BL), problem.rows_N // x0_BL.shape[1]
+        total_B = torch.zeros(len(index_B), dtype=torch.float64).index_add_(0, owner_N, ce_N)
+        return total_B / owner_N.bincount(minlength=len(index_B))
+
+    def by_context(self, index_B: Tensor, key: int, row_keys_B: Tensor | None = None) -> Tensor:
+        """Cross-entropy at every N_c, float64 [B, L], of a causal framework; 0 beyond a row."""
+        assert isinstance(self.framework, Ordered)
+        x0_BL, u_BL, is_real_BL = self._draw(index_B, key, row_keys_B)
+        problem = self.framework.every_context(
+            x0_BL, u_BL, mask_id=self.mask_id, is_real_BL=is_real_BL
+        )
+        ce_BL = torch.zeros(x0_BL.shape, dtype=torch.float64)
+        ce_BL.view(-1)[problem.rows_N] = self._score(problem, x0_BL, is_real_BL)
+        return ce_BL
+
+    def _draw(
+        self, index_B: Tensor, key: int, row_keys_B: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        x0_BL, length_B = self.blocks.rows(index_B), self.blocks.row_lengths(index_B)
+        length = x0_BL.shape[1]
+        u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, length)
+        is_real_BL = torch.arange(length) < length_B[:, None]
+        return x0_BL, u_BL, None if bool(is_real_BL.all()) else is_real_BL
+
+    @torch.no_grad()
+    def _score(self, problem: Problem, x0_BL: Tensor, is_real_BL: Tensor | None) -> Tensor:
+        mask = None if self.framework.is_causal else self.rules.mask(x0_BL, is_real_BL)
+        device = self.world.device
+        with autocast(device, self.precision):
+            ce_N = problem.ask(self.model, device, mask=mask, reduce=False)
+        return ce_N.double().cpu()

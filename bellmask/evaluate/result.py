@@ -27,14 +27,25 @@ class Likelihood:
     level_B: Floats
     """Where in [0, 1) each block's mask counts start: what the strata are strata of."""
     count_BR: NDArray[np.int64]
-    """Masked tokens of each draw."""
+    """Tokens that each draw does not show: L_b - N_c; 0 where a short block has no such draw."""
     ce_BR: Floats
-    """Mean cross-entropy of the masked rows, nats."""
+    """Mean cross-entropy of the draw's targets, nats."""
     document_B: NDArray[np.int64]
     num_bytes: float
     """Bytes of text that the tokens stand for."""
     fingerprint: str = ""
     """Of the blocks and the seed: what must agree for two evaluations to be paired."""
+    is_causal: bool = False
+    """Every context count of a block was scored, once per order."""
+    is_exact: bool = False
+    """The NLL is exact; otherwise an upper bound."""
+
+    @property
+    def num_draws(self) -> int:
+        """Masks per block; for causal ones orders, each of which starts with nothing shown."""
+        if self.is_causal:
+            return int((self.count_BR[0] == self.length_B[0]).sum())
+        return self.count_BR.shape[1]
 
     @property
     def num_tokens(self) -> int:
@@ -43,12 +54,13 @@ class Likelihood:
 
     @property
     def block_nll(self) -> Floats:
-        """NELBO per token of each block, nats."""
-        return self.ce_BR.mean(axis=1)
+        """NLL (bound) per token of each block, nats: the mean over its draws."""
+        is_drawn = self.count_BR > 0
+        return (self.ce_BR * is_drawn).sum(axis=1) / is_drawn.sum(axis=1)
 
     @property
     def nll(self) -> float:
-        """NELBO per token, nats: a token-weighted ratio, not a mean over blocks."""
+        """NLL (bound) per token, nats: a token-weighted ratio, not a mean over blocks."""
         return float((self.length_B * self.block_nll).sum() / self.num_tokens)
 
     @property
@@ -73,13 +85,31 @@ class Likelihood:
         """Standard error of ``nll``: what another sample of documents and masks would change."""
         return self._error_of(self.block_nll)
 
+    @property
+    def draw_errors(self) -> Floats:
+        """What other masks or orders would change in each block's value; nan for a single draw."""
+        num_blocks, draws = len(self.ce_BR), self.num_draws
+        if self.is_exact or draws == 1:
+            return np.full(num_blocks, 0.0 if self.is_exact else np.nan)
+        if self.is_causal:  # an order is a draw, its value the mean over slots
+            value_BR = self.ce_BR.reshape(num_blocks, draws, -1).sum(2) / self.length_B[:, None]
+            return value_BR.std(axis=1, ddof=1) / math.sqrt(draws)
+        order = np.arange(draws, dtype=np.float64)
+        return np.array([collapsed_strata_error(ce_R, order) for ce_R in self.ce_BR])
+
     def difference(self, other: Likelihood) -> tuple[float, float]:
         """(this nll - the other's, its standard error), paired: same blocks and masks."""
-        is_same = self.fingerprint == other.fingerprint
-        if not is_same or not np.array_equal(self.count_BR, other.count_BR):
+        if not self.is_paired_with(other):
             raise ValueError("only evaluations on the same blocks and masks can be paired")
-        values = self.block_nll - other.block_nll
-        return self.nll - other.nll, self._error_of(values)
+        stratified = other if self.is_causal else self
+        error = stratified._error_of(self.block_nll - other.block_nll)
+        return self.nll - other.nll, error
+
+    def is_paired_with(self, other: Likelihood) -> bool:
+        """The same blocks, and for two that were masked the same masks."""
+        if self.fingerprint != other.fingerprint:
+            return False
+        return self.is_causal or other.is_causal or np.array_equal(self.count_BR, other.count_BR)
 
     def _error_of(self, value_B: Floats) -> float:
         """Delta method for the ratio, then strata (one draw) or blocks (several)."""
@@ -100,7 +130,8 @@ class Likelihood:
             "bits_per_byte": self.bits_per_byte if self.num_bytes else None,
             "num_blocks": len(self.length_B),
             "num_tokens": self.num_tokens,
-            "num_draws": int(self.count_BR.shape[1]),
+            "num_draws": self.num_draws,
+            "is_exact": self.is_exact,
         }
 
     def save(self, path: Path) -> None:
@@ -117,5 +148,7 @@ class Likelihood:
         scalars = {
             "num_bytes": float(arrays["num_bytes"]),
             "fingerprint": str(arrays["fingerprint"]),
+            "is_causal": bool(arrays.get("is_causal", False)),
+            "is_exact": bool(arrays.get("is_exact", False)),
         }
         return Likelihood(**{**arrays, **scalars})

@@ -5,6 +5,7 @@ B batch, H heads, L length, E head size. SDPA everywhere: no compiled extension 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +16,23 @@ from torch import Tensor
 ROPE_BASE = 10_000.0
 
 
-def rotary_table(positions: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """Cos and sin of RoPE's angles for any map of positions, [..., L, 1, E/2], float32."""
-    exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32)
-    angle = positions[..., None].float() * ROPE_BASE ** (-exponent / head_size)
-    return angle.cos().unsqueeze(-2), angle.sin().unsqueeze(-2)
+def rotary_table(positions: Sequence[Tensor], head_size: int) -> tuple[Tensor, Tensor]:
+    """Cos and sin of RoPE's angles, [..., L, 1 or 2, 1, E/2], float32.
+
+    ``positions`` is one map [L] or [B, L] for queries and keys alike, or one for each.
+    """
+    place = torch.stack(torch.broadcast_tensors(*positions), dim=-1)
+    exponent = torch.arange(0, head_size, 2, device=place.device, dtype=torch.float32)
+    angle = place[..., None, None].float() * ROPE_BASE ** (-exponent / head_size)
+    return angle.cos(), angle.sin()
 
 
-def rotate(x_BLHE: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the pairs (i, i + E/2) of each head by its position's angles."""
-    cos, sin = (part.to(x_BLHE.dtype) for part in table)
+def rotate(qk_BL2HE: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the pairs (i, i + E/2) of each query and key head by its position's angles."""
+    cos, sin = (part.to(qk_BL2HE.dtype) for part in table)
     if not torch.compiler.is_compiling():
-        return _Rotation.apply(x_BLHE, cos, sin)
-    left, right = x_BLHE.chunk(2, dim=-1)
+        return _Rotation.apply(qk_BL2HE, cos, sin)
+    left, right = qk_BL2HE.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
 

@@ -21,77 +21,8 @@ from torch import Tensor, nn
 from bellmask.model.attention import attend, rotary_table, rotate
 from bellmask.model.dropout import draw_kept, dropout_scale
 from bellmask.model.head import compute_dtype, cross_entropy_rows, cross_entropy_sum
+from bellmask.model.modulation import ModulatedNorm, TimeEmbedding, make_modulation, pick_vectors
 from bellmask.options import ModelOptions
-
-CONDITION_WIDTH = 128
-NUM_SINUSOIDS = 256
-TIME_SCALE = 1000.0
-"""t in [0, 1] is stretched by this before the sinusoids, whose slowest period is 10 000."""
-
-
-class TimeEmbedding(nn.Module):
-    """t → 256 sinusoids → 128 → SiLU → 128 → SiLU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into = nn.Linear(NUM_SINUSOIDS, CONDITION_WIDTH)
-        self.out = nn.Linear(CONDITION_WIDTH, CONDITION_WIDTH)
-
-    def forward(self, t_B: Tensor) -> Tensor:
-        """[B, 128]."""
-        half = NUM_SINUSOIDS // 2
-        rate = torch.exp(-math.log(1e4) / half * torch.arange(half, device=t_B.device))
-        angle = t_B.float()[:, None] * TIME_SCALE * rate
-        waves = torch.cat([angle.cos(), angle.sin()], dim=1)
-        return F.silu(self.out(F.silu(self.into(waves))))
-
-
-class ConstantModulation(nn.Module):
-    """Learned vectors, the same for every input; zero at first."""
-
-    def __init__(self, width: int, num_vectors: int) -> None:
-        super().__init__()
-        self.vectors = nn.Parameter(torch.zeros(num_vectors, width))
-
-    def forward(self, condition: Tensor | None) -> tuple[Tensor, ...]:
-        """Vectors of shape [D]."""
-        return self.vectors.unbind(0)
-
-
-class TimeModulation(nn.Module):
-    """AdaLN: a linear map of the time's embedding; zero at first."""
-
-    def __init__(self, width: int, num_vectors: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(CONDITION_WIDTH, num_vectors * width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        self.num_vectors = num_vectors
-
-    def forward(self, condition: Tensor | None) -> tuple[Tensor, ...]:
-        """Vectors of shape [B, 1, D]."""
-        assert condition is not None
-        return self.linear(condition)[:, None].chunk(self.num_vectors, dim=-1)
-
-
-def _modulation(kind: str, width: int, num_vectors: int) -> nn.Module:
-    table = {"constant": ConstantModulation, "time": TimeModulation}
-    return table[kind](width, num_vectors)
-
-
-class ModulatedNorm(nn.Module):
-    """Layer norm with weight only, then x * (1 + scale) + shift."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """One fused kernel where shift and scale are vectors."""
-        shape = self.weight.shape
-        if shift.ndim == 1:
-            return F.layer_norm(x, shape, self.weight * (1 + scale), shift)
-        return F.layer_norm(x, shape, self.weight) * (1 + scale) + shift
 
 
 class Block(nn.Module):
@@ -101,7 +32,7 @@ class Block(nn.Module):
         super().__init__()
         width, hidden = options.width, options.mlp_ratio * options.width
         self.num_heads, self.is_causal, self.dropout = options.num_heads, is_causal, options.dropout
-        self.modulation = _modulation(options.modulation, width, 6)
+        self.modulation = make_modulation(options.modulation, width, 6)
         self.attention_norm = ModulatedNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
@@ -135,10 +66,10 @@ class Block(nn.Module):
 
     def _attention(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3 * self.num_heads, width // self.num_heads)
-        qk, v = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
-        q, k = rotate(qk, rotary).chunk(2, dim=2)
-        return attend(q, k, v, mask, self.is_causal)
+        qkv = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
+        qk, v = qkv.split([2, 1], dim=2)
+        q, k = rotate(qk, rotary).unbind(2)
+        return attend(q, k, v.squeeze(2), mask, self.is_causal)
 
     def _add(
         self, x: Tensor, gate: Tensor, layer: nn.Linear, inner: Tensor, is_kept: Tensor | None
@@ -167,9 +98,15 @@ def pick_rows(x_BLD: Tensor, rows_N: Tensor) -> Tensor:
     return x_BLD.flatten(0, 1).index_select(0, rows_N)
 
 
-def pick_vectors(vectors: Sequence[Tensor], rows_N: Tensor, length: int) -> list[Tensor]:
-    """The modulation of each row: the same [D] for all, or its sample's [1, D]."""
-    return [v if v.ndim == 1 else v.squeeze(1).index_select(0, rows_N // length) for v in vectors]
+_SOURCE, _TARGET = 0, 1
+
+ENCODINGS: dict[str, tuple[int, ...]] = {
+    "source": (_SOURCE,),
+    "literal": (_TARGET,),
+    "crossed": (_TARGET, _SOURCE),
+}
+"""Whose positions rotate queries and keys in the second half of the layers: those of the tokens the
+slots hold (source) or of those they predict (target). The first half goes by source (App. C.1)."""
 
 
 class Denoiser(nn.Module):
@@ -179,15 +116,23 @@ class Denoiser(nn.Module):
     root of a sharded model.
     """
 
-    def __init__(self, options: ModelOptions, num_tokens: int, *, is_causal: bool = False) -> None:
+    def __init__(
+        self,
+        options: ModelOptions,
+        num_tokens: int,
+        *,
+        is_causal: bool = False,
+        encoding: str = "source",
+    ) -> None:
         super().__init__()
         self.num_tokens, self.dropout = num_tokens, options.dropout
+        self.second_half = ENCODINGS[encoding]
         self.head_size = options.width // options.num_heads
         self.embedding = nn.Embedding(num_tokens + 1, options.width)
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
         self.time_embedding = TimeEmbedding() if options.modulation == "time" else None
         self.blocks = nn.ModuleList(Block(options, is_causal) for _ in range(options.num_layers))
-        self.final_modulation = _modulation(options.modulation, options.width, 2)
+        self.final_modulation = make_modulation(options.modulation, options.width, 2)
         self.final_norm = ModulatedNorm(options.width)
         self.head = nn.Linear(options.width, num_tokens)
         nn.init.zeros_(self.head.weight)
@@ -212,13 +157,21 @@ class Denoiser(nn.Module):
         weight_N: Tensor | None = None,
         t_B: Tensor | None = None,
         positions: Tensor | None = None,
+        target_positions: Tensor | None = None,
         mask: Tensor | None = None,
         reduce: bool = True,
     ) -> Tensor:
         """Logits [N, V] of the rows (no targets); the sum of weight * cross-entropy (targets); or
         each row's cross-entropy [N], without gradient (targets and ``reduce=False``).
         """
-        h_ND = self.hidden(x_BL, rows_N, t_B=t_B, positions=positions, mask=mask)
+        h_ND = self.hidden(
+            x_BL,
+            rows_N,
+            t_B=t_B,
+            positions=positions,
+            target_positions=target_positions,
+            mask=mask,
+        )
         weight, bias = self.head.weight, self.head.bias
         if targets_N is None:
             dtype = compute_dtype(h_ND)
@@ -234,15 +187,17 @@ class Denoiser(nn.Module):
         *,
         t_B: Tensor | None = None,
         positions: Tensor | None = None,
+        target_positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of the rows, or [B, L, D] of all of them.
 
-        ``positions`` [L] or [B, L] defaults to 0 .. L-1.
+        ``positions`` [L] or [B, L] of what the slots hold defaults to 0 .. L-1;
+        ``target_positions``, of what they predict, matters to encodings that use it.
         """
         if positions is None:
             positions = torch.arange(x_BL.shape[1], device=x_BL.device)
-        rotary = rotary_table(positions, self.head_size)
+        rotary = self._rotary(positions, target_positions)
         condition = None
         if self.time_embedding is not None:
             if t_B is None:
@@ -252,11 +207,25 @@ class Denoiser(nn.Module):
         for number, block in enumerate(self.blocks, start=1):
             wanted = rows_N if number == len(self.blocks) else None
             shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])
-            h_BLD = block(h_BLD, rotary, mask, condition, wanted, self._draw_kept(shape, h_BLD))
+            is_late = 2 * number > len(self.blocks) + len(self.blocks) % 2
+            kept = self._draw_kept(shape, h_BLD)
+            h_BLD = block(h_BLD, rotary[is_late], mask, condition, wanted, kept)
         vectors = self.final_modulation(condition)
         if rows_N is not None:
             vectors = pick_vectors(vectors, rows_N, x_BL.shape[1])
         return self.final_norm(h_BLD, *vectors)
+
+    def _rotary(
+        self, positions: Tensor, target_positions: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """RoPE's tables for the first and the second half of the layers."""
+        early = rotary_table([positions], self.head_size)
+        if self.second_half == (_SOURCE,):
+            return early, early
+        if target_positions is None:
+            raise ValueError("a model that encodes targets needs their positions")
+        maps = (positions, target_positions)
+        return early, rotary_table([maps[which] for which in self.second_half], self.head_size)
 
     def _draw_kept(self, shape: Sequence[int], like: Tensor) -> list[Tensor | None]:
         """Dropout's choice for the two branches of a block."""

@@ -24,6 +24,11 @@ def colour_of(results: Mapping[str, Any], name: str) -> str:
     )
 
 
+def shown_name(results: Mapping[str, Any], name: str) -> str:
+    """The name, and that its NLL is exact where others' are bounds."""
+    return f"{name} (exact)" if results["variants"][name].get("is_exact") else name
+
+
 def _mean_curve(variant: Mapping[str, Any], axis: str) -> tuple[Any, Any]:
     x = np.mean([run[axis] for run in variant["runs"]], axis=0)
     y = np.mean([run["nll"] for run in variant["runs"]], axis=0)
@@ -37,7 +42,7 @@ def _draw_curves(axes: Axes, results: Mapping[str, Any], axis: str) -> None:
             for run in variant["runs"]:
                 axes.plot(run[axis], run["nll"], color=colour, linewidth=0.7, alpha=0.35)
         x, y = _mean_curve(variant, axis)
-        axes.plot(x, y, color=colour, linewidth=1.8, label=name)
+        axes.plot(x, y, color=colour, linewidth=1.8, label=shown_name(results, name))
     target = results["variants"][results["reference"]]["nll"]
     axes.axhline(target, color="0.4", linestyle="--", linewidth=1)
     axes.grid(alpha=0.3)
@@ -116,18 +121,11 @@ def law_figure(results: Mapping[str, Any], name: str) -> Figure:
     law = results["variants"][name]["law"]
     figure = Figure(figsize=(7, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    histogram = law["mask_rate_histogram"]
-    width = 1 / len(histogram)
-    centres = [(i + 0.5) * width for i in range(len(histogram))]
-    left.bar(centres, histogram, width, color="0.8", label="drawn mask rates")
-    if law["density"] is not None:
-        left.plot(
-            law["t"], law["density"], color=colour_of(results, name), label="density of the law"
-        )
-    left.set_xlabel("time t, mask rate")
-    left.set_ylabel("density")
-    left.set_ylim(0, 1.4 * max([*histogram, *(law["density"] or [])]))  # room for the legend
-    left.legend(fontsize=8)
+    if law["mask_rate_histogram"] is None:
+        left.text(0.5, 0.5, "no times: every context\ncount of a row, once", ha="center")
+        left.set_axis_off()
+    else:
+        _draw_law(left, law, colour_of(results, name))
     weights = law["context_weights"]
     right.plot(range(len(weights)), weights, color=colour_of(results, name))
     right.set_ylim(0, 1.15 * max(weights))
@@ -137,6 +135,19 @@ def law_figure(results: Mapping[str, Any], name: str) -> Figure:
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize=8)
     return figure
+
+
+def _draw_law(axes: Axes, law: Mapping[str, Any], colour: str) -> None:
+    histogram = law["mask_rate_histogram"]
+    width = 1 / len(histogram)
+    centres = [(i + 0.5) * width for i in range(len(histogram))]
+    axes.bar(centres, histogram, width, color="0.8", label="drawn mask rates")
+    if law["density"] is not None:
+        axes.plot(law["t"], law["density"], color=colour, label="density of the law")
+    axes.set_xlabel("time t, mask rate")
+    axes.set_ylabel("density")
+    axes.set_ylim(0, 1.4 * max([*histogram, *(law["density"] or [])]))  # room for the legend
+    axes.legend(fontsize=8)
 
 
 def context_figure(results: Mapping[str, Any]) -> Figure:
@@ -153,10 +164,10 @@ def context_figure(results: Mapping[str, Any]) -> Figure:
             markersize=3,
             capsize=2,
             color=colour_of(results, name),
-            label=name,
+            label=shown_name(results, name),
         )
     axes.set_xlabel("observed tokens $N_c$ in the block")
-    axes.set_ylabel("cross-entropy of a masked token (nats)")
+    axes.set_ylabel("cross-entropy of a target token (nats)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return figure

@@ -33,16 +33,24 @@ class _Speed(ProgressColumn):
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, unit: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr with throughput and time left; yields the function that moves it to n."""
+def staged_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with throughput and time left; yields what takes (done, total)."""
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), _Speed(unit))
     bar = Progress(
         *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
     )
     with bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, unit: str, total: int) -> Iterator[Callable[[int], None]]:
+    """The same where the total is known; yields the function that moves it to n."""
+    with staged_bar(what, unit) as on_progress:
+        on_progress(0, total)
+        yield lambda done: on_progress(done, total)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ def comparison_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[st
     rows = []
     for name, variant in results["variants"].items():
         runs, compared = variant["runs"], variant.get("comparison")
-        label = name + (f" [{variant['grid_point']}]" if variant.get("grid_point") else "")
+        label = name + (" (exact)" if variant.get("is_exact") else "")
+        label += f" [{variant['grid_point']}]" if variant.get("grid_point") else ""
         points = runs[0]["nll_by_context"]  # none where there are too few blocks for bins
         ends = [points[end]["nll"] if points else None for end in (0, -1)]
         row = [label, f"{variant['nll']:.4f}"]
@@ -153,7 +154,7 @@ def cautions(results: Mapping[str, Any]) -> list[str]:
         if below < 0:
             lines.append("the reference has not even learned token frequencies: no speed-up counts")
     if progress["share_to_arm"] is None:
-        lines.append("no ARM run: the share of the way from unigram to ARM is not known")
+        lines.append("no ARM run: add the variant arm to know the share of the way to it")
     else:
         share = progress["share_to_arm"]
         lines.append(f"the reference has closed {share:.0%} of the way from unigram to ARM")

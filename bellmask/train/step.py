@@ -1,4 +1,4 @@
-"""One optimisation step, in the order of the paper: when, corrupt, predict, weigh, update.
+"""One optimisation step, in the order of the paper: when, what is seen, predict, weigh, update.
 
 B batch, L block length, N masked rows. Noise is keyed by (seed, step) and a sample's place in the
 global batch, so 1 process, 2 processes and accumulation see the same times and masks.
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bellmask.data.batches import BatchPlan, rank_share
 from bellmask.data.blocks import Blocks
-from bellmask.diffusion.corruption import mask_tokens
 from bellmask.diffusion.objectives import Objective
+from bellmask.diffusion.orders import Framework, Mdm
 from bellmask.diffusion.times import strata
 from bellmask.errors import TrainingError
 from bellmask.model.attention import AttentionRules
@@ -58,11 +58,13 @@ class StepPlanner:
         options: TrainOptions,
         world: World,
         *,
+        framework: Framework | None = None,
         rules: AttentionRules | None = None,
         sizes: tuple[int, ...] = (),
         weights: tuple[float, ...] = (),
     ) -> None:
         self.blocks, self.objective, self.options = blocks, objective, options
+        self.framework = framework or Mdm(objective.schedule)
         self.rules = rules or AttentionRules()
         self.plan = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
         self.share = rank_share(options.batch_size, world.rank, world.size)
@@ -111,33 +113,25 @@ class StepPlanner:
 
 
 def microbatch_loss(
-    model: nn.Module, batch: Microbatch, objective: Objective, mask_id: int, device: torch.device
+    model: nn.Module,
+    batch: Microbatch,
+    framework: Framework,
+    objective: Objective,
+    mask_id: int,
+    device: torch.device,
 ) -> tuple[Tensor, int, float]:
-    """(sum of w(t) * cross-entropy over masked rows, number of masked rows, largest weight)."""
-    alpha_B = objective.schedule.alpha(batch.t_B)
-    is_maskable_BL = None if batch.rules.sees_pads else batch.is_real_BL
-    xt_BL, is_masked_BL = mask_tokens(
-        batch.x0_BL, alpha_B, mask_id=mask_id, u_BL=batch.u_BL, is_maskable_BL=is_maskable_BL
+    """(sum of w(t) * cross-entropy over scored rows, number of them, largest weight)."""
+    problem = framework.training(
+        batch.x0_BL, batch.t_B, batch.u_BL, mask_id=mask_id, is_real_BL=batch.is_real_BL
     )
-    if batch.is_real_BL is not None:
-        is_masked_BL = is_masked_BL & batch.is_real_BL  # what is scored
-    rows_N = is_masked_BL.flatten().nonzero().squeeze(1)
-    targets_N = batch.x0_BL.flatten()[rows_N]
+    rows_N = problem.rows_N
     weight_N, largest = None, 1.0
     if not objective.is_unweighted:
         weight_B = objective.weight(batch.t_B)
         weight_N = weight_B[rows_N // batch.x0_BL.shape[1]].float().to(device)
         largest = float(weight_N.max()) if len(rows_N) else 0.0
-    mask = batch.rules.mask(batch.x0_BL, batch.is_real_BL)
-    loss_sum = model(
-        xt_BL.to(device),
-        rows_N.to(device),
-        targets_N.to(device),
-        weight_N=weight_N,
-        t_B=batch.t_B.float().to(device),
-        mask=None if mask is None else mask.to(device),
-    )
-    return loss_sum, len(rows_N), largest
+    mask = None if framework.is_causal else batch.rules.mask(batch.x0_BL, batch.is_real_BL)
+    return problem.ask(model, device, mask=mask, weight_N=weight_N), len(rows_N), largest
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,12 @@ class TrainStep:
         torch.manual_seed(torch_seed(stream_key(seed, "dropout", step, batch.first)))
         with autocast(self.world.device, self.precision):
             return microbatch_loss(
-                self.model, batch, self.planner.objective, self.mask_id, self.world.device
+                self.model,
+                batch,
+                self.planner.framework,
+                self.planner.objective,
+                self.mask_id,
+                self.world.device,
             )
 
     def _check_finite(self, step: int, loss: float, norm: float) -> None:

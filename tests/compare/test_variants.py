@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bellmask import presets
-from bellmask.build import build_objective
+from bellmask.build import build_model, build_objective
+from bellmask.compare.laws import describe_law
+from bellmask.compare.naming import names_of
 from bellmask.compare.plan import content_key
 from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import (
@@ -15,11 +17,12 @@ from bellmask.compare.variants import (
     parse_variant,
     parse_variants,
 )
-from bellmask.diffusion.objectives import Bell, Importance, Nelbo
+from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedule import Linear, MiddleFlat
 from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.errors import UserError
-from bellmask.options import LawOptions, ObjectiveOptions, ScheduleOptions
+from bellmask.model.transformer import ENCODINGS
+from bellmask.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
 
 FLOOR = 1e-3
 MEANT = {
@@ -39,7 +42,11 @@ MEANT = {
     "importance_t:0.4,0.2": Importance(TruncatedGaussian(0.4, 0.2), True, Linear()),
     "middle_flat": Nelbo(Uniform(), MiddleFlat(TruncatedGaussian(0.5, 0.1)), FLOOR),
     "middle_flat:0.4,0.2": Nelbo(Uniform(), MiddleFlat(TruncatedGaussian(0.4, 0.2)), FLOOR),
+    "arm": ChainRule(),
+    "sigma_arm": ChainRule(),
+    "aoarm": ChainRule(),
 }
+CAUSAL = ("arm", "sigma_arm", "aoarm")
 SUFFIX_OPTIONS = {
     "muon": {"optim.name": "muon"},
     "adamw": {"optim.name": "adamw"},
@@ -78,7 +85,9 @@ def test_a_name_builds_what_it_says_and_changes_nothing_else(text):
     assert parse_variant(text).name == text
     assert build_objective(applied(text)) == MEANT[text]
     names = changed(presets.small(), applied(text))
-    assert all(name.startswith(("law.", "schedule.", "objective.")) for name in names)
+    mine = ("law.", "schedule.", "objective.", "framework.name")
+    assert all(name.startswith(mine) for name in names)
+    assert applied(text).framework.name == (text if text in CAUSAL else "mdm")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +128,64 @@ def test_base_and_bell_are_the_presets():
         config, meant = parse_variant(name).apply(shared), presets.preset(f"tiny_{name}")
         assert config.fingerprint() == meant.fingerprint()
         assert config.resolved() == meant.resolved()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_variants_are_the_presets(name):
+    """Whatever the shared run was: also another causal one, or one with odd times."""
+    odd = replace(presets.tiny(), **LEFT_OVER["laplace"], **IMPORTANCE_T).check()
+    crossed = replace(
+        presets.preset("tiny_sigma_arm"), framework=FrameworkOptions("sigma_arm", "crossed", 7)
+    )
+    for shared in (presets.tiny(), odd, crossed):
+        assert parse_variant(name).apply(shared) == presets.preset(f"tiny_{name}")
+
+
+@pytest.mark.parametrize("name", ["base", "bell"])
+def test_masked_variants_of_a_causal_run_are_masked(name):
+    crossed = parse_variant("sigma_arm+crossed").apply(presets.tiny())
+    config = parse_variant(name).apply(crossed)
+    assert config.resolved() == presets.preset(f"tiny_{name}").resolved()
+    assert config.framework == FrameworkOptions()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("encoding", ["crossed", "literal", "source"])
+def test_an_encoding_is_a_suffix_of_causal_variants(name, encoding):
+    variant = parse_variant(f"{name}+{encoding}+muon")
+    found = changed(parse_variant(name).apply(presets.tiny()), variant.apply(presets.tiny()))
+    assert found == {"framework.encoding": encoding, "optim.name": "muon"}
+    assert build_model(variant.apply(presets.tiny()), 9).second_half == ENCODINGS[encoding]
+
+
+def test_an_encoding_is_not_a_suffix_of_masked_variants():
+    with pytest.raises(UserError, match="causal frameworks"):
+        parse_variant("bell+crossed").apply(presets.tiny())
+
+
+def test_runs_are_called_by_their_variants():
+    texts = ["base", "bell", "arm", "sigma_arm", "aoarm", "aoarm+crossed", "sigma_arm+literal"]
+    texts += ["laplace:0.5,0.2", "dirac:0.4", "uniform"]
+    configs = [parse_variant(text).apply(presets.tiny()) for text in texts]
+    assert names_of(configs) == texts
+    # a default that is written out is still the default
+    assert names_of([parse_variant("aoarm+literal").apply(presets.tiny())]) == ["aoarm"]
+    seeds = [configs[3].with_options({"train.seed": seed}) for seed in (1, 2)]
+    assert names_of(seeds) == ["sigma_arm", "sigma_arm"]
+    muon = parse_variant("arm+muon").apply(presets.tiny())
+    assert names_of([configs[0], muon]) == ["base", "arm optim.name=muon"]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_a_causal_variant_trains_on_has_no_times(name):
+    """Each context count of a row once: weights are equal, and every row counts the same."""
+    config = parse_variant(name).apply(presets.tiny())
+    found = describe_law(config)
+    assert found["context_weights"] == pytest.approx([1 / 64] * 64)
+    assert found["effective_sample_share"] == 1
+    assert found["density"] is found["mask_rate_histogram"] is None
+    encoding = "literal" if name == "aoarm" else "source"
+    assert found["name"] == f"framework {name}, {encoding} positions"
 
 
 @pytest.mark.parametrize("suffix", SUFFIX_OPTIONS)
@@ -188,6 +255,7 @@ def test_unknown_names_get_the_nearest(text, nearest):
     [
         ("base:0.5", 0),
         ("bell:0.5", 0),
+        ("arm:0.5", 0),
         ("uniform:0.5", 0),
         ("dirac:0.5,0.1", 1),
         ("gaussian:0.5,0.1,2", 2),
@@ -237,6 +305,10 @@ def test_variants_keep_their_order():
         "--objective",
         "--objective.divide-by-t",
         "--objective.time-floor=0.1",
+        "--framework",
+        "--framework=arm",
+        "--framework.encoding",
+        "--framework.order-seed=3",
     ],
 )
 def test_what_variants_decide_cannot_be_shared(arg):
@@ -265,7 +337,9 @@ def test_a_suite_parses_and_begins_with_its_reference(suite):
 
 
 def test_the_suites_share_their_trainings():
-    """By hand: base, uniform, 3 diracs, 6 gaussians, 2 laplaces, 3 others, 2 + 2 with suffixes."""
+    """By hand: base, uniform, 3 diracs, 6 gaussians, 2 laplaces, 3 others, 2 + 2 with suffixes, and
+    five causal ones.
+    """
     keys = [content_key(applied(text), "text") for suite in SUITES.values() for text in suite()]
-    assert len(SUITES) == 9
-    assert len(set(keys)) == 1 + 1 + 3 + 6 + 2 + 3 + 2 + 2
+    assert len(SUITES) == 10
+    assert len(set(keys)) == 1 + 1 + 3 + 6 + 2 + 3 + 2 + 2 + 5

@@ -1,5 +1,7 @@
-"""The toy source against enumeration of all its rows."""
+"""The toy sources against enumeration of all their rows."""
 
+import dataclasses
+import functools
 import itertools
 import math
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bellmask.data.toy import ExactDenoiser, MarkovSource
+from bellmask.data.toy import ExactDenoiser, ToySource, random_rows
 
 
 def float64(values) -> torch.Tensor:
@@ -19,36 +21,56 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-UNEVEN = MarkovSource(
+UNEVEN = ToySource.markov(
     float64([0.2, 0.5, 0.3]),
     float64([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.15, 0.5, 0.35]]),
     length=4,
 )
 """Not stationary, not symmetric, not reversible: no two entries can be exchanged unnoticed."""
-REGISTER = MarkovSource(
+REGISTER = ToySource.markov(
     float64([0.25] * 4),
     float64([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]),
     length=4,
 )
 """Half of all transitions are impossible."""
+NOISY = ToySource(
+    float64([0.3, 0.7]),
+    float64([[0.9, 0.1], [0.25, 0.75]]),
+    float64([[0.5, 0.3, 0.2], [0.05, 0.15, 0.8]]),
+    length=4,
+)
+"""Fewer states than symbols, none of which tells its state; not stationary."""
+PAIRS = ToySource.order_two(3, 4, sharpness=3.0)
+LOCAL = ToySource.local(3, 4, locality=0.6, num_topics=2)
+HIDDEN = ToySource.hidden(3, 4, num_states=3)
+KINDS = {"uneven": UNEVEN, "noisy": NOISY, "pairs": PAIRS, "local": LOCAL, "hidden": HIDDEN}
+every_kind = pytest.mark.parametrize("source", KINDS.values(), ids=KINDS)
 
 
-def all_rows(source: MarkovSource) -> np.ndarray:
+def all_rows(source: ToySource) -> np.ndarray:
     return np.array(list(itertools.product(range(source.num_tokens), repeat=source.length)))
 
 
-def row_probabilities(source: MarkovSource) -> np.ndarray:
-    """p(row) of every row, by the chain rule."""
-    start, move = source.initial_V.tolist(), source.transition_VV.tolist()
-    return np.array(
-        [
-            start[row[0]] * math.prod(move[a][b] for a, b in itertools.pairwise(row))
-            for row in all_rows(source).tolist()
-        ]
+def path_sum(source: ToySource, row: list[int]) -> float:
+    """p(row), by the chain rule over every path of states that can have emitted it."""
+    start, move, emit = (
+        table.tolist() for table in (source.initial_S, source.transition_SS, source.emission_SV)
+    )
+    states = [[s for s in range(len(start)) if emit[s][v] > 0] for v in row]
+    return sum(
+        start[path[0]]
+        * math.prod(move[a][b] for a, b in itertools.pairwise(path))
+        * math.prod(emit[s][v] for s, v in zip(path, row))
+        for path in itertools.product(*states)
     )
 
 
-def enumerated_conditionals(source: MarkovSource, x: tuple[int, ...]) -> np.ndarray:
+@functools.lru_cache
+def row_probabilities(source: ToySource) -> np.ndarray:
+    return np.array([path_sum(source, row) for row in all_rows(source).tolist()])
+
+
+def enumerated_conditionals(source: ToySource, x: tuple[int, ...]) -> np.ndarray:
     """p(x^i = v | symbols seen at other places), [L, V], from the table of all rows."""
     rows, p = all_rows(source), row_probabilities(source)
     table = np.zeros((source.length, source.num_tokens))
@@ -59,12 +81,28 @@ def enumerated_conditionals(source: MarkovSource, x: tuple[int, ...]) -> np.ndar
     return table / table.sum(1, keepdims=True)
 
 
-def test_conditionals_are_those_of_enumeration_for_every_row_under_every_mask():
-    inputs = list(itertools.product(range(UNEVEN.num_tokens + 1), repeat=UNEVEN.length))
-    expected = np.log([enumerated_conditionals(UNEVEN, x) for x in inputs])
+@every_kind
+def test_conditionals_are_those_of_enumeration_for_every_row_under_every_mask(source):
+    inputs = list(itertools.product(range(source.num_tokens + 1), repeat=source.length))
+    expected = np.log([enumerated_conditionals(source, x) for x in inputs])
     np.testing.assert_allclose(
-        UNEVEN.log_conditionals(torch.tensor(inputs)).numpy(), expected, atol=1e-12
+        source.log_conditionals(torch.tensor(inputs)).numpy(), expected, atol=1e-11
     )
+
+
+@every_kind
+def test_row_probabilities_are_those_of_enumeration_and_add_up_to_one(source):
+    found = source.log_probability(torch.from_numpy(all_rows(source))).exp().numpy()
+    np.testing.assert_allclose(found, row_probabilities(source), rtol=1e-12)
+    assert found.sum() == pytest.approx(1, abs=1e-12)
+
+
+@every_kind
+def test_the_probability_of_what_is_observed_is_a_sum_of_rows(source):
+    x, rows = torch.tensor([[1, 3, 3, 2], [3, 3, 0, 3], [3, 3, 3, 3]]), all_rows(source)
+    seen = [(rows[:, 0] == 1) & (rows[:, 3] == 2), rows[:, 2] == 0, rows[:, 0] >= 0]
+    expected = [row_probabilities(source)[one].sum() for one in seen]
+    np.testing.assert_allclose(source.log_probability(x).exp().numpy(), expected, rtol=1e-12)
 
 
 def test_impossible_symbols_have_probability_zero_and_nothing_is_nan():
@@ -80,20 +118,55 @@ def test_impossible_symbols_have_probability_zero_and_nothing_is_nan():
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+def test_impossible_rows_have_log_probability_minus_infinity():
+    found = REGISTER.log_probability(torch.from_numpy(all_rows(REGISTER))).exp().numpy()
+    assert (found == 0).any()
+    np.testing.assert_allclose(found, row_probabilities(REGISTER), atol=1e-15)
+
+
 def test_a_long_chain_does_not_underflow():
     """In the middle of 3000 symbols: p(v | a, b) is proportional to P[a, v] P[v, b]."""
-    chain = MarkovSource(UNEVEN.initial_V, UNEVEN.transition_VV, length=3000)
+    chain = ToySource.markov(UNEVEN.initial_S, UNEVEN.transition_SS, length=3000)
     x = chain.sample(1, seeded(1))
     a, b = int(x[0, 1499]), int(x[0, 1501])
-    weight = chain.transition_VV[a] * chain.transition_VV[:, b]
+    weight = chain.transition_SS[a] * chain.transition_SS[:, b]
     found = chain.log_conditionals(x)[0, 1500].exp()
     torch.testing.assert_close(found, weight / weight.sum(), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("length", [1, 2, 4])
-def test_entropy_is_that_of_enumeration(length):
-    source = MarkovSource(UNEVEN.initial_V, UNEVEN.transition_VV, length)
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [UNEVEN, PAIRS], ids=["uneven", "pairs"])
+def test_entropy_is_that_of_enumeration(kind, length):
+    source = dataclasses.replace(kind, length=length)
     assert source.entropy == pytest.approx(stats.entropy(row_probabilities(source)), abs=1e-12)
+
+
+def test_entropy_of_a_chain_of_order_two_that_does_not_start_stationary():
+    start = torch.softmax(torch.arange(9.0).double() % 4, 0)
+    source = dataclasses.replace(PAIRS, initial_S=start)
+    assert source.entropy == pytest.approx(stats.entropy(row_probabilities(source)), abs=1e-12)
+
+
+def test_entropy_of_states_with_several_symbols_of_their_own():
+    """The symbols tell the state, though not the other way round."""
+    source = ToySource(
+        float64([0.3, 0.7]),
+        float64([[0.9, 0.1], [0.25, 0.75]]),
+        float64([[0.4, 0.6, 0], [0, 0, 1]]),
+        length=4,
+    )
+    assert source.order == 1
+    assert source.entropy == pytest.approx(stats.entropy(row_probabilities(source)), abs=1e-12)
+
+
+def test_order_is_how_many_symbols_tell_the_state():
+    assert [s.order for s in KINDS.values()] == [1, None, 2, None, None]
+    assert REGISTER.order == ToySource.local(3, 4, locality=1.0).order == 1
+
+
+def test_a_hidden_source_has_no_closed_entropy():
+    with pytest.raises(ValueError, match="hidden"):
+        _ = NOISY.entropy
 
 
 def test_entropy_with_impossible_transitions():
@@ -101,18 +174,111 @@ def test_entropy_with_impossible_transitions():
     assert REGISTER.entropy == pytest.approx(math.log(4) + 3 * math.log(2), abs=1e-12)
 
 
-def test_samples_have_the_frequencies_of_the_chain():
-    rows = UNEVEN.sample(30_000, seeded(2))
+@every_kind
+def test_samples_have_the_frequencies_of_the_source(source):
+    rows = source.sample(30_000, seeded(2))
     code = rows @ torch.tensor([27, 9, 3, 1])
     counts = torch.bincount(code, minlength=81).numpy()
-    assert stats.chisquare(counts, 30_000 * row_probabilities(UNEVEN)).pvalue > 1e-3
+    expected = 30_000 * row_probabilities(source)
+    is_rare = expected < 5
+    tail = [[one[is_rare].sum()] if is_rare.any() else [] for one in (counts, expected)]
+    counts, expected = (np.append(one[~is_rare], t) for one, t in zip((counts, expected), tail))
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_impossible_rows_are_never_drawn_even_at_the_edges_of_the_unit_interval():
+    u = float64(list(itertools.product([0.0, 2.0**-53, 0.5, 1 - 2.0**-53], repeat=4)))
+    assert bool(REGISTER.log_probability(REGISTER.draw(u)).isfinite().all())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
+def test_a_uniform_number_picks_the_state_whose_share_it_falls_in(size):
+    p = torch.softmax(torch.arange(size).double().sin() * 2, 0)
+    source = ToySource.markov(p, torch.eye(size).double(), 1)
+    u = torch.linspace(0, 1 - 1e-9, 999, dtype=torch.float64)
+    expected = np.searchsorted(np.cumsum(p.numpy())[:-1], u.numpy(), side="right")
+    assert source.draw(u[:, None])[:, 0].tolist() == expected.tolist()
 
 
 def test_sticky_stays_or_moves_anywhere():
-    sticky = MarkovSource.sticky(4, length=3, stay=0.8)
+    sticky = ToySource.sticky(4, length=3, stay=0.8)
     expected = np.full((4, 4), 0.05) + np.diag([0.8] * 4)
-    np.testing.assert_allclose(sticky.transition_VV.numpy(), expected, atol=1e-15)
-    np.testing.assert_allclose(sticky.initial_V.numpy(), [0.25] * 4)
+    np.testing.assert_allclose(sticky.transition_SS.numpy(), expected, atol=1e-15)
+    np.testing.assert_allclose(sticky.initial_S.numpy(), [0.25] * 4)
+
+
+def test_in_a_chain_of_order_two_the_pair_decides():
+    """L = 3: p(x3 | a, b) is row 8 a + b of the drawn table, and b alone says much less."""
+    source = ToySource.order_two(8, 3)
+    pairs = torch.tensor(list(itertools.product(range(8), repeat=2)))
+    x = torch.cat([pairs, torch.full((64, 1), 8)], dim=1)
+    table = random_rows("order_two", 64, 8)
+    torch.testing.assert_close(source.log_conditionals(x)[:, 2].exp(), table)
+    p = source.log_probability(torch.from_numpy(all_rows(source))).exp().numpy().reshape(8, 8, 8)
+    by_pair = stats.entropy(p.reshape(64, 8), axis=1) @ p.sum(2).flatten()
+    by_last = stats.entropy(p.sum(0), axis=1) @ p.sum((0, 2))
+    assert by_last - by_pair > 0.8
+
+
+@pytest.mark.parametrize(
+    "source",
+    [PAIRS, LOCAL, HIDDEN, ToySource.local(3, 4, 0.0), ToySource.local(3, 4, 1.0)],
+    ids=["pairs", "local", "hidden", "exchangeable", "chain"],
+)
+def test_drawn_sources_are_stationary(source):
+    p = row_probabilities(source).reshape(3, 3, 3, 3)
+    np.testing.assert_allclose(p.sum(3), p.sum(0), atol=1e-14)
+
+
+def test_every_pair_leads_to_every_pair():
+    assert bool((torch.linalg.matrix_power(PAIRS.transition_SS, 2) > 0).all())
+
+
+def test_hidden_states_follow_each_other_in_a_cycle():
+    expected = [[0.9, 0.1, 0], [0, 0.9, 0.1], [0.1, 0, 0.9]]
+    np.testing.assert_allclose(HIDDEN.transition_SS.numpy(), expected, atol=1e-15)
+    assert bool((HIDDEN.emission_SV > 0).all())
+
+
+def test_local_rows_mix_a_chain_and_a_topic():
+    """The formula of the docstring, with the start of each topic left to its own chain."""
+    chain, topics = random_rows("local/chain", 3, 3), random_rows("local/topics", 2, 3)
+    rows, expected = torch.from_numpy(all_rows(LOCAL)), 0.0
+    for topic in topics:
+        move = 0.6 * chain + 0.4 * topic
+        p = torch.linalg.matrix_power(move, 200)[0, rows[:, 0]]
+        for i in range(3):
+            p = p * move[rows[:, i], rows[:, i + 1]]
+        expected = expected + p / 2
+    torch.testing.assert_close(LOCAL.log_probability(rows).exp(), expected)
+
+
+def test_at_locality_zero_places_can_be_exchanged_and_above_it_not():
+    rows = torch.from_numpy(all_rows(LOCAL))
+    mixed = rows[:, [2, 0, 3, 1]]
+    loose = ToySource.local(3, 4, locality=0.0, num_topics=2)
+    torch.testing.assert_close(loose.log_probability(rows), loose.log_probability(mixed))
+    gap = LOCAL.log_probability(rows) - LOCAL.log_probability(mixed)
+    assert float(gap.abs().max()) > 0.5
+
+
+def far_symbol_matters(locality: float) -> float:
+    """How much p(x4 | x1, x3) depends on x1."""
+    x = torch.tensor([[first, 3, 1, 3] for first in range(3)])
+    source = ToySource.local(3, 4, locality, num_topics=2)
+    p = source.log_conditionals(x)[:, 3].exp()
+    return float((p - p.mean(0)).abs().max())
+
+
+def test_at_locality_one_only_neighbours_matter():
+    assert far_symbol_matters(1.0) < 1e-14
+    assert far_symbol_matters(0.6) > 0.01
+    chain = ToySource.local(3, 4, locality=1.0)
+    assert len(chain.initial_S) == 3
+    torch.testing.assert_close(chain.transition_SS, random_rows("local/chain", 3, 3))
+    rows, almost = torch.from_numpy(all_rows(chain)), ToySource.local(3, 4, 1 - 1e-9)
+    gap = almost.log_probability(rows) - chain.log_probability(rows)
+    assert float(gap.abs().max()) < 1e-4
 
 
 def test_blocks_are_whole_rows_each_its_own_document():
@@ -148,3 +314,68 @@ def test_the_denoiser_returns_log_probabilities_rows_a_sum_or_a_weighted_sum():
     np.testing.assert_allclose(model(x, rows, targets, reduce=False).numpy(), ce, atol=1e-12)
     assert float(model(x, rows, targets)) == pytest.approx(ce.sum())
     assert float(model(x, rows, targets, weight_N=weight)) == pytest.approx(ce @ [1, 2, 4])
+
+
+def causal_truth(source: ToySource, row: list[int], order: list[int], slot: int) -> np.ndarray:
+    """p(x at order[slot] | x at order[:slot]) from the table of all rows."""
+    rows, p = all_rows(source), row_probabilities(source)
+    agrees = (rows[:, order[:slot]] == np.array(row)[order[:slot]]).all(1)
+    weight = np.bincount(rows[:, order[slot]], p * agrees, minlength=source.num_tokens)
+    return weight / weight.sum()
+
+
+def slots_of(row: list[int], order: list[int], mask_id: int) -> list[int]:
+    return [mask_id, *(row[place] for place in order[:-1])]
+
+
+@pytest.mark.parametrize("source", [UNEVEN, NOISY], ids=["uneven", "noisy"])
+def test_a_causal_denoiser_sees_the_slots_up_to_its_own_in_every_order(source, monkeypatch):
+    monkeypatch.setattr("bellmask.data.toy.CAUSAL_ROWS", 7)
+    orders = [list(order) for order in itertools.permutations(range(4))]
+    row = [2, 0, 1, 2]
+    x = torch.tensor([slots_of(row, order, 3) for order in orders])
+    held = torch.tensor([[0, *(place + 1 for place in order[:-1])] for order in orders])
+    sought = torch.tensor(orders) + 1
+    rows = torch.arange(x.numel()).flip(0)
+    model = ExactDenoiser(source, is_causal=True)
+    found = model(x, rows, positions=held, target_positions=sought).exp().numpy()
+    expected = [causal_truth(source, row, order, s) for order in orders for s in range(4)]
+    np.testing.assert_allclose(found, np.array(expected)[::-1], atol=1e-12)
+
+
+def test_one_order_serves_a_whole_batch_and_left_to_right_is_the_default():
+    rows = [[2, 0, 1, 2], [1, 1, 0, 0]]
+    model, everything = ExactDenoiser(UNEVEN, is_causal=True), torch.arange(8)
+    for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
+        x = torch.tensor([slots_of(row, order, 3) for row in rows])
+        where = {
+            "positions": torch.tensor([0, *(place + 1 for place in order[:-1])]),
+            "target_positions": torch.tensor(order) + 1,
+        }
+        expected = [causal_truth(UNEVEN, row, order, slot) for row in rows for slot in range(4)]
+        found = model(x, everything, **where).exp().numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+        if order == [0, 1, 2, 3]:
+            assert model(x, everything).equal(model(x, everything, **where))
+
+
+def test_causal_losses_of_a_row_add_up_to_its_log_probability():
+    order = [3, 1, 0, 2]
+    rows = NOISY.sample(5, seeded(4))
+    x = torch.cat([torch.full((5, 1), 3), rows[:, order[:-1]]], dim=1)
+    loss = ExactDenoiser(NOISY, is_causal=True)(
+        x,
+        torch.arange(20),
+        rows[:, order].flatten(),
+        positions=torch.tensor([0, 4, 2, 1]),
+        target_positions=torch.tensor([4, 2, 1, 3]),
+        reduce=False,
+    )
+    torch.testing.assert_close(-loss.view(5, 4).sum(1), NOISY.log_probability(rows))
+
+
+def test_changing_a_future_token_never_changes_a_causal_prediction():
+    model, x = ExactDenoiser(UNEVEN, is_causal=True), torch.tensor([[3, 0, 1, 2]])
+    changed = torch.tensor([[0, 0, 1, 0]])  # the begin sign, too, says nothing
+    rows = torch.tensor([0, 1, 2])
+    assert model(x, rows).equal(model(changed, rows))

@@ -10,9 +10,9 @@ from scipy import stats
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.data.toy import ExactDenoiser, MarkovSource
+from bellmask.data.toy import ExactDenoiser, ToySource
 from bellmask.evaluate.context_curve import binned_curve, exact_curve, references
-from bellmask.evaluate.likelihood import Likelihood, evaluate
+from bellmask.evaluate.likelihood import Likelihood, Scorer, evaluate
 
 MASK, PAD = 50, 49
 
@@ -43,7 +43,7 @@ def scored_by_count(function):
 
 @pytest.mark.parametrize("num_bins", [1, 3, 5, 12, 16])
 def test_the_bins_average_to_the_nll_and_hold_each_context_once(num_bins):
-    source = MarkovSource.sticky(3, 12, stay=0.8)
+    source = ToySource.sticky(3, 12, stay=0.8)
     blocks = source.blocks(40, seeded(1))
     result = evaluate(ExactDenoiser(source), blocks, mask_id=3, draws=6)
     points = binned_curve(result, num_bins)
@@ -112,7 +112,7 @@ def test_a_bin_of_one_block_has_a_value_but_no_error():
 
 # exact
 
-CHAIN = MarkovSource(
+CHAIN = ToySource.markov(
     torch.tensor([0.9, 0.1], dtype=torch.float64),
     torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=torch.float64),
     length=4,
@@ -122,7 +122,7 @@ CHAIN = MarkovSource(
 def enumerated_curve() -> list[float]:
     """E[cross-entropy] of CHAIN at each context count, over all rows and all masks."""
     rows = np.array(list(itertools.product((0, 1), repeat=4)))
-    start, move = CHAIN.initial_V.numpy(), CHAIN.transition_VV.numpy()
+    start, move = CHAIN.initial_S.numpy(), CHAIN.transition_SS.numpy()
     p = start[rows[:, 0]] * np.prod([move[rows[:, i], rows[:, i + 1]] for i in range(3)], axis=0)
     curve = []
     for context in range(4):
@@ -138,7 +138,7 @@ def enumerated_curve() -> list[float]:
 
 def test_the_exact_curve_is_that_of_enumeration():
     blocks = CHAIN.blocks(6000, seeded(2))
-    points = exact_curve(ExactDenoiser(CHAIN), blocks, range(4), mask_id=2, batch_size=1000)
+    points = exact_curve(Scorer(ExactDenoiser(CHAIN), blocks, 2), range(4), batch_size=1000)
     assert [(p.low, p.high, p.num_draws) for p in points] == [(c, c, 6000) for c in range(4)]
     for point, truth in zip(points, enumerated_curve(), strict=True):
         assert abs(point.nll - truth) < 4 * point.standard_error
@@ -148,10 +148,10 @@ def test_the_exact_curve_is_that_of_enumeration():
 def test_the_enumerated_curve_adds_up_to_the_entropy_and_starts_at_the_marginals():
     """sum_i H(X^i) / L without context: what the exact curve's first point must come to."""
     curve = enumerated_curve()
-    marginal, entropies = CHAIN.initial_V, []
+    marginal, entropies = CHAIN.initial_S, []
     for _ in range(4):
         entropies.append(stats.entropy(marginal.numpy()))
-        marginal = marginal @ CHAIN.transition_VV
+        marginal = marginal @ CHAIN.transition_SS
     assert curve[0] == pytest.approx(np.mean(entropies), abs=1e-12)
     assert sum(curve) == pytest.approx(CHAIN.entropy, abs=1e-12)
 
@@ -160,9 +160,8 @@ def test_errors_of_the_exact_curve_are_the_spread_over_data():
     found = []
     for seed in range(300):
         blocks = CHAIN.blocks(200, seeded(1000 + seed))
-        points = exact_curve(
-            ExactDenoiser(CHAIN), blocks, [0, 3], mask_id=2, seed=seed, batch_size=200
-        )
+        scorer = Scorer(ExactDenoiser(CHAIN), blocks, 2)
+        points = exact_curve(scorer, [0, 3], seed=seed, batch_size=200)
         found.append([(p.nll, p.standard_error) for p in points])
     nll, error = np.array(found).transpose(2, 1, 0)
     np.testing.assert_allclose(error.mean(1), nll.std(1), rtol=0.12)
@@ -173,9 +172,8 @@ def test_every_block_that_is_long_enough_shows_exactly_the_context_asked_for():
     """Lengths 2, 5, 8; each block's loss is its number of masks, L_b - N_c; tokens count alike."""
     lengths = [2, 5, 8]
     rows = [[0] * n + [PAD] * (8 - n) for n in lengths]
-    points = exact_curve(
-        scored_by_count(lambda n: n), rows_of(rows, lengths), [0, 2, 4, 7], mask_id=MASK
-    )
+    scorer = Scorer(scored_by_count(lambda n: n), rows_of(rows, lengths), MASK)
+    points = exact_curve(scorer, [0, 2, 4, 7])
     # 7 is left out: one block alone has no error
     assert [(p.low, p.num_draws) for p in points] == [(0, 3), (2, 2), (4, 2)]
     expected = [(2 * 2 + 5 * 5 + 8 * 8) / 15, (5 * 3 + 8 * 6) / 13, (5 * 1 + 8 * 4) / 13]

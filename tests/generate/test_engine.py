@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bellmask.data.toy import ExactDenoiser, MarkovSource
+from bellmask.data.toy import ExactDenoiser, ToySource
 from bellmask.diffusion.schedule import Cosine, Linear
 from bellmask.generate.engine import choose, generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.model.transformer import Denoiser
 from bellmask.options import ModelOptions
 
-CHAIN = MarkovSource(
+CHAIN = ToySource.markov(
     torch.tensor([0.7, 0.3], dtype=torch.float64),
     torch.tensor([[0.85, 0.15], [0.35, 0.65]], dtype=torch.float64),
     length=4,
@@ -53,7 +53,7 @@ class Spy:
 
 def joint() -> np.ndarray:
     """p of all 16 rows of CHAIN, by the chain rule."""
-    start, move = CHAIN.initial_V.tolist(), CHAIN.transition_VV.tolist()
+    start, move = CHAIN.initial_S.tolist(), CHAIN.transition_SS.tolist()
     return np.array(
         [
             start[row[0]] * math.prod(move[a][b] for a, b in itertools.pairwise(row))

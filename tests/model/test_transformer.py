@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bellmask.model.attention import attention_mask, rotary_table, rotate
-from bellmask.model.transformer import Block, Denoiser, TimeModulation, count_parameters, gelu
+from bellmask.model.modulation import TimeModulation
+from bellmask.model.transformer import Block, Denoiser, count_parameters, gelu
 from bellmask.options import ModelOptions
 
 SMALL = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
@@ -127,11 +128,17 @@ def test_permuting_tokens_with_their_positions_permutes_the_output() -> None:
     torch.testing.assert_close(per_row, moved, rtol=1e-5, atol=1e-6)
 
 
+def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The table for plain heads [B, L, H, 8]: without the axis that tells queries from keys."""
+    cos, sin = rotary_table([positions], 8)
+    return cos.squeeze(-2), sin.squeeze(-2)
+
+
 def test_rotation_is_a_rotation_by_position_times_frequency() -> None:
     """Against complex multiplication: pair j turns by position * 10000^(-2j/E)."""
     x = torch.randn(1, 5, 2, 8, generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 3, 1, 40, 7])
-    turned = rotate(x, rotary_table(positions, 8))
+    turned = rotate(x, angles(positions))
     frequency = 10000.0 ** (-torch.arange(4) / 4)
     turn = torch.polar(torch.ones(5, 4), positions[:, None] * frequency)[None, :, None]
     expected = torch.complex(x[..., :4], x[..., 4:]) * turn
@@ -178,7 +185,7 @@ def test_rotation_has_the_gradient_of_the_formula() -> None:
     x = torch.randn(2, 5, 3, 8, generator=draw, dtype=torch.float64, requires_grad=True)
     direction = torch.randn(2, 5, 3, 8, generator=draw, dtype=torch.float64)
     for positions in (torch.tensor([0, 3, 1, 40, 7]), torch.tensor([range(5), range(3, 8)])):
-        cos, sin = rotary_table(positions, 8)
+        cos, sin = angles(positions)
         left, right = x[..., :4], x[..., 4:]
         plain = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
         ours = rotate(x, (cos, sin))
@@ -186,14 +193,14 @@ def test_rotation_has_the_gradient_of_the_formula() -> None:
         (expected,) = torch.autograd.grad((plain * direction).sum(), x)
         (found,) = torch.autograd.grad((ours * direction).sum(), x)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    table = tuple(part.double() for part in rotary_table(torch.arange(5), 8))
+    table = tuple(part.double() for part in angles(torch.arange(5)))
     assert torch.autograd.gradcheck(lambda x: rotate(x, table), x)
 
 
 def test_rotation_of_a_slice_of_a_larger_tensor() -> None:
     """Queries and keys are a view into qkv: strides are not those of a fresh tensor."""
     qkv = torch.randn(2, 5, 9, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    table = rotary_table(torch.arange(5), 8)
+    table = angles(torch.arange(5))
     qk = qkv.split([6, 3], dim=2)[0]
     torch.testing.assert_close(rotate(qk, table), rotate(qk.contiguous(), table))
     (found,) = torch.autograd.grad(rotate(qk, table).square().sum(), qkv)
@@ -206,7 +213,7 @@ def test_rotation_keeps_norms_and_sees_differences_of_positions_only() -> None:
     q, k = torch.randn(2, 1, 1, 4, 8, generator=draw, dtype=torch.float64).unbind(0)
 
     def at(x: Tensor, position: int) -> Tensor:
-        return rotate(x, rotary_table(torch.tensor([position]), 8))
+        return rotate(x, angles(torch.tensor([position])))
 
     for position in (0, 1, 17, 900):
         torch.testing.assert_close(at(q, position).norm(dim=-1), q.norm(dim=-1))
@@ -223,7 +230,7 @@ def test_compiled_formulas_are_the_same_functions(monkeypatch: pytest.MonkeyPatc
     x = torch.linspace(-12, 12, 4001, dtype=torch.float64)
     cubic = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     heads = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
-    table = rotary_table(torch.arange(5), 8)
+    table = angles(torch.arange(5))
     eager = rotate(heads, table)
     torch.testing.assert_close(gelu(x), 0.5 * x * (1 + cubic.tanh()), rtol=1e-12, atol=1e-12)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -281,7 +288,7 @@ def test_a_block_equals_its_plain_formula(modulation: str, is_masked: bool) -> N
         vectors = list(table.unbind(1))
     assert all(vector.abs().max() > 0.1 for vector in vectors)
     expected = plain_block(block, x, vectors, mask)
-    found = block(x, rotary_table(torch.arange(L), 8), mask, condition)
+    found = block(x, rotary_table([torch.arange(L)], 8), mask, condition)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     inputs = [x, *block.parameters()]
     names = ["x", *(name for name, _ in block.named_parameters())]
@@ -448,7 +455,7 @@ def test_dropped_elements_have_no_gradient() -> None:
     x = torch.randn(2, L, 16, generator=torch.Generator().manual_seed(0))
     is_kept = torch.zeros(2, L, 16, dtype=torch.bool)
     is_kept[..., 3] = True
-    out = block(x, rotary_table(torch.arange(L), 8), None, None, None, [None, is_kept])
+    out = block(x, rotary_table([torch.arange(L)], 8), None, None, None, [None, is_kept])
     (gradient,) = torch.autograd.grad(out.sum(), block.mlp_out.weight)
     assert gradient[3].abs().min() > 0
     assert not gradient[torch.arange(16) != 3].any()

@@ -15,6 +15,7 @@ from bellmask.config import RunConfig
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
+from bellmask.diffusion.orders import Mdm
 from bellmask.diffusion.schedule import Cosine, MiddleFlat
 from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.errors import TrainingError
@@ -179,7 +180,7 @@ def test_what_is_under_a_mask_changes_nothing_but_its_target() -> None:
     is_masked = batch.u_BL < batch.t_B[:, None]
     other = replace(batch, x0_BL=torch.where(is_masked, (batch.x0_BL + 1) % 9, batch.x0_BL))
     for b in (batch, other):
-        microbatch_loss(Recorder(), b, Bell(), 9, torch.device("cpu"))
+        microbatch_loss(Recorder(), b, Mdm(), Bell(), 9, torch.device("cpu"))
     assert torch.equal(seen[0][0], seen[1][0])
     assert not torch.equal(seen[0][1], seen[1][1])
 

@@ -1,0 +1,260 @@
+"""Loss by number of observed tokens, at one checkpoint or from one to the next (Fig. 3).
+
+Every block is asked in every bin of context counts, on contexts that depend on the seed alone: all
+runs and checkpoints see the same ones, so differences are paired block by block.
+
+B blocks, C bins, L block length.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bellmask.analyze.analysis import Analysis, OnProgress, Table
+from bellmask.analyze.runs import NamedRun, check_same_text, chosen_steps, open_runs
+from bellmask.data.blocks import Blocks
+from bellmask.errors import UserError
+from bellmask.evaluate.context_curve import References, references
+from bellmask.evaluate.errors import clustered_error, document_clusters
+from bellmask.evaluate.likelihood import Scorer
+from bellmask.report.context_plots import curve_figure, drop_figure
+from bellmask.rng import stream_key, uniform
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """Loss by number of observed tokens N_c (Sec. 3.2).
+
+    N_c = 0 is a bin of its own, set beside the cross-entropy of the training unigram and of each
+    position's own training distribution, which is the optimum there for a masked model. An ARM's
+    N_c = 0 is the first token of a block only: not the same thing.
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Run folders on the same text, masked and causal ones."""
+    checkpoints: tuple[int, ...] = ()
+    """Steps to look at; default: every checkpoint that each run has kept."""
+    blocks: int = 512
+    """Validation blocks (the first ones); 0 means all."""
+    bins: int = 16
+    """Bins of context counts, besides N_c = 0."""
+    batch_size: int = 64
+    """Blocks per forward pass."""
+    seed: int = 1234
+    """Decides contexts, the same for all runs."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    out: str | None = None
+    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
+
+
+@dataclass(frozen=True)
+class CurveOptions(ContextOptions):
+    """NLL by number of observed tokens, ARM against MDM: Fig. 3, left (Sec. 3.2).
+
+    The last checkpoint of each run, or the last of --checkpoints. N_c = 0 is a bin of its own, set
+    beside the cross-entropy of the training unigram and of each position's own training
+    distribution, which is the optimum there for a masked model. An ARM's N_c = 0 is the first token
+    of a block only: not the same thing.
+
+    Examples:
+    bellmask analyze context-curve runs/base runs/arm
+
+    bellmask analyze context-curve runs/base --bins 32 --blocks 0
+    """
+
+
+@dataclass(frozen=True)
+class DropOptions(ContextOptions):
+    """What each stage of training learned, by number of observed tokens: Fig. 3, right (Sec. 3.2).
+
+    The fall of the NLL from each kept checkpoint to the next, with paired errors. Keep checkpoints
+    with --checkpoint.keep-steps when training.
+
+    Examples:
+    bellmask analyze context-drop runs/base runs/arm
+
+    bellmask analyze context-drop runs/base --checkpoints 100 300 1000
+    """
+
+
+def context_bins(length: int, num_bins: int) -> list[tuple[int, int]]:
+    """(lowest, highest) N_c of each bin: 0 alone, then 1 .. L-1 in about equal parts."""
+    if num_bins < 1:
+        raise UserError(f"--bins must be at least 1, got {num_bins}")
+    edges = np.unique(np.linspace(1, length, min(num_bins, max(1, length - 1)) + 1).astype(int))
+    return [(0, 0), *((low, stop - 1) for low, stop in itertools.pairwise(edges.tolist()))]
+
+
+def losses_by_bin(
+    scorer: Scorer, bins: Sequence[tuple[int, int]], seed: int, batch_size: int
+) -> NDArray[np.float64]:
+    """[C, B]: each block's loss in each bin; nan where the block is too short for it."""
+    length_B = scorer.blocks.row_lengths(slice(None))
+    found = np.full((len(bins), len(length_B)), np.nan)
+    for part in torch.arange(len(length_B)).split(batch_size):
+        if scorer.framework.is_causal:
+            found[:, part.numpy()] = _causal_bins(scorer, part, bins, seed)
+            continue
+        for number, (low, high) in enumerate(bins):
+            is_long = length_B[part] > low
+            index = part[is_long]
+            if len(index):
+                top = torch.minimum(length_B[index] - 1, torch.tensor(high))
+                u = uniform(stream_key(seed, "context bin", number), index)
+                context_B = low + ((top - low + 1) * u).long()
+                key = stream_key(seed, "context masks", number)
+                found[number, index.numpy()] = scorer.mean(index, context_B, key).numpy()
+    return found
+
+
+def _causal_bins(
+    scorer: Scorer, part: Tensor, bins: Sequence[tuple[int, int]], seed: int
+) -> NDArray[np.float64]:
+    """All context counts come from one pass; a bin is their mean."""
+    ce_BL = scorer.by_context(part, stream_key(seed, "context masks", 0)).numpy()
+    length_B = scorer.blocks.row_lengths(part).numpy()
+    ce_BL[np.arange(ce_BL.shape[1]) >= length_B[:, None]] = np.nan
+    rows = []
+    for low, high in bins:
+        inside = ce_BL[:, low : high + 1]
+        count = (~np.isnan(inside)).sum(1)
+        with np.errstate(invalid="ignore"):
+            rows.append(np.where(count > 0, np.nansum(inside, axis=1) / count, np.nan))
+    return np.stack(rows)
+
+
+def _points(values_CB: NDArray[np.float64], bins: Sequence[tuple[int, int]], blocks: Blocks) -> Any:
+    """Mean and standard error of each bin, over blocks (documents where they span blocks)."""
+    points = []
+    for (low, high), value_B in zip(bins, values_CB):
+        is_there = ~np.isnan(value_B)
+        if is_there.sum() < 2:
+            continue
+        cluster = document_clusters(np.asarray(blocks.documents)[is_there])
+        error = clustered_error(value_B[is_there], cluster)
+        points.append(
+            {"low": low, "high": high, "value": float(value_B[is_there].mean()), "se": error}
+        )
+    return points
+
+
+def _measure(
+    options: ContextOptions, on_progress: OnProgress, *, last_only: bool
+) -> dict[str, Any]:
+    if options.blocks < 0 or options.batch_size < 1:
+        raise UserError("--blocks must be at least 0 and --batch-size at least 1")
+    runs = open_runs(options.runs)
+    check_same_text(runs)
+    steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}
+    if last_only:
+        steps = {name: kept[-1:] for name, kept in steps.items()}
+    elif any(len(kept) < 2 for kept in steps.values()):
+        short = next(run for run in runs if len(steps[run.name]) < 2)
+        raise UserError(
+            f"{short.folder} has a single checkpoint; a drop needs two or more: train with "
+            "--checkpoint.keep-steps 100 300 1000"
+        )
+    train, valid = runs[0].load(runs[0].steps[-1], options.device).blocks()
+    blocks = valid.slice(0, min(options.blocks or len(valid), len(valid)))
+    bins = context_bins(blocks.block_length, options.bins)
+    known: References | None = None
+    total, done, found = sum(map(len, steps.values())), 0, []
+    for run in runs:
+        stages, before = [], None
+        for step in steps[run.name]:
+            on_progress(done, total)
+            loaded = run.load(step, options.device)
+            known = known or references(train, blocks, loaded.tokenizer.num_tokens)
+            scorer = loaded.scorer(blocks)
+            values = losses_by_bin(scorer, bins, options.seed, options.batch_size)
+            stage: dict[str, Any] = {"step": step, "nll": _points(values, bins, blocks)}
+            if before is not None:
+                stage["drop"] = _points(before - values, bins, blocks)
+            stages.append(stage)
+            before, done = values, done + 1
+        found.append(
+            {
+                "name": run.name,
+                **_kind(run),
+                "is_exact": scorer.framework.is_exact,
+                "stages": stages,
+            }
+        )
+    on_progress(total, total)
+    assert known is not None
+    return {
+        "runs": found,
+        "block_length": blocks.block_length,
+        "blocks": len(blocks),
+        "seed": options.seed,
+        "unigram_cross_entropy": known.unigram,
+        "position_wise_cross_entropy": known.position_wise,
+    }
+
+
+def _kind(run: NamedRun) -> dict[str, Any]:
+    return {"run": run.folder.name, "framework": run.config.framework.name}
+
+
+def _bin_name(point: dict[str, Any]) -> str:
+    return str(point["low"]) if point["low"] == point["high"] else f"{point['low']}-{point['high']}"
+
+
+def _curve_tables(numbers: dict[str, Any]) -> list[Table]:
+    stages = [(run["name"], run["stages"][-1]) for run in numbers["runs"]]
+    columns = ["observed tokens", *(f"{name}, step {stage['step']}" for name, stage in stages)]
+    cells = [
+        {_bin_name(p): f"{p['value']:.3f} ± {p['se']:.3f}" for p in s["nll"]} for _, s in stages
+    ]
+    rows = [[name, *(column.get(name, "-") for column in cells)] for name in cells[0]]
+    reference = [
+        ["unigram", f"{numbers['unigram_cross_entropy']:.3f}"],
+        ["position-wise", f"{numbers['position_wise_cross_entropy']:.3f}"],
+    ]
+    return [
+        Table("NLL by observed tokens, nats ± standard error (Fig. 3, left)", columns, rows),
+        Table("no context: training counts on validation tokens", ["model", "nats"], reference),
+    ]
+
+
+def _drop_tables(numbers: dict[str, Any]) -> list[Table]:
+    tables = []
+    for run in numbers["runs"]:
+        later = run["stages"][1:]
+        pairs = list(itertools.pairwise([stage["step"] for stage in run["stages"]]))
+        columns = ["observed tokens", *(f"{a} to {b}" for a, b in pairs)]
+        cells = [
+            {_bin_name(p): f"{p['value']:.3f} ± {p['se']:.3f}" for p in s["drop"]} for s in later
+        ]
+        rows = [[name, *(column.get(name, "-") for column in cells)] for name in cells[0]]
+        title = f"{run['name']}: fall of the NLL between steps, nats ± paired error (Fig. 3, right)"
+        tables.append(Table(title, columns, rows))
+    return tables
+
+
+CONTEXT_CURVE = Analysis(
+    "context-curve",
+    CurveOptions,
+    lambda options, on_progress: _measure(options, on_progress, last_only=True),
+    _curve_tables,
+    curve_figure,
+    "checkpoints",
+)
+CONTEXT_DROP = Analysis(
+    "context-drop",
+    DropOptions,
+    lambda options, on_progress: _measure(options, on_progress, last_only=False),
+    _drop_tables,
+    drop_figure,
+    "checkpoints",
+)

@@ -1,0 +1,81 @@
+"""Run folders as analyses take them: named by what they train on, at some of their checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bellmask.compare.naming import names_of
+from bellmask.config import RunConfig, load_config
+from bellmask.errors import UserError
+from bellmask.run import Run, load_run
+from bellmask.runfolder import read_description
+from bellmask.train.checkpoint import CheckpointStore, step_of
+from bellmask.train.distributed import World
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run folder with a name that no other one of the analysis has."""
+
+    name: str
+    folder: Path
+    config: RunConfig
+    steps: list[int]
+    """Of its checkpoints, in order."""
+
+    def load(self, checkpoint: int | str = "latest", device: str = "auto") -> Run:
+        """The run at one of its checkpoints: a step, latest or best."""
+        return load_run(self.folder, checkpoint=str(checkpoint), device=device)
+
+
+def open_runs(folders: Sequence[str]) -> list[NamedRun]:
+    """All of them; UserError where a folder is no run or has no checkpoint."""
+    if not folders:
+        raise UserError("this analysis needs at least one run folder")
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if not (path / "config.json").exists():
+            raise UserError(f"{path} is not a run folder: it has no config.json")
+    configs = [load_config(path / "config.json") for path in paths]
+    found = []
+    for name, path, config in zip(unique_names(names_of(configs), paths), paths, configs):
+        store = CheckpointStore(path / "checkpoints", config.checkpoint, World())
+        steps = sorted(step_of(checkpoint) for checkpoint in store.all())
+        if not steps:
+            raise UserError(f"{path} has no checkpoint")
+        found.append(NamedRun(name, path, config, steps))
+    return found
+
+
+def unique_names(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
+    """Names that several runs share get the folder's name behind them."""
+    return [
+        name if names.count(name) == 1 else f"{name} ({path.name})"
+        for name, path in zip(names, paths)
+    ]
+
+
+def chosen_steps(run: NamedRun, wanted: Sequence[int]) -> list[int]:
+    """The checkpoints asked for; all that there are when none is."""
+    missing = [step for step in wanted if step not in run.steps]
+    if missing:
+        have = ", ".join(map(str, run.steps))
+        raise UserError(
+            f"{run.folder} has no checkpoint at step {missing[0]}; it has {have} (keep more with "
+            "--checkpoint.keep-steps or --checkpoint.keep-every)"
+        )
+    return sorted(set(wanted)) or run.steps
+
+
+def check_same_text(runs: Sequence[NamedRun]) -> None:
+    """UserError unless all runs have the same text and tokenizer."""
+    first = read_description(runs[0].folder)
+    for run in runs[1:]:
+        mine = read_description(run.folder)
+        for key in ("train_fingerprint", "tokenizer_fingerprint"):
+            if mine.get(key) != first.get(key):
+                raise UserError(
+                    f"{runs[0].folder} and {run.folder} have different text or tokenizers"
+                )

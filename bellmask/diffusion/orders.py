@@ -1,0 +1,274 @@
+"""The shared view of Sec. 2.2: each framework says how a context of N_c tokens and its target come.
+
+| framework        | context z (paper Table 6)                  | target i            | NLL      |
+|------------------|--------------------------------------------|---------------------|----------|
+| ARM              | the first N_c tokens                       | the next one        | exact    |
+| sigma-ARM        | the first N_c tokens in a fixed order      | the next one in it  | exact    |
+| AoARM            | the first N_c tokens in a random order     | the next one in it  | bound    |
+| MDM              | x with L - N_c random tokens masked        | any masked one      | bound    |
+| time-variant MDM | the same, and t = alpha^-1(Beta(N_c+1, L-N_c)) | any masked one  | bound    |
+
+All losses are L_F = sum over N_c of E[-log p(x^i | z)] (Eq. loss_shared). What a model is asked is
+a :class:`Problem`; the trunk, the trainer and the evaluation know nothing else about frameworks.
+
+B batch, L block length (and number of slots), N scored rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bellmask.diffusion.corruption import mask_exactly, mask_tokens
+from bellmask.diffusion.schedule import Linear, Schedule
+
+Model = Callable[..., Tensor]
+"""Called as :class:`bellmask.model.transformer.Denoiser` is."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a model sees and which predictions are scored."""
+
+    x_BL: Tensor
+    rows_N: Tensor
+    """Slots that are scored, as flat indices into B * L."""
+    targets_N: Tensor
+    context_N: Tensor
+    """N_c: tokens of the row that each scored slot may use."""
+    t_B: Tensor | None = None
+    positions: Tensor | None = None
+    """Where the token in each slot stands, from 1, 0 for the begin sign; None: slot by slot."""
+    target_positions: Tensor | None = None
+    """Where the token that each slot predicts stands, from 1."""
+
+    def ask(
+        self,
+        model: Model,
+        device: torch.device,
+        *,
+        mask: Tensor | None = None,
+        weight_N: Tensor | None = None,
+        reduce: bool = True,
+    ) -> Tensor:
+        """The model's (weighted) sum of cross-entropies, or each row's with ``reduce=False``."""
+        more = {"weight_N": weight_N} if reduce else {"reduce": False}
+        return self._call(model, device, mask, self.targets_N.to(device), **more)
+
+    def logits(self, model: Model, device: torch.device, mask: Tensor | None = None) -> Tensor:
+        """The model's logits [N, V] of the scored rows."""
+        return self._call(model, device, mask)
+
+    def _call(
+        self, model: Model, device: torch.device, mask: Tensor | None, *targets: Tensor, **more: Any
+    ) -> Tensor:
+        """Masked rows come with their times, ordered ones with their positions."""
+        if self.positions is None:
+            more["t_B"] = None if self.t_B is None else self.t_B.float().to(device)
+        else:
+            assert self.target_positions is not None
+            more["positions"] = self.positions.to(device)
+            more["target_positions"] = self.target_positions.to(device)
+        more["mask"] = None if mask is None else mask.to(device)
+        return model(self.x_BL.to(device), self.rows_N.to(device), *targets, **more)
+
+
+class Framework(ABC):
+    """How contexts and targets are drawn; noise comes in as uniform numbers."""
+
+    is_causal: bool
+    """Slots see earlier slots only, so one pass scores every context count of a row."""
+    is_exact: bool
+    """The NLL is -log p of the model; otherwise an upper bound on it."""
+
+    @abstractmethod
+    def training(
+        self,
+        x0_BL: Tensor,
+        t_B: Tensor,
+        u_BL: Tensor,
+        *,
+        mask_id: int,
+        is_real_BL: Tensor | None = None,
+    ) -> Problem:
+        """A training step's contexts; only MDM looks at the times."""
+
+    @abstractmethod
+    def given(
+        self,
+        x0_BL: Tensor,
+        context_B: Tensor,
+        u_BL: Tensor,
+        *,
+        mask_id: int,
+        is_real_BL: Tensor | None = None,
+    ) -> Problem:
+        """Contexts of exactly N_c tokens, each with all targets that it may be asked for."""
+
+
+@dataclass(frozen=True)
+class Mdm(Framework):
+    """Masked rows: the fourth and fifth row of the table (a model without time input ignores t)."""
+
+    schedule: Schedule = field(default_factory=Linear)
+    noises_pads: bool = False
+    """mdlm's rule: pads are masked like text, but never scored."""
+    is_causal = False
+    is_exact = False
+
+    def training(
+        self,
+        x0_BL: Tensor,
+        t_B: Tensor,
+        u_BL: Tensor,
+        *,
+        mask_id: int,
+        is_real_BL: Tensor | None = None,
+    ) -> Problem:
+        """Each token masked with probability 1 - alpha(t)."""
+        xt_BL, is_masked_BL = mask_tokens(
+            x0_BL,
+            self.schedule.alpha(t_B),
+            mask_id=mask_id,
+            u_BL=u_BL,
+            is_maskable_BL=None if self.noises_pads else is_real_BL,
+        )
+        if is_real_BL is not None:
+            is_masked_BL = is_masked_BL & is_real_BL  # what is scored
+        return _masked_problem(x0_BL, xt_BL, is_masked_BL, t_B, is_real_BL)
+
+    def given(
+        self,
+        x0_BL: Tensor,
+        context_B: Tensor,
+        u_BL: Tensor,
+        *,
+        mask_id: int,
+        is_real_BL: Tensor | None = None,
+    ) -> Problem:
+        """Exactly N_c tokens visible, and a time that such a mask may have come from."""
+        length_B = _lengths(x0_BL, is_real_BL)
+        xt_BL, is_masked_BL = mask_exactly(
+            x0_BL, length_B - context_B, mask_id=mask_id, u_BL=u_BL, is_maskable_BL=is_real_BL
+        )
+        # given n masks, the mask rate follows Beta(n, L - n + 1): that of the n-th smallest uniform
+        rate_B = torch.where(is_masked_BL, u_BL, -1.0).amax(dim=1)
+        if self.noises_pads and is_real_BL is not None:
+            xt_BL = torch.where(~is_real_BL & (u_BL < rate_B[:, None]), mask_id, xt_BL)
+        t_B = self.schedule.inverse(1 - rate_B)
+        return _masked_problem(x0_BL, xt_BL, is_masked_BL, t_B, is_real_BL)
+
+
+def _lengths(x0_BL: Tensor, is_real_BL: Tensor | None) -> Tensor:
+    if is_real_BL is None:
+        return torch.full((len(x0_BL),), x0_BL.shape[1])
+    return is_real_BL.sum(1)
+
+
+def _masked_problem(
+    x0_BL: Tensor, xt_BL: Tensor, is_masked_BL: Tensor, t_B: Tensor, is_real_BL: Tensor | None
+) -> Problem:
+    rows_N = is_masked_BL.flatten().nonzero().squeeze(1)
+    context_B = _lengths(x0_BL, is_real_BL) - is_masked_BL.sum(1)
+    owner_N = rows_N // x0_BL.shape[1]
+    return Problem(xt_BL, rows_N, x0_BL.flatten()[rows_N], context_B[owner_N], t_B)
+
+
+@dataclass(frozen=True)
+class Ordered(Framework):
+    """Tokens one by one: slot r holds the r-th token of an order and predicts the one after it.
+
+    Slot 0 holds the begin sign (the mask's row of the embedding, which nothing else needs here).
+    Pads come last in any order, so no slot that is scored sees one.
+    """
+
+    rank_L: Tensor | None
+    """When the token at each position comes; None: in an order of its own for each row."""
+    is_causal = True
+
+    @property
+    def is_exact(self) -> bool:  # type: ignore[override]
+        """A fixed order is the chain rule; over random ones the mean of -log p bounds it."""
+        return self.rank_L is not None
+
+    def orders(self, u_BL: Tensor, is_real_BL: Tensor | None = None) -> Tensor:
+        """Positions (from 0) in the order they come: [B, L], or [L] where it is one for all."""
+        key = u_BL if self.rank_L is None else self.rank_L[: u_BL.shape[1]].to(u_BL)
+        if is_real_BL is not None:
+            key = torch.where(is_real_BL, key, torch.inf)
+        return key.argsort(dim=-1, stable=True)
+
+    def training(
+        self,
+        x0_BL: Tensor,
+        t_B: Tensor,
+        u_BL: Tensor,
+        *,
+        mask_id: int,
+        is_real_BL: Tensor | None = None,
+    ) -> Problem:
+        """Every context count of every row, once."""
+        return self.every_context(x0_BL, u_BL, mask_id=mask_id, is_real_BL=is_real_BL)
+
+    def every_context(
+        self, x0_BL: Tensor, u_BL: Tensor, *, mask_id: int, is_real_BL: Tensor | None = None
+    ) -> Problem:
+        """All slots whose target is a token: slot r has N_c = r."""
+        order = self.orders(u_BL, is_real_BL)
+        tokens_BL = x0_BL.gather(1, order.expand_as(x0_BL))
+        begin = torch.full_like(tokens_BL[:, :1], mask_id)
+        is_scored_BL = torch.ones_like(x0_BL, dtype=torch.bool)
+        if is_real_BL is not None:
+            is_scored_BL = torch.arange(x0_BL.shape[1]) < is_real_BL.sum(1, keepdim=True)
+        rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
+        places = order + 1
+        return Problem(
+            torch.cat([begin, tokens_BL[:, :-1]], dim=1),
+            rows_N,
+            tokens_BL.flatten()[rows_N],
+            rows_N % x0_BL.shape[1],
+            positions=torch.cat([torch.zeros_like(places[..., :1]), places[..., :-1]], dim=-1),
+            target_positions=places,
+        )
+
+    def given(
+        self,
+        x0_BL: Tensor,
+        context_B: Tensor,
+        u_BL: Tensor,
+        *,
+        mask_id: int,
+        is_real_BL: Tensor | None = None,
+    ) -> Problem:
+        """The slot of each row that sees N_c tokens."""
+        whole = self.every_context(x0_BL, u_BL, mask_id=mask_id, is_real_BL=is_real_BL)
+        wanted_N = whole.context_N == context_B[whole.rows_N // x0_BL.shape[1]]
+        return Problem(
+            whole.x_BL,
+            whole.rows_N[wanted_N],
+            whole.targets_N[wanted_N],
+            whole.context_N[wanted_N],
+            None,
+            whole.positions,
+            whole.target_positions,
+        )
+
+
+def arm(block_length: int) -> Ordered:
+    """Left to right (Eq. loss_ARM)."""
+    return Ordered(torch.arange(block_length))
+
+
+def sigma_arm(order_L: Tensor) -> Ordered:
+    """A fixed order, given as the positions (from 0) in the order they come."""
+    return Ordered(order_L.argsort())
+
+
+def any_order() -> Ordered:
+    """AoARM: an order of its own for every row (Eq. loss_aogpt)."""
+    return Ordered(None)

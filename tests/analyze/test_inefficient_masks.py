@@ -1,0 +1,354 @@
+"""Masks without long runs, against all 2^L strings, exact fractions and 40-digit integrals."""
+
+import itertools
+import json
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+import torch
+
+from bellmask.analyze.inefficient_masks import (
+    ACCURACY,
+    INEFFICIENT_MASKS,
+    Efficiency,
+    InefficientMasksOptions,
+    check_counts,
+    efficient_counts,
+    mask_count_law,
+    measure,
+    rises_in_time,
+    run_lengths,
+    time_weights,
+)
+from bellmask.commands.options import parse_command
+from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.errors import UserError
+
+BELLS = [Dirac(0.5)]
+BELLS += [TruncatedGaussian(mu, s) for mu in (0.4, 0.5, 0.6) for s in (0.1, 0.2)]
+BELLS += [TruncatedLaplace(mu, s) for mu in (0.4, 0.5, 0.6) for s in (0.1, 0.2)]
+
+
+def longest_run(bits):
+    return max(len(list(group)) for _, group in itertools.groupby(bits))
+
+
+def brute_counts(length):
+    """k → strings by number of masks, for every k."""
+    table = {k: [0] * (length + 1) for k in range(2, length + 2)}
+    for bits in itertools.product((0, 1), repeat=length):
+        for k in range(longest_run(bits) + 1, length + 2):
+            if k >= 2:
+                table[k][sum(bits)] += 1
+    return table
+
+
+def run_by_run(length, k):
+    """N(a, L - a) by the last run: A(a, b) = sum over j < k of B(a - j, b), B(a, b) = A(b, a)."""
+    ends = {}
+    for size in range(1, length + 1):
+        for a in range(size + 1):
+            b = size - a
+            whole = int(b == 0 and 1 <= a < k)
+            ends[a, b] = whole + sum(ends.get((b, a - j), 0) for j in range(1, min(k - 1, a) + 1))
+    return [ends[a, length - a] + ends[length - a, a] for a in range(length + 1)]
+
+
+@pytest.mark.parametrize("length", range(2, 12))
+def test_counts_are_those_of_all_strings(length):
+    for k, expected in brute_counts(length).items():
+        assert efficient_counts(length, k) == expected
+
+
+@pytest.mark.parametrize("length", [7, 8, 31, 63, 64])
+def test_counts_are_those_of_the_run_by_run_recursion(length):
+    for k in (2, 3, 5, 8, length // 2, length - 1, length):
+        assert efficient_counts(length, max(k, 2)) == run_by_run(length, max(k, 2))
+
+
+def test_long_blocks_keep_every_digit():
+    """Runs of one or two: twice the compositions into ones and twos, a Fibonacci number."""
+    before, now = 1, 1
+    for _ in range(1023):
+        before, now = now, before + now
+    assert sum(efficient_counts(1024, 3)) == 2 * now
+    alternating = [0] * 1025
+    alternating[512] = 2
+    assert efficient_counts(1024, 2) == alternating
+    nearly_all = [math.comb(1024, n) for n in range(1025)]
+    assert efficient_counts(1024, 1024) == [0, *nearly_all[1:-1], 0]
+
+
+def test_uniform_times_make_all_mask_counts_equally_likely():
+    assert torch.equal(mask_count_law(Uniform(), 4), torch.full((5,), 0.2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("mu", [0.25, 0.5, 1.0])
+def test_one_time_makes_a_binomial(mu):
+    p = Fraction(mu)
+    exact = [math.comb(9, n) * p**n * (1 - p) ** (9 - n) for n in range(10)]
+    got = mask_count_law(Dirac(mu), 9).tolist()
+    assert got == pytest.approx([float(value) for value in exact], rel=1e-13, abs=0)
+
+
+def density(law):
+    if isinstance(law, TruncatedGaussian):
+        return lambda t: mpmath.exp(
+            -((t - mpmath.mpf(law.mu)) ** 2) / 2 / mpmath.mpf(law.sigma) ** 2
+        )
+    return lambda t: mpmath.exp(-abs(t - mpmath.mpf(law.mu)) / mpmath.mpf(law.b))
+
+
+@pytest.mark.parametrize("law", [TruncatedGaussian(0.4, 0.1), TruncatedLaplace(0.6, 0.2)])
+@pytest.mark.parametrize("length", [3, 128, 1024])
+def test_the_law_of_mask_counts_is_that_of_40_digits(law, length):
+    got = mask_count_law(law, length)
+    assert float(got.sum()) == pytest.approx(1, abs=ACCURACY)
+    with mpmath.workdps(40):
+        f = density(law)
+        edges = sorted({*(mpmath.mpf(i) / 16 for i in range(17)), mpmath.mpf(law.mu)})
+        total = mpmath.quad(f, edges)
+        for n in {0, 1, length // 3, length // 2, length}:
+            peak = mpmath.mpf(n) / length
+            near = sorted({*edges, *(peak + d / mpmath.mpf(100) for d in range(-9, 10, 3))})
+            near = [edge for edge in near if 0 <= edge <= 1]
+            ways = mpmath.binomial(length, n)
+            mass = mpmath.quad(
+                lambda t, n=n, ways=ways: ways * t**n * (1 - t) ** (length - n) * f(t), near
+            )
+            exact = mass / total
+            assert abs(float(got[n]) / exact - 1) < ACCURACY / 4
+
+
+def exact_q(length, k):
+    return [Fraction(c, math.comb(length, n)) for n, c in enumerate(run_by_run(length, k))]
+
+
+@pytest.mark.parametrize("length", [2, 5, 8, 13])
+def test_probabilities_are_exact_fractions(length):
+    for k in range(2, length + 1):
+        q = exact_q(length, k)
+        efficiency = Efficiency.from_counts(run_by_run(length, k))
+        uniform = efficiency.probability(mask_count_law(Uniform(), length))
+        half = efficiency.probability(mask_count_law(Dirac(0.5), length))
+        expected_uniform = sum(q, Fraction(0)) / (length + 1)
+        expected_half = Fraction(sum(run_by_run(length, k)), 2**length)
+        for got, expected in ((uniform, expected_uniform), (half, expected_half)):
+            assert got["efficient"] == pytest.approx(float(expected), rel=1e-13)
+            assert got["inefficient"] == pytest.approx(float(1 - expected), rel=1e-13)
+            assert got["log10_efficient"] == pytest.approx(math.log10(expected), abs=1e-12)
+
+
+def test_a_law_gives_the_integral_over_strings():
+    """Sum over all 64 strings of the integral of t^n (1 - t)^(6 - n), those without 3 in a row."""
+    f = density(TruncatedGaussian(0.4, 0.1))
+    edges = [0, 0.2, 0.4, 0.6, 1]
+    kept = [sum(b) for b in itertools.product((0, 1), repeat=6) if longest_run(b) < 3]
+    chance = mpmath.quad(lambda t: f(t) * sum(t**n * (1 - t) ** (6 - n) for n in kept), edges)
+    weights = mask_count_law(TruncatedGaussian(0.4, 0.1), 6)
+    got = Efficiency.from_counts(efficient_counts(6, 3)).probability(weights)
+    assert got["efficient"] == pytest.approx(float(chance / mpmath.quad(f, edges)), rel=1e-12)
+
+
+@pytest.mark.parametrize("length", [2, 3, 6, 9, 16, 33])
+def test_lemmas_hold_in_fractions_and_are_reported(length):
+    weights = time_weights(length)
+    for k in range(2, length + 1):
+        q = exact_q(length, k)
+        up = [(q[n], q[n + 1]) for n in range(length) if 2 * n < length]
+        assert q == q[::-1]
+        assert all(a <= b for a, b in up)
+        found = check_counts(efficient_counts(length, k))
+        assert found == {
+            "is_symmetric": True,
+            "rises_to_the_middle": True,
+            "level_steps": sum(a == b and a > 0 for a, b in up),
+        }
+        assert rises_in_time(efficient_counts(length, k), weights)
+
+
+def test_checks_can_fail():
+    good = efficient_counts(8, 4)
+    assert not check_counts([*good[:2], good[2] + 1, *good[3:]])["is_symmetric"]
+    dip = [*good[:4], 0, *good[5:]]
+    assert check_counts(dip)["is_symmetric"]
+    assert not check_counts(dip)["rises_to_the_middle"]
+    # q(n) falls though N(n) rises: C(8, n) grows faster
+    slow = [0, 8, 9, 10, 11, 10, 9, 8, 0]
+    assert not check_counts(slow)["rises_to_the_middle"]
+    everything = [math.comb(8, n) for n in range(9)]  # k > L: R(t) = 1, which does not rise
+    assert check_counts(everything)["level_steps"] == 4
+    assert not rises_in_time(everything, time_weights(8))
+    assert not rises_in_time([1, 0, 0, 0, 0, 0, 0, 0, 1], time_weights(8))
+
+
+def test_the_weights_in_time_are_those_of_bernoulli_masks():
+    """R(i / 16) for 5 tokens, k = 2: t^3 (1-t)^2 + t^2 (1-t)^3."""
+    counts = efficient_counts(5, 2)
+    for i, row in enumerate(time_weights(5)):
+        t = Fraction(i, 16)
+        got = Fraction(sum(c * w for c, w in zip(counts, row)), 16**5)
+        assert got == t**3 * (1 - t) ** 2 + t**2 * (1 - t) ** 3
+    assert len(time_weights(5)) == 9  # up to t = 1/2
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 16, 65])
+def test_prop_44_holds_for_every_bell(length):
+    uniform = mask_count_law(Uniform(), length)
+    weights = {law: mask_count_law(law, length) for law in BELLS}
+    for k in sorted({2, 3, 4, 8, length // 2, length - 1, length} & set(range(2, length + 1))):
+        efficiency = Efficiency.from_counts(efficient_counts(length, k))
+        for law, w in weights.items():
+            assert efficiency.margin(w, uniform)["verdict"] == "holds", (k, law)
+
+
+def margin(length, k, law):
+    efficiency = Efficiency.from_counts(efficient_counts(length, k))
+    return efficiency.margin(mask_count_law(law, length), mask_count_law(Uniform(), length))
+
+
+def test_margins_near_one_and_near_zero_keep_their_digits():
+    high = margin(128, 128, Dirac(0.5))  # only the two constant strings are inefficient
+    assert high["margin"] == pytest.approx(2 / 129 - 2.0**-127, rel=1e-14)
+    assert high["relative"] == pytest.approx(1, abs=1e-14)
+    low = margin(1024, 2, Dirac(0.5))  # only the two alternating strings are efficient
+    ratio = Fraction(1025 * math.comb(1024, 512), 2**1024)
+    assert low["relative"] == pytest.approx(float(ratio - 1), rel=1e-10)
+    exact = Fraction(2, 2**1024) - Fraction(2, 1025 * math.comb(1024, 512))
+    assert low["margin"] == pytest.approx(float(exact), rel=1e-10, abs=0)
+
+
+def test_a_probability_too_small_for_a_float_is_still_compared():
+    weights = mask_count_law(Dirac(0.5), 1200)
+    got = Efficiency.from_counts(efficient_counts(1200, 2)).probability(weights)
+    assert got["efficient"] == 0
+    assert got["log10_efficient"] == pytest.approx(-1199 * math.log10(2), rel=1e-13)
+    assert margin(1200, 2, Dirac(0.5))["verdict"] == "holds"
+
+
+def test_a_margin_below_double_precision_is_not_called_a_pass():
+    nearly_flat = TruncatedGaussian(0.5, 1e5)
+    assert nearly_flat.is_bell_shaped
+    assert margin(16, 4, nearly_flat)["verdict"] == "undecided"
+    assert margin(16, 4, TruncatedGaussian(0.5, 100.0))["verdict"] == "holds"
+    assert margin(16, 4, Uniform())["verdict"] == "undecided"
+
+
+def test_a_law_that_is_no_bell_may_fail():
+    assert margin(128, 2, Dirac(0.4))["verdict"] == "fails"
+    assert margin(16, 16, Dirac(0.01))["verdict"] == "fails"
+
+
+LAWS = ("dirac:0.5", "gaussian:0.3,0.1", "gaussian:0.5,100000")
+
+
+@pytest.fixture(scope="module")
+def results():
+    steps = []
+    options = InefficientMasksOptions(length=12, ks=(3, 4), max_k=5, laws=LAWS)
+    found = measure(options, lambda done, total: steps.append((done, total)))
+    assert steps == [(i + 1, len(steps)) for i in range(len(steps))]
+    return json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_the_measurement_covers_what_was_asked(results):
+    assert [at["k"] for at in results["by_k"]] == [2, 3, 4, 5]
+    assert results["shown"] == ["uniform", *LAWS]
+    assert results["is_bell_shaped"]["gaussian:0.4,0.2"]
+    assert not results["is_bell_shaped"]["gaussian:0.3,0.1"]
+    assert not results["is_bell_shaped"]["dirac:0.6"]
+    curves = {at["k"]: at["by_context"] for at in results["by_k"] if "by_context" in at}
+    assert list(curves) == [3, 4]
+    for k, curve in curves.items():
+        assert curve == pytest.approx([float(q) for q in exact_q(12, k)], rel=1e-15)
+
+
+def test_every_shipped_bell_passes_and_the_flat_one_is_undecided(results):
+    for text, is_bell in results["is_bell_shaped"].items():
+        verdicts = {at["laws"][text].get("verdict") for at in results["by_k"]}
+        if text == "gaussian:0.5,100000":
+            assert verdicts == {"undecided"}
+        elif is_bell:
+            assert verdicts == {"holds"}, text
+
+
+def test_tables_say_what_was_found(results):
+    tables = INEFFICIENT_MASKS.tables(results)
+    for table in tables:
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    rows = {row[0]: row[1:] for table in tables for row in table.rows}
+    # runs of one or two: twice the 233 compositions of 12 into ones and twos
+    assert rows["3"][1] == f"{466 / 4096:.4f}"
+    assert rows["dirac:0.5"][0] == "yes"
+    assert rows["dirac:0.5"][-1] == "holds at all 4 k"
+    assert rows["gaussian:0.5,100000"][-1] == "below double precision at k=2, 3, 4, 5"
+    assert [row[1] for row in tables[2].rows] == ["holds"] * 3
+
+
+def test_broken_checks_reach_the_tables(results):
+    broken = json.loads(json.dumps(results))
+    broken["by_k"][1]["lemmas"]["rises_in_time"] = False
+    broken["by_k"][2]["laws"]["dirac:0.5"]["verdict"] = "fails"
+    tables = INEFFICIENT_MASKS.tables(broken)
+    assert tables[2].rows[2][1] == "fails at k=3"
+    assert next(r for r in tables[1].rows if r[0] == "dirac:0.5")[-1] == "fails at k=4"
+
+
+def test_probabilities_at_the_ends_are_shown_whole():
+    at = {
+        "k": 2,
+        "laws": {
+            "uniform": {"efficient": 0.0, "log10_efficient": -360.5, "inefficient": 1.0},
+            "dirac:0.5": {"efficient": 1.0, "log10_efficient": 0.0, "inefficient": 2.5e-30},
+            "dirac:1": {"efficient": 0.0, "log10_efficient": None, "inefficient": 1.0},
+        },
+        "lemmas": dict.fromkeys(("is_symmetric", "rises_to_the_middle", "rises_in_time"), True),
+    }
+    for law in ("dirac:0.5", "dirac:1"):
+        at["laws"][law] |= {"margin": 0.0, "relative": 2.0, "verdict": "holds"}
+    shown = ["uniform", "dirac:0.5", "dirac:1"]
+    bells = dict.fromkeys(shown, True)
+    fake = {"length": 2000, "ks": [2], "shown": shown, "is_bell_shaped": bells, "by_k": [at]}
+    tables = INEFFICIENT_MASKS.tables(fake)
+    assert tables[0].rows == [["2", "3.16e-361", "1 - 2.50e-30", "0 in float64"]]
+    assert tables[1].rows[0][2] == "< 1e-323 (k=2)"
+
+
+def test_the_figure_has_both_panels(results):
+    figure = INEFFICIENT_MASKS.figure(results)
+    figure.canvas.draw()
+    left, right = figure.axes
+    assert [line.get_label() for line in left.lines] == ["k = 3", "k = 4"]
+    assert [line.get_label() for line in right.lines] == ["uniform", *LAWS]
+    assert list(right.lines[0].get_xdata()) == [2, 3, 4, 5]
+    expected = [at["laws"]["dirac:0.5"]["efficient"] for at in results["by_k"]]
+    assert list(right.lines[1].get_ydata()) == expected
+
+
+def test_defaults_fit_short_blocks():
+    assert run_lengths(InefficientMasksOptions(length=3)) == ([3], [2, 3])
+    assert run_lengths(InefficientMasksOptions(length=8)) == ([4, 6, 8], list(range(2, 9)))
+    ks, all_ks = run_lengths(InefficientMasksOptions(ks=(40, 4)))
+    assert (ks, all_ks) == ([4, 40], [*range(2, 33), 40])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--length 0", "between 2 and 4096"),
+        ("--length 1", "between 2 and 4096"),
+        ("--length 5000", "between 2 and 4096"),
+        ("--ks 1", "--ks 1 must be between 2 and the block length, 128"),
+        ("--length 8 --ks 9", "--ks 9 must be between 2 and the block length, 8"),
+        ("--max-k 129", "--max-k 129"),
+        ("--max-k 0", "--max-k 0"),
+        ("--laws gausian:0.5", "did you mean 'gaussian'"),
+        ("--laws dirac:0", "dirac"),
+    ],
+)
+def test_bad_options_are_refused(args, words):
+    options = parse_command(InefficientMasksOptions, args.split(), command="analyze")
+    with pytest.raises(UserError, match=words):
+        measure(options, lambda done, total: None)

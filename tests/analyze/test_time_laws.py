@@ -1,0 +1,300 @@
+"""Time laws and schedules against scipy, 40-digit integrals and the printed numbers."""
+
+import json
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bellmask.analyze.time_laws import (
+    SCHEDULES,
+    SHIPPED_LAWS,
+    TIME_LAWS,
+    SchedulesOptions,
+    TimeLawsOptions,
+    contexts,
+    describe_law,
+    describe_schedule,
+    measure_schedules,
+    measure_time_laws,
+    parse_law,
+    second_moment,
+)
+from bellmask.commands.options import parse_command
+from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.errors import UserError
+
+
+def ignore(done, total):
+    pass
+
+
+def truncnorm(mu, sigma):
+    return stats.truncnorm(-mu / sigma, (1 - mu) / sigma, loc=mu, scale=sigma)
+
+
+def test_texts_name_laws():
+    assert parse_law("gaussian:0.3,0.2") == TruncatedGaussian(0.3, 0.2)
+    assert parse_law("gaussian:0.3") == TruncatedGaussian(0.3, 0.1)
+    assert parse_law("laplace:0.6,0.05") == TruncatedLaplace(0.6, 0.05)
+    assert parse_law("dirac:0.4") == Dirac(0.4)
+    assert parse_law("uniform") == Uniform()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gausian:0.5", "did you mean 'gaussian'"),
+        ("base", "unknown time law 'base'"),
+        ("gaussian:0.5,0.1+muon", "unknown time law"),
+        ("gaussian:x", "must be numbers"),
+        ("gaussian:0.5,-1", "positive"),
+        ("uniform:0.5", "takes 0 number"),
+        ("dirac:2", "dirac needs"),
+    ],
+)
+def test_other_texts_are_refused(text, words):
+    with pytest.raises(UserError, match=words):
+        parse_law(text)
+
+
+def test_printed_weights_of_the_default_bell():
+    law = describe_law(TruncatedGaussian(), 128)
+    relative = [law["relative_weights"][n] for n in contexts(128)]
+    assert contexts(128) == [0, 16, 32, 64, 96, 127]
+    assert relative == pytest.approx([4.7e-5, 0.013, 0.40, 3.63, 0.13, 6e-7], rel=0.05)
+    assert 1e6 * law["all_masked"] == pytest.approx(0.18, rel=0.03)
+    assert law["normaliser"] == pytest.approx(0.5, abs=1e-14)
+
+
+@pytest.mark.parametrize("length", [1, 2, 37])
+def test_weights_of_unweighted_uniform_times_are_a_straight_line(length):
+    law = describe_law(Uniform(), length)
+    expected = [2 * (length - n) / (length + 1) for n in range(length)]
+    assert law["relative_weights"] == pytest.approx(expected, rel=1e-12)
+    assert law["all_masked"] == pytest.approx(1 / (length + 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["dirac:0.4", "gaussian:0.6,0.2", "laplace:0.4,0.1"])
+def test_relative_weights_average_one(text):
+    assert np.mean(describe_law(parse_law(text), 64)["relative_weights"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("mu", "sigma"), [(0.4, 0.1), (0.5, 0.2), (0.6, 0.2)])
+def test_moments_are_those_of_scipy(mu, sigma):
+    law, known = describe_law(TruncatedGaussian(mu, sigma), 8), truncnorm(mu, sigma)
+    assert law["mean"] == pytest.approx(known.mean(), abs=1e-12)
+    assert law["sd"] == pytest.approx(known.std(), abs=1e-10)
+    t = np.linspace(0, 1, len(law["density"]))
+    assert law["density"] == pytest.approx(known.pdf(t), rel=1e-10)
+
+
+def test_moments_of_the_other_laws():
+    uniform, atom = describe_law(Uniform(), 8), describe_law(Dirac(0.4), 8)
+    assert uniform["sd"] == pytest.approx(math.sqrt(1 / 12), abs=1e-14)
+    assert (atom["mean"], atom["sd"], atom["density"]) == (0.4, 0.0, None)
+    assert atom["all_masked"] == pytest.approx(0.4**8)
+    laplace = describe_law(TruncatedLaplace(0.4, 0.2), 8)
+    moments = [
+        mpmath.quad(lambda t, p=p: t**p * mpmath.exp(-abs(t - 0.4) / 0.2), [0, 0.4, 1])
+        for p in range(3)
+    ]
+    mean = moments[1] / moments[0]
+    assert laplace["mean"] == pytest.approx(float(mean), abs=1e-13)
+    sd = float(mpmath.sqrt(moments[2] / moments[0] - mean**2))
+    assert laplace["sd"] == pytest.approx(sd, abs=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 9, 1024])
+def test_contexts_are_inside_the_block(length):
+    found = contexts(length)
+    assert found == sorted(set(found))
+    assert (found[0], found[-1]) == (0, length - 1)
+
+
+@pytest.fixture(scope="module")
+def laws():
+    steps = []
+    found = measure_time_laws(TimeLawsOptions(length=32), lambda *step: steps.append(step))
+    assert steps == [(i + 1, len(SHIPPED_LAWS)) for i in range(len(SHIPPED_LAWS))]
+    return json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_bell_verdicts_of_the_shipped_laws(laws):
+    bells = {text for text, law in laws["laws"].items() if law["bell_test"]["is_bell_shaped"]}
+    assert set(laws["laws"]) - bells == {"uniform", "dirac:0.4", "dirac:0.6"}
+    assert len(bells) == 13
+    for text in bells:
+        assert laws["laws"][text]["bell_test"]["min_margin"] >= -1e-12
+
+
+def test_tables_of_the_laws(laws):
+    tables = TIME_LAWS.tables(laws)
+    for table in tables:
+        assert [row[0] for row in table.rows] == list(SHIPPED_LAWS)
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    assert tables[0].rows[0][1:] == ["0.5000", "0.2887", "no", "0.0000", "0.0000", "-"]
+    dirac = tables[0].rows[SHIPPED_LAWS.index("dirac:0.4")]
+    assert dirac[1:] == ["0.4000", "0.0000", "no", "-0.2000", "0.8000", "0.400"]
+    assert tables[1].columns[2:8] == ["N_c=0", "N_c=4", "N_c=8", "N_c=16", "N_c=24", "N_c=31"]
+    at = 2 + laws["contexts"].index(24)
+    assert tables[1].rows[0][at] == f"{2 * (32 - 24) / 33:.2g}"
+
+
+def test_the_gaussian_at_03_is_shown_to_fail():
+    options = TimeLawsOptions(laws=("gaussian:0.3,0.1",), length=4)
+    row = TIME_LAWS.tables(measure_time_laws(options, ignore))[0].rows[0]
+    assert row[3] == "no"
+    assert float(row[4]) == pytest.approx(-0.047, abs=5e-4)
+
+
+def test_the_figure_of_the_laws(laws):
+    figure = TIME_LAWS.figure(laws)
+    figure.canvas.draw()
+    assert [len(axes.lines) for axes in figure.axes] == [16, 17, 17]  # and the line at one
+    assert len(figure.legends[0].get_texts()) == 16
+    looks = {(x.get_color(), x.get_linestyle()) for x in figure.axes[0].lines}
+    assert len(looks) == 16
+
+
+def test_second_moments_are_those_of_integrals():
+    """E[(w (1 - alpha))^2] = integral of alpha'^2: 2815 for the middle-flat schedule."""
+    scale = mpmath.mpf(0.1)
+    f = lambda a: mpmath.exp(-((a - 0.5) ** 2) / 2 / scale**2)  # noqa: E731
+    edges = [mpmath.mpf(i) / 10 for i in range(11)]
+    flat = mpmath.quad(f, edges) * mpmath.quad(lambda a: 1 / f(a), edges)
+    assert round(float(flat)) == 2815
+    assert second_moment(MiddleFlat()) == pytest.approx(float(flat), rel=1e-11)
+    assert second_moment(Linear()) == pytest.approx(1, abs=1e-14)
+    assert second_moment(Cosine()) == pytest.approx(math.pi**2 / 8, rel=1e-12)
+    for power in (0.75, 1.0, 3.0):
+        exact = mpmath.quad(lambda t, p=power: (p * t ** (p - 1)) ** 2, [0, 1])
+        assert second_moment(Polynomial(power)) == pytest.approx(float(exact), rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def schedules():
+    steps = []
+    found = measure_schedules(SchedulesOptions(), lambda *step: steps.append(step))
+    assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    return json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_two_samples_carry_42_percent_of_the_axis(schedules):
+    two = {name: one["widest_two"] for name, one in schedules["schedules"].items()}
+    assert two["middle_flat"] == pytest.approx(2 * truncnorm(0.5, 0.1).ppf(1 / 512), rel=1e-9)
+    assert two["middle_flat"] == pytest.approx(0.42, abs=0.005)
+    assert two["linear"] == pytest.approx(2 / 512)
+    assert two["polynomial"] == pytest.approx(1 - (510 / 512) ** 2)
+    assert two["cosine"] == pytest.approx(math.sin(math.pi / 512))
+
+
+def test_densities_are_the_known_ones(schedules):
+    share = np.array(schedules["share"])
+    known = {
+        "linear": np.ones_like(share),
+        "cosine": 2 / (np.pi * np.sqrt(1 - (1 - share) ** 2)),
+        "polynomial": 0.5 / np.sqrt(1 - share),
+        "middle_flat": truncnorm(0.5, 0.1).pdf(share),
+    }
+    for name, density in known.items():
+        found = schedules["schedules"][name]
+        assert found["density"] == pytest.approx(density, rel=1e-6)
+        assert found["weight"] == pytest.approx(1 / density, rel=1e-9)
+    assert schedules["target_density"] == pytest.approx(known["middle_flat"], rel=1e-9)
+
+
+def test_curves_verdicts_and_draws(schedules):
+    one = schedules["schedules"]
+    t = np.array(schedules["t"])
+    assert one["linear"]["alpha"] == pytest.approx(1 - t)
+    assert one["middle_flat"]["alpha"] == pytest.approx(truncnorm(0.5, 0.1).ppf(1 - t), abs=1e-9)
+    bells = [name for name in one if one[name]["bell_test"]["is_bell_shaped"]]
+    assert bells == ["middle_flat"]
+    rates = [one[name]["mean_mask_rate"] for name in ("cosine", "polynomial", "middle_flat")]
+    assert rates == pytest.approx([2 / math.pi, 1 / 3, 0.5], abs=1e-9)
+    for found in one.values():
+        assert np.mean(found["histogram"]) == pytest.approx(1)
+        assert found["histogram_deviation"] < 4.5
+    expected = np.diff(truncnorm(0.5, 0.1).cdf(np.linspace(0, 1, 41))) * 40
+    assert one["middle_flat"]["histogram"] == pytest.approx(expected, abs=0.1)
+
+
+def test_times_that_are_not_uniform_are_seen_in_the_histogram():
+    times = torch.rand(10_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert describe_schedule(Cosine(), times, 4)["histogram_deviation"] < 4.5
+    assert describe_schedule(Cosine(), times**1.2, 4)["histogram_deviation"] > 8
+
+
+def test_the_mirror_of_a_tilted_middle():
+    """The gaussian is of visible shares: around 0.4, the mean mask rate is 0.6."""
+    found = measure_schedules(SchedulesOptions(mu=0.4, batch_size=1, draws=1000), ignore)
+    flat = found["schedules"]["middle_flat"]
+    assert flat["mean_mask_rate"] == pytest.approx(0.6, abs=1e-4)
+    assert np.argmax(found["target_density"]) in (79, 80)
+    assert flat["widest_two"] == pytest.approx(1)
+
+
+def test_tables_of_the_schedules(schedules):
+    (table,) = SCHEDULES.tables(schedules)
+    rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert rows["middle_flat"]["E[(w(1-alpha))^2]"] == "2814.9"
+    assert rows["middle_flat"]["axis on 2 of 512"] == "42.3 %"
+    assert rows["middle_flat"]["bell-shaped"] == "yes"
+    assert rows["linear"]["least margin"] == "0.0000"
+    assert rows["cosine"]["at a"] == "-"
+
+
+def test_the_figure_of_the_schedules(schedules):
+    figure = SCHEDULES.figure(schedules)
+    figure.canvas.draw()
+    left, middle, right = figure.axes
+    assert [len(axes.lines) for axes in (left, middle, right)] == [4, 5, 4]
+    assert len(middle.patches) == 40
+    assert list(right.lines[3].get_ydata()) == schedules["schedules"]["middle_flat"]["weight"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--power 0.5", "above 0.5"),
+        ("--power nan", "above 0.5"),
+        ("--sigma 0", "sigma > 0"),
+        ("--sigma 0.01", "density"),
+        ("--batch-size 0", "at least 1"),
+        ("--draws 0", "at least 1"),
+    ],
+)
+def test_bad_schedule_options_are_refused(args, words):
+    options = parse_command(SchedulesOptions, args.split(), command="analyze schedules")
+    with pytest.raises(UserError, match=words):
+        measure_schedules(options, ignore)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--length 0", "between 1 and 4096"),
+        ("--length 5000", "between 1 and 4096"),
+        ("--laws normal:0.5", "unknown time law"),
+        ("--laws", "at least one law"),
+    ],
+)
+def test_bad_law_options_are_refused(args, words):
+    options = parse_command(TimeLawsOptions, args.split(), command="analyze time-laws")
+    with pytest.raises(UserError, match=words):
+        measure_time_laws(options, ignore)
+
+
+@pytest.mark.parametrize("analysis", [TIME_LAWS, SCHEDULES], ids=["time-laws", "schedules"])
+def test_help_names_the_command_and_the_paper(analysis, capsys):
+    with pytest.raises(SystemExit):
+        parse_command(analysis.options, ["--help"], command=f"analyze {analysis.name}")
+    text = capsys.readouterr().out
+    assert f"bellmask analyze {analysis.name}" in text
+    assert "Table 3" in text or "App. C.4" in text

@@ -1,0 +1,485 @@
+"""Evaluation of every framework: exact sums, next-token cross-entropies by hand, honest errors."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
+from bellmask.data.toy import ExactDenoiser, ToySource
+from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
+from bellmask.diffusion.schedule import Cosine, Linear
+from bellmask.evaluate.context_curve import binned_curve, exact_curve
+from bellmask.evaluate.likelihood import Likelihood, Scorer, evaluate
+from bellmask.model.transformer import Denoiser
+from bellmask.options import ModelOptions
+from bellmask.rng import stream_key, uniform_rows
+
+V, L = 2, 4
+MASK = 2
+ORDERS = list(itertools.permutations(range(L)))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def blocks_of(rows, lengths=None, documents=None) -> Blocks:
+    lengths = [len(row) for row in rows] if lengths is None else lengths
+    documents = range(len(rows)) if documents is None else documents
+    return Blocks.from_rows(Row(np.array(r), n, d) for r, n, d in zip(rows, lengths, documents))
+
+
+DATA = [(0, 1, 1, 0), (1, 1, 0, 1), (0, 0, 1, 1), (0, 1, 1, 0), (1, 0, 0, 0), (1, 1, 1, 0)]
+"""Any six rows: the expectations below are over masks and orders alone."""
+
+
+# models by their answers, and sums over all contexts in plain Python
+
+
+def wrong(seen, place, t) -> float:
+    """p of the token 1: anything, but the same for the same set of observed tokens."""
+    return random.Random(repr((sorted(seen), place))).uniform(0.1, 0.9)
+
+
+def wrong_by_order(seen, place, t) -> float:
+    """Much surer of a 1 when tokens did not come from left to right."""
+    return wrong(seen, place, t) if list(seen) == sorted(seen) else 0.99
+
+
+def wrong_by_time(seen, place, t) -> float:
+    return wrong(seen, place, t) ** (0.2 + 3 * float(t))
+
+
+def cross_entropy(answer, row, seen_places, place, t=None) -> float:
+    p = answer([(i, row[i]) for i in seen_places], place, t)
+    return -math.log(p if row[place] else 1 - p)
+
+
+class Asked:
+    """Called as the network is, by ``answer(seen, place, t)`` = p(token 1); notes what it saw."""
+
+    def __init__(self, answer):
+        self.answer, self.orders = answer, []
+
+    def __call__(
+        self,
+        x_BL,
+        rows_N,
+        targets_N,
+        *,
+        t_B=None,
+        positions=None,
+        target_positions=None,
+        mask=None,
+        reduce=True,
+    ):
+        assert not reduce
+        assert (t_B is None) == (positions is not None)
+        if positions is not None:
+            self.orders += (target_positions.expand_as(x_BL) - 1).tolist()
+        found = []
+        for row, target in zip(rows_N.tolist(), targets_N.tolist()):
+            b, slot = divmod(row, x_BL.shape[1])
+            x = x_BL[b].tolist()
+            if positions is None:
+                seen = [(i, v) for i, v in enumerate(x) if v != MASK]
+                p = self.answer(seen, slot, float(t_B[b]))
+            else:
+                held = positions.expand_as(x_BL)[b].tolist()
+                seen = [(held[s] - 1, x[s]) for s in range(1, slot + 1)]
+                p = self.answer(seen, int(target_positions.expand_as(x_BL)[b, slot]) - 1, None)
+            found.append(-math.log(p if target else 1 - p))
+        return torch.tensor(found, dtype=torch.float64)
+
+
+def in_order(answer, order, row) -> list[float]:
+    return [cross_entropy(answer, row, order[:r], order[r]) for r in range(L)]
+
+
+def over_orders(answer) -> float:
+    return float(np.mean([in_order(answer, order, row) for order in ORDERS for row in DATA]))
+
+
+def over_masks(answer) -> float:
+    total = 0.0
+    for row, n in itertools.product(DATA, range(1, L + 1)):
+        masks = list(itertools.combinations(range(L), n))
+        for mask in masks:
+            seen = [i for i in range(L) if i not in mask]
+            total += np.mean([cross_entropy(answer, row, seen, i) for i in mask]) / len(masks)
+    return total / L / len(DATA)
+
+
+def over_time(answer, alpha, slope) -> float:
+    """Eq. loss_mdlm per token, by quadrature."""
+    masks = [m for n in range(1, L + 1) for m in itertools.combinations(range(L), n)]
+
+    def integrand(t: float) -> float:
+        total = 0.0
+        for row, mask in itertools.product(DATA, masks):
+            seen = [i for i in range(L) if i not in mask]
+            share = (1 - alpha(t)) ** len(mask) * alpha(t) ** (L - len(mask))
+            total += share * sum(cross_entropy(answer, row, seen, i, t) for i in mask)
+        return -slope(t) / (1 - alpha(t)) * total
+
+    whole = integrate.quad(integrand, 0, 1, epsabs=1e-6, epsrel=1e-6, limit=10)[0]
+    return whole / L / len(DATA)
+
+
+def over_seeds(answer, framework, draws=2, seeds=60) -> tuple[float, float]:
+    """Mean NLL over evaluations with other masks or orders, and its standard error."""
+    found = [
+        evaluate(
+            Asked(answer), blocks_of(DATA), mask_id=MASK, framework=framework, draws=draws, seed=s
+        ).nll
+        for s in range(seeds)
+    ]
+    return float(np.mean(found)), float(np.std(found, ddof=1)) / math.sqrt(seeds)
+
+
+# the value
+
+
+@pytest.mark.parametrize("answer", [wrong, wrong_by_order])
+@pytest.mark.parametrize("order", ORDERS[::5], ids=str)
+def test_a_fixed_order_is_scored_exactly_whatever_draws_and_seed(order, answer):
+    truth = [in_order(answer, order, row) for row in DATA]
+    for draws, seed in ((1, 0), (3, 7)):
+        result = evaluate(
+            Asked(answer),
+            blocks_of(DATA),
+            mask_id=MASK,
+            framework=sigma_arm(torch.tensor(order)),
+            draws=draws,
+            seed=seed,
+            batch_size=4,
+        )
+        np.testing.assert_allclose(result.ce_BR, truth, atol=1e-12)
+        assert result.nll == pytest.approx(np.mean(truth), abs=1e-12)
+        assert (result.is_causal, result.is_exact, result.num_draws) == (True, True, 1)
+        assert result.count_BR.tolist() == [[4, 3, 2, 1]] * len(DATA)
+
+
+def test_left_to_right_is_scored_exactly():
+    result = evaluate(Asked(wrong), blocks_of(DATA), mask_id=MASK, framework=arm(L))
+    truth = np.mean([in_order(wrong, range(L), row) for row in DATA])
+    assert result.nll == pytest.approx(truth, abs=1e-12)
+
+
+def test_random_orders_and_masks_have_one_expectation_for_a_model_blind_to_order():
+    truth = over_orders(wrong)
+    assert truth == pytest.approx(over_masks(wrong), abs=1e-12)
+    for framework in (any_order(), Mdm()):
+        for draws in (1, 3):
+            mean, error = over_seeds(wrong, framework, draws)
+            assert abs(mean - truth) < 4 * error
+            assert error < 0.03 * truth
+
+
+def test_a_model_that_knows_the_order_breaks_the_equality():
+    truth = over_orders(wrong_by_order)
+    mean, error = over_seeds(wrong_by_order, any_order())
+    assert abs(mean - truth) < 4 * error
+    masked, masked_error = over_seeds(wrong_by_order, Mdm())
+    assert abs(masked - over_masks(wrong_by_order)) < 4 * masked_error
+    assert abs(mean - masked) > 10 * math.hypot(error, masked_error)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "alpha", "slope"),
+    [
+        (Linear(), lambda t: 1 - t, lambda t: -1.0),
+        (
+            Cosine(),
+            lambda t: 1 - math.cos(math.pi / 2 * (1 - t)),
+            lambda t: -math.pi / 2 * math.sin(math.pi / 2 * (1 - t)),
+        ),
+    ],
+    ids=["linear", "cosine"],
+)
+def test_a_model_that_is_told_the_time_is_scored_by_the_integral(schedule, alpha, slope):
+    """Lemma 1 (Zheng et al.): exact counts with a time drawn for each are the NELBO over t."""
+    truth = over_time(wrong_by_time, alpha, slope)
+    mean, error = over_seeds(wrong_by_time, Mdm(schedule), draws=4, seeds=80)
+    assert abs(mean - truth) < 4 * error
+    assert error < 0.02 * truth
+    other = over_seeds(wrong_by_time, Mdm(Cosine() if schedule == Linear() else Linear()), draws=4)
+    assert abs(other[0] - truth) > 4 * other[1]
+
+
+def test_orders_are_uniform_and_differ_between_rows_and_draws_but_not_between_models():
+    blocks = blocks_of(DATA * 40)
+    model, other = Asked(wrong), Asked(wrong_by_order)
+    for one in (model, other):
+        evaluate(one, blocks, mask_id=MASK, framework=any_order(), draws=6, seed=3, batch_size=240)
+    assert model.orders == other.orders
+    draws = np.array(model.orders).reshape(6, 240, L)
+    codes = draws @ [64, 16, 4, 1]
+    assert all((a != b).any() for a, b in itertools.combinations(codes, 2))
+    assert all(len(set(code.tolist())) == 24 for code in codes)
+    assert stats.chisquare(np.unique(codes, return_counts=True)[1]).pvalue > 1e-3
+    again = Asked(wrong)
+    evaluate(again, blocks, mask_id=MASK, framework=any_order(), draws=6, seed=4, batch_size=240)
+    assert again.orders != model.orders
+
+
+def test_orders_do_not_depend_on_the_batch_and_follow_their_keys():
+    blocks = blocks_of(DATA * 5)
+    options = {"mask_id": MASK, "framework": any_order(), "draws": 2}
+    whole = evaluate(Asked(wrong), blocks, **options)
+    parts = evaluate(Asked(wrong), blocks, **options, batch_size=7)
+    np.testing.assert_array_equal(whole.ce_BR, parts.ce_BR)
+    keys = torch.arange(30).flip(0)
+    mirrored = blocks_of(list((DATA * 5)[::-1]))
+    keyed = evaluate(Asked(wrong), mirrored, **options, row_keys=keys, batch_size=7)
+    np.testing.assert_array_equal(keyed.ce_BR, whole.ce_BR[::-1])
+
+
+# the real network
+
+
+def awake(**settings) -> Denoiser:
+    options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
+    model = Denoiser(options, 9, is_causal=True, **settings)
+    draw = seeded(8)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.5)
+    return model.eval()
+
+
+LENGTHS = [7, 3, 1, 7, 5, 2, 6, 4]
+TEXT = torch.randint(0, 9, (8, 7), generator=seeded(4)).tolist()
+
+
+@torch.no_grad()
+def next_token_losses(model: Denoiser, row: list[int]) -> list[float]:
+    """Ordinary language modelling: begin sign first, shift by one, one row at a time."""
+    x = torch.tensor([[9, *row[:-1]]])
+    logits = model(x, torch.arange(len(row)))
+    return torch.nn.functional.cross_entropy(
+        logits, torch.tensor(row), reduction="none"
+    ).tolist()  # fmt: skip
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_an_arm_is_scored_by_next_token_cross_entropy(is_padded):
+    model, lengths = awake(), LENGTHS if is_padded else [7] * 8
+    blocks = blocks_of(TEXT, lengths)
+    result = evaluate(model, blocks, mask_id=9, framework=arm(7), batch_size=3)
+    losses = [next_token_losses(model, row[:n]) for row, n in zip(TEXT, lengths)]
+    for found, truth, count in zip(result.ce_BR, losses, result.count_BR):
+        np.testing.assert_allclose(found[: len(truth)], truth, atol=1e-5)
+        assert count.tolist() == [*range(len(truth), 0, -1), *[0] * (7 - len(truth))]
+    assert result.nll == pytest.approx(sum(map(sum, losses)) / sum(lengths), abs=1e-6)
+    np.testing.assert_allclose(result.block_nll, list(map(np.mean, losses)), atol=1e-6)
+    assert result.num_tokens == sum(lengths)
+
+
+@pytest.mark.parametrize("encoding", ["source", "literal", "crossed"])
+def test_a_random_order_is_scored_by_next_token_cross_entropy_in_that_order(encoding):
+    """Row by row, without pads, in the order of the row's own uniform numbers."""
+    model = awake(encoding=encoding)
+    result = evaluate(
+        model, blocks_of(TEXT, LENGTHS), mask_id=9, framework=any_order(), draws=2, seed=5
+    )
+    for draw in range(2):
+        u = uniform_rows(stream_key(5, "evaluation masks", draw), torch.arange(8), 7)
+        for b, n in enumerate(LENGTHS):
+            order = u[b, :n].argsort().tolist()
+            tokens = [TEXT[b][i] for i in order]
+            with torch.no_grad():
+                logits = model(
+                    torch.tensor([[9, *tokens[:-1]]]),
+                    torch.arange(n),
+                    positions=torch.tensor([0, *(i + 1 for i in order[:-1])]),
+                    target_positions=torch.tensor([i + 1 for i in order]),
+                )
+            truth = torch.nn.functional.cross_entropy(
+                logits, torch.tensor(tokens), reduction="none"
+            )
+            found = result.ce_BR[b, 7 * draw : 7 * draw + n]
+            np.testing.assert_allclose(found, truth.numpy(), atol=1e-5)
+    assert result.num_draws == 2
+    assert not result.is_exact
+
+
+# its error
+
+
+def by_hand(value, length, cluster) -> float:
+    """Delta method for sum(L Y) / sum(L), residuals summed within clusters."""
+    mean = sum(n * y for n, y in zip(length, value)) / sum(length)
+    sums = {}
+    for y, n, c in zip(value, length, cluster):
+        sums[c] = sums.get(c, 0.0) + n * (y - mean)
+    count = len(sums)
+    variance = sum(s * s for s in sums.values()) * count / (count - 1)
+    return math.sqrt(variance) / sum(length)
+
+
+@pytest.mark.parametrize("framework", [arm(7), any_order()], ids=["arm", "any"])
+@pytest.mark.parametrize("num_documents", [60, 24, 5])
+def test_blocks_or_documents_are_the_clusters(framework, num_documents):
+    """24 documents in 60 blocks are clusters; 5 are too few, and 60 are the blocks."""
+    rows = torch.randint(0, 9, (60, 7), generator=seeded(9)).tolist()
+    lengths = torch.randint(2, 8, (60,), generator=seeded(10)).tolist()
+    documents = [b * num_documents // 60 for b in range(60)]
+    # tokens of a document resemble each other
+    rows = [[documents[b] % 9 if i % 2 else v for i, v in enumerate(r)] for b, r in enumerate(rows)]
+    blocks = blocks_of(rows, lengths, documents)
+    result = evaluate(awake(), blocks, mask_id=9, framework=framework, draws=2)
+    value = [
+        result.ce_BR[b, result.count_BR[b] > 0].sum() / lengths[b] / result.num_draws
+        for b in range(60)
+    ]
+    np.testing.assert_allclose(result.block_nll, value, atol=1e-12)
+    clusters = documents if num_documents == 24 else range(60)
+    assert result.standard_error == pytest.approx(by_hand(value, lengths, clusters), rel=1e-9)
+    if num_documents == 24:
+        assert abs(by_hand(value, lengths, range(60)) / result.standard_error - 1) > 0.05
+
+
+def test_what_other_orders_would_change_is_the_spread_over_orders():
+    lengths = LENGTHS
+    options = {"mask_id": 9, "framework": any_order()}
+    result = evaluate(awake(), blocks_of(TEXT, lengths), **options, draws=4)
+    assert result.num_draws == 4
+    for b, n in enumerate(lengths):
+        value = [result.ce_BR[b, 7 * d : 7 * d + n].mean() for d in range(4)]
+        assert result.draw_errors[b] == pytest.approx(np.std(value, ddof=1) / 2, abs=1e-12)
+    one = evaluate(awake(), blocks_of(TEXT, lengths), **options, draws=1)
+    assert np.isnan(one.draw_errors).all()
+    assert one.num_draws == 1
+    exact = evaluate(awake(), blocks_of(TEXT, lengths), mask_id=9, framework=arm(7), draws=4)
+    assert exact.draw_errors.tolist() == [0.0] * 8
+    masked = evaluate(Asked(wrong), blocks_of(DATA), mask_id=MASK, draws=3)
+    assert masked.num_draws == 3
+
+
+CHAIN = ToySource.sticky(3, 8, stay=0.8)
+
+
+def scored(blocks: Blocks, framework, draws: int, seed: int) -> Likelihood:
+    model = ExactDenoiser(CHAIN, is_causal=framework.is_causal)
+    return evaluate(
+        model, blocks, mask_id=3, framework=framework, draws=draws, seed=seed, batch_size=64
+    )
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_the_error_of_a_paired_difference_is_its_spread(draws):
+    """Perfect models of the same chain: the true difference is zero, of fresh data every time."""
+    found = []
+    for seed in range(250):
+        blocks = CHAIN.blocks(48, seeded(5000 + seed))
+        ordered = scored(blocks, arm(8), draws, seed)
+        masked = scored(blocks, Mdm(), draws, seed)
+        gap, error = ordered.difference(masked)
+        assert gap == pytest.approx(ordered.nll - masked.nll, abs=1e-12)
+        back = masked.difference(ordered)
+        assert back == pytest.approx((-gap, error), abs=1e-12)
+        found.append((gap, error, ordered.standard_error, masked.standard_error, ordered.nll))
+    gap, error, ordered_error, masked_error, nll = np.array(found).T
+    spread = gap.std(ddof=1)
+    assert abs(gap.mean()) < 4 * spread / math.sqrt(len(gap))
+    assert error.mean() == pytest.approx(spread, rel=0.15)
+    assert 0.9 < np.mean(np.abs(gap) < 1.96 * error) < 0.99
+    assert ordered_error.mean() == pytest.approx(nll.std(ddof=1), rel=0.15)
+    assert abs(nll.mean() - CHAIN.entropy / 8) < 4 * nll.std(ddof=1) / math.sqrt(len(nll))
+    if draws > 1:  # as if unpaired it would be too wide
+        assert np.hypot(ordered_error, masked_error).mean() > 1.2 * spread
+
+
+def test_what_can_be_paired():
+    blocks, others = CHAIN.blocks(40, seeded(1)), CHAIN.blocks(40, seeded(2))
+    ordered, masked = scored(blocks, arm(8), 1, 0), scored(blocks, Mdm(), 1, 0)
+    random_order = scored(blocks, any_order(), 3, 0)
+    for other in (masked, random_order, scored(blocks, Mdm(), 4, 0)):
+        assert ordered.is_paired_with(other)
+        assert other.is_paired_with(ordered)
+    gap, error = random_order.difference(ordered)
+    value = random_order.block_nll - ordered.block_nll
+    assert (gap, error) == pytest.approx((value.mean(), by_hand(value, [8] * 40, range(40))))
+    for other in (scored(others, arm(8), 1, 0), scored(blocks, arm(8), 1, 1)):
+        assert not ordered.is_paired_with(other)
+        with pytest.raises(ValueError, match="same blocks"):
+            ordered.difference(other)
+    assert not masked.is_paired_with(scored(blocks, Mdm(), 4, 0))
+
+
+# files
+
+
+def test_what_was_measured_is_read_back_and_files_of_before_still_are(tmp_path):
+    blocks = blocks_of(TEXT, LENGTHS)
+    for framework in (arm(7), any_order()):
+        result = evaluate(awake(), blocks, mask_id=9, framework=framework, draws=2)
+        result.save(tmp_path / "new.npz")
+        read = Likelihood.load(tmp_path / "new.npz")
+        for name, value in vars(result).items():
+            np.testing.assert_array_equal(getattr(read, name), value)
+        assert (read.is_causal, read.is_exact) == (True, framework.is_exact)
+        assert isinstance(read.is_exact, bool)
+        assert read.summary() == result.summary()
+        assert read.summary()["is_exact"] == framework.is_exact
+        assert read.summary()["num_draws"] == (1 if framework.is_exact else 2)
+        assert read.difference(result)[0] == 0
+    masked = evaluate(Asked(wrong), blocks_of(DATA), mask_id=MASK, draws=2)
+    before = {k: v for k, v in vars(masked).items() if k not in ("is_causal", "is_exact")}
+    np.savez_compressed(tmp_path / "old.npz", **before)
+    old = Likelihood.load(tmp_path / "old.npz")
+    assert (old.is_causal, old.is_exact) == (False, False)
+    assert old.summary() == masked.summary()
+
+
+# by context count
+
+
+def test_the_curve_of_a_causal_model_is_its_columns():
+    result = evaluate(Asked(wrong), blocks_of(DATA), mask_id=MASK, framework=arm(L))
+    points = binned_curve(result)
+    assert [(p.low, p.high, p.num_draws) for p in points] == [(c, c, 6) for c in range(L)]
+    truth = np.mean([in_order(wrong, range(L), row) for row in DATA], axis=0)
+    np.testing.assert_allclose([p.nll for p in points], truth, atol=1e-12)
+    scorer = Scorer(Asked(wrong), blocks_of(DATA), MASK, arm(L))
+    exact = exact_curve(scorer, range(L))
+    np.testing.assert_allclose([p.nll for p in exact], truth, atol=1e-12)
+
+
+@pytest.mark.parametrize("framework", [arm(7), any_order()], ids=["arm", "any"])
+@pytest.mark.parametrize("num_bins", [1, 3, 7])
+def test_the_bins_of_padded_rows_average_to_the_nll(framework, num_bins):
+    result = evaluate(awake(), blocks_of(TEXT, LENGTHS), mask_id=9, framework=framework, draws=2)
+    points = binned_curve(result, num_bins)
+    total = sum(p.nll * p.num_draws for p in points)
+    left_out = (result.count_BR > 0).sum() - sum(p.num_draws for p in points)
+    assert left_out == 0
+    assert total / (result.count_BR > 0).sum() == pytest.approx(result.nll, rel=1e-9)
+
+
+def test_the_scorer_gives_the_same_at_a_context_count_as_at_all_of_them():
+    blocks, index = blocks_of(TEXT, LENGTHS), torch.arange(8)
+    for framework in (arm(7), sigma_arm(torch.tensor([6, 2, 0, 5, 1, 3, 4])), any_order()):
+        scorer = Scorer(awake(), blocks, 9, framework)
+        whole = scorer.by_context(index, key=77)
+        is_real = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
+        assert bool((whole[~is_real] == 0).all())
+        for context in range(7):
+            long = (torch.tensor(LENGTHS) > context).nonzero().squeeze(1)
+            one = scorer.mean(long, torch.full_like(long, context), key=77)
+            torch.testing.assert_close(one, whole[long, context], rtol=1e-5, atol=1e-6)
+
+
+def test_a_made_up_result_without_the_new_fields_is_a_masked_one():
+    ones = np.ones((3, 2))
+    result = Likelihood(np.full(3, 4), np.zeros(3), ones.astype(int), ones, np.arange(3), 0)
+    assert (result.is_causal, result.is_exact, result.num_draws) == (False, False, 2)
+    assert replace(result, is_exact=True).draw_errors.tolist() == [0.0] * 3
