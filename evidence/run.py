@@ -1,6 +1,6 @@
 """Train what docs/results.md is made of: resumable, a few minutes a run on two CPU cores.
 
-usage: python evidence/run.py [--lm1b GLOB] [--settings NAME ...] [--jobs N]
+usage: python evidence/run.py [--lm1b GLOB] [--settings NAME ...] [--jobs N] [--only PART]
 
 Writes one small results file per comparison to docs/results/ and then rebuilds docs/results.md.
 """
@@ -23,6 +23,7 @@ from bellmask.errors import UserError
 from bellmask.presets import small
 
 sys.path.insert(0, str(Path(__file__).parent))
+from analyses import analyze_everything, rounded
 from write import RESULTS, write_document
 
 ROOT = Path("runs/evidence")
@@ -40,6 +41,7 @@ def settings(lm1b: str | None) -> dict[str, RunConfig]:
 def comparisons() -> Iterator[tuple[str, list[str], int]]:
     """(name, variants, seeds): the headline first, then the suites."""
     yield HEADLINE, ["base", "bell"], 3
+    yield "arm", ["base", "arm"], 1
     for name in ("families", "alternatives", "mean", "variance", "dirac", "laplace"):
         yield name, SUITES[name](), 1
     for name in ("optimizers", "stratification", "gaussian"):
@@ -54,27 +56,11 @@ def trimmed(results: dict[str, Any]) -> dict[str, Any]:
     for name, variant in results["variants"].items():
         law = {k: variant["law"][k] for k in ("name", "effective_sample_share")}
         variants[name] = {**variant, "law": law, "samples": []}
-    return _rounded({**kept, "model": model, "batch_size": batch, "variants": variants})
+    return rounded({**kept, "model": model, "batch_size": batch, "variants": variants})
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
-
-
-def main() -> int:
-    """Train, collect, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lm1b", help="local LM1B files (path or quoted glob) instead of the hub")
-    names = ["wikitext2", "lm1b", "lm1b_unpacked"]
-    parser.add_argument("--settings", nargs="+", choices=names, default=names)
-    parser.add_argument("--jobs", type=int, default=2)
-    given = parser.parse_args()
-    chosen = {k: v for k, v in settings(given.lm1b).items() if k in given.settings}
-    RESULTS.mkdir(parents=True, exist_ok=True)
+def compare_everything(chosen: dict[str, RunConfig], jobs: int) -> bool:
+    """All comparisons on the given texts; False when one had to be left out."""
     is_whole = True
     for name, variants, seeds in comparisons():
         for setting, config in chosen.items():
@@ -87,7 +73,7 @@ def main() -> int:
                     out=ROOT / f"{setting}-{name}",
                     root=ROOT / "runs",
                     seeds=seeds,
-                    jobs=given.jobs,
+                    jobs=jobs,
                 )
             except UserError as error:
                 print(f"left out: {error}", file=sys.stderr)
@@ -95,6 +81,26 @@ def main() -> int:
                 continue
             text = json.dumps(trimmed(results), separators=(",", ":"))
             (RESULTS / f"{setting}-{name}.json").write_text(text + "\n", encoding="utf-8")
+    return is_whole
+
+
+def main() -> int:
+    """Train, collect, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lm1b", help="local LM1B files (path or quoted glob) instead of the hub")
+    names = ["wikitext2", "lm1b", "lm1b_unpacked"]
+    parser.add_argument("--settings", nargs="+", choices=names, default=names)
+    parser.add_argument("--jobs", type=int, default=2)
+    parts = ["analyses", "comparisons", "document"]
+    parser.add_argument("--only", choices=parts, help="one part instead of all")
+    given = parser.parse_args()
+    chosen = {k: v for k, v in settings(given.lm1b).items() if k in given.settings}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    is_whole = True
+    if given.only in (None, "analyses"):
+        is_whole &= analyze_everything(chosen, given.jobs)
+    if given.only in (None, "comparisons"):
+        is_whole &= compare_everything(chosen, given.jobs)
     write_document()
     return 0 if is_whole else 1
 

@@ -28,9 +28,9 @@ from bellmask.report.gradient_plots import additivity_figure, radius_figure
 from bellmask.rng import shuffle, stream_key, uniform
 
 PARTS = ("whole", "embedding", "trunk", "head")
-PAPER_RADIUS = {4: 0.108, 8: 0.463, 16: 0.685, 32: 0.839, 128: 0.935}
-PAPER_ADDITIVITY = {2: 0.999, 4: 0.997, 8: 0.994, 16: 0.985, 32: 0.976}
-"""Tables 1 and 2: LM1B, 1M steps."""
+PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
+PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}
+"""Tables 1 and 2: LM1B, 1M steps; keys as JSON has them."""
 MARGIN = 4
 """A centre is at least this far from both ends, so that radius 4 has 8 neighbours."""
 
@@ -274,7 +274,7 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
     for model in numbers["models"]:
         rows = []
         for row in model["rows"]:
-            paper = numbers["paper"].get(row["setting"])
+            paper = numbers["paper"].get(str(row["setting"]))
             cells = [_show(row[part]) for part in PARTS]
             rows.append([str(row["setting"]), *cells, "-" if paper is None else f"{paper:.3f}"])
         title = f"{model['name']}: cosine similarity ± standard error (Table {number})"

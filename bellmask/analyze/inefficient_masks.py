@@ -37,7 +37,7 @@ DEFAULT_MAX_K = 32
 
 @dataclass(frozen=True)
 class InefficientMasksOptions:
-    """Probability that a mask has no k masks and no k non-masks in a row (Sec. 4.2, Fig. 5,
+    """Probability that a mask has no k masks and no k non-masks in a row (Sec. 4.2, Fig. 4,
     Definition 4.3), by number of observed tokens and by time law, with Prop. 4.4 and its lemmas
     checked at every k. Exact; no run is needed.
 

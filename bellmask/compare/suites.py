@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 
 def families() -> list[str]:
-    """Fig. 6, left (Sec. 5.1): which family of time laws."""
+    """Fig. 5, left (Sec. 5.1): which family of time laws."""
     return ["base", "uniform", "dirac:0.5", "gaussian:0.5,0.1", "laplace:0.5,0.1"]
 
 
 def variance() -> list[str]:
-    """Fig. 6, middle (Sec. 5.1): how wide the bell is."""
+    """Fig. 5, middle (Sec. 5.1): how wide the bell is."""
     return ["base", "gaussian:0.5,0.1", "gaussian:0.5,0.2", "uniform"]
 
 
 def mean() -> list[str]:
-    """Fig. 6, right (Sec. 5.1): where the bell is."""
+    """Fig. 5, right (Sec. 5.1): where the bell is."""
     return ["base", "gaussian:0.4,0.1", "gaussian:0.5,0.1", "gaussian:0.6,0.1"]
 
 

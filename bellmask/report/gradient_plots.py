@@ -36,7 +36,7 @@ def _figure(numbers: Mapping[str, Any], label: str) -> Figure:
                     color=colour,
                     label="whole model" if part == "whole" else part,
                 )
-        paper = {str(k): v for k, v in numbers["paper"].items()}
+        paper = numbers["paper"]
         known = [(n, paper[s]) for n, s in enumerate(settings) if s in paper]
         if known:
             axes.plot(*zip(*known), "k--", linewidth=1, label="paper (LM1B, 1M steps)")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 
 COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
@@ -14,11 +15,12 @@ COLOURS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """Write PNG and SVG; returns their paths."""
-    paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    for target in paths:
-        figure.savefig(target, dpi=150, bbox_inches="tight")
-    return paths
+    """Write PNG and SVG, the same bytes for the same figure; returns their paths."""
+    png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
+    with matplotlib.rc_context({"svg.hashsalt": "bellmask"}):
+        figure.savefig(png, dpi=150, bbox_inches="tight")
+        figure.savefig(svg, bbox_inches="tight", metadata={"Date": None})
+    return [png, svg]
 
 
 def plot_context_curve(

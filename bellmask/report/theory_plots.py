@@ -32,7 +32,7 @@ def _legend_below(axes: Axes, columns: int) -> None:
 
 
 def inefficient_masks_figure(results: Mapping[str, Any]) -> Figure:
-    """Fig. 5: P(not in E_k) by number of observed tokens, and by k for several time laws."""
+    """Fig. 4: P(not in E_k) by number of observed tokens, and by k for several time laws."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_by_context(left, results)

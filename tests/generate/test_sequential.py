@@ -154,6 +154,17 @@ def test_random_orders_are_uniform_after_what_is_given():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
+def test_the_order_of_a_sample_is_its_own_whatever_the_batch():
+    whole, part = TableModel(table_joint()), TableModel(table_joint())
+    options = {"framework": any_order(), "mask_id": MASK, "seed": 2}
+    generate_in_order(whole, canvas({1: 1}, 30), **options)
+    generate_in_order(part, canvas({1: 1}, 10), **options, first_sample=15)
+    assert torch.equal(part.calls[-1][3], whole.calls[-1][3][15:25])
+    other = TableModel(table_joint())
+    generate_in_order(other, canvas({1: 1}, 30), any_order(), mask_id=MASK, seed=3)
+    assert not torch.equal(other.calls[-1][3], whole.calls[-1][3])
+
+
 def awake(encoding: str) -> Denoiser:
     options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
     model = Denoiser(options, 9, is_causal=True, encoding=encoding)

@@ -1,0 +1,162 @@
+"""The analyses of Sec. 3 and 4.2 at CPU scale: train what they need, measure, keep the numbers.
+
+Runs are keyed by content like those of the comparisons, so what is finished is not trained again.
+Numbers go to docs/results/analysis-NAME.json; the document and its figures are made from those.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bellmask.analyze.analysis import Analysis
+from bellmask.analyze.context import CONTEXT_CURVE, CONTEXT_DROP
+from bellmask.analyze.decompose import DECOMPOSE
+from bellmask.analyze.gradients import GRADIENT_ADDITIVITY, GRADIENT_RADIUS
+from bellmask.analyze.inefficient_masks import INEFFICIENT_MASKS
+from bellmask.analyze.orders import ORDERS
+from bellmask.analyze.time_laws import SCHEDULES, TIME_LAWS
+from bellmask.compare.comparison import text_identity
+from bellmask.compare.execute import execute
+from bellmask.compare.plan import distinct, plan_runs
+from bellmask.compare.results import without_nan
+from bellmask.compare.variants import parse_variants
+from bellmask.config import RunConfig
+from bellmask.errors import UserError
+from bellmask.presets import tiny
+
+ROOT = Path("runs/evidence/runs")
+RESULTS = Path("docs/results")
+SEEDS_OF_SIGMA = 5
+TOYS = ("sticky", "order2", "hidden", "local:0.5")
+STAGES = (100, 300, 1000)
+"""Checkpoints that are looked at, besides the last one."""
+
+ANALYSES: dict[str, Analysis] = {
+    **{f"{a.name}": a for a in (INEFFICIENT_MASKS, TIME_LAWS, SCHEDULES)},
+    **{
+        f"{text}-{a.name}": a
+        for text in ("wikitext2", "lm1b")
+        for a in (ORDERS, CONTEXT_CURVE, CONTEXT_DROP, GRADIENT_RADIUS, GRADIENT_ADDITIVITY)
+    },
+    **{f"{toy.replace(':', '')}-decompose": DECOMPOSE for toy in TOYS},
+}
+"""What docs/results/analysis-NAME.json holds, by NAME."""
+
+
+def on_text(config: RunConfig) -> RunConfig:
+    """The run whose contexts and gradients are looked at: twice as long as the suites'."""
+    return replace(
+        config,
+        train=replace(config.train, steps=2000),
+        validation=replace(config.validation, every="250 steps"),
+        checkpoint=replace(config.checkpoint, keep_steps=STAGES),
+    )
+
+
+def for_orders(config: RunConfig) -> RunConfig:
+    """Bytes in short rows: in longer ones no any-order causal model leaves the plateau here."""
+    start = tiny()
+    return replace(
+        start,
+        data=replace(config.data, tokenizer="bytes", block_length=32),
+        train=replace(start.train, steps=2000),
+        validation=replace(start.validation, every="200 steps"),
+    )
+
+
+def on_toy(name: str) -> RunConfig:
+    """Rows of 32 symbols, every one of them new."""
+    start = tiny()
+    return replace(
+        start,
+        data=replace(start.data, train=f"toy:{name}", tokenizer="symbols:8", block_length=32),
+        optim=replace(start.optim, lr=3e-3),
+        train=replace(start.train, steps=2000),
+        validation=replace(start.validation, every="250 steps"),
+        checkpoint=replace(start.checkpoint, keep_steps=STAGES),
+    )
+
+
+def trained(
+    config: RunConfig, variants: Sequence[str], *, seeds: int = 1, jobs: int = 2
+) -> list[str]:
+    """Run folders of these variants, trained now unless they are there."""
+    ROOT.mkdir(parents=True, exist_ok=True)
+    text = text_identity(config)
+    planned = plan_runs(
+        config, parse_variants(list(variants)), seeds=seeds, grid=({},), root=ROOT, text=text
+    )
+    execute(distinct(planned), jobs=jobs, is_quiet=False, may_fail=False)
+    return [str(run.folder) for run in planned]
+
+
+def keep(name: str, options: Any) -> None:
+    """Measure and store, rounded to six digits."""
+    print(f"== analysis: {name}", flush=True)
+    numbers = without_nan(ANALYSES[name].measure(options, lambda done, total: None))
+    text = json.dumps(rounded(numbers), separators=(",", ":"), allow_nan=False)
+    (RESULTS / f"analysis-{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """Six significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def analyze_theory() -> None:
+    """What needs no run."""
+    for name in ("inefficient-masks", "time-laws", "schedules"):
+        keep(name, ANALYSES[name].options())
+
+
+def analyze_text(setting: str, config: RunConfig, jobs: int) -> None:
+    """Fig. 3 and Tables 1 and 2 on base, bell and ARM."""
+    base, bell, arm = trained(on_text(config), ["base", "bell", "arm"], jobs=jobs)
+    for name in ("context-curve", "context-drop"):
+        options = ANALYSES[f"{setting}-{name}"].options
+        keep(f"{setting}-{name}", options(runs=(base, bell, arm), blocks=1024, bins=12))
+    for name in ("gradient-radius", "gradient-additivity"):
+        keep(f"{setting}-{name}", ANALYSES[f"{setting}-{name}"].options(runs=(base,), draws=256))
+
+
+def analyze_orders(name: str, config: RunConfig, jobs: int) -> None:
+    """Fig. 2: one ARM, five orders of sigma-ARM, AoARM; both encodings."""
+    single = ["base", "arm", "aoarm", "aoarm+crossed"]
+    runs = trained(config, single, jobs=jobs)
+    sigma = ["sigma_arm", "sigma_arm+crossed"]
+    runs += trained(config, sigma, seeds=SEEDS_OF_SIGMA, jobs=jobs)
+    keep(name, ORDERS.options(runs=tuple(runs)))
+
+
+def analyze_toys(jobs: int) -> None:
+    """Prop. 3.1, exactly."""
+    for toy in TOYS:
+        variants = ["base", "bell", "arm", "aoarm+crossed"]
+        runs = trained(on_toy(toy), variants, jobs=jobs)
+        keep(f"{toy.replace(':', '')}-decompose", DECOMPOSE.options(runs=tuple(runs), rows=512))
+
+
+def analyze_everything(settings: dict[str, RunConfig], jobs: int) -> bool:
+    """All analyses; False when a text had to be left out. Unpacked rows are not looked at."""
+    analyze_theory()
+    analyze_toys(jobs)
+    is_whole = True
+    for setting, config in settings.items():
+        if f"{setting}-orders" not in ANALYSES:
+            continue
+        try:
+            analyze_text(setting, config, jobs)
+            analyze_orders(f"{setting}-orders", for_orders(config), jobs)
+        except UserError as error:
+            print(f"left out: {error}", file=sys.stderr)
+            is_whole = False
+    return is_whole
