@@ -106,7 +106,8 @@ ENCODINGS: dict[str, tuple[int, ...]] = {
     "crossed": (_TARGET, _SOURCE),
 }
 """Whose positions rotate queries and keys in the second half of the layers: those of the tokens the
-slots hold (source) or of those they predict (target). The first half goes by source (App. C.1)."""
+slots hold (source) or of those they predict (target). The first half goes by source (App. C.1); the
+middle layer of an odd number belongs to the second."""
 
 
 class Denoiser(nn.Module):
@@ -207,7 +208,7 @@ class Denoiser(nn.Module):
         for number, block in enumerate(self.blocks, start=1):
             wanted = rows_N if number == len(self.blocks) else None
             shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])
-            is_late = 2 * number > len(self.blocks) + len(self.blocks) % 2
+            is_late = 2 * number > len(self.blocks)
             kept = self._draw_kept(shape, h_BLD)
             h_BLD = block(h_BLD, rotary[is_late], mask, condition, wanted, kept)
         vectors = self.final_modulation(condition)

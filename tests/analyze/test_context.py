@@ -372,6 +372,7 @@ def test_the_table_and_the_figure_of_drops_name_the_stages(runs):
         (CONTEXT_CURVE, ["bell"], {"batch_size": 0}, "--batch-size at least 1"),
         (CONTEXT_CURVE, ["bell"], {"bins": 0}, "--bins must be at least 1"),
     ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
 )
 def test_what_cannot_be_measured_is_refused(runs, analysis, names, more, words):
     with pytest.raises(UserError, match=words):

@@ -27,7 +27,7 @@ from bellmask.run import load_run
 FRAMEWORKS = {
     "mdm": Mdm(),
     "arm": arm(4),
-    "sigma_arm": sigma_arm(torch.tensor([2, 0, 3, 1])),
+    "sigma_arm": sigma_arm(torch.tensor([0, 3, 1, 2])),
     "aoarm": any_order(),
 }
 SOURCES = {
@@ -146,7 +146,7 @@ def test_the_exact_model_has_nothing_left_to_learn(kind, name):
     error = float(total_B.std()) / math.sqrt(600)
     assert abs(float(total_B.mean()) - truth) < 4 * error + 1e-12
     assert error < 0.02 * truth
-    order = {"arm": torch.arange(4), "sigma_arm": torch.tensor([2, 0, 3, 1])}.get(name)
+    order = {"arm": torch.arange(4), "sigma_arm": torch.tensor([0, 3, 1, 2])}.get(name)
     curve = enumerated_entropy(source, order)
     errors = red_BL.std(0) / math.sqrt(600)
     assert bool(((red_BL.mean(0) - curve).abs() < 4 * errors + 1e-12).all())
@@ -174,7 +174,7 @@ def test_symbols_that_cannot_be_cost_nothing():
 @every_framework
 def test_the_red_curve_in_closed_form(name):
     source = SOURCES["sticky"]
-    order = {"arm": torch.arange(4), "sigma_arm": torch.tensor([2, 0, 3, 1])}.get(name)
+    order = {"arm": torch.arange(4), "sigma_arm": torch.tensor([0, 3, 1, 2])}.get(name)
     found = exact_red(source, FRAMEWORKS[name])
     torch.testing.assert_close(found, enumerated_entropy(source, order))
     assert float(found.sum()) == pytest.approx(source.entropy, abs=1e-12)

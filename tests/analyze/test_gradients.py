@@ -433,6 +433,7 @@ def test_rows_are_long_enough_and_without_padding(runs, monkeypatch):
         ),
         (GRADIENT_RADIUS, RadiusOptions(()), "at least one run folder"),
     ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
 )
 def test_what_cannot_be_measured_is_refused(runs, analysis, options, words, monkeypatch):
     monkeypatch.chdir(runs)

@@ -30,7 +30,7 @@ def ignore(done, total):
 def runs(small_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, options in RUNS.items():
-        common = "--train.steps 4 --validation.every 2 --model.num-layers 1".split()
+        common = "--train.steps 4 --validation.every 2".split()
         train_run(small_config(*common, *options.split()), folder / name, is_quiet=True)
     return folder
 
@@ -104,6 +104,7 @@ def test_gaps_have_the_errors_of_runs_or_of_validation(runs, numbers):
     for name, (left, right) in expected.items():
         assert found[name][0] == pytest.approx(value[left] - value[right], abs=1e-12)
         assert found[name][1] == pytest.approx(math.hypot(error[left], error[right]), rel=1e-9)
+        assert abs(found[name][0]) > 1e-4  # so that its sign is seen
         assert found[name][1] > 0
 
 

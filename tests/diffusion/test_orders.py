@@ -641,7 +641,7 @@ def plain_logits(model: Denoiser, x_BL, source_BL, target_BL, encoding: str) -> 
     h = model.embedding.weight[x_BL]
     batch, length = x_BL.shape
     past = torch.ones(length, length).tril().bool()
-    first_half = math.ceil(len(model.blocks) / 2)
+    first_half = len(model.blocks) // 2
     for number, block in enumerate(model.blocks):
         by = {"source": (source_BL, source_BL), "literal": (target_BL, target_BL)}
         by["crossed"] = (target_BL, source_BL)
