@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bellmask.intervals import Interval
-from bellmask.options import ObjectiveOptions, OptimOptions
+from bellmask.options import LawOptions, ObjectiveOptions, OptimOptions, ScheduleOptions
 
 if TYPE_CHECKING:
     from bellmask.config import RunConfig
@@ -83,12 +83,14 @@ def _framework(config: RunConfig) -> Iterator[str]:
         if options.encoding is not None:
             yield "framework.encoding belongs to the causal frameworks: arm, sigma_arm, aoarm"
         return
-    is_timeless = (config.law.name, config.schedule.name) == ("uniform", "linear")
-    if not is_timeless or config.objective.name != "nelbo":
+    given = (config.law, config.schedule, config.objective)
+    if given != (LawOptions("uniform"), ScheduleOptions(), ObjectiveOptions("nelbo")):
         yield (
-            f"framework {name} has no times: leave --law, --schedule and --objective out, or give "
-            "--law uniform --schedule linear --objective nelbo"
+            f"framework {name} has no times: leave --law, --schedule and --objective out, with all "
+            "that belongs to them"
         )
+    if not config.train.stratified:
+        yield f"train.stratified is about times, and framework {name} has none"
     if config.model.modulation == "time":
         yield f"model.modulation=time needs times, and framework {name} has none"
     if config.data.document_attention:

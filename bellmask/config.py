@@ -104,10 +104,19 @@ class RunConfig:
         """``{"optim.lr": 0.0003, ...}``."""
         return dict(_flatten(self.to_dict()))
 
+    def key_options(self) -> dict[str, Any]:
+        """The options that keys are made of: sections that came later count when they are used."""
+        flat, plain = self.resolved().flat(), RunConfig().flat()
+        unused = [
+            section
+            for section in _ADDED_LATER
+            if all(flat[o] == plain[o] for o in flat if o.startswith(f"{section}."))
+        ]
+        return {o: v for o, v in flat.items() if o.split(".")[0] not in unused}
+
     def fingerprint(self) -> str:
         """Hash of the options that decide what is learned: the key of the default run folder."""
-        flat = self.resolved().flat()
-        kept = {k: v for k, v in flat.items() if not k.startswith(FREE_OPTIONS)}
+        kept = {k: v for k, v in self.key_options().items() if not k.startswith(FREE_OPTIONS)}
         text = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -236,7 +236,7 @@ class ValidationOptions:
     num_samples: int = 4
     """Samples written each time."""
     sample_steps: int = 64
-    """Sampling steps for them."""
+    """Sampling steps for them; causal models take one per token."""
 
 
 @dataclass(frozen=True)

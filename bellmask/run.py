@@ -19,7 +19,7 @@ from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
 from bellmask.data.prepare import load_data
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.orders import Framework
+from bellmask.diffusion.orders import Framework, Ordered
 from bellmask.errors import UserError, look_up
 from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.evaluate.result import Likelihood
@@ -210,7 +210,8 @@ class Run:
     ) -> Canvas:
         """A row to fill: empty, after a prefix, or with the gaps of a template.
 
-        Where the run's rows are wrapped, BOS and EOS are given, and count towards the length.
+        Where the run's rows are wrapped, BOS and EOS are given, and count towards the length; a
+        model with a fixed order is given BOS alone, if that comes first in it.
         """
         frame = 2 if self.is_wrapped else 0
         inner = (length or self.config.data.block_length) - frame
@@ -224,7 +225,11 @@ class Run:
             canvas = empty_canvas(self.tokenizer, inner)
         if not frame:
             return canvas
-        begin, end = torch.tensor([self.tokenizer.bos_id]), torch.tensor([self.tokenizer.eos_id])
+        ends = [self.tokenizer.bos_id, self.tokenizer.eos_id]
+        if isinstance(self.framework, Ordered) and self.framework.rank_L is not None:
+            is_first = int(self.framework.rank_L[0]) == 0
+            ends = [self.tokenizer.bos_id if is_first else canvas.mask_id, canvas.mask_id]
+        begin, end = torch.tensor(ends).split(1)
         return Canvas(torch.cat([begin, canvas.ids_L, end]), canvas.mask_id)
 
     def infill(

@@ -120,12 +120,14 @@ def analyze_theory() -> None:
 
 def analyze_text(setting: str, config: RunConfig, jobs: int) -> None:
     """Fig. 3 and Tables 1 and 2 on base, bell and ARM."""
-    base, bell, arm = trained(on_text(config), ["base", "bell", "arm"], jobs=jobs)
-    for name in ("context-curve", "context-drop"):
-        options = ANALYSES[f"{setting}-{name}"].options
-        keep(f"{setting}-{name}", options(runs=(base, bell, arm), blocks=1024, bins=12))
-    for name in ("gradient-radius", "gradient-additivity"):
-        keep(f"{setting}-{name}", ANALYSES[f"{setting}-{name}"].options(runs=(base,), draws=256))
+    config = on_text(config)
+    base, bell, arm = trained(config, ["base", "bell", "arm"], jobs=jobs)
+    stages = (*STAGES, config.train.steps)
+    for name in (f"{setting}-context-curve", f"{setting}-context-drop"):
+        options = ANALYSES[name].options
+        keep(name, options(runs=(base, bell, arm), checkpoints=stages, blocks=1024, bins=12))
+    for name in (f"{setting}-gradient-radius", f"{setting}-gradient-additivity"):
+        keep(name, ANALYSES[name].options(runs=(base,), draws=256))
 
 
 def analyze_orders(name: str, config: RunConfig, jobs: int) -> None:
@@ -141,8 +143,11 @@ def analyze_toys(jobs: int) -> None:
     """Prop. 3.1, exactly."""
     for toy in TOYS:
         variants = ["base", "bell", "arm", "aoarm+crossed"]
-        runs = trained(on_toy(toy), variants, jobs=jobs)
-        keep(f"{toy.replace(':', '')}-decompose", DECOMPOSE.options(runs=tuple(runs), rows=512))
+        config = on_toy(toy)
+        runs = tuple(trained(config, variants, jobs=jobs))
+        stages = (*STAGES, config.train.steps)
+        options = DECOMPOSE.options(runs=runs, checkpoints=stages, rows=512)
+        keep(f"{toy.replace(':', '')}-decompose", options)
 
 
 def analyze_everything(settings: dict[str, RunConfig], jobs: int) -> bool:

@@ -37,8 +37,10 @@ INTRODUCTION = """## Why MDMs learn slowly (Sec. 3 and 4.2)
 Runs of 2000 steps. Context and gradient analyses: preset `small` (300 BPE tokens, blocks of 64).
 Orders: `tiny` with rows of 32 bytes, because in longer ones no causal any-order model leaves the
 unigram plateau at this budget; one ARM, one AoARM of each encoding, five sigma-ARMs of each (five
-orders). Toys: 8 symbols, rows of 32, every row new. A difference counts beyond two of its standard
-errors. One seed each but for sigma-ARM: what another seed would change is not in the errors.
+orders). Toys: 8 symbols, rows of 32, every row new. A difference counts beyond 2.8 of its errors
+(Student's t for five runs). Between single runs the spread of the five sigma-ARMs stands
+for training noise; context, gradient and toy numbers are of one seed, and their errors do not say
+what another one would change.
 """
 
 

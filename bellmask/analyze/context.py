@@ -23,8 +23,8 @@ from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.analyze.runs import NamedRun, check_same_text, chosen_steps, open_runs
 from bellmask.data.blocks import Blocks
 from bellmask.errors import UserError
-from bellmask.evaluate.context_curve import References, references
-from bellmask.evaluate.errors import clustered_error, document_clusters
+from bellmask.evaluate.context_curve import references, weighted_mean
+from bellmask.evaluate.errors import document_clusters
 from bellmask.evaluate.likelihood import Scorer
 from bellmask.report.context_plots import curve_figure, drop_figure
 from bellmask.rng import stream_key, uniform
@@ -44,7 +44,7 @@ class ContextOptions:
     checkpoints: tuple[int, ...] = ()
     """Steps to look at; default: every checkpoint that each run has kept."""
     blocks: int = 512
-    """Validation blocks (the first ones); 0 means all."""
+    """Validation blocks, spread evenly over the text; 0 means all."""
     bins: int = 16
     """Bins of context counts, besides N_c = 0."""
     batch_size: int = 64
@@ -133,19 +133,26 @@ def _causal_bins(
     return np.stack(rows)
 
 
-def _points(values_CB: NDArray[np.float64], bins: Sequence[tuple[int, int]], blocks: Blocks) -> Any:
-    """Mean and standard error of each bin, over blocks (documents where they span blocks)."""
+def _points(
+    values_CB: NDArray[np.float64], bins: Sequence[tuple[int, int]], blocks: Blocks
+) -> list[dict[str, Any]]:
+    """Token-weighted mean and standard error of each bin, clustered where documents span blocks."""
     points = []
     for (low, high), value_B in zip(bins, values_CB):
-        is_there = ~np.isnan(value_B)
-        if is_there.sum() < 2:
-            continue
-        cluster = document_clusters(np.asarray(blocks.documents)[is_there])
-        error = clustered_error(value_B[is_there], cluster)
-        points.append(
-            {"low": low, "high": high, "value": float(value_B[is_there].mean()), "se": error}
-        )
+        mean = _mean(value_B, blocks)
+        if mean is not None:
+            points.append({"low": low, "high": high, **mean})
     return points
+
+
+def _mean(value_B: NDArray[np.float64], blocks: Blocks) -> dict[str, float] | None:
+    is_there = ~np.isnan(value_B)
+    if is_there.sum() < 2:
+        return None
+    weight = blocks.row_lengths(slice(None)).double().numpy()[is_there]
+    cluster = document_clusters(np.asarray(blocks.documents)[is_there])
+    value, error = weighted_mean(value_B[is_there], weight, cluster)
+    return {"value": value, "se": error}
 
 
 def _measure(
@@ -158,48 +165,71 @@ def _measure(
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}
     if last_only:
         steps = {name: kept[-1:] for name, kept in steps.items()}
-    elif any(len(kept) < 2 for kept in steps.values()):
-        short = next(run for run in runs if len(steps[run.name]) < 2)
-        raise UserError(
-            f"{short.folder} has a single checkpoint; a drop needs two or more: train with "
-            "--checkpoint.keep-steps 100 300 1000"
-        )
+    else:
+        _check_several(runs, steps, options.checkpoints)
     train, valid = runs[0].load(runs[0].steps[-1], options.device).blocks()
-    blocks = valid.slice(0, min(options.blocks or len(valid), len(valid)))
+    blocks = valid.spread(options.blocks)
     bins = context_bins(blocks.block_length, options.bins)
-    known: References | None = None
+    known = references(train, blocks, runs[0].load().tokenizer.num_tokens)
     total, done, found = sum(map(len, steps.values())), 0, []
     for run in runs:
-        stages, before = [], None
+        values = []
         for step in steps[run.name]:
             on_progress(done, total)
-            loaded = run.load(step, options.device)
-            known = known or references(train, blocks, loaded.tokenizer.num_tokens)
-            scorer = loaded.scorer(blocks)
-            values = losses_by_bin(scorer, bins, options.seed, options.batch_size)
-            stage: dict[str, Any] = {"step": step, "nll": _points(values, bins, blocks)}
-            if before is not None:
-                stage["drop"] = _points(before - values, bins, blocks)
-            stages.append(stage)
-            before, done = values, done + 1
-        found.append(
-            {
-                "name": run.name,
-                **_kind(run),
-                "is_exact": scorer.framework.is_exact,
-                "stages": stages,
-            }
-        )
+            scorer = run.load(step, options.device).scorer(blocks)
+            values.append(losses_by_bin(scorer, bins, options.seed, options.batch_size))
+            done += 1
+        stages = _stages(steps[run.name], values, bins, blocks)
+        kind = {"is_exact": scorer.framework.is_exact, **_kind(run)}
+        found.append({"name": run.name, **kind, "stages": stages})
     on_progress(total, total)
-    assert known is not None
     return {
         "runs": found,
         "block_length": blocks.block_length,
         "blocks": len(blocks),
+        "documents": len(np.unique(blocks.documents)),
         "seed": options.seed,
         "unigram_cross_entropy": known.unigram,
         "position_wise_cross_entropy": known.position_wise,
     }
+
+
+def _check_several(
+    runs: Sequence[NamedRun], steps: dict[str, list[int]], wanted: Sequence[int]
+) -> None:
+    """A drop needs two checkpoints."""
+    for run in runs:
+        if len(steps[run.name]) < 2 and wanted:
+            raise UserError("a drop needs two or more --checkpoints")
+        if len(steps[run.name]) < 2:
+            raise UserError(
+                f"{run.folder} has a single checkpoint; a drop needs two or more: train with "
+                "--checkpoint.keep-steps 100 300 1000"
+            )
+
+
+def _stages(
+    steps: Sequence[int],
+    values: Sequence[NDArray[np.float64]],
+    bins: Sequence[tuple[int, int]],
+    blocks: Blocks,
+) -> list[dict[str, Any]]:
+    """Each checkpoint's curve; what was learned since the one before, and until the last.
+
+    ``rise`` is how much more the upper half of the bins learned until the last checkpoint than
+    N_c = 0 did, paired block by block.
+    """
+    stages: list[dict[str, Any]] = []
+    for number, (step, value_CB) in enumerate(zip(steps, values)):
+        stage: dict[str, Any] = {"step": step, "nll": _points(value_CB, bins, blocks)}
+        if number > 0:
+            stage["drop"] = _points(values[number - 1] - value_CB, bins, blocks)
+        if number < len(steps) - 1:
+            later_CB = value_CB - values[-1]
+            stage["to_last"] = _points(later_CB, bins, blocks)
+            stage["rise"] = _mean(later_CB[len(bins) // 2 :].mean(0) - later_CB[0], blocks)
+        stages.append(stage)
+    return stages
 
 
 def _kind(run: NamedRun) -> dict[str, Any]:

@@ -106,12 +106,11 @@ def _split(problem: Problem, exact: ExactDenoiser, run: Run) -> tuple[Tensor, Te
 
 def exact_red(source: ToySource, framework: Framework) -> Tensor | None:
     """The red curve in closed form, where the source is a stationary order-1 chain."""
-    try:
-        if isinstance(framework, Ordered) and framework.rank_L is not None:
-            return ordered_chain_entropy(source, framework.rank_L.argsort())
-        return chain_entropy(source)
-    except UserError:
+    if source.order != 1:
         return None
+    if isinstance(framework, Ordered) and framework.rank_L is not None:
+        return ordered_chain_entropy(source, framework.rank_L.argsort())
+    return chain_entropy(source)
 
 
 def _stage(run: Run, source: ToySource, options: DecomposeOptions, on_rows: Any) -> dict[str, Any]:

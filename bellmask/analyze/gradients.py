@@ -24,10 +24,9 @@ from bellmask.analyze.runs import NamedRun, open_runs
 from bellmask.build import build_model
 from bellmask.data.blocks import Blocks
 from bellmask.errors import UserError
-from bellmask.report.gradient_plots import additivity_figure, radius_figure
+from bellmask.report.gradient_plots import PARTS, additivity_figure, radius_figure
 from bellmask.rng import shuffle, stream_key, uniform
 
-PARTS = ("whole", "embedding", "trunk", "head")
 PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
 PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}
 """Tables 1 and 2: LM1B, 1M steps; keys as JSON has them."""
@@ -107,7 +106,7 @@ def gradient(
     """Gradient of the sum of cross-entropies at the flat indices ``scored``, part by part."""
     x_BL = torch.where(is_masked_BL, mask_id, x0_BL)
     model.zero_grad(set_to_none=True)
-    rate_B = is_masked_BL.float().mean(1)  # a time that such a mask may have come from
+    rate_B = is_masked_BL.float().mean(1)  # the time, under the linear schedule
     with torch.enable_grad():
         model(x_BL, scored, x0_BL.flatten()[scored], t_B=rate_B).backward()
     return {
@@ -133,13 +132,19 @@ def neighbours(centre: int, radius: int, length: int) -> list[int]:
     return [i for i in range(low, high + 1) if i != centre]
 
 
+def margin_of(masks: int) -> int:
+    """How far a centre is from both ends, so that a radius of half as many has all neighbours."""
+    return max(MARGIN, math.ceil(masks / 2))
+
+
 def radius_similarities(
     model: nn.Module, x0_L: Tensor, radii: Sequence[int], masks: int, mask_id: int, key: int
 ) -> dict[int, dict[str, float]]:
     """cos(g({c}), g({c} and 8 more)) for a random centre c, at each radius."""
     length = len(x0_L)
     spread = float(uniform(key, torch.arange(1)))
-    centre = MARGIN + int(spread * (length - 2 * MARGIN))
+    margin = margin_of(masks)
+    centre = margin + int(spread * (length - 2 * margin))
     alone = torch.zeros(1, length, dtype=torch.bool, device=x0_L.device)
     alone[0, centre] = True
     scored = torch.tensor([centre], device=x0_L.device)
@@ -221,22 +226,31 @@ def _measure(
 
 
 def _check(run: NamedRun, least: int) -> None:
-    if run.config.framework.name != "mdm":
-        raise UserError(f"{run.folder} is a causal model; this analysis is about masked ones")
-    if run.config.data.block_length < least:
-        raise UserError(
-            f"{run.folder} has blocks of {run.config.data.block_length} tokens; this "
-            f"analysis needs {least}"
-        )
+    config = run.config
+    is_timed = config.model.modulation == "time" and config.schedule.name != "linear"
+    reasons = {
+        "is a causal model; this analysis is about masked ones": config.framework.name != "mdm",
+        "keeps attention inside documents; gradients are taken with full attention": (
+            config.data.document_attention
+        ),
+        "is told times of another than the linear schedule": is_timed,
+        f"has blocks of {config.data.block_length} tokens; this analysis needs {least}": (
+            config.data.block_length < least
+        ),
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise UserError(f"{run.folder} {reason}")
 
 
 def _rows(blocks: Blocks, draws: int, least: int) -> list[Tensor]:
-    """The first rows that are long enough, without padding; again from the start if few."""
+    """Rows that are long enough, spread over the text, without padding; repeated if few."""
     lengths = blocks.row_lengths(slice(None))
     index = (lengths >= least).nonzero().squeeze(1)
     if not len(index):
         raise UserError(f"no validation block has {least} tokens")
-    picked = index[torch.arange(draws) % len(index)]
+    stride = max(1, len(index) // draws)
+    picked = index[torch.arange(draws) * stride % len(index)]
     tokens = blocks.rows(picked)
     return [row[:length] for row, length in zip(tokens, lengths[picked].tolist())]
 
@@ -251,7 +265,7 @@ def _measure_radius(options: RadiusOptions, on_progress: OnProgress) -> dict[str
     def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
         return radius_similarities(model, x0_L, options.radii, options.masks, mask_id, key)
 
-    least = max(2 * MARGIN + 1, options.masks + 1)
+    least = 2 * margin_of(options.masks) + 1
     found = _measure(options, on_progress, similarities, least)
     return {"kind": "radius", "masks": options.masks, "paper": PAPER_RADIUS, **found}
 

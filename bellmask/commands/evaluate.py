@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Measure a run: NELBO per token ± standard error, perplexity, bits per byte, NLL by context
-    count, beside the cross-entropy of the unigram and of each position's own distribution.
+    """Measure a run: NELBO per token ± standard error (the exact NLL of an ARM or sigma-ARM),
+    perplexity, bits per byte, NLL by context count, beside the cross-entropy of the unigram and of
+    each position's own distribution.
 
     Examples:
     bellmask evaluate runs/bell
@@ -43,11 +44,12 @@ class EvaluateOptions:
     blocks: int = 2048
     """Blocks to use (the first ones); 0 means all."""
     draws: int = 4
-    """Masks per block; 2 or more cover all context counts of each block."""
+    """Masks per block; 2 or more cover all context counts of each block. For an AoARM orders; an
+    exact NLL has none."""
     batch_size: int = 64
     """Blocks per forward pass."""
     seed: int = 1234
-    """Decides the masks."""
+    """Decides masks and orders."""
     out: str | None = None
     """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
     or RUN/evaluation-NAME for --data NAME."""
@@ -167,13 +169,14 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     from bellmask.report.console import print_table
 
     bits = report["bits_per_byte"]
+    what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
     print_table(
         f"{report['run']}, step {report['step']}, on {report['data']}",
         ["quantity", "value"],
         [
-            ["NELBO, nats per token", f"{report['nll']:.4f} ± {_number(report['nll_se'])}"],
-            ["perplexity (bound)", f"{report['perplexity']:.3f}"],
-            ["bits per byte (bound)", _number(bits)],
+            [f"{what}, nats per token", f"{report['nll']:.4f} ± {_number(report['nll_se'])}"],
+            [f"perplexity{bound}", f"{report['perplexity']:.3f}"],
+            [f"bits per byte{bound}", _number(bits)],
             ["unigram cross-entropy", _number(report["unigram_cross_entropy"])],
             ["position-wise cross-entropy", _number(report["position_wise_cross_entropy"])],
             ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],

@@ -36,7 +36,8 @@ class GenerateOptions:
     num: int = 1
     """Samples."""
     steps: int = 128
-    """Sampling steps; the network is called only in those in which a token appears."""
+    """Sampling steps; the network is called only in those in which a token appears. A causal model
+    takes one per token, whatever this says."""
     length: int | None = None
     """Tokens per sample; default: the run's block length. Not with --canvas."""
     prefix: str | None = None

@@ -34,7 +34,7 @@ def _objective_name(flat: Mapping[str, Any]) -> str:
     if schedule != "linear":
         keys = ("schedule.power", "schedule.mu", "schedule.scale")
         numbers = ",".join(str(flat[k]) for k in keys if flat[k] is not None)
-        return f"{kind} {law} {schedule}:{numbers}"
+        return f"{kind} {law} {schedule}" + (f":{numbers}" if numbers else "")
     if kind == "importance":
         return f"importance{'_t' if flat['objective.divide_by_t'] else ''} {law}"
     known = {("nelbo", "uniform"): "base", ("bell", "gaussian:0.5,0.1"): "bell"}

@@ -52,8 +52,8 @@ class PlannedRun:
 
 def content_key(config: RunConfig, text: str) -> str:
     """Hash of what decides a run's results; ``text`` identifies the data and the tokenizer."""
-    flat = config.resolved().flat()
-    kept = {name: v for name, v in flat.items() if not name.startswith(_NOT_IN_KEY)}
+    options = config.key_options()
+    kept = {name: v for name, v in options.items() if not name.startswith(_NOT_IN_KEY)}
     content = json.dumps([TRAINING_FORMAT, kept, text], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 

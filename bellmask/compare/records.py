@@ -93,7 +93,10 @@ def read_run(folder: Path) -> RunRecord:
         )
     if not any(line["kind"] == "train" for line in lines):
         raise UserError(f"{folder / 'metrics.jsonl'} has no line of training metrics")
-    values = [_load(folder, line["step"]) for line in checks]
+    block_nll = []
+    for line in checks:
+        last = _load(folder, line["step"])
+        block_nll.append(last.block_nll)
     return RunRecord(
         folder,
         config,
@@ -102,8 +105,8 @@ def read_run(folder: Path) -> RunRecord:
         [line["nll"] for line in checks],
         [line["nll_se"] for line in checks],
         [line["seconds"] for line in checks],
-        np.stack([value.block_nll for value in values]),
-        values[-1],
+        np.stack(block_nll),
+        last,
         [line for line in lines if line["kind"] == "train"],
     )
 
@@ -131,12 +134,14 @@ _SAME_BUDGET = ("train.steps", "train.batch_size", "train.random_length_fraction
 def check_comparable(runs: list[RunRecord]) -> None:
     """Refuse, saying why, runs whose text, tokenizer, evaluation masks or budget differ."""
     first = runs[0]
+    masked = [run for run in runs if not run.last.is_causal]
     for other in runs[1:]:
         pair = f"{first.folder} and {other.folder} cannot be compared"
         for key, what in _MUST_AGREE.items():
             if first.description.get(key) != other.description.get(key):
                 raise UserError(f"{pair}: their {what} differ")
-        if not first.last.is_paired_with(other.last):
+        same_kind = masked[0] if other in masked else first
+        if not all(one.last.is_paired_with(other.last) for one in (first, same_kind)):
             raise UserError(f"{pair}: their validation blocks or masks differ")
         left, right = first.config.flat(), other.config.flat()
         for option in left:

@@ -204,7 +204,9 @@ def _progress(summary: Mapping[str, Any]) -> dict[str, float | None]:
     arm = variants[ARM]["nll"] if ARM in variants else None
     if unigram is None:
         return {"below_unigram": None, "share_to_arm": None}
-    share = (unigram - target) / (unigram - arm) if arm is not None else None
+    share = None
+    if arm is not None and arm < unigram:
+        share = (unigram - target) / (unigram - arm)
     return {"below_unigram": unigram - target, "share_to_arm": share}
 
 

@@ -127,6 +127,21 @@ class Blocks:
             num_bytes=self.num_bytes * self.lengths[part].sum() / max(1, self.lengths.sum()),
         )
 
+    def spread(self, count: int) -> Blocks:
+        """``count`` rows evenly over all of them (0: all): more documents than the first ones."""
+        if not 0 < count < len(self):
+            return self
+        index = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
+        mark = hashlib.sha256(f"{self.fingerprint}/{count} spread".encode()).hexdigest()
+        share = self.lengths[index].sum() / max(1, self.lengths.sum())
+        return Blocks(
+            self.tokens[index],
+            self.lengths[index],
+            self.documents[index],
+            mark,
+            self.num_bytes * float(share),
+        )
+
     @staticmethod
     def from_rows(rows: Iterable[Row], num_bytes: float = 0.0) -> Blocks:
         """Blocks held in memory."""

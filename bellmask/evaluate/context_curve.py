@@ -47,12 +47,12 @@ def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
     for low, stop in itertools.pairwise(edges.tolist()):
         inside = (context >= low) & (context < stop)
         if inside.sum() >= 2:
-            nll, error = _weighted_mean(ce[inside], weight[inside], cluster[inside])
+            nll, error = weighted_mean(ce[inside], weight[inside], cluster[inside])
             points.append(ContextPoint(low, stop - 1, nll, error, int(inside.sum())))
     return points
 
 
-def _weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tuple[float, float]:
+def weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tuple[float, float]:
     """A token-weighted mean and its standard error (delta method, clustered)."""
     mean = float((weight * value).sum() / weight.sum())
     return mean, clustered_error(weight * (value - mean) / weight.mean(), cluster)
@@ -75,7 +75,7 @@ def exact_curve(
         if len(index) >= 2:
             ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
             cluster = document_clusters(np.asarray(blocks.documents)[index.numpy()])
-            nll, error = _weighted_mean(ce, weight, cluster)
+            nll, error = weighted_mean(ce, weight, cluster)
             points.append(ContextPoint(context, context, nll, error, len(ce)))
     return points
 

@@ -68,11 +68,12 @@ def _order(framework: Ordered, u_BL: Tensor, is_given_L: Tensor) -> Tensor:
     length = len(is_given_L)
     if framework.rank_L is None:
         return torch.where(is_given_L, u_BL - 1, u_BL).argsort(dim=1)
-    if length > len(framework.rank_L):
+    is_arm = bool((framework.rank_L.diff() > 0).all())
+    if length > len(framework.rank_L) and not is_arm:
         raise UserError(
             f"this model has an order for {len(framework.rank_L)} tokens, the canvas {length}"
         )
-    order_L = framework.orders(u_BL[:1]).reshape(-1)
+    order_L = torch.arange(length) if is_arm else framework.orders(u_BL[:1]).reshape(-1)
     if bool(is_given_L[order_L].long().diff().gt(0).any()):
         raise UserError(
             "this model writes in a fixed order, and the given tokens are not the first in it; "

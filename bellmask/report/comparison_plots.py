@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import COLOURS, save_figure
+from bellmask.report.plots import COLOURS, save_figure, write_svg
 
 
 def colour_of(results: Mapping[str, Any], name: str) -> str:
@@ -181,6 +181,6 @@ def write_curves(results: Mapping[str, Any], folder: Path) -> list[Path]:
 def as_svg(figure: Figure) -> str:
     """The figure as an <svg> element that can stand inside a page."""
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None})
+    write_svg(figure, stream)
     text = stream.getvalue()
     return text[text.index("<svg") :]

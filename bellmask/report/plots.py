@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -17,10 +17,15 @@ COLOURS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]
 def save_figure(figure: Figure, path: Path) -> list[Path]:
     """Write PNG and SVG, the same bytes for the same figure; returns their paths."""
     png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
-    with matplotlib.rc_context({"svg.hashsalt": "bellmask"}):
-        figure.savefig(png, dpi=150, bbox_inches="tight")
-        figure.savefig(svg, bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(png, dpi=150, bbox_inches="tight")
+    write_svg(figure, svg, bbox_inches="tight")
     return [png, svg]
+
+
+def write_svg(figure: Figure, target: Path | IO[str], **options: Any) -> None:
+    """SVG without a date and with names that depend on the drawing alone."""
+    with matplotlib.rc_context({"svg.hashsalt": "bellmask"}):
+        figure.savefig(target, format="svg", metadata={"Date": None}, **options)
 
 
 def plot_context_curve(
@@ -46,7 +51,7 @@ def plot_context_curve(
     for (label, value), style in zip(lines.items(), ("--", ":", "-.")):
         axes.axhline(value, linestyle=style, color="0.35", linewidth=1.2, label=label)
     axes.set_xlabel("observed tokens $N_c$ in the block")
-    axes.set_ylabel("cross-entropy of a masked token (nats)")
+    axes.set_ylabel("cross-entropy of a target token (nats)")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -64,8 +64,8 @@ class StepPlanner:
         weights: tuple[float, ...] = (),
     ) -> None:
         self.blocks, self.objective, self.options = blocks, objective, options
-        self.framework = framework or Mdm(objective.schedule)
         self.rules = rules or AttentionRules()
+        self.framework = framework or Mdm(objective.schedule, self.rules.sees_pads)
         self.plan = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
         self.share = rank_share(options.batch_size, world.rank, world.size)
         self.is_padded = blocks.is_padded

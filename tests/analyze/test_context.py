@@ -180,7 +180,7 @@ def test_contexts_depend_on_the_seed_and_the_block_alone(framework):
 
 @pytest.fixture(scope="module")
 def runs(small_config, tmp_path_factory):
-    """Two masked and a causal run with two checkpoints each, and one on other rows.
+    """Masked and causal runs with two checkpoints (base: three), and one on padded rows.
 
     Documents are lines, which span blocks: errors are clustered.
     """
@@ -188,9 +188,9 @@ def runs(small_config, tmp_path_factory):
     common = "--data.documents line --train.steps 6 --checkpoint.keep-steps 2 6".split()
     options = {
         "bell": [],
-        "base": ["--objective", "nelbo", "--law", "uniform"],
+        "base": ["4", "--objective", "nelbo", "--law", "uniform"],
         "arm": ["--framework", "arm"],
-        "other": ["--data.block-length", "12"],
+        "other": ["--data.packing", "unpacked", "--data.block-length", "40"],
     }
     for name, more in options.items():
         train_run(small_config(*common, *more), folder / name, is_quiet=True)
@@ -204,10 +204,13 @@ def measured(analysis, runs, *names, **more):
 
 
 def by_hand(folder, step, bins, count):
-    """(losses [C, B], documents [B]) of a run at a checkpoint."""
+    """(losses [C, B], documents [B], lengths [B]) of a run on rows spread over the text."""
     run = load_run(folder, checkpoint=str(step))
-    blocks = run.blocks()[1].slice(0, count)
-    return losses_by_bin(run.scorer(blocks), bins, 1234, 64), np.asarray(blocks.documents)
+    valid = run.blocks()[1]
+    places = [round(number * (len(valid) - 1) / (count - 1)) for number in range(count)]
+    tokens, length = valid.rows(torch.tensor(places)).numpy(), valid.lengths[places]
+    blocks = Blocks(tokens, length, valid.documents[places], "by hand")
+    return losses_by_bin(run.scorer(blocks), bins, 1234, 64), blocks.documents, length
 
 
 def between_documents(value, document):
@@ -231,11 +234,13 @@ def test_a_drop_is_the_paired_difference_of_two_stages(runs):
     assert [run["name"] for run in found["runs"]] == ["bell", "arm"]
     assert [run["is_exact"] for run in found["runs"]] == [False, True]
     assert (found["blocks"], found["block_length"]) == (150, 16)
+    _, document, _ = by_hand(runs / "bell", 2, bins, 150)
+    assert found["documents"] == len(set(document.tolist()))
     for run in found["runs"]:
         first, last = run["stages"]
         assert ([first["step"], last["step"]], "drop" in first) == ([2, 6], False)
-        before, document = by_hand(runs / run["run"], 2, bins, 150)
-        after, _ = by_hand(runs / run["run"], 6, bins, 150)
+        before, document, _ = by_hand(runs / run["run"], 2, bins, 150)
+        after, _, _ = by_hand(runs / run["run"], 6, bins, 150)
         assert 20 < len(set(document.tolist())) < 150
         for number, point in enumerate(last["drop"]):
             difference = before[number] - after[number]
@@ -250,6 +255,39 @@ def test_a_drop_is_the_paired_difference_of_two_stages(runs):
             assert 0 < point["se"] < 0.9 * math.hypot(*errors)
 
 
+def test_what_was_learned_until_the_last_checkpoint_and_where(runs):
+    """The rise: what the upper half of the bins learned, less what N_c = 0 did."""
+    stages = measured(CONTEXT_DROP, runs, "base")["runs"][0]["stages"]
+    assert [stage["step"] for stage in stages] == [2, 4, 6]
+    bins = [(0, 0), (1, 5), (6, 10), (11, 15)]
+    last, document, _ = by_hand(runs / "base", 6, bins, 150)
+    for stage in stages[:2]:
+        later = by_hand(runs / "base", stage["step"], bins, 150)[0] - last
+        found = [point["value"] for point in stage["to_last"]]
+        assert found == pytest.approx(later.mean(1).tolist(), abs=1e-9)
+        rise = (later[2] + later[3]) / 2 - later[0]
+        assert stage["rise"]["value"] == pytest.approx(rise.mean(), abs=1e-9)
+        assert stage["rise"]["se"] == pytest.approx(between_documents(rise, document), rel=1e-6)
+    assert "to_last" not in stages[2]
+    assert "rise" not in stages[2]
+
+
+def test_tokens_count_alike_in_blocks_of_different_lengths(runs):
+    """Lines of 20 to 60 bytes in blocks of 40; the error by the delta method."""
+    found = measured(CONTEXT_CURVE, runs, "other", blocks=40)
+    bins = [(0, 0), (1, 13), (14, 26), (27, 39)]
+    values, _, length = by_hand(runs / "other", 6, bins, 40)
+    assert length.min() < 30 < 40 == length.max()
+    for point, value in zip(found["runs"][0]["stages"][0]["nll"], values, strict=True):
+        there = ~np.isnan(value)
+        weight, count = length[there] / length[there].sum(), there.sum()
+        mean = (weight * value[there]).sum()
+        assert point["value"] == pytest.approx(mean, abs=1e-9)
+        residual = count * weight * (value[there] - mean)
+        assert point["se"] == pytest.approx(residual.std(ddof=1) / math.sqrt(count), rel=1e-6)
+    assert count < 40
+
+
 def test_blocks_that_are_documents_are_not_clustered(small_config, tmp_path, monkeypatch):
     for split in ("train", "valid"):
         monkeypatch.setitem(NUM_ROWS, split, 64)
@@ -258,7 +296,7 @@ def test_blocks_that_are_documents_are_not_clustered(small_config, tmp_path, mon
     found = measured(CONTEXT_CURVE, tmp_path, "toy", blocks=0)
     assert found["blocks"] == 64
     bins = [(0, 0), (1, 5), (6, 10), (11, 15)]
-    values, _ = by_hand(tmp_path / "toy", 2, bins, 64)
+    values, _, _ = by_hand(tmp_path / "toy", 2, bins, 64)
     points = found["runs"][0]["stages"][0]["nll"]
     expected = values.std(axis=1, ddof=1) / 8
     assert [point["se"] for point in points] == pytest.approx(expected.tolist())
@@ -275,8 +313,8 @@ def test_all_masked_runs_and_checkpoints_see_the_same_contexts(runs, monkeypatch
     told = []
     options = DropOptions((str(runs / "bell"), str(runs / "base")), bins=3, blocks=70, seed=9)
     CONTEXT_DROP.measure(options, lambda *n: told.append(n))
-    assert told == [(n, 4) for n in range(5)]
-    assert len(seen) == 4
+    assert told == [(n, 5) for n in range(6)]
+    assert len(seen) == 5
     first, *others = seen.values()
     assert len(first) == 4 * 2
     assert all(torch.equal(a, b) for mine in others for a, b in zip(first, mine, strict=True))
@@ -291,7 +329,7 @@ def test_a_curve_is_the_last_checkpoint_unless_another_is_asked_for(runs):
         found = measured(CONTEXT_CURVE, runs, "bell", checkpoints=asked, blocks=30)
         (stage,) = found["runs"][0]["stages"]
         assert stage["step"] == step
-        values, _ = by_hand(runs / "bell", step, [(0, 0)], 30)
+        values, _, _ = by_hand(runs / "bell", step, [(0, 0)], 30)
         assert stage["nll"][0]["value"] == pytest.approx(values.mean(), abs=1e-9)
 
 
@@ -300,7 +338,8 @@ def test_both_references_are_there(runs):
     found = measured(CONTEXT_CURVE, runs, "bell", "arm")
     assert is_plain_json(found)
     train, valid = load_run(runs / "bell").blocks()
-    train_x, valid_x = train.rows(slice(None)).numpy(), valid.rows(slice(None)).numpy()[:150]
+    train_x, valid_x = train.rows(slice(None)).numpy(), valid.rows(slice(None)).numpy()
+    valid_x = valid_x[[round(n * (len(valid_x) - 1) / 149) for n in range(150)]]
     num_tokens = load_run(runs / "bell").tokenizer.num_tokens
     unigram = np.bincount(train_x.ravel(), minlength=num_tokens) + 1.0
     unigram /= unigram.sum()
@@ -345,7 +384,7 @@ def test_the_table_and_the_figure_of_drops_name_the_stages(runs):
             CONTEXT_DROP,
             ["bell"],
             {"checkpoints": (6,)},
-            "bell has a single checkpoint; a drop needs",
+            "a drop needs two or more --checkpoints",
         ),
         (
             CONTEXT_DROP,

@@ -215,6 +215,15 @@ def test_eight_neighbours_within_the_radius_are_masked():
     assert {i for _, chosen in draws for i in chosen[128]} == set(range(40))
 
 
+def test_more_masks_keep_the_centre_further_from_the_ends():
+    """16 masks within radius 8 need 8 places on both sides."""
+    draws = radius_masks(40, (8, 128), 16, range(100))
+    assert {centre for centre, _ in draws} == set(range(8, 32))
+    for centre, chosen in draws:
+        assert chosen[8] == {*range(centre - 8, centre + 9)} - {centre}
+        assert len(chosen[128]) == 16
+
+
 def test_the_shortest_block_has_one_centre_and_eight_neighbours():
     for centre, chosen in radius_masks(9, (4, 32), 8, range(3)):
         assert centre == 4
@@ -301,11 +310,20 @@ def runs(small_config, tmp_path_factory):
     for name, options in {
         "mdm": "--train.steps 6 --checkpoint.keep-steps 3 6",
         "arm": "--framework arm --train.steps 2",
+        "apart": "--train.steps 2 --data.document-attention",
+        "timed": "--train.steps 2 --model.modulation time --schedule cosine --law uniform "
+        "--objective nelbo",
         "lines": "--train.steps 2 --data.documents line --data.packing unpacked "
         "--data.block-length 48",
     }.items():
         train_run(small_config(*options.split()), folder / name, is_quiet=True)
     return folder
+
+
+def spread_rows(run, count):
+    """Rows at even distances over the validation text."""
+    valid = run.blocks()[1]
+    return valid.rows(slice(None))[:: len(valid) // count][:count]
 
 
 def test_a_summary_is_the_mean_and_error_over_draws(runs):
@@ -316,7 +334,7 @@ def test_a_summary_is_the_mean_and_error_over_draws(runs):
     assert [model["name"] for model in found["models"]] == ["bell, step 6", "bell, untrained"]
     assert [model["step"] for model in found["models"]] == [6, 0]
     run = load_run(runs / "mdm")
-    rows = run.blocks()[1].rows(torch.arange(5))
+    rows = spread_rows(run, 5)
     draws = [
         additivity_similarities(
             run.model, x0_L, (2, 6), run.tokenizer.mask_id, stream_key(8, "gradients", number)
@@ -352,7 +370,7 @@ def test_the_checkpoint_asked_for_and_the_paper_beside_it(runs):
     found = GRADIENT_RADIUS.measure(options, ignore)
     assert [model["name"] for model in found["models"]] == ["bell, step 3", "bell, untrained"]
     run = load_run(runs / "mdm", checkpoint="3")
-    rows, mask_id = run.blocks()[1].rows(torch.arange(2)), run.tokenizer.mask_id
+    rows, mask_id = spread_rows(run, 2), run.tokenizer.mask_id
     draws = [
         radius_similarities(
             run.model, x0_L, (4, 128), 8, mask_id, stream_key(1234, "gradients", number)
@@ -431,6 +449,8 @@ def test_rows_are_long_enough_and_without_padding(runs, monkeypatch):
             RadiusOptions(("mdm",), checkpoint="5"),
             "no checkpoint '5'.*steps: 3, 6",
         ),
+        (GRADIENT_RADIUS, RadiusOptions(("apart",)), "apart keeps attention inside documents"),
+        (GRADIENT_RADIUS, RadiusOptions(("timed",)), "timed is told times of another than"),
         (GRADIENT_RADIUS, RadiusOptions(()), "at least one run folder"),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),

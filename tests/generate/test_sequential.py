@@ -239,12 +239,21 @@ def test_canvases_that_differ_in_what_is_given_are_refused(name):
             generate_in_order(TableModel(table_joint()), one, FRAMEWORKS[name], mask_id=MASK)
 
 
-@pytest.mark.parametrize("name", ["arm", "sigma"])
-def test_a_fixed_order_does_not_reach_beyond_its_length(name):
+def test_a_fixed_order_does_not_reach_beyond_its_length_but_left_to_right_does():
     with pytest.raises(UserError, match="an order for 4 tokens, the canvas 5"):
         generate_in_order(
-            TableModel(table_joint()), canvas({}, 2, length=5), FRAMEWORKS[name], mask_id=MASK
+            TableModel(table_joint()), canvas({}, 2, length=5), FRAMEWORKS["sigma"], mask_id=MASK
         )
+    asked = []
+
+    def model(x, rows, *, positions, target_positions, **_):
+        asked.append(target_positions[:, -1].tolist())
+        return torch.zeros(len(rows), 2)
+
+    made = generate_in_order(model, canvas({0: 1}, 2, length=6), FRAMEWORKS["arm"], mask_id=MASK)
+    assert asked == [[2, 2], [3, 3], [4, 4], [5, 5], [6, 6]]
+    assert made.ids_BL.shape == (2, 6)
+    assert (made.ids_BL[:, 0] == 1).all()
 
 
 def test_a_shorter_canvas_goes_in_the_order_of_its_positions():

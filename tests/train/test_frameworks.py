@@ -257,3 +257,19 @@ def test_a_run_of_before_the_frameworks_goes_on_as_masked_diffusion(
     assert not load_run(tmp_path / "run", device="cpu").framework.is_causal
     longer = config.with_options({"train.steps": 3})
     assert train_run(longer, tmp_path / "run", resume="yes", is_quiet=True).step == 3
+
+
+@pytest.mark.parametrize("name", ["arm", "sigma_arm", "aoarm"])
+def test_runs_on_wrapped_rows_can_be_sampled(small_config, tmp_path, name) -> None:
+    """A fixed order is given BOS where that comes first, and writes EOS itself."""
+    config = small_config("--framework", name, "--data.wrap", "True", "--train.steps", "1")
+    train_run(config, tmp_path / "run", is_quiet=True)
+    run = load_run(tmp_path / "run")
+    canvas = run.canvas()
+    given = canvas.is_given_L.nonzero().flatten().tolist()
+    order = getattr(run.framework, "rank_L", None)
+    if order is None:
+        assert given == [0, len(canvas) - 1]
+    else:
+        assert given == ([0] if int(order[0]) == 0 else [])
+    assert len(run.sample(2)) == 2
