@@ -158,8 +158,8 @@ def _mean(value_B: NDArray[np.float64], blocks: Blocks) -> dict[str, float] | No
 def _measure(
     options: ContextOptions, on_progress: OnProgress, *, last_only: bool
 ) -> dict[str, Any]:
-    if options.blocks < 0 or options.batch_size < 1:
-        raise UserError("--blocks must be at least 0 and --batch-size at least 1")
+    if options.blocks < 0 or options.blocks == 1 or options.batch_size < 1:
+        raise UserError("--blocks must be 0 or at least 2, and --batch-size at least 1")
     runs = open_runs(options.runs)
     check_same_text(runs)
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}
@@ -167,10 +167,12 @@ def _measure(
         steps = {name: kept[-1:] for name, kept in steps.items()}
     else:
         _check_several(runs, steps, options.checkpoints)
-    train, valid = runs[0].load(runs[0].steps[-1], options.device).blocks()
+    first = runs[0].load(runs[0].steps[-1], options.device)
+    train, valid = first.blocks()
+    first.check_same_data(train)
     blocks = valid.spread(options.blocks)
     bins = context_bins(blocks.block_length, options.bins)
-    known = references(train, blocks, runs[0].load().tokenizer.num_tokens)
+    known = references(train, blocks, first.tokenizer.num_tokens)
     total, done, found = sum(map(len, steps.values())), 0, []
     for run in runs:
         values = []

@@ -50,9 +50,14 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
 
 
 def unique_names(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
-    """Names that several runs share get the folder's name behind them."""
+    """Names that several runs share get the folder's name behind them, or its path if need be."""
+    if len(set(paths)) < len(paths):
+        raise UserError("a run folder is given twice")
+    short = [path.name for path in paths]
     return [
-        name if names.count(name) == 1 else f"{name} ({path.name})"
+        name
+        if names.count(name) == 1
+        else f"{name} ({path.name if short.count(path.name) == 1 else path})"
         for name, path in zip(names, paths)
     ]
 

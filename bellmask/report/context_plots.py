@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def curve_figure(numbers: Mapping[str, Any]) -> Figure:
     """NLL against N_c at the last checkpoint of each run, and the optimum without context."""
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    for run, colour in zip(numbers["runs"], COLOURS):
+    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
         stage = run["stages"][-1]
         kind = "exact" if run["is_exact"] else "bound"
         _draw(axes, stage["nll"], colour, f"{run['name']}, step {stage['step']} ({kind})")
@@ -64,7 +65,7 @@ def drop_figure(numbers: Mapping[str, Any]) -> Figure:
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for run, axes in zip(runs, panels):
         before = run["stages"][0]["step"]
-        for stage, colour in zip(run["stages"][1:], COLOURS[1:]):
+        for stage, colour in zip(run["stages"][1:], itertools.cycle(COLOURS[1:])):
             _draw(axes, stage["drop"], colour, f"step {before} to {stage['step']}")
             before = stage["step"]
         axes.axhline(0, color="0.4", linewidth=0.8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def _draw_red(axes: Axes, numbers: Mapping[str, Any]) -> None:
     for run in numbers["runs"]:
         kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
         drawn.setdefault(kind, run["stages"][-1]["red"])
-    for (kind, red), colour in zip(drawn.items(), COLOURS):
+    for (kind, red), colour in zip(drawn.items(), itertools.cycle(COLOURS)):
         axes.plot(range(len(red)), red, color=colour, label=kind)
     how = "closed form" if numbers["is_closed_form"] else "forward-backward"
     axes.set_title(f"irreducible: entropy of the data ({how})", fontsize=10)
@@ -46,7 +47,7 @@ def _draw_red(axes: Axes, numbers: Mapping[str, Any]) -> None:
 
 def _draw_blue(axes: Axes, numbers: Mapping[str, Any]) -> None:
     """First and last checkpoint of each run."""
-    for run, colour in zip(numbers["runs"], COLOURS):
+    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
         first, last = run["stages"][0], run["stages"][-1]
         contexts = range(len(last["blue"]))
         if first["step"] != last["step"]:

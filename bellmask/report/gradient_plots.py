@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ def _figure(numbers: Mapping[str, Any], label: str) -> Figure:
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for model, axes in zip(models, panels):
         settings = [str(row["setting"]) for row in model["rows"]]
-        for part, colour in zip(PARTS, COLOURS):
+        for part, colour in zip(PARTS, itertools.cycle(COLOURS)):
             points = [
                 (n, row[part])
                 for n, row in enumerate(model["rows"])

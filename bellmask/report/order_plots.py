@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ def orders_figure(numbers: Mapping[str, Any]) -> Figure:
     """Validation NLL against step for each framework; one-sigma band over runs."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.subplots()
-    for (name, group), colour in zip(numbers["groups"].items(), COLOURS):
+    for (name, group), colour in zip(numbers["groups"].items(), itertools.cycle(COLOURS)):
         kind = "exact" if group["is_exact"] else "bound"
         count = len(group["runs"])
         label = f"{name} ({kind}" + (f", {count} runs)" if count > 1 else ")")

@@ -407,7 +407,7 @@ def test_the_table_and_the_figure_of_drops_name_the_stages(runs):
         (CONTEXT_DROP, ["arm", "other"], {}, "different text or tokenizers"),
         (CONTEXT_CURVE, [], {}, "at least one run folder"),
         (CONTEXT_CURVE, ["none"], {}, "none is not a run folder: it has no config.json"),
-        (CONTEXT_CURVE, ["bell"], {"blocks": -1}, "--blocks must be at least 0"),
+        (CONTEXT_CURVE, ["bell"], {"blocks": -1}, "--blocks must be 0 or at least 2"),
         (CONTEXT_CURVE, ["bell"], {"batch_size": 0}, "--batch-size at least 1"),
         (CONTEXT_CURVE, ["bell"], {"bins": 0}, "--bins must be at least 1"),
     ],

@@ -14,9 +14,11 @@ from bellmask.analyze.gradients import (
     GRADIENT_RADIUS,
     PAPER_ADDITIVITY,
     PAPER_RADIUS,
-    PARTS,
     AdditivityOptions,
     RadiusOptions,
+)
+from bellmask.analyze.similarity import (
+    PARTS,
     additivity_similarities,
     cosine,
     gradient,
