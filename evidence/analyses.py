@@ -76,8 +76,8 @@ def on_toy(name: str) -> RunConfig:
         start,
         data=replace(start.data, train=f"toy:{name}", tokenizer="symbols:8", block_length=32),
         optim=replace(start.optim, lr=3e-3),
-        train=replace(start.train, steps=2000),
-        validation=replace(start.validation, every="250 steps"),
+        train=replace(start.train, steps=1000),
+        validation=replace(start.validation, every="100 steps"),
         checkpoint=replace(start.checkpoint, keep_steps=STAGES),
     )
 

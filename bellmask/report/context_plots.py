@@ -54,7 +54,7 @@ def curve_figure(numbers: Mapping[str, Any]) -> Figure:
     axes.set_xlabel(CONTEXT_LABEL)
     axes.set_ylabel("NLL of a target token (nats, 95 % interval)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     return figure
 
 

@@ -81,6 +81,18 @@ def check_resume_with_another_number_of_processes(
         assert losses(tmp_path / folder) == pytest.approx(expected, rel=1e-5)
 
 
+def test_two_processes_give_an_any_order_model_the_orders_of_one(
+    small_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = small_config(*OPTIONS, "--framework", "aoarm", "--validation.draws", "2")
+    train_run(config, tmp_path / "one", is_quiet=True)
+    done = run_two_processes(config, tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    nll = losses(tmp_path / "two", "validation", "nll")
+    assert nll == pytest.approx(losses(tmp_path / "one", "validation", "nll"), rel=1e-5)
+
+
 def test_a_batch_that_does_not_divide_is_refused_once(
     small_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
