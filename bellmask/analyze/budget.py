@@ -62,6 +62,7 @@ def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
             "spent_on_nothing": float((weight_L * is_spent_L).sum()),
             "weights": weight_L.tolist(),
         }
+    found["most_per_row"] = float((_num_targets(length) * blue_L).max())
     rate_L = _num_targets(length) / length
     for name, draw_L in {**law_draws(length), "oracle": oracle_draws(blue_L)}.items():
         total = float(draw_L.sum())

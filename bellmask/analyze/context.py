@@ -42,7 +42,7 @@ class ContextOptions:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
     """Run folders on the same text, masked and causal ones."""
     checkpoints: tuple[int, ...] = ()
-    """Steps to look at; default: every checkpoint that each run has kept."""
+    """Steps to look at; default: every checkpoint kept (context-curve takes the last of them)."""
     blocks: int = 512
     """Validation blocks, spread evenly over the text; 0 means all."""
     bins: int = 16

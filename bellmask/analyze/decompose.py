@@ -233,7 +233,9 @@ def _by_context(numbers: dict[str, Any]) -> list[Table]:
         rows = []
         for context in _shown_contexts(numbers["block_length"]):
             cells = [f"{s['blue'][context]:.4f} ± {s['blue_se'][context]:.4f}" for s in stages]
-            rows.append([str(context), f"{stages[-1]['red'][context]:.4f}", *cells])
+            error = stages[-1]["red_se"][context]
+            red = f"{stages[-1]['red'][context]:.4f}" + (f" ± {error:.4f}" if error else "")
+            rows.append([str(context), red, *cells])
         tables.append(Table(f"{run['name']}: nats per prediction (Prop. 3.1)", columns, rows))
     return tables
 
@@ -252,10 +254,11 @@ def _spending(numbers: dict[str, Any]) -> list[Table]:
     columns = ["model", "base meets", "bell meets", "base on nothing", "bell on nothing"]
     title = "reducible nats per unit of training weight (share of the loss); weight on contexts "
     title += f"where less than {SPENT_BELOW:.0%} can be learned"
-    rows = ["model", "base", "bell", "oracle", "oracle's mask rate"]
+    rows = ["model", "base", "bell", "oracle", "any row at most", "oracle's mask rate"]
+    held = "reducible nats held by a row that the law draws (oracle: rows in proportion to what "
     return [
         Table(title, columns, by_weight),
-        Table("reducible nats held by a row that the law draws", rows, by_row),
+        Table(held + "they hold, so that no context count is left out)", rows, by_row),
     ]
 
 
@@ -271,6 +274,7 @@ def _per_row(spent: dict[str, Any]) -> list[str]:
     oracle = spent["oracle"]
     return [
         *(f"{spent[law]['reducible_per_row']:.3f}" for law in ("base", "bell", "oracle")),
+        f"{spent['most_per_row']:.3f}",
         f"{oracle['mask_rate_mean']:.2f} ± {oracle['mask_rate_sd']:.2f}",
     ]
 

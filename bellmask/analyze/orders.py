@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def _measure(options: OrdersOptions, on_progress: OnProgress) -> dict[str, Any]:
         "data": records[0].config.data.train,
         "steps": records[0].config.train.steps,
         "unigram_nll": records[0].description.get("unigram_nll"),
-        "gaps": _gaps(found),
+        "gaps": _gaps(groups),
     }
 
 
@@ -85,33 +86,40 @@ def _curve(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
-def _gaps(groups: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Differences of final NLLs, with the error that runs and validation blocks give them."""
-    wanted = [
-        ("locality: sigma_arm minus arm", "sigma_arm", "arm"),
-        ("locality, crossed: sigma_arm+crossed minus arm", "sigma_arm+crossed", "arm"),
-        (
-            "number of orders: aoarm+crossed minus sigma_arm+crossed",
-            "aoarm+crossed",
-            "sigma_arm+crossed",
-        ),
-        ("number of orders and encoding: aoarm minus sigma_arm", "aoarm", "sigma_arm"),
-        ("encoding: aoarm+crossed minus aoarm", "aoarm+crossed", "aoarm"),
-        ("encoding: sigma_arm+crossed minus sigma_arm", "sigma_arm+crossed", "sigma_arm"),
-    ]
+_GAPS = [
+    ("locality", "sigma_arm", "arm"),
+    ("locality, crossed", "sigma_arm+crossed", "arm"),
+    ("number of orders", "aoarm+crossed", "sigma_arm+crossed"),
+    ("number of orders and encoding", "aoarm", "sigma_arm"),
+    ("encoding", "aoarm+crossed", "aoarm"),
+    ("encoding", "sigma_arm+crossed", "sigma_arm"),
+]
+
+
+def _gaps(groups: dict[str, list[RunRecord]]) -> list[dict[str, Any]]:
+    """Differences of mean final NLLs with their errors."""
     found = []
-    for name, left, right in wanted:
+    for what, left, right in _GAPS:
         if left in groups and right in groups:
-            gap = groups[left]["nll"][-1] - groups[right]["nll"][-1]
-            error = (_error(groups[left]) ** 2 + _error(groups[right]) ** 2) ** 0.5
-            found.append({"name": name, "gap": gap, "se": error})
+            gap, error, over = _gap(groups[left], groups[right])
+            name = f"{what}: {left} minus {right}"
+            found.append({"name": name, "gap": gap, "se": error, "over": over})
     return found
 
 
-def _error(group: dict[str, Any]) -> float:
+def _gap(left: Sequence[RunRecord], right: Sequence[RunRecord]) -> tuple[float, float, str]:
+    """(gap, error, over what): paired over blocks for single runs, else over runs."""
+    if len(left) == len(right) == 1:
+        return *left[0].last.difference(right[0].last), "blocks, paired"
+    means = [statistics.mean(run.nll[-1] for run in runs) for runs in (left, right)]
+    return means[0] - means[1], math.hypot(_error(left), _error(right)), "runs"
+
+
+def _error(runs: Sequence[RunRecord]) -> float:
     """Over runs where there are several, else over validation blocks."""
-    count, spread = len(group["final"]), group["sd_over_runs"][-1]
-    return spread / count**0.5 if spread is not None else group["final_se"][0] or 0.0
+    if len(runs) == 1:
+        return runs[0].nll_se[-1] or 0.0
+    return statistics.stdev(run.nll[-1] for run in runs) / len(runs) ** 0.5
 
 
 def _tables(numbers: dict[str, Any]) -> list[Table]:
@@ -127,11 +135,14 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
                 "-" if spread is None else f"{spread:.4f}",
             ]
         )
-    gaps = [[gap["name"], f"{gap['gap']:+.4f}", f"{gap['se']:.4f}"] for gap in numbers["gaps"]]
+    gaps = [
+        [gap["name"], f"{gap['gap']:+.4f}", f"{gap['se']:.4f}", gap["over"]]
+        for gap in numbers["gaps"]
+    ]
     title = f"{numbers['data']}, step {numbers['steps']}: final NLL, nats per token (Fig. 2)"
     tables = [Table(title, ["framework", "NLL is", "runs", "mean", "sd over runs"], rows)]
     return (
-        [*tables, Table("what costs what", ["difference", "nats", "error"], gaps)]
+        [*tables, Table("what costs what", ["difference", "nats", "error", "over"], gaps)]
         if gaps
         else tables
     )

@@ -98,6 +98,8 @@ def _write(name: str, numbers: dict[str, Any], figure: Any, folder: Path) -> Non
     from bellmask.train.checkpoint import write_text
 
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / f"{name}.json").exists():
+        print(f"note: the results that {folder} held are replaced; --out keeps them apart")
     content = without_nan({"analysis": name, "bellmask": __version__, **numbers})
     write_text(folder / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     save_figure(figure, folder / name)

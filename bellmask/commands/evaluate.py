@@ -42,7 +42,7 @@ class EvaluateOptions:
     data: str | None = None
     """Text to measure on (path or glob) instead of the run's validation text."""
     blocks: int = 2048
-    """Blocks to use (the first ones); 0 means all."""
+    """Blocks to use, spread evenly over the text; 0 means all."""
     draws: int = 4
     """Masks per block; 2 or more cover all context counts of each block. For an AoARM orders; an
     exact NLL has none."""
@@ -113,7 +113,7 @@ def _blocks(loaded: Run, options: EvaluateOptions) -> tuple[Blocks | None, Block
     else:
         train, valid = loaded.blocks()
         loaded.check_same_data(train)
-    return train, valid.slice(0, min(options.blocks or len(valid), len(valid)))
+    return train, valid.spread(options.blocks)
 
 
 def _training_blocks(loaded: Run) -> Blocks | None:

@@ -205,7 +205,7 @@ def _progress(summary: Mapping[str, Any]) -> dict[str, float | None]:
     if unigram is None:
         return {"below_unigram": None, "share_to_arm": None}
     share = None
-    if arm is not None and arm < unigram:
+    if arm is not None and max(arm, target) < unigram:
         share = (unigram - target) / (unigram - arm)
     return {"below_unigram": unigram - target, "share_to_arm": share}
 

@@ -76,7 +76,7 @@ def _order(framework: Ordered, u_BL: Tensor, is_given_L: Tensor) -> Tensor:
     order_L = torch.arange(length) if is_arm else framework.orders(u_BL[:1]).reshape(-1)
     if bool(is_given_L[order_L].long().diff().gt(0).any()):
         raise UserError(
-            "this model writes in a fixed order, and the given tokens are not the first in it; "
-            "give an ARM a prefix, or use a masked diffusion model or AoARM to fill gaps"
+            "this model writes in a fixed order, and the given tokens are not the first in it: an "
+            "ARM takes a prefix, a sigma-ARM nothing; gaps are for masked models and AoARMs"
         )
     return order_L.expand(len(u_BL), -1).contiguous()

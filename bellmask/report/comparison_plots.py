@@ -60,7 +60,12 @@ def _trim(axes: Axes, results: Mapping[str, Any]) -> None:
 
 
 def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
-    """From the reference's end back to where variants arrived; of many, the first to arrive."""
+    """From the reference's end back to where variants arrived; of many, the first to arrive.
+
+    None where the reference has not even learned token frequencies: no speed-up counts then.
+    """
+    if (results["progress"]["below_unigram"] or 0) < 0:
+        return
     target = results["variants"][results["reference"]]["nll"]
     compared = {n: v["comparison"] for n, v in results["variants"].items() if "comparison" in v}
     reached = {n: c for n, c in compared.items() if c["speed_up"] is not None}

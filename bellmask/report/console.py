@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -19,6 +20,9 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+PIPE_WIDTH = 160
+"""Columns of a table that goes to a file or a pipe."""
 
 
 class _Speed(ProgressColumn):
@@ -83,7 +87,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         if number == 0:  # never cut: names may differ in their last letters
             table.add_column(name, justify="left", overflow="fold")
         else:
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=PIPE_WIDTH)
+    console.print(table)

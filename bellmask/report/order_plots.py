@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,15 @@ def orders_figure(numbers: Mapping[str, Any]) -> Figure:
         count = len(group["runs"])
         label = f"{name} ({kind}" + (f", {count} runs)" if count > 1 else ")")
         style = "--" if name.endswith("crossed") else "-"
-        axes.plot(group["steps"], group["nll"], color=colour, linestyle=style, label=label)
+        axes.plot(
+            group["steps"],
+            group["nll"],
+            "o",
+            markersize=2.5,
+            color=colour,
+            linestyle=style,
+            label=label,
+        )
         if count > 1:
             mean, spread = np.array(group["nll"]), np.array(group["sd_over_runs"])
             axes.fill_between(
@@ -35,7 +44,9 @@ def orders_figure(numbers: Mapping[str, Any]) -> Figure:
     axes.set_ylim(min(lows) - room, max(tops) + room)
     axes.set_xlabel("training step")
     axes.set_ylabel("validation NLL (nats per token)")
-    axes.set_title("band: one standard deviation over runs", fontsize=9)
+    has_band = any(len(group["runs"]) > 1 for group in numbers["groups"].values())
+    band = "; band: one standard deviation over runs" if has_band else ""
+    axes.set_title(Path(numbers["data"]).name + band, fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return figure

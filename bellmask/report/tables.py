@@ -153,9 +153,9 @@ def cautions(results: Mapping[str, Any]) -> list[str]:
         )
         if below < 0:
             lines.append("the reference has not even learned token frequencies: no speed-up counts")
-    if progress["share_to_arm"] is None:
+    if progress["share_to_arm"] is None and "arm" not in results["variants"]:
         lines.append("no ARM run: add the variant arm to know the share of the way to it")
-    else:
+    elif progress["share_to_arm"] is not None:
         share = progress["share_to_arm"]
         lines.append(f"the reference has closed {share:.0%} of the way from unigram to ARM")
         if share < 0.3:

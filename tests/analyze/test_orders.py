@@ -9,6 +9,7 @@ import pytest
 from bellmask.analyze.orders import ORDERS, OrdersOptions
 from bellmask.assemble import train_run
 from bellmask.errors import UserError
+from bellmask.evaluate.result import Likelihood
 from bellmask.records import read_metrics
 
 RUNS = {
@@ -83,6 +84,11 @@ def test_a_group_has_the_mean_and_spread_of_its_runs(runs, numbers):
     assert alone["sd_over_runs"] == [None, None]
 
 
+def last_blocks(folder) -> np.ndarray:
+    """NLL of each block at the last evaluation."""
+    return Likelihood.load(sorted((folder / "validation").glob("*.npz"))[-1]).block_nll
+
+
 def test_gaps_have_the_errors_of_runs_or_of_validation(runs, numbers):
     found = {gap["name"]: (gap["gap"], gap["se"]) for gap in numbers["gaps"]}
     sigma = np.array([curve(runs / f"sigma-{seed}")[-1] for seed in (1, 2)])
@@ -101,9 +107,17 @@ def test_gaps_have_the_errors_of_runs_or_of_validation(runs, numbers):
         "encoding: sigma_arm+crossed minus sigma_arm": ("sigma-crossed", "sigma"),
     }
     assert list(found) == list(expected)
+    over = {gap["name"]: gap["over"] for gap in numbers["gaps"]}
     for name, (left, right) in expected.items():
         assert found[name][0] == pytest.approx(value[left] - value[right], abs=1e-12)
-        assert found[name][1] == pytest.approx(math.hypot(error[left], error[right]), rel=1e-9)
+        if "sigma" in (left, right):
+            wanted = math.hypot(error[left], error[right])
+            assert over[name] == "runs"
+        else:  # the same blocks: what they share cancels
+            values = [last_blocks(runs / run) for run in (left, right)]
+            wanted = np.std(values[0] - values[1], ddof=1) / math.sqrt(len(values[0]))
+            assert over[name] == "blocks, paired"
+        assert found[name][1] == pytest.approx(wanted, rel=1e-6)
         assert abs(found[name][0]) > 1e-7  # so that its sign is seen
         assert found[name][1] > 0
 
@@ -143,7 +157,7 @@ def test_the_table_and_the_figure_label_what_is_exact(numbers):
     assert "step 4" in table.title
     assert "(Fig. 2)" in table.title
     first = numbers["gaps"][0]
-    assert gaps.rows[0] == [first["name"], f"{first['gap']:+.4f}", f"{first['se']:.4f}"]
+    assert gaps.rows[0][:3] == [first["name"], f"{first['gap']:+.4f}", f"{first['se']:.4f}"]
     axes = ORDERS.figure(numbers).axes[0]
     labels = axes.get_legend_handles_labels()[1]
     assert "arm (exact)" in labels
