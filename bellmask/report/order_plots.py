@@ -48,5 +48,5 @@ def orders_figure(numbers: Mapping[str, Any]) -> Figure:
     band = "; band: one standard deviation over runs" if has_band else ""
     axes.set_title(Path(numbers["data"]).name + band, fontsize=9)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
     return figure
