@@ -140,7 +140,7 @@ def check_comparable(runs: list[RunRecord]) -> None:
         for key, what in _MUST_AGREE.items():
             if first.description.get(key) != other.description.get(key):
                 raise UserError(f"{pair}: their {what} differ")
-        same_kind = masked[0] if other in masked else first
+        same_kind = first if other.last.is_causal else masked[0]
         if not all(one.last.is_paired_with(other.last) for one in (first, same_kind)):
             raise UserError(f"{pair}: their validation blocks or masks differ")
         left, right = first.config.flat(), other.config.flat()
