@@ -11,17 +11,15 @@ import torch
 
 from bellmask.build import (
     build_framework,
-    build_law,
     build_model,
     build_objective,
     build_rules,
-    build_schedule,
     describe_learning,
+    learning_caution,
 )
 from bellmask.config import RunConfig
 from bellmask.data.prepare import LoadedData, load_data, make_tokenizer
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.bell_test import bell_test
 from bellmask.diffusion.objectives import Objective
 from bellmask.errors import UserError
 from bellmask.evaluate.context_curve import unigram_cross_entropy
@@ -252,9 +250,8 @@ class _Training:
             f"{self.world.size} process(es) on {self.world.device.type}, "
             f"{str(self.precision).removeprefix('torch.')}"
         )
-        law, schedule = build_law(config.law), build_schedule(config.schedule)
-        if config.objective.name == "bell" and not bell_test(law, schedule).is_bell_shaped:
-            self.display.say(f"note: {law} is not bell-shaped (Def. 4.1) under {schedule}")
+        if caution := learning_caution(config):
+            self.display.say(f"note: {caution}")
 
     def _validate(self, state: TrainState) -> None:
         options = self.config.validation

@@ -8,6 +8,7 @@ import torch
 
 from bellmask.config import RunConfig
 from bellmask.data.tokenizer import Tokenizer
+from bellmask.diffusion.bell_test import bell_test
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
 from bellmask.diffusion.orders import Framework, Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
@@ -89,6 +90,14 @@ def describe_learning(config: RunConfig) -> str:
     if framework.name == "mdm":
         return f"objective {config.objective.name}, law {build_law(config.law)}"
     return f"framework {framework.name}, {framework.encoding} positions"
+
+
+def learning_caution(config: RunConfig) -> str | None:
+    """What a person should know of the law before training; None where all is as expected."""
+    law, schedule = build_law(config.law), build_schedule(config.schedule)
+    if config.objective.name == "bell" and not bell_test(law, schedule).is_bell_shaped:
+        return f"{law} is not bell-shaped (Def. 4.1) under {schedule}"
+    return None
 
 
 def build_rules(options: DataOptions, tokenizer: Tokenizer) -> AttentionRules:

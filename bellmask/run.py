@@ -19,11 +19,11 @@ from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
 from bellmask.data.prepare import load_data
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.orders import Framework, Ordered
+from bellmask.diffusion.orders import Framework
 from bellmask.errors import UserError, look_up
 from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.evaluate.result import Likelihood
-from bellmask.generate.canvas import Canvas, canvas_from_prefix, canvas_from_text, empty_canvas
+from bellmask.generate.canvas import Canvas, frame_canvas, make_canvas
 from bellmask.generate.engine import Generation
 from bellmask.generate.fill import fill
 from bellmask.model.transformer import Denoiser
@@ -210,27 +210,14 @@ class Run:
     ) -> Canvas:
         """A row to fill: empty, after a prefix, or with the gaps of a template.
 
-        Where the run's rows are wrapped, BOS and EOS are given, and count towards the length; a
-        model with a fixed order is given BOS alone, if that comes first in it.
+        Where the run's rows are wrapped, BOS and EOS count towards the length.
         """
         frame = 2 if self.is_wrapped else 0
         inner = (length or self.config.data.block_length) - frame
         if inner < 1:
             raise UserError(f"a length of {length} leaves no room between BOS and EOS")
-        if template is not None:
-            canvas = canvas_from_text(self.tokenizer, template)
-        elif prefix:
-            canvas = canvas_from_prefix(self.tokenizer, prefix, inner)
-        else:
-            canvas = empty_canvas(self.tokenizer, inner)
-        if not frame:
-            return canvas
-        ends = [self.tokenizer.bos_id, self.tokenizer.eos_id]
-        if isinstance(self.framework, Ordered) and self.framework.rank_L is not None:
-            is_first = int(self.framework.rank_L[0]) == 0
-            ends = [self.tokenizer.bos_id if is_first else canvas.mask_id, canvas.mask_id]
-        begin, end = torch.tensor(ends).split(1)
-        return Canvas(torch.cat([begin, canvas.ids_L, end]), canvas.mask_id)
+        canvas = make_canvas(self.tokenizer, inner, prefix=prefix, template=template)
+        return frame_canvas(canvas, self.tokenizer, self.framework) if frame else canvas
 
     def infill(
         self,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bellmask.data.tokenizer import Tokenizer
+from bellmask.diffusion.orders import Framework, Ordered
 from bellmask.errors import UserError
 
 _GAP = re.compile(r"\[MASK(?:\*(\d+))?\]")
@@ -84,3 +85,27 @@ def canvas_from_prefix(tokenizer: Tokenizer, prefix: str, length: int) -> Canvas
         )
     ids = np.concatenate([given, np.full(length - len(given), tokenizer.mask_id)])
     return Canvas(torch.from_numpy(ids), tokenizer.mask_id)
+
+
+def make_canvas(
+    tokenizer: Tokenizer, length: int, *, prefix: str = "", template: str | None = None
+) -> Canvas:
+    """A template's own tokens and gaps, or ``length`` tokens after a prefix or from nothing."""
+    if template is not None:
+        return canvas_from_text(tokenizer, template)
+    if prefix:
+        return canvas_from_prefix(tokenizer, prefix, length)
+    return empty_canvas(tokenizer, length)
+
+
+def frame_canvas(canvas: Canvas, tokenizer: Tokenizer, framework: Framework) -> Canvas:
+    """BOS before and EOS behind a canvas, as wrapped rows have them.
+
+    A model with a fixed order takes only what comes first in it: BOS at most; EOS it writes itself.
+    """
+    begin, end = tokenizer.bos_id, tokenizer.eos_id
+    if isinstance(framework, Ordered) and framework.rank_L is not None:
+        begin = begin if int(framework.rank_L[0]) == 0 else canvas.mask_id
+        end = canvas.mask_id
+    ids = torch.cat([torch.tensor([begin]), canvas.ids_L, torch.tensor([end])])
+    return Canvas(ids, canvas.mask_id)
