@@ -107,7 +107,9 @@ def curves_figure(results: Mapping[str, Any], *, with_time: bool = True) -> Figu
         _draw_curves(last, results, "seconds")
         last.set_xlabel("training time (seconds, evaluation excluded)")
     left.set_xlabel("training step")
-    left.set_ylabel("validation NLL bound (nats per token)")
+    is_mixed = any(variant.get("is_exact") for variant in results["variants"].values())
+    bound = "NLL, a bound unless exact" if is_mixed else "NLL bound"
+    left.set_ylabel(f"validation {bound} (nats per token)")
     last.legend(*left.get_legend_handles_labels(), fontsize=8)
     left.text(
         0.01,
