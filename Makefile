@@ -1,7 +1,8 @@
 # Every target sets up what it needs in .venv first; two commands are enough on a fresh machine:
 #   make demo   base against bell, three paired seeds: how many times sooner does the bell get there?
 #   make test   lint, types, tests, and a training with the built wheel
-# make evidence rebuilds docs/results.md; with LM1B='files/*' it reads those instead of the hub
+# make evidence rebuilds docs/results.md; with LM1B='files/*' it reads those instead of the hub, with
+# TEXTS='ptb=ptb.valid.txt arxiv=papers.jsonl' and COLUMNS='arxiv=text' zero-shot sets
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -43,10 +44,12 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/data.py
 
 evidence: $(STAMP)
-	$(BIN)/python evidence/run.py $(if $(LM1B),--lm1b '$(LM1B)')
+	$(BIN)/python evidence/run.py $(if $(LM1B),--lm1b '$(LM1B)') $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(COLUMNS),--columns $(COLUMNS))
 
 clean:
 	rm -rf .venv .venv-wheel build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

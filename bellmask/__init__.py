@@ -19,6 +19,7 @@ _HOMES = {
     "train_run": "bellmask.assemble",
     "Run": "bellmask.run",
     "load_run": "bellmask.run",
+    "load": "bellmask.exchange.loading",
     "Uniform": "bellmask.diffusion.times",
     "Dirac": "bellmask.diffusion.times",
     "TruncatedGaussian": "bellmask.diffusion.times",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from bellmask.diffusion.times import TruncatedLaplace as TruncatedLaplace
     from bellmask.diffusion.times import Uniform as Uniform
     from bellmask.errors import UserError as UserError
+    from bellmask.exchange.loading import load as load
     from bellmask.presets import preset as preset
     from bellmask.run import Run as Run
     from bellmask.run import load_run as load_run

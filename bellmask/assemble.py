@@ -27,6 +27,7 @@ from bellmask.evaluate.likelihood import evaluate
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import empty_canvas
 from bellmask.generate.fill import fill
+from bellmask.generate.settings import Sampling
 from bellmask.intervals import Interval
 from bellmask.model.transformer import count_parameters
 from bellmask.records import MetricsFile
@@ -284,7 +285,7 @@ class _Training:
                 model,
                 canvas.repeat(options.num_samples),
                 self.framework,
-                steps=options.sample_steps,
+                Sampling(steps=options.sample_steps),
                 mask_id=self.tokenizer.mask_id,
                 seed=options.seed,
                 device=self.world.device,

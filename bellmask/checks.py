@@ -71,6 +71,8 @@ def _model(config: RunConfig) -> Iterator[str]:
             f"model.width={width} must be an even multiple of model.num_heads={heads}; "
             f"heads that fit this width: {', '.join(map(str, good)) or 'none'}"
         )
+    if config.model.time_input != "stretched" and config.model.modulation != "time":
+        yield f"model.time_input={config.model.time_input} needs --model.modulation time"
 
 
 def _framework(config: RunConfig) -> Iterator[str]:

@@ -97,6 +97,20 @@ def generate(args: list[str]) -> int:
     return run(args)
 
 
+def import_(args: list[str]) -> int:
+    """Make a run of a checkpoint in the layout of mdlm and duo."""
+    from bellmask.commands.exchange import import_ as run
+
+    return run(args)
+
+
+def export(args: list[str]) -> int:
+    """Write a run for Hugging Face or in mdlm's layout."""
+    from bellmask.commands.exchange import export as run
+
+    return run(args)
+
+
 def prepare(args: list[str]) -> int:
     """Turn a corpus into training blocks."""
     from bellmask.commands.prepare import run
@@ -198,6 +212,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": evaluate,
     "generate": generate,
     "analyze": analyze,
+    "import": import_,
+    "export": export,
     "config": config,
     "presets": presets,
 }

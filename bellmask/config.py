@@ -105,14 +105,15 @@ class RunConfig:
         return dict(_flatten(self.to_dict()))
 
     def key_options(self) -> dict[str, Any]:
-        """The options that keys are made of: sections that came later count when they are used."""
+        """The options that keys are made of: what came later counts when it is used."""
         flat, plain = self.resolved().flat(), RunConfig().flat()
         unused = [
             section
             for section in _ADDED_LATER
             if all(flat[o] == plain[o] for o in flat if o.startswith(f"{section}."))
         ]
-        return {o: v for o, v in flat.items() if o.split(".")[0] not in unused}
+        unused += [option for option in _OPTIONS_ADDED_LATER if flat[option] == plain[option]]
+        return {o: v for o, v in flat.items() if not {o, o.split(".")[0]} & set(unused)}
 
     def fingerprint(self) -> str:
         """Hash of the options that decide what is learned: the key of the default run folder."""
@@ -280,6 +281,8 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 _ADDED_LATER = {"framework"}
 """Sections that files of earlier versions do not have; their defaults are what those runs did."""
+_OPTIONS_ADDED_LATER = {"model.time_input"}
+"""The same of single options."""
 
 
 def load_config(path: str | Path) -> RunConfig:

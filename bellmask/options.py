@@ -99,6 +99,9 @@ class ModelOptions:
     modulation: Literal["constant", "time"] = "constant"
     """constant: learned shift, scale and gate vectors. time: AdaLN fed with the time
     (mdlm's 128-wide conditioning), for models that are told t."""
+    time_input: Literal["stretched", "sigma"] = "stretched"
+    """What the time's embedding is fed (modulation=time). stretched: 1000 t. sigma: mdlm's
+    -log(1 - 0.999 t), for models imported from there."""
 
 
 @dataclass(frozen=True)

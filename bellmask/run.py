@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import Canvas, frame_canvas, make_canvas
 from bellmask.generate.engine import Generation
 from bellmask.generate.fill import fill
+from bellmask.generate.settings import Sampling, sampling_of
+from bellmask.generate.steps import OnStep
 from bellmask.model.transformer import Denoiser
 from bellmask.runfolder import read_description, read_tokenizer
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
@@ -63,6 +65,10 @@ class Run:
 
     def blocks(self) -> tuple[Blocks, Blocks]:
         """The run's training and validation blocks."""
+        if read_description(self.folder).get("imported_from"):
+            raise UserError(
+                f"{self.folder} was imported: its training text is not here; give text with --data"
+            )
         data = load_data(self.config.data, self.tokenizer)
         return data.train, data.valid
 
@@ -150,13 +156,12 @@ class Run:
         self,
         canvas: Canvas,
         count: int = 1,
+        sampling: Sampling | None = None,
         *,
-        steps: int = 128,
-        temperature: float = 1.0,
         seed: int = 0,
         batch_size: int = 64,
         on_batch: Callable[[int], None] | None = None,
-        noise_dtype: torch.dtype = torch.float64,
+        on_step: OnStep | None = None,
     ) -> Generation:
         """Fill a canvas ``count`` times; sample i is the same whatever the batch size."""
         if count < 1:
@@ -167,13 +172,12 @@ class Run:
                 self.model,
                 canvas.repeat(min(batch_size, count - first)),
                 self.framework,
-                steps=steps,
+                sampling or Sampling(),
                 mask_id=canvas.mask_id,
                 seed=seed,
                 first_sample=first,
-                temperature=temperature,
-                noise_dtype=noise_dtype,
                 device=self.device,
+                on_step=on_step,
             )
             parts.append(part)
             if on_batch:
@@ -190,15 +194,15 @@ class Run:
         *,
         prefix: str = "",
         length: int | None = None,
-        steps: int = 128,
-        temperature: float = 1.0,
         seed: int = 0,
+        **settings: Any,
     ) -> list[str]:
-        """Texts from nothing, or continuing a prefix, ``length`` tokens in all."""
+        """Texts from nothing, or continuing a prefix, ``length`` tokens in all.
+
+        ``settings`` are fields of :class:`bellmask.generate.settings.Sampling`.
+        """
         canvas = self.canvas(prefix=prefix, length=length)
-        return self.texts(
-            self.generate(canvas, count, steps=steps, temperature=temperature, seed=seed)
-        )
+        return self.texts(self.generate(canvas, count, sampling_of(settings), seed=seed))
 
     @property
     def is_wrapped(self) -> bool:
@@ -219,20 +223,10 @@ class Run:
         canvas = make_canvas(self.tokenizer, inner, prefix=prefix, template=template)
         return frame_canvas(canvas, self.tokenizer, self.framework) if frame else canvas
 
-    def infill(
-        self,
-        text: str,
-        count: int = 1,
-        *,
-        steps: int = 128,
-        temperature: float = 1.0,
-        seed: int = 0,
-    ) -> list[str]:
-        """Fill the gaps of ``"The [MASK*12] sat on the [MASK*3]."``."""
+    def infill(self, text: str, count: int = 1, *, seed: int = 0, **settings: Any) -> list[str]:
+        """Fill the gaps of ``"The [MASK*12] sat on the [MASK*3]."``; settings as for ``sample``."""
         canvas = self.canvas(template=text)
-        return self.texts(
-            self.generate(canvas, count, steps=steps, temperature=temperature, seed=seed)
-        )
+        return self.texts(self.generate(canvas, count, sampling_of(settings), seed=seed))
 
     def texts(self, made: Generation) -> list[str]:
         """Generated ids as text; of a run on single documents, up to the first EOS."""

@@ -26,6 +26,7 @@ from bellmask.diffusion.objectives import Bell, Nelbo, Objective
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
+from bellmask.generate.network import Network
 from bellmask.model.transformer import Denoiser
 from bellmask.options import ModelOptions, OptimOptions, TrainOptions
 from bellmask.train.distributed import World
@@ -139,7 +140,7 @@ def our_sampling(size: Size, objective: str) -> Callable[[int], None]:
     canvas = torch.full((SAMPLES, size.length), size.vocabulary)
 
     def run(number: int) -> None:
-        generate(model, canvas, uniform_grid(SAMPLE_STEPS), mask_id=size.vocabulary, seed=number)
+        generate(Network(model, size.vocabulary), canvas, uniform_grid(SAMPLE_STEPS), seed=number)
 
     return run
 

@@ -1,6 +1,7 @@
 """Train what docs/results.md is made of: resumable, a few minutes a run on two CPU cores.
 
-usage: python evidence/run.py [--lm1b GLOB] [--settings NAME ...] [--jobs N] [--only PART]
+usage: python evidence/run.py [--lm1b GLOB] [--texts NAME=PATH ...] [--columns NAME=COLUMN ...]
+                              [--settings NAME ...] [--jobs N] [--only PART]
 
 Writes one small results file per comparison to docs/results/ and then rebuilds docs/results.md.
 """
@@ -24,6 +25,7 @@ from bellmask.presets import small
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import analyze_everything, rounded
+from perplexities import measure_perplexities
 from write import RESULTS, write_document
 
 ROOT = Path("runs/evidence")
@@ -89,9 +91,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lm1b", help="local LM1B files (path or quoted glob) instead of the hub")
     names = ["wikitext2", "lm1b", "lm1b_unpacked"]
+    parser.add_argument(
+        "--texts", nargs="+", default=[], metavar="NAME=PATH", help="zero-shot sets in local files"
+    )
+    parser.add_argument(
+        "--columns", nargs="+", default=[], metavar="NAME=COLUMN", help="their columns of text"
+    )
     parser.add_argument("--settings", nargs="+", choices=names, default=names)
     parser.add_argument("--jobs", type=int, default=2)
-    parts = ["analyses", "comparisons", "document"]
+    parts = ["analyses", "perplexities", "comparisons", "document"]
     parser.add_argument("--only", choices=parts, help="one part instead of all")
     given = parser.parse_args()
     chosen = {k: v for k, v in settings(given.lm1b).items() if k in given.settings}
@@ -99,6 +107,10 @@ def main() -> int:
     is_whole = True
     if given.only in (None, "analyses"):
         is_whole &= analyze_everything(chosen, given.jobs)
+    if given.only in (None, "perplexities") and "wikitext2" in chosen:
+        is_whole &= measure_perplexities(
+            "wikitext2", chosen["wikitext2"], given.texts, given.columns, given.jobs
+        )
     if given.only in (None, "comparisons"):
         is_whole &= compare_everything(chosen, given.jobs)
     write_document()

@@ -15,6 +15,7 @@ from bellmask.report.tables import sentence, show_speed_up
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import AGREES, CLAIMS, DISAGREES, NOISE_UNITS, UNTOLD
+from perplexities import perplexity_section
 from why import analysis_sections, findings_section
 
 DOCS = Path("docs")
@@ -211,8 +212,8 @@ def write_document() -> None:
     minutes = statistics.median(seconds) / 60
     head = HEAD.format(model=size, steps=results["steps"], minutes=minutes)
     head += "".join(epoch_lines(found))
-    parts = [head, *headline_section(found), *findings_section(), *claim_section(found)]
-    parts += [*analysis_sections(FIGURES), *suite_sections(found)]
+    parts = [head, *headline_section(found), *perplexity_section(), *findings_section()]
+    parts += [*claim_section(found), *analysis_sections(FIGURES), *suite_sections(found)]
     (DOCS / "results.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,15 @@ from bellmask.cli import COMMANDS
 from bellmask.commands.analyze import ANALYSES
 from bellmask.commands.evaluate import EvaluateOptions
 from bellmask.commands.generate import GenerateOptions
+from bellmask.commands.generative import GenerativeOptions
 from bellmask.commands.options import parse_command, resolve, start_config, take_option
+from bellmask.commands.zero_shot import ZeroShotOptions
 from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import SUFFIXES, check_shared, parse_variants
 from bellmask.errors import UserError
 from bellmask.presets import PRESETS
 
+EVALUATIONS: dict[str, Any] = {"zero-shot": ZeroShotOptions, "generative": GenerativeOptions}
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper-map.md"
 PAPER = ROOT.parent / "shared" / "paper.tex"
@@ -172,9 +176,11 @@ def check_command(text: str) -> None:
     elif command == "config":
         for name in args[1:]:
             start_config(name).check()
-    elif command in ("evaluate", "generate"):
-        kind = EvaluateOptions if command == "evaluate" else GenerateOptions
-        parse_command(kind, args, command=command)
+    elif command == "evaluate":
+        suite = take_option(args, "--suite")
+        parse_command(EVALUATIONS[suite[-1]] if suite else EvaluateOptions, args, command=command)
+    elif command == "generate":
+        parse_command(GenerateOptions, args, command=command)
     else:
         assert [command, *args] in (["demo"], ["data", "list"])
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from bellmask.compare.naming import names_of
 from bellmask.config import RunConfig, load_config
 from bellmask.errors import UserError
-from bellmask.run import Run, load_run
+from bellmask.exchange.loading import OWN, is_export, load
+from bellmask.run import Run
 from bellmask.runfolder import read_description
 from bellmask.train.checkpoint import CheckpointStore, step_of
 from bellmask.train.distributed import World
@@ -27,7 +28,7 @@ class NamedRun:
 
     def load(self, checkpoint: int | str = "latest", device: str = "auto") -> Run:
         """The run at one of its checkpoints: a step, latest or best."""
-        return load_run(self.folder, checkpoint=str(checkpoint), device=device)
+        return load(self.folder, checkpoint=str(checkpoint), device=device)
 
 
 def open_runs(folders: Sequence[str]) -> list[NamedRun]:
@@ -38,15 +39,34 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
     for path in paths:
         if not (path / "config.json").exists():
             raise UserError(f"{path} is not a run folder: it has no config.json")
-    configs = [load_config(path / "config.json") for path in paths]
+    configs = [load_config(_own(path) / "config.json") for path in paths]
     found = []
     for name, path, config in zip(unique_names(names_of(configs), paths), paths, configs):
-        store = CheckpointStore(path / "checkpoints", config.checkpoint, World())
-        steps = sorted(step_of(checkpoint) for checkpoint in store.all())
+        steps = _steps(path, config)
         if not steps:
             raise UserError(f"{path} has no checkpoint")
         found.append(NamedRun(name, path, config, steps))
     return found
+
+
+def by_folder(folders: Sequence[str]) -> dict[str, Path]:
+    """Run folders by their own names; by path where two have the same."""
+    paths = [named.folder for named in open_runs(folders)]
+    short = [path.absolute().name for path in paths]
+    return {n if short.count(n) == 1 else str(path): path for n, path in zip(short, paths)}
+
+
+def _own(path: Path) -> Path:
+    """Where a run folder's or an export's own config is."""
+    return path / OWN if is_export(path) else path
+
+
+def _steps(path: Path, config: RunConfig) -> list[int]:
+    """Of the checkpoints; an export holds one."""
+    if is_export(path):
+        return [int(read_description(path)["step"])]
+    store = CheckpointStore(path / "checkpoints", config.checkpoint, World())
+    return sorted(step_of(checkpoint) for checkpoint in store.all())
 
 
 def unique_names(names: Sequence[str], paths: Sequence[Path]) -> list[str]:

@@ -41,6 +41,9 @@ ANALYSES = {
         "DECOMPOSE",
         "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly",
     ),
+    "estimators": _Entry(
+        "estimators", "ESTIMATORS", "App. C.3: noise of the NELBO against passes, beside mdlm's"
+    ),
 }
 
 HELP = """The paper's analyses on your runs, and exact ones that need no run.

@@ -43,6 +43,7 @@ examples:
 REPORT_HELP = """Rebuild results.json, curves.png/.svg and report.html from run folders.
 
 usage: bellmask report FOLDER [FOLDER ...] [--reference NAME] [--out DIR]
+       bellmask report trace FILE [options]     (bellmask report trace --help says more)
 
 One folder of 'bellmask compare', or two or more run folders of 'bellmask train'. Nothing is
 trained. Runs whose text, tokenizer, masks or steps differ are refused.
@@ -52,6 +53,7 @@ trained. Runs whose text, tokenizer, masks or steps differ are refused.
 examples:
   bellmask report runs/compare-tiny-base-bell
   bellmask report runs/base runs/bell --out runs/base-bell
+  bellmask report trace runs/bell/trace.json
 """
 
 DEMO_HELP = """Base against bell on a laptop, in minutes: the paper's headline, measured.
@@ -151,7 +153,11 @@ def _finish(results: dict[str, Any], out: Path) -> None:
 
 
 def report(args: list[str]) -> int:
-    """Rebuild a comparison's report from run folders."""
+    """Rebuild a comparison's report from run folders; or show a trace."""
+    if args and args[0] == "trace":
+        from bellmask.commands.trace import run as report_trace
+
+        return report_trace(args[1:])
     if wants_help(args):
         print(REPORT_HELP)
         return 0

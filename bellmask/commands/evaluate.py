@@ -6,13 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError
+from bellmask.commands.options import parse_command, take_option
+from bellmask.errors import UserError, look_up
 
 if TYPE_CHECKING:
     from bellmask.data.blocks import Blocks
@@ -31,6 +32,11 @@ class EvaluateOptions:
     bellmask evaluate runs/bell --draws 8 --blocks 0
 
     bellmask evaluate runs/bell --data other.txt --checkpoint best
+
+    Suites, each with options of its own (add --help):
+    bellmask evaluate runs/base runs/bell --suite zero-shot
+
+    bellmask evaluate runs/base runs/bell --suite generative
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -57,16 +63,26 @@ class EvaluateOptions:
     """auto, cpu, cuda, ..."""
 
 
+SUITES = {
+    "zero-shot": "bellmask.commands.zero_shot",
+    "generative": "bellmask.commands.generative",
+}
+"""Suites by name; the module's ``run(args)`` is the command, with options of its own."""
+
+
 def run(args: Sequence[str]) -> int:
-    """Evaluate, print tables, write files."""
-    options = parse_command(EvaluateOptions, args, command="evaluate")
+    """Evaluate, print tables, write files; or hand over to a suite."""
+    rest = list(args)
+    if suite := take_option(rest, "--suite"):
+        return import_module(look_up("suite", suite[-1], SUITES)).run(rest)
+    options = parse_command(EvaluateOptions, rest, command="evaluate")
     if options.draws < 1 or options.batch_size < 1 or options.blocks < 0:
         raise UserError("--draws and --batch-size must be at least 1, --blocks at least 0")
 
     from bellmask.evaluate.context_curve import binned_curve, exact_curve, references
-    from bellmask.run import load_run
+    from bellmask.exchange.loading import load
 
-    loaded = load_run(
+    loaded = load(
         options.run, checkpoint=options.checkpoint, weights=options.weights, device=options.device
     )
     train_blocks, blocks = _blocks(loaded, options)

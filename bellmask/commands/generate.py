@@ -1,18 +1,25 @@
-"""``bellmask generate``: samples, continuations and infillings from one run."""
+"""``bellmask generate``: samples, continuations and infillings, watched or compared."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from bellmask.commands.options import parse_command
 from bellmask.errors import UserError
+from bellmask.generate.settings import DEFAULT_STEPS, Sampling
+
+if TYPE_CHECKING:
+    from bellmask.generate.canvas import Canvas
+    from bellmask.generate.engine import Generation
+    from bellmask.generate.steps import OnStep
+    from bellmask.run import Run
 
 SEPARATOR = "\n--------\n"
 
@@ -24,38 +31,47 @@ class GenerateOptions:
     Examples:
     bellmask generate runs/bell --num 4 --steps 64
 
-    bellmask generate runs/bell --prefix 'The history of ' --length 64
+    bellmask generate runs/bell --prefix 'The history of ' --length 64 --rule most_confident
 
-    bellmask generate runs/bell --canvas 'The [MASK*12] of the war [MASK*8].'
+    bellmask generate runs/bell --canvas 'The [MASK*12] of the war [MASK*8].' --watch
 
     bellmask generate runs/bell --num 100 --format jsonl --output samples.jsonl
+
+    bellmask generate runs/bell --rule first_hitting --trace trace.json
+
+    bellmask generate runs/base runs/bell --prompts prompts.txt --side-by-side
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder; several with --side-by-side."""
     num: int = 1
-    """Samples."""
-    steps: int = 128
-    """Sampling steps; the network is called only in those in which a token appears. A causal model
-    takes one per token, whatever this says."""
+    """Samples; of each prompt with --prompts."""
     length: int | None = None
     """Tokens per sample; default: the run's block length. Not with --canvas."""
     prefix: str | None = None
     """Given beginning."""
     canvas: str | None = None
     """Text with gaps: [MASK*12] stands for 12 tokens to generate. Given tokens are kept."""
-    temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token."""
-    noise: Literal["float64", "float32"] = "float64"
-    """Precision of the Gumbel noise; float32 lowers the effective temperature."""
+    prompts: str | None = None
+    """File of prompts: one beginning per line, or JSON lines with "prompt" or "canvas"."""
+    side_by_side: bool = False
+    """Compare runs on the same prompts: a table, comparison.html and comparison.md in --output."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    """How to sample."""
     seed: int = 0
     """Sample i depends on the seed and i alone, not on the batch."""
     batch_size: int = 64
     """Samples per forward pass."""
+    watch: bool = False
+    """Show the text being unmasked."""
+    fps: float = 12.0
+    """Steps per second of --watch at most; 0 does not wait."""
+    trace: str | None = None
+    """File for the trajectory; 'bellmask report trace FILE' makes a page and a strip of it."""
     format: Literal["text", "jsonl"] = "text"
-    """text, or one JSON object per line with text and ids."""
+    """text, or one JSON object per line with text, ids and prompt."""
     output: str | None = None
-    """File to write; default: the screen."""
+    """File to write (with --side-by-side a folder); default: the screen."""
     checkpoint: str = "latest"
     """latest, best, or a step."""
     weights: Literal["auto", "ema", "raw"] = "auto"
@@ -64,66 +80,177 @@ class GenerateOptions:
     """auto, cpu, cuda, ..."""
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """What is given of a sample."""
+
+    prefix: str = ""
+    canvas: str | None = None
+
+
 def _check(options: GenerateOptions) -> None:
-    if options.num < 1 or options.steps < 1 or options.batch_size < 1:
-        raise UserError("--num, --steps and --batch-size must be at least 1")
-    if not 0 <= options.temperature < float("inf"):
-        raise UserError(f"--temperature must not be negative, got {options.temperature}")
+    if not options.runs:
+        raise UserError("generate needs a run folder: bellmask generate RUN")
+    if options.num < 1 or options.batch_size < 1:
+        raise UserError("--num and --batch-size must be at least 1")
+    options.sampling.check()
     if options.canvas is not None and (options.prefix is not None or options.length is not None):
         raise UserError("--canvas says all: it goes with neither --prefix nor --length")
-    if options.output is not None and not Path(options.output).parent.is_dir():
-        raise UserError(f"there is no folder {Path(options.output).parent} to write --output into")
     if options.length is not None and options.length < 1:
         raise UserError(f"--length must be at least 1, got {options.length}")
+    if options.prompts is not None and (options.prefix or options.canvas is not None):
+        raise UserError("--prompts has the beginnings: it goes with neither --prefix nor --canvas")
+    if len(options.runs) > 1 and not options.side_by_side:
+        raise UserError("several runs are compared with --side-by-side")
+    if options.side_by_side and (options.trace or options.watch or options.format == "jsonl"):
+        raise UserError("--side-by-side goes with neither --watch, --trace nor --format jsonl")
+    for name, path in (("--output", options.output), ("--trace", options.trace)):
+        if path is not None and not Path(path).parent.is_dir():
+            raise UserError(f"there is no folder {Path(path).parent} to write {name} into")
 
 
 def run(args: Sequence[str]) -> int:
     """Generate and write."""
     options = parse_command(GenerateOptions, args, command="generate")
     _check(options)
+    prompts = _prompts(options)
+    if options.side_by_side:
+        return _side_by_side(options, prompts)
+    loaded = _load(options, options.runs[0])
+    canvases = [_canvas(loaded, prompt, options) for prompt in prompts]
+    made = _generate(loaded, canvases, options, "generating")
+    texts = [loaded.texts(one) for one in made]
+    _write(options, prompts, texts, made)
+    calls, nfe = sum(one.num_calls for one in made), sum(one.nfe for one in made) / len(made)
+    print(f"{calls} network calls, {nfe:.1f} per sample", file=sys.stderr)
+    return 0
 
-    import torch
 
-    from bellmask.report.console import progress_bar
-    from bellmask.run import load_run
+def _prompts(options: GenerateOptions) -> list[Prompt]:
+    if options.prompts is None:
+        return [Prompt(options.prefix or "", options.canvas)]
+    from bellmask.commands.side_by_side import read_prompts
 
-    loaded = load_run(
-        options.run, checkpoint=options.checkpoint, weights=options.weights, device=options.device
-    )
-    canvas = loaded.canvas(
-        prefix=options.prefix or "", template=options.canvas, length=options.length
-    )
+    return [Prompt(one.prompt or "", one.canvas) for one in read_prompts(Path(options.prompts))]
+
+
+def _load(options: GenerateOptions, name: str) -> Run:
+    from bellmask.exchange.loading import load
+
+    return load(name, checkpoint=options.checkpoint, weights=options.weights, device=options.device)
+
+
+def _canvas(loaded: Run, prompt: Prompt, options: GenerateOptions) -> Canvas:
+    length = None if prompt.canvas is not None else options.length
+    canvas = loaded.canvas(prefix=prompt.prefix, template=prompt.canvas, length=length)
     if len(canvas) > loaded.config.data.block_length:
         print(
             f"note: the canvas has {len(canvas)} tokens, the run was trained on "
             f"{loaded.config.data.block_length}",
             file=sys.stderr,
         )
-    with progress_bar("generating", "samples", options.num) as advance:
-        made = loaded.generate(
-            canvas,
-            options.num,
-            steps=options.steps,
-            temperature=options.temperature,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            on_batch=advance,
-            noise_dtype=getattr(torch, options.noise),
-        )
-    texts = loaded.texts(made)
+    return canvas
+
+
+def _generate(
+    loaded: Run, canvases: Sequence[Canvas], options: GenerateOptions, title: str
+) -> list[Generation]:
+    """All samples of all canvases, with a progress bar, or shown live."""
+    from bellmask.generate.steps import to_all
+    from bellmask.generate.trace import Recorder
+    from bellmask.report.console import progress_bar
+    from bellmask.report.watch import Watch
+
+    recorder = Recorder(loaded.tokenizer) if options.trace is not None else None
+    made: list[Generation] = []
+
+    def fill_all(on_step: OnStep | None, advance: Callable[[int], None]) -> None:
+        for canvas in canvases:
+
+            def tell(done: int, before: int = options.num * len(made)) -> None:
+                advance(before + done)
+
+            made.append(
+                loaded.generate(
+                    canvas,
+                    options.num,
+                    options.sampling,
+                    seed=options.seed,
+                    batch_size=options.batch_size,
+                    on_batch=tell,
+                    on_step=on_step,
+                )
+            )
+
+    receivers = [] if recorder is None else [recorder]
+    if options.watch:
+        keep_last = not (sys.stdout.isatty() and options.output is None)  # the texts follow
+        with Watch(
+            loaded.tokenizer, title=loaded.folder.name, fps=options.fps, keep_last=keep_last
+        ) as watch:
+            fill_all(to_all(*receivers, watch), lambda done: None)
+    else:
+        with progress_bar(title, "samples", options.num * len(canvases)) as advance:
+            fill_all(to_all(*receivers) if receivers else None, advance)
+    if recorder is not None:
+        assert options.trace is not None
+        texts = [text for one in made for text in loaded.texts(one)]
+        title = f"{loaded.folder.name}, step {loaded.step}"
+        recorder.save(Path(options.trace), title, _settings(options), texts)
+    return made
+
+
+def _settings(options: GenerateOptions) -> dict[str, Any]:
+    """How the texts were made, for who reads them."""
+    sampling, plain = options.sampling, asdict(Sampling())
+    asked = {name: v for name, v in asdict(sampling).items() if v != plain[name]}
+    has_steps = sampling.rule != "first_hitting" and sampling.grid != "count"
+    steps = {"steps": sampling.steps or DEFAULT_STEPS} if has_steps else {}
+    return {"rule": sampling.rule, **steps, **asked, "seed": options.seed}
+
+
+def _write(
+    options: GenerateOptions,
+    prompts: Sequence[Prompt],
+    texts: Sequence[Sequence[str]],
+    made: Sequence[Generation],
+) -> None:
     if options.format == "jsonl":
-        rows = zip(texts, made.ids_BL.tolist(), strict=True)
         lines = [
-            json.dumps({"sample": i, "text": text, "ids": ids}, ensure_ascii=False)
-            for i, (text, ids) in enumerate(rows)
+            json.dumps(
+                {
+                    "sample": i,
+                    **({"prompt": prompt.canvas or prompt.prefix} if options.prompts else {}),
+                    "text": text,
+                    "ids": ids,
+                },
+                ensure_ascii=False,
+            )
+            for prompt, some, one in zip(prompts, texts, made, strict=True)
+            for i, (text, ids) in enumerate(zip(some, one.ids_BL.tolist(), strict=True))
         ]
         content = "\n".join(lines) + "\n"
     else:
-        content = SEPARATOR.join(texts) + "\n"
+        content = SEPARATOR.join(text for some in texts for text in some) + "\n"
     if options.output is None:
         sys.stdout.write(content)
     else:
         from bellmask.train.checkpoint import write_text
 
         write_text(Path(options.output), content)
+
+
+def _side_by_side(options: GenerateOptions, prompts: Sequence[Prompt]) -> int:
+    from bellmask.commands.side_by_side import show_side_by_side
+
+    columns: dict[str, list[list[str]]] = {}
+    for name in options.runs:
+        loaded = _load(options, name)
+        canvases = [_canvas(loaded, prompt, options) for prompt in prompts]
+        made = _generate(loaded, canvases, options, f"generating with {loaded.folder.name}")
+        columns[name] = [loaded.texts(one) for one in made]
+    given = [prompt.canvas or prompt.prefix for prompt in prompts]
+    settings = ", ".join(f"{name} {value}" for name, value in _settings(options).items())
+    folder = Path(options.output) if options.output else None
+    show_side_by_side(given, columns, folder, settings)
     return 0

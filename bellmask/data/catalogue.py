@@ -64,6 +64,8 @@ class Corpus:
     documents: str = "line"
     """What a document is when the corpus comes as plain text."""
     column: str = "text"
+    csv_column: str | None = None
+    """The same in the corpus's original CSV files, where those have no header."""
     wrap: bool = False
     insert_eos: bool = True
     holdout: int = 0
@@ -160,7 +162,8 @@ CORPORA: dict[str, Corpus] = {
             "train": OnHub("fancyzhx/ag_news", "train"),
             "valid": OnHub("fancyzhx/ag_news", "test"),
         },
-        note="from the original CSV files use --data.column 1+2 (title and text)",
+        csv_column="1+2",
+        note="in CSV files without header, as first published, the text is title and description",
     ),
     "pubmed": Corpus(
         "Scientific papers, PubMed",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from bellmask.data.catalogue import CORPORA, Corpus, InWheel, OnHub
+from bellmask.data.formats import kind_of
 from bellmask.data.sources import (
     Source,
     count_documents,
@@ -68,13 +69,19 @@ def find_policy(options: DataOptions, name: str) -> Policy:
     given = options if name == options.train or name not in CORPORA else DataOptions()
     return Policy(
         documents=corpus.documents if given.documents == "auto" else given.documents,
-        column=given.column or corpus.column,
+        column=given.column or _column(corpus, given.from_files),
         detokenizer=corpus.detokenizer if given.detokenizer == "auto" else given.detokenizer,
         wrap=first.wrap if options.wrap is None else options.wrap,
         insert_eos=corpus.insert_eos if options.insert_eos is None else options.insert_eos,
         licence="see the repository" if name.startswith("hub:") else corpus.licence,
         title=corpus.title,
     )
+
+
+def _column(corpus: Corpus, files: str | None) -> str:
+    """The corpus's text column: its CSV files may have no header and go by number."""
+    is_csv = files is not None and kind_of(files) == "csv"
+    return corpus.csv_column if is_csv and corpus.csv_column else corpus.column
 
 
 def has_split(options: DataOptions, split: Split) -> bool:

@@ -177,6 +177,11 @@ class FastTokenizer:
         """Vocabulary, rules and special ids."""
         return {"kind": "fast", "specials": self._specials, "inner": self._inner.to_str()}
 
+    @property
+    def original_ids(self) -> Ids:
+        """The wrapped tokenizer's own id of each of ours, the mask last; -1 where it has none."""
+        return self._theirs.copy()
+
     def _hash(self) -> str:
         specials = (self.bos_id, self.eos_id, self.pad_id, self.num_tokens)
         return hashlib.sha256((json.dumps(specials) + self._inner.to_str()).encode()).hexdigest()

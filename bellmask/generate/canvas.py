@@ -38,6 +38,18 @@ class Canvas:
         return self.ids_L[None].repeat(count, 1)
 
 
+def check_rows(canvas_BL: Tensor, mask_id: int) -> None:
+    """Refuse canvases that no sampler can fill."""
+    if canvas_BL.ndim != 2 or not canvas_BL.numel():
+        raise UserError(f"canvases are rows of tokens, got a tensor of shape {[*canvas_BL.shape]}")
+    low, high = int(canvas_BL.min()), int(canvas_BL.max())
+    if low < 0 or high > mask_id:
+        raise UserError(
+            f"the canvas holds id {low if low < 0 else high}, the model knows 0 to {mask_id} (the "
+            "last is the mask)"
+        )
+
+
 def empty_canvas(tokenizer: Tokenizer, length: int) -> Canvas:
     """Nothing given."""
     return Canvas(torch.full((length,), tokenizer.mask_id), tokenizer.mask_id)

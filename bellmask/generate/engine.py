@@ -1,26 +1,30 @@
-"""Ancestral sampling of the reverse process (Sec. 2.1) on canvases with given tokens.
+"""The sampling loop: a network, canvases with given tokens, a time grid and a rule.
 
-From t to s each masked token is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t),
-independently of what the network says. Equivalently, each position has one uniform number u and is
-revealed once alpha passes u. So the reveal times are known beforehand: the network is called only
-when something is revealed, only on rows where it is, and its head only on those positions. This is
-exact for time-conditioned models too (they are told the t of the step in which they are called).
+Each position has numbers of its own, keyed by sample and position, so a sample does not depend on
+the batch it is in. For blind rules the reveal times are known beforehand: the network is called
+only when something is revealed, only on rows where it is, its head only on those positions. That is
+exact for time-conditioned models too (they are told the time of the step in which they are called).
 
-B canvases, L length, N positions revealed at once, V vocabulary.
+B canvases, L length, N predicted positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bellmask.data.batches import share_out
 from bellmask.diffusion.schedule import Linear, Schedule
-from bellmask.model.attention import attention_mask
-from bellmask.model.head import CHUNK_ROWS
-from bellmask.rng import stream_key, uniform, uniform_rows
+from bellmask.errors import UserError
+from bellmask.generate.canvas import check_rows
+from bellmask.generate.choice import Choice
+from bellmask.generate.grids import count_grid
+from bellmask.generate.network import Network
+from bellmask.generate.rules import RULES, FirstHitting, Moment, Rule, Scored, surest
+from bellmask.generate.steps import OnStep, Step
+from bellmask.rng import stream_key, uniform_rows
 
 
 @dataclass(frozen=True)
@@ -31,80 +35,192 @@ class Generation:
     num_calls: int
     """Network calls, over all steps in which anything was revealed."""
     num_rows: int
-    """Rows sent through the network in total; num_steps * B without the savings."""
+    """Rows sent through the network in total (twice per call with guidance)."""
+
+    @property
+    def nfe(self) -> float:
+        """Function evaluations per sample: how often its row went through the network."""
+        return self.num_rows / len(self.ids_BL)
 
 
-def choose(
-    logits_NV: Tensor, counters_N: Tensor, key: int, temperature: float, dtype: torch.dtype
-) -> Tensor:
-    """One token per row by the Gumbel trick, its noise keyed by the row's counter.
+@dataclass(frozen=True)
+class Noise:
+    """Numbers of samples ``first`` .. ``first + B - 1`` of a seed, by position and step."""
 
-    float64 by default: float32 noise cannot reach the tail and lowers the effective temperature.
-    """
-    if temperature == 0:
-        return logits_NV.argmax(dim=1)
-    device, num_tokens = logits_NV.device, logits_NV.shape[1]
-    column = torch.arange(num_tokens, device=device)
-    smallest, largest = torch.finfo(dtype).tiny, 1 - torch.finfo(dtype).eps
-    chosen = []
-    for logits, counters in zip(
-        logits_NV.split(CHUNK_ROWS), counters_N.to(device).split(CHUNK_ROWS), strict=True
-    ):
-        u = uniform(key, counters[:, None] * num_tokens + column).to(dtype)
-        noise = -torch.log(-torch.log(u.clamp(smallest, largest)))
-        chosen.append((logits.to(dtype) / temperature + noise).argmax(dim=1))
-    return torch.cat(chosen)
+    seed: int
+    first: int
+    shape: tuple[int, int]
+
+    @property
+    def samples_B(self) -> Tensor:
+        """Numbers of the samples."""
+        return self.first + torch.arange(self.shape[0])
+
+    @property
+    def place_BL(self) -> Tensor:
+        """A counter for each position of each sample."""
+        return self.samples_B[:, None] * self.shape[1] + torch.arange(self.shape[1])
+
+    def numbers(self, *name: str | int) -> Tensor:
+        """Uniform numbers of a named stream, [B, L]."""
+        return uniform_rows(stream_key(self.seed, *name), self.samples_B, self.shape[1])
+
+
+@dataclass
+class Progress:
+    """Where a generation stands, over all blocks that take turns."""
+
+    num_steps: int
+    on_step: OnStep | None = None
+    number: int = 0
+
+    def tell(self, network: Network, noise: Noise, x_BL: Tensor, t: float) -> None:
+        """Report the rows as they are now, the untouched canvas as step 0."""
+        if self.on_step:
+            self.on_step(Step(self.number, self.num_steps, network.num_calls, t, noise.first, x_BL))
+        self.number += 1
 
 
 @torch.no_grad()
 def generate(
-    model: Callable[..., Tensor],
+    network: Network,
     canvas_BL: Tensor,
-    grid: Tensor,
+    grid: Tensor | int | None,
+    rule: Rule = RULES["ancestral"],
     *,
-    mask_id: int,
+    choice: Choice | None = None,
+    schedule: Schedule | None = None,
     seed: int = 0,
     first_sample: int = 0,
-    schedule: Schedule | None = None,
-    temperature: float = 1.0,
-    noise_dtype: torch.dtype = torch.float64,
-    is_real_BL: Tensor | None = None,
-    device: torch.device | None = None,
-    on_step: Callable[[int, Tensor], None] | None = None,
+    block_length: int | None = None,
+    is_cached: bool = False,
+    on_step: OnStep | None = None,
 ) -> Generation:
     """Fill every masked position of the canvases; given tokens never change.
 
-    Sample ``first_sample + i`` has its own noise: the same whatever the batch it is in.
-    ``model(x, rows, t_B=, mask=)`` returns logits [N, V]; ``on_step(k, ids)`` may watch.
+    ``grid`` goes from t = 1 to 0, or is the number of tokens that each step reveals (ancestral
+    rules: on average); None is 1. With ``block_length`` blocks of so many positions are finished
+    one after the other from the first masked position on, each with its share of the grid's
+    steps; ``is_cached`` keeps what comes before the block in a cache. Rows should be masked at the
+    same positions: steps are counted for the row with most to fill.
     """
-    schedule, device = schedule or Linear(), device or torch.device("cpu")
-    x_BL = canvas_BL.clone()
-    num_samples, length = x_BL.shape
-    samples = first_sample + torch.arange(num_samples)
-    reveal_BL = uniform_rows(stream_key(seed, "reveal"), samples, length)
-    place_BL = samples[:, None] * length + torch.arange(length)
-    alpha = schedule.alpha(grid)
-    num_calls = num_rows = 0
-    for k, (t, alpha_s) in enumerate(zip(grid[:-1], alpha[1:])):
-        is_last = k == len(grid) - 2
-        is_revealed_BL = (x_BL == mask_id) & ((reveal_BL < alpha_s) | is_last)
-        active = is_revealed_BL.any(dim=1).nonzero().squeeze(1)
-        if len(active):
-            revealed = is_revealed_BL[active]
-            rows_N = revealed.flatten().nonzero().squeeze(1)
-            mask = None if is_real_BL is None else attention_mask(is_real_BL[active])
-            logits_NV = model(
-                x_BL[active].to(device),
-                rows_N.to(device),
-                t_B=torch.full((len(active),), float(t), device=device),
-                mask=None if mask is None else mask.to(device),
-            )
-            key = stream_key(seed, "gumbel")
-            counters_N = place_BL[active].flatten()[rows_N]
-            tokens_N = choose(logits_NV, counters_N, key, temperature, noise_dtype).cpu()
-            x_BL[active] = x_BL[active].masked_scatter(revealed, tokens_N)
-            num_calls += 1
-            num_rows += len(active)
-        if on_step:
-            on_step(k, x_BL)
-    return Generation(x_BL, num_calls, num_rows)
+    schedule, choice = schedule or Linear(), choice or Choice()
+    check_rows(canvas_BL, network.mask_id)
+    _check(network, canvas_BL, grid, rule, is_cached)
+    noise = Noise(seed, first_sample, (canvas_BL.shape[0], canvas_BL.shape[1]))
+    x_BL, u_BL = canvas_BL.clone(), noise.numbers("reveal")
+    turns = _turns(canvas_BL == network.mask_id, block_length)
+    grids = _share_grid(grid, turns, schedule)
+    progress = Progress(sum(len(one) - 1 for one in grids), on_step)
+    progress.tell(network, noise, x_BL, 1.0)
+    for is_turn_BL, part in zip(turns, grids, strict=True):
+        if is_cached and (start := int(is_turn_BL.any(0).long().argmax())):
+            network.cache_prefix(start)
+        block = _Block(network, rule, choice, schedule, noise, is_turn_BL, len(turns) == 1, u_BL)
+        for k in range(len(part) - 1):
+            block.step(x_BL, part[k], part[k + 1], k)
+            progress.tell(network, noise, x_BL, block.clock(x_BL, part[k + 1]))
+    return Generation(x_BL, network.num_calls, network.num_rows)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Positions that are filled together, from t = 1 to t = 0."""
+
+    network: Network
+    rule: Rule
+    choice: Choice
+    schedule: Schedule
+    noise: Noise
+    is_turn_BL: Tensor
+    """Positions that were masked at the start and are to be filled."""
+    is_alone: bool
+    """There is no other block, so the grid's times are those of the whole row."""
+    u_BL: Tensor
+    """When each position's turn comes, as a share of visible tokens."""
+
+    def step(self, x_BL: Tensor, t: Tensor, s: Tensor, k: int) -> None:
+        """From t to s, in place."""
+        moment = self._moment(x_BL, t, s, k)
+        is_forgotten_BL = self.rule.forgotten(moment)
+        is_candidate_BL = self.rule.candidates(moment)
+        if bool(is_candidate_BL.any()):
+            logits_NV = self.network.logits(x_BL, is_candidate_BL, self.rule.times(moment))
+            key = stream_key(self.noise.seed, "gumbel", *([k] if self.rule.is_repeated else []))
+            tokens_N = self.choice.draw(logits_NV, self.noise.place_BL[is_candidate_BL], key)
+            is_revealed_BL = is_candidate_BL
+            if isinstance(self.rule, Scored):
+                score_N = self.rule.score(logits_NV.float().log_softmax(dim=1), tokens_N)
+                is_revealed_BL = surest(is_candidate_BL, score_N.cpu(), moment.budget_B)
+            x_BL[is_revealed_BL] = tokens_N.cpu()[is_revealed_BL[is_candidate_BL]]
+        if is_forgotten_BL is not None:
+            x_BL[is_forgotten_BL] = self.network.mask_id
+
+    def clock(self, x_BL: Tensor, t: Tensor) -> float:
+        """The time of the whole rows when the block's own is t."""
+        share = (x_BL == self.network.mask_id).double().mean()
+        return float(t if self.is_alone else self.schedule.inverse(1 - share))
+
+    def _moment(self, x_BL: Tensor, t: Tensor, s: Tensor, k: int) -> Moment:
+        is_masked_BL = x_BL == self.network.mask_id
+        is_open_BL = is_masked_BL & self.is_turn_BL
+        alpha_t, alpha_s = self.schedule.alpha(t), self.schedule.alpha(s)
+        remaining_B = (self.is_turn_BL.sum(1) * (1 - alpha_s)).round().long()
+        real_BL = self.network.is_real_BL
+        length_B = x_BL.shape[1] if real_BL is None else real_BL.sum(1)
+        count_t_B = self.schedule.inverse(1 - is_masked_BL.sum(1).double() / length_B)
+        return Moment(
+            is_open_BL,
+            self.is_turn_BL & ~is_masked_BL,
+            float(alpha_t),
+            float(alpha_s),
+            (is_open_BL.sum(1) - remaining_B).clamp(min=0),
+            t.expand(len(x_BL)) if self.is_alone else count_t_B,
+            count_t_B,
+            self.is_alone,
+            self.u_BL,
+            lambda name: self.noise.numbers(name, k),
+            self.schedule,
+        )
+
+
+def _check(
+    network: Network, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule, is_cached: bool
+) -> None:
+    """Refuse what cannot be done before anything is."""
+    real_BL = network.is_real_BL
+    if real_BL is not None and bool(((canvas_BL == network.mask_id) & ~real_BL).any()):
+        raise UserError("a padded position of the canvas is masked: pads cannot be generated")
+    if isinstance(rule, FirstHitting) and grid is not None:
+        raise UserError("first-hitting sampling has times of its own: it takes no grid")
+    if is_cached:
+        network.check_cacheable()
+
+
+def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:
+    """The masked positions, or those of each block from a row's first masked position on."""
+    if block_length is None:
+        return [is_masked_BL]
+    start_B = is_masked_BL.long().argmax(dim=1, keepdim=True)
+    block_BL = (torch.arange(is_masked_BL.shape[1]) - start_B).div(
+        block_length, rounding_mode="floor"
+    )
+    last = int(torch.where(is_masked_BL, block_BL, 0).max())
+    turns = [is_masked_BL & (block_BL == number) for number in range(last + 1)]
+    return [one for one in turns if bool(one.any())]
+
+
+def _share_grid(grid: Tensor | int | None, turns: list[Tensor], schedule: Schedule) -> list[Tensor]:
+    """For each turn a grid of the same shape, steps in proportion to its tokens, at least one."""
+    sizes = [int(one.sum(1).max()) for one in turns]
+    if not isinstance(grid, Tensor):
+        return [count_grid(size, grid or 1, schedule) if size else torch.ones(1) for size in sizes]
+    if len(turns) < 2:
+        return [grid] * len(turns)
+    last = len(grid) - 1
+    parts = []
+    for steps in share_out(sizes, last):
+        at = torch.linspace(0, last, max(1, steps) + 1, dtype=torch.float64)
+        low = at.floor().long().clamp(max=last - 1)
+        parts.append(torch.lerp(grid[low], grid[low + 1], at - low))
+    return parts

@@ -1,54 +1,98 @@
-"""Fill canvases with any framework: ancestral sampling for masked models, else token by token."""
+"""Fill canvases with any framework: by a rule for masked models, else token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bellmask.diffusion.orders import Framework, Mdm, Ordered
+from bellmask.errors import UserError, look_up
+from bellmask.generate.choice import Choice
 from bellmask.generate.engine import Generation, generate
-from bellmask.generate.grids import uniform_grid
+from bellmask.generate.grids import GRIDS
+from bellmask.generate.network import Network
+from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.sequential import generate_in_order
+from bellmask.generate.settings import DEFAULT_STEPS, Sampling
+from bellmask.generate.steps import OnStep
 
 
 def fill(
     model: Callable[..., Tensor],
     canvas_BL: Tensor,
     framework: Framework,
+    sampling: Sampling,
     *,
-    steps: int,
     mask_id: int,
     seed: int = 0,
     first_sample: int = 0,
-    temperature: float = 1.0,
-    noise_dtype: torch.dtype = torch.float64,
     device: torch.device | None = None,
+    on_step: OnStep | None = None,
 ) -> Generation:
-    """Fill all masked positions; ``steps`` matters to masked models only."""
+    """Fill all masked positions the way ``sampling`` says."""
+    sampling.check()
+    choice = Choice(
+        sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
+    )
+    noise: dict[str, Any] = {
+        "choice": choice,
+        "seed": seed,
+        "first_sample": first_sample,
+        "on_step": on_step,
+    }
     if isinstance(framework, Ordered):
+        _refuse_for_causal(sampling)
         return generate_in_order(
-            model,
-            canvas_BL,
-            framework,
-            mask_id=mask_id,
-            seed=seed,
-            first_sample=first_sample,
-            temperature=temperature,
-            noise_dtype=noise_dtype,
-            device=device,
+            model, canvas_BL, framework, mask_id=mask_id, device=device, **noise
         )
     assert isinstance(framework, Mdm)
-    return generate(
+    is_masked_BL = canvas_BL == mask_id
+    network = Network(
         model,
-        canvas_BL,
-        uniform_grid(steps),
-        mask_id=mask_id,
-        seed=seed,
-        first_sample=first_sample,
-        schedule=framework.schedule,
-        temperature=temperature,
-        noise_dtype=noise_dtype,
+        mask_id,
+        guidance=sampling.guidance,
+        is_given_BL=~is_masked_BL,
         device=device,
     )
+    return generate(
+        network,
+        canvas_BL,
+        make_grid(sampling),
+        make_rule(sampling),
+        schedule=framework.schedule,
+        block_length=sampling.block_length,
+        is_cached=sampling.cache == "prefix",
+        **noise,
+    )
+
+
+def make_rule(sampling: Sampling) -> Rule:
+    """The rule that the settings name."""
+    if sampling.remask is not None:
+        return Remasking(sampling.remask, sampling.remask_kind)
+    return look_up("rule", sampling.rule, RULES)
+
+
+def make_grid(sampling: Sampling) -> Tensor | int | None:
+    """The grid that the settings name, or tokens per step; None for a rule without one."""
+    if sampling.rule == "first_hitting":
+        return None
+    if sampling.grid == "count":
+        return sampling.per_step or 1
+    return look_up("grid", sampling.grid, GRIDS)(sampling.steps or DEFAULT_STEPS)
+
+
+def _refuse_for_causal(sampling: Sampling) -> None:
+    """A causal model has its own order: settings about order and blocks would be ignored."""
+    plain = Sampling()
+    names = ("rule", "grid", "remask", "block_length", "cache", "guidance")
+    asked = [name for name in names if getattr(sampling, name) != getattr(plain, name)]
+    if asked:
+        given = ", ".join("--" + name.replace("_", "-") for name in asked)
+        raise UserError(
+            f"{given}: for masked models only; a causal model writes token by token in its own "
+            "order"
+        )

@@ -1,6 +1,8 @@
 """Sampling token by token with a causal model, in the order it was trained for.
 
-One call per token, the whole prefix each time: plain, and quick enough for blocks of a few hundred.
+One call per token, and one for all given ones: a model that can keep keys and values sees each slot
+once; any other gets the whole prefix each time.
+
 B canvases, L length.
 """
 
@@ -13,7 +15,10 @@ from torch import Tensor
 
 from bellmask.diffusion.orders import Ordered
 from bellmask.errors import UserError
-from bellmask.generate.engine import Generation, choose
+from bellmask.generate.canvas import check_rows
+from bellmask.generate.choice import Choice
+from bellmask.generate.engine import Generation
+from bellmask.generate.steps import OnStep, Step
 from bellmask.rng import stream_key, uniform_rows
 
 
@@ -24,18 +29,19 @@ def generate_in_order(
     framework: Ordered,
     *,
     mask_id: int,
+    choice: Choice | None = None,
     seed: int = 0,
     first_sample: int = 0,
-    temperature: float = 1.0,
-    noise_dtype: torch.dtype = torch.float64,
     device: torch.device | None = None,
+    on_step: OnStep | None = None,
 ) -> Generation:
     """Fill the masked positions; all canvases have the same ones.
 
     Given tokens must come first: any of them can where orders are random; a fixed order has its own
     first ones (for an ARM the prefix). Sample ``first_sample + i`` has its own noise.
     """
-    device = device or torch.device("cpu")
+    check_rows(canvas_BL, mask_id)
+    device, choice = device or torch.device("cpu"), choice or Choice()
     num_samples, length = canvas_BL.shape
     samples = first_sample + torch.arange(num_samples)
     is_given_L = canvas_BL[0] != mask_id
@@ -47,20 +53,28 @@ def generate_in_order(
     slots_BL = canvas_BL.gather(1, order_BL)
     begin_B = torch.full((num_samples, 1), mask_id)
     position_BL = torch.cat([torch.zeros_like(begin_B), order_BL + 1], dim=1)
-    for slot in range(num_given, length):
-        seen = slice(0, slot + 1)
+    make_cache = getattr(model, "new_cache", None)
+    cache = make_cache() if make_cache else None
+    made_BL, num_steps = canvas_BL.clone(), length - num_given
+    if on_step:
+        on_step(Step(0, num_steps, 0, 1.0, first_sample, made_BL))
+    for number, slot in enumerate(range(num_given, length), start=1):
+        seen = slice(0 if cache is None or number == 1 else slot, slot + 1)
+        width = seen.stop - seen.start
         logits_BV = model(
             torch.cat([begin_B, slots_BL], dim=1)[:, seen].to(device),
-            (torch.arange(num_samples) * (slot + 1) + slot).to(device),
+            (torch.arange(num_samples) * width + width - 1).to(device),
             positions=position_BL[:, seen].to(device),
-            target_positions=position_BL[:, 1 : slot + 2].to(device),
+            target_positions=position_BL[:, seen.start + 1 : slot + 2].to(device),
+            **({} if cache is None else {"cache": cache}),
         )
         counters_B = samples * length + order_BL[:, slot]
-        key = stream_key(seed, "gumbel")
-        slots_BL[:, slot] = choose(logits_BV, counters_B, key, temperature, noise_dtype).cpu()
-    made_BL = torch.empty_like(canvas_BL).scatter_(1, order_BL, slots_BL)
-    num_calls = length - num_given
-    return Generation(made_BL, num_calls, num_calls * num_samples)
+        slots_BL[:, slot] = choice.draw(logits_BV, counters_B, stream_key(seed, "gumbel")).cpu()
+        made_BL.scatter_(1, order_BL[:, slot, None], slots_BL[:, slot, None])
+        if on_step:
+            left = 1 - number / num_steps
+            on_step(Step(number, num_steps, number, left, first_sample, made_BL))
+    return Generation(made_BL, num_steps, num_steps * num_samples)
 
 
 def _order(framework: Ordered, u_BL: Tensor, is_given_L: Tensor) -> Tensor:

@@ -106,11 +106,12 @@ class AttentionRules:
 def attend(
     q_BLHE: Tensor, k_BLHE: Tensor, v_BLHE: Tensor, mask: Tensor | None, is_causal: bool
 ) -> Tensor:
-    """Attention output, [B, L, H * E]."""
+    """Attention output, [B, L, H * E]; queries may be the last ones of more keys."""
     q, k, v = (part.transpose(1, 2) for part in (q_BLHE, k_BLHE, v_BLHE))
-    if is_causal and mask is not None:
-        length = q.shape[-2]
-        past = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        mask, is_causal = mask & past, False
+    num_earlier = k.shape[-2] - q.shape[-2]
+    if is_causal and (mask is not None or num_earlier):
+        past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
+        past = past.tril(num_earlier)
+        mask, is_causal = past if mask is None else mask & past, False
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
     return out.transpose(1, 2).flatten(2)

@@ -6,7 +6,7 @@ B batch, L length, D width, N selected rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,23 @@ CONDITION_WIDTH = 128
 NUM_SINUSOIDS = 256
 TIME_SCALE = 1000.0
 """t in [0, 1] is stretched by this before the sinusoids, whose slowest period is 10 000."""
+SIGMA_MARGIN = 1e-3
+"""What mdlm's schedule leaves visible at t = 1, so that its total noise sigma stays finite."""
+
+TIME_INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "stretched": lambda t: t * TIME_SCALE,
+    "sigma": lambda t: -torch.log((1 - t) + SIGMA_MARGIN * t),
+}
+"""What the sinusoids are fed, by name: 1000 t, or the total noise of mdlm's schedule (in the form
+that loses no digits of float32 near t = 1)."""
 
 
 class TimeEmbedding(nn.Module):
     """t → 256 sinusoids → 128 → SiLU → 128 → SiLU."""
 
-    def __init__(self) -> None:
+    def __init__(self, time_input: str = "stretched") -> None:
         super().__init__()
+        self.time_input = TIME_INPUTS[time_input]
         self.into = nn.Linear(NUM_SINUSOIDS, CONDITION_WIDTH)
         self.out = nn.Linear(CONDITION_WIDTH, CONDITION_WIDTH)
 
@@ -30,7 +40,7 @@ class TimeEmbedding(nn.Module):
         """[B, 128]."""
         half = NUM_SINUSOIDS // 2
         rate = torch.exp(-math.log(1e4) / half * torch.arange(half, device=t_B.device))
-        angle = t_B.float()[:, None] * TIME_SCALE * rate
+        angle = self.time_input(t_B.float())[:, None] * rate
         waves = torch.cat([angle.cos(), angle.sin()], dim=1)
         return F.silu(self.out(F.silu(self.into(waves))))
 

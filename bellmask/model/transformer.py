@@ -11,18 +11,23 @@ B batch, L length, D width, V vocabulary, N selected rows (flat indices into B *
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bellmask.model.attention import attend, rotary_table, rotate
+from bellmask.model.cache import KeyValues
 from bellmask.model.dropout import draw_kept, dropout_scale
 from bellmask.model.head import compute_dtype, cross_entropy_rows, cross_entropy_sum
 from bellmask.model.modulation import ModulatedNorm, TimeEmbedding, make_modulation, pick_vectors
 from bellmask.options import ModelOptions
+
+Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Block(nn.Module):
@@ -48,13 +53,16 @@ class Block(nn.Module):
         condition: Tensor | None,
         rows_N: Tensor | None = None,
         is_kept: Sequence[Tensor | None] = (None, None),
+        extend: Extend | None = None,
     ) -> Tensor:
         """X + gate * attention(norm(x)), then the same with the MLP; [N, D] with ``rows_N``.
 
-        ``is_kept`` is dropout's choice on each of the two branches.
+        ``is_kept`` is dropout's choice on each of the two branches; ``extend`` puts the keys and
+        values of earlier calls before this one's.
         """
         shift_a, scale_a, gate_a, *for_mlp = self.modulation(condition)
-        seen = self._attention(self.attention_norm(x_BLD, shift_a, scale_a), rotary, mask)
+        normed = self.attention_norm(x_BLD, shift_a, scale_a)
+        seen = self._attention(normed, rotary, mask, extend)
         x = x_BLD
         if rows_N is not None:
             x, seen = pick_rows(x, rows_N), pick_rows(seen, rows_N)
@@ -64,12 +72,21 @@ class Block(nn.Module):
         hidden = self.mlp_in(self.mlp_norm(x, shift_m, scale_m))
         return self._add(x, gate_m, self.mlp_out, gelu(hidden), is_kept[1])
 
-    def _attention(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def _attention(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        extend: Extend | None,
+    ) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
         qk, v = qkv.split([2, 1], dim=2)
         q, k = rotate(qk, rotary).unbind(2)
-        return attend(q, k, v.squeeze(2), mask, self.is_causal)
+        v = v.squeeze(2)
+        if extend is not None:
+            k, v = extend(k, v)
+        return attend(q, k, v, mask, self.is_causal)
 
     def _add(
         self, x: Tensor, gate: Tensor, layer: nn.Linear, inner: Tensor, is_kept: Tensor | None
@@ -131,7 +148,8 @@ class Denoiser(nn.Module):
         self.head_size = options.width // options.num_heads
         self.embedding = nn.Embedding(num_tokens + 1, options.width)
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
-        self.time_embedding = TimeEmbedding() if options.modulation == "time" else None
+        has_time = options.modulation == "time"
+        self.time_embedding = TimeEmbedding(options.time_input) if has_time else None
         self.blocks = nn.ModuleList(Block(options, is_causal) for _ in range(options.num_layers))
         self.final_modulation = make_modulation(options.modulation, options.width, 2)
         self.final_norm = ModulatedNorm(options.width)
@@ -143,6 +161,15 @@ class Denoiser(nn.Module):
     def mask_id(self) -> int:
         """The last row of the embedding."""
         return self.num_tokens
+
+    @property
+    def uses_time(self) -> bool:
+        """True when predictions depend on t, not on the row alone."""
+        return self.time_embedding is not None
+
+    def new_cache(self, keep: int | None = None) -> KeyValues:
+        """An empty cache for ``cache=``; see :class:`bellmask.model.cache.KeyValues`."""
+        return KeyValues(keep)
 
     def compile_blocks(self) -> None:
         """Fuse the operations of each block (``torch.compile``), from the next call on."""
@@ -160,6 +187,7 @@ class Denoiser(nn.Module):
         positions: Tensor | None = None,
         target_positions: Tensor | None = None,
         mask: Tensor | None = None,
+        cache: KeyValues | None = None,
         reduce: bool = True,
     ) -> Tensor:
         """Logits [N, V] of the rows (no targets); the sum of weight * cross-entropy (targets); or
@@ -172,6 +200,7 @@ class Denoiser(nn.Module):
             positions=positions,
             target_positions=target_positions,
             mask=mask,
+            cache=cache,
         )
         weight, bias = self.head.weight, self.head.bias
         if targets_N is None:
@@ -190,11 +219,13 @@ class Denoiser(nn.Module):
         positions: Tensor | None = None,
         target_positions: Tensor | None = None,
         mask: Tensor | None = None,
+        cache: KeyValues | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of the rows, or [B, L, D] of all of them.
 
         ``positions`` [L] or [B, L] of what the slots hold defaults to 0 .. L-1;
-        ``target_positions``, of what they predict, matters to encodings that use it.
+        ``target_positions``, of what they predict, matters to encodings that use it. With a filled
+        ``cache`` the row is what comes after the positions in it, and ``positions`` must say where.
         """
         if positions is None:
             positions = torch.arange(x_BL.shape[1], device=x_BL.device)
@@ -210,7 +241,8 @@ class Denoiser(nn.Module):
             shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])
             is_late = 2 * number > len(self.blocks)
             kept = self._draw_kept(shape, h_BLD)
-            h_BLD = block(h_BLD, rotary[is_late], mask, condition, wanted, kept)
+            extend = None if cache is None else partial(cache.extend, number - 1)
+            h_BLD = block(h_BLD, rotary[is_late], mask, condition, wanted, kept, extend)
         vectors = self.final_modulation(condition)
         if rows_N is not None:
             vectors = pick_vectors(vectors, rows_N, x_BL.shape[1])
@@ -233,6 +265,15 @@ class Denoiser(nn.Module):
         if not (self.dropout and self.training):
             return [None, None]
         return [draw_kept(tuple(shape), self.dropout, like.device) for _ in range(2)]
+
+
+def hash_weights(model: nn.Module) -> str:
+    """SHA-256 of all parameters: what a measurement of the model is kept under."""
+    found = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        found.update(name.encode())
+        found.update(parameter.detach().cpu().float().numpy().tobytes())
+    return found.hexdigest()
 
 
 def count_parameters(model: nn.Module) -> int:

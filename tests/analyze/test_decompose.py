@@ -367,7 +367,7 @@ def test_the_exact_model_in_place_of_a_runs_own(runs, monkeypatch):
         run = load_run(folder, **more)
         return replace(run, model=ExactDenoiser(source, is_causal=run.framework.is_causal))
 
-    monkeypatch.setattr("bellmask.analyze.runs.load_run", load)
+    monkeypatch.setattr("bellmask.analyze.runs.load", load)
     for run in measured(runs, "arm", "sigma", "aoarm", rows=4)["runs"]:
         assert run["stages"][0]["blue"] == pytest.approx([0] * 6, abs=1e-12)
 

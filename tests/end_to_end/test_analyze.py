@@ -34,6 +34,7 @@ CITES = {
     "time-laws": "Table 3",
     "schedules": "App. C.4",
     "decompose": "Prop. 3.1",
+    "estimators": "App. C.3",
 }
 every_name = pytest.mark.parametrize("name", list(CITES))
 

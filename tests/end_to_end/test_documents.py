@@ -111,7 +111,10 @@ SHRINK = (
 ).split()
 
 
-PAGES = ("README.md", "docs/data.md", "docs/comparing.md", "docs/frameworks.md")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("data", "comparing", "frameworks")))
+PAGES += ("docs/exchange.md", "docs/zero-shot.md")
+PAGES_ON_RUNS = ("docs/sampling.md", "docs/generative-perplexity.md")
+"""Pages that begin with runs of other pages."""
 
 
 def commands(page: str) -> list[str]:
@@ -135,19 +138,35 @@ def smaller(args: list[str]) -> list[str]:
     if args[0] in ("train", "compare"):
         data = [] if "--data.train" in args else ["--data.train", "my.txt"]
         args += [*SHRINK, *data]
+    if args[0] == "evaluate" and "--suite" in args:
+        return smaller_suite(args)
+    has_steps = not {"first_hitting", "count"} & set(args)
     more = {
         "compare": "--seeds 1 --jobs 1 --quiet --validation.every",
         "demo": "--data my.txt --steps 2 --seeds 1 --jobs 1 --quiet",
-        "generate": "--steps 4",
+        "generate": "--fps 0 --steps 4" if has_steps else "--fps 0",
     }
     args += more.get(args[0], "").split() + (["1 steps"] if args[0] == "compare" else [])
     if args[:2] == ["analyze", "gradient-radius"]:
         args += ["--draws", "2"]
     if args[:2] == ["analyze", "inefficient-masks"]:
         args += ["--length", "64"]
+    if args[:2] == ["analyze", "estimators"]:
+        args += "--blocks 4 --repeats 4 --draws 1 2".split()
     if args[:2] == ["analyze", "decompose"]:
         args += ["--rows", "8"]
     return args
+
+
+def smaller_suite(args: list[str]) -> list[str]:
+    """A suite on text that is here, with a scorer that is here."""
+    runs = [arg for arg in args if arg.startswith("runs/") and arg != "runs/arm"]
+    if "zero-shot" in args:
+        few = "--corpora ptb --from ptb=my.txt --blocks 4 --seeds 2 --draws 2"
+    else:
+        few = "--scorer runs/arm --num 2 --seeds 2 --nfe 2 3"
+    suite = args[args.index("--suite") + 1]
+    return ["evaluate", *runs, "--suite", suite, *few.split()]
 
 
 def train_here(runs: Sequence[PlannedRun], **_: Any) -> dict[Path, str]:
@@ -157,7 +176,7 @@ def train_here(runs: Sequence[PlannedRun], **_: Any) -> dict[Path, str]:
     return {}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *PAGES_ON_RUNS])
 def test_the_commands_of_the_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path
 ) -> None:
@@ -166,11 +185,18 @@ def test_the_commands_of_the_pages_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "my.txt").write_text(text_file.read_text())
+    (tmp_path / "prompts.txt").write_text("the \na \n")
     found = [shlex.split(command)[1:] for command in commands(page)]
     assert found
+    if page in PAGES_ON_RUNS:
+        names = ("base", "bell", "arm")
+        found = [["train", f"tiny_{name}", "--out", f"runs/{name}"] for name in names] + found
     for args in found:
         if "--data.from" not in args:  # the paper's runs, on text of the reader's own
             assert run_command(smaller(args)) == 0, args
+    names: dict[str, Any] = {}
+    for block in code_blocks(page, "python") if page != "README.md" else []:
+        exec(block, names)
 
 
 def test_the_tree_in_the_readme_names_every_file() -> None:

@@ -10,11 +10,9 @@ import torch
 from scipy import stats
 
 from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
+from bellmask.diffusion.orders import any_order, arm, sigma_arm
 from bellmask.errors import UserError
-from bellmask.generate.engine import generate
-from bellmask.generate.fill import fill
-from bellmask.generate.grids import uniform_grid
+from bellmask.generate.choice import Choice
 from bellmask.generate.sequential import generate_in_order
 from bellmask.model.transformer import Denoiser
 from bellmask.options import ModelOptions
@@ -104,20 +102,20 @@ GIVEN = {
 )
 def test_samples_follow_the_joint_given_what_is_given(name, given):
     made = generate_in_order(
-        TableModel(table_joint()), canvas(given, 4000), FRAMEWORKS[name], mask_id=MASK, seed=1
+        TableModel(table_joint()), canvas(given, 2000), FRAMEWORKS[name], mask_id=MASK, seed=1
     )
     assert p_value(made.ids_BL, table_joint(), given) > 1e-3
     uniform = dict.fromkeys(ROWS, 1 / 16)
     assert p_value(made.ids_BL, uniform, given) < 1e-6
     assert made.num_calls == L - len(given)
-    assert made.num_rows == 4000 * (L - len(given))
+    assert made.num_rows == 2000 * (L - len(given))
 
 
 @each
 def test_the_perfect_model_of_a_chain_makes_that_chain(name):
     model = ExactDenoiser(CHAIN, is_causal=True)
     for given in GIVEN[name][:2]:
-        made = generate_in_order(model, canvas(given, 3000), FRAMEWORKS[name], mask_id=MASK)
+        made = generate_in_order(model, canvas(given, 2000), FRAMEWORKS[name], mask_id=MASK)
         assert p_value(made.ids_BL, chain_joint(), given) > 1e-3
 
 
@@ -196,9 +194,9 @@ def test_a_sample_is_the_same_whatever_the_batch(name, encoding):
 def test_no_temperature_takes_the_most_likely_token_each_time():
     """0 is the likelier start and stays with probability 0.85."""
     model = ExactDenoiser(CHAIN, is_causal=True)
-    made = generate_in_order(model, canvas({}, 5), arm(L), mask_id=MASK, temperature=0)
+    made = generate_in_order(model, canvas({}, 5), arm(L), mask_id=MASK, choice=Choice(0.0))
     assert made.ids_BL.eq(0).all()
-    after = generate_in_order(model, canvas({0: 1}, 5), arm(L), mask_id=MASK, temperature=0)
+    after = generate_in_order(model, canvas({0: 1}, 5), arm(L), mask_id=MASK, choice=Choice(0.0))
     assert after.ids_BL.eq(1).all()
 
 
@@ -265,19 +263,22 @@ def test_a_shorter_canvas_goes_in_the_order_of_its_positions():
 
 
 @each
-def test_filling_goes_by_the_framework(name):
-    model, framework = TableModel(table_joint()), FRAMEWORKS[name]
-    options = {"mask_id": MASK, "seed": 3, "first_sample": 5, "temperature": 0.7}
-    options["noise_dtype"] = torch.float32
-    made = fill(model, canvas({}, 9), framework, steps=1, **options)
-    expected = generate_in_order(model, canvas({}, 9), framework, **options)
-    assert torch.equal(made.ids_BL, expected.ids_BL)
-    assert made.num_calls == L
-
-
-def test_filling_with_a_masked_model_is_ancestral_sampling():
-    model, options = ExactDenoiser(CHAIN), {"mask_id": MASK, "seed": 3, "first_sample": 5}
-    made = fill(model, canvas({3: 1}, 9), Mdm(), steps=16, **options)
-    expected = generate(model, canvas({3: 1}, 9), uniform_grid(16), **options)
-    assert torch.equal(made.ids_BL, expected.ids_BL)
-    assert made.ids_BL[:, 3].eq(1).all()
+def test_each_token_is_told_as_a_step(name):
+    told = []
+    given = GIVEN[name][1]
+    made = generate_in_order(
+        TableModel(table_joint()),
+        canvas(given, 6),
+        FRAMEWORKS[name],
+        mask_id=MASK,
+        first_sample=7,
+        on_step=lambda step: told.append((step, step.ids_BL.clone())),
+    )
+    assert [step.number for step, _ in told] == [step.num_calls for step, _ in told] == [0, 1, 2, 3]
+    assert {(step.num_steps, step.first_sample) for step, _ in told} == {(3, 7)}
+    assert [step.t for step, _ in told] == pytest.approx([1, 2 / 3, 1 / 3, 0])
+    assert torch.equal(told[0][1], canvas(given, 6))
+    assert torch.equal(told[-1][1], made.ids_BL)
+    for number, (_, ids) in enumerate(told):
+        assert (ids == MASK).sum(1).tolist() == [3 - number] * 6
+        assert torch.equal(ids[ids != MASK], made.ids_BL[ids != MASK])

@@ -440,7 +440,7 @@ def test_every_branch_of_every_block_has_a_dropout_of_its_own() -> None:
     model, x = awake(replace(SMALL, dropout=0.5)).train(), tokens(20)
     masks: list[Tensor] = []
     for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, args: masks.extend(args[-1]))
+        block.register_forward_pre_hook(lambda _, args: masks.extend(args[5]))
     torch.manual_seed(0)
     model.hidden(x)
     assert [mask.shape for mask in masks] == [(20, L, 16)] * 4

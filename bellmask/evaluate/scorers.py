@@ -1,0 +1,226 @@
+"""Causal language models that score text: Hugging Face models, and ARM runs of this package.
+
+A sample is a list of documents, as a packed row holds them. It is tokenised again by the scorer,
+document by document, with the scorer's EOS between them. What is counted follows the public code of
+mdlm and duo: every token but the EOS tokens after the first one. The first token is predicted from
+BOS; a tokenizer without BOS has nothing to predict it from, so it is not counted. Cost: one forward
+pass over each sample.
+
+B samples of a batch, L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
+from bellmask.errors import UserError
+from bellmask.model.transformer import hash_weights
+
+if TYPE_CHECKING:
+    from bellmask.run import Run
+
+Documents = Sequence[str]
+OnScored = Callable[[int], None]
+"""Told how many samples are done."""
+
+PUBLISHED_CONTEXT = 1024
+"""Scorer tokens per sample in the public codes."""
+FEWEST_TOKENS = 2
+"""A shorter sample is left out of all numbers."""
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """One sample under a scorer."""
+
+    nll: float
+    """Sum over the counted tokens, in nats."""
+    num_tokens: int
+    """Counted tokens; 0 for a sample that is too short to count."""
+    ids: list[int]
+    """The scorer's tokens of the text, without BOS and EOS."""
+    is_cut: bool
+    """True when tokens beyond the scorer's context were dropped."""
+
+
+class TextScorer(Protocol):
+    """What the suite knows of a scorer."""
+
+    name: str
+    fingerprint: str
+    """Changes when the numbers may."""
+    context: int
+    """Tokens that are scored together."""
+    rule: str
+    """First token and long texts, in words."""
+
+    def score(
+        self, samples: Sequence[Documents], *, batch_size: int = 8, on_batch: OnScored | None = None
+    ) -> list[TextScore]:
+        """Each sample's score, in order, whatever the batch size."""
+        ...
+
+
+def join_documents(documents: Sequence[Sequence[int]], eos: int | None) -> list[int]:
+    """Tokens of documents in one row, EOS between them where there is one."""
+    joined: list[int] = []
+    for number, ids in enumerate(documents):
+        if number and eos is not None:
+            joined.append(eos)
+        joined += ids
+    return joined
+
+
+def is_counted(ids: Sequence[int], eos: int | None, num_given: int = 1) -> NDArray[np.bool_]:
+    """Which tokens of a row count: not the given ones, and of all EOS tokens only the first.
+
+    Where the given BOS is the same sign as EOS, it is the first one, as in the public codes.
+    """
+    row = np.asarray(ids, dtype=np.int64)
+    is_eos = row == (-1 if eos is None else eos)
+    counted = ~is_eos | (np.cumsum(is_eos) == 1)
+    counted[:num_given] = False
+    return counted
+
+
+class CausalLm:
+    """A Hugging Face causal language model with its tokenizer, in float32."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, name: str, fingerprint: str, context: int
+    ) -> None:
+        self.name, self.fingerprint = name, fingerprint
+        limit = getattr(model.config, "max_position_embeddings", None) or context
+        self.context = min(context, limit)
+        self._model, self._tokenizer = model, tokenizer
+        bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._begin = [] if bos is None else [bos]
+        tokenizer.split_special_tokens = True  # "</s>" in a sample is just text
+        first = "predicted from BOS" if self._begin else "not scored (no BOS)"
+        self.rule = (
+            f"first token {first}; a sample beyond {self.context} tokens (BOS included) is cut"
+        )
+
+    def score(
+        self, samples: Sequence[Documents], *, batch_size: int = 8, on_batch: OnScored | None = None
+    ) -> list[TextScore]:
+        """See :class:`TextScorer`; samples of like length go together."""
+        encoded = [self._encode(documents) for documents in samples]
+        rows = [row[: self.context] for row in encoded]
+        texts = [[i for i in row[len(self._begin) :] if i != self._eos] for row in rows]
+        found = [TextScore(0.0, 0, text, False) for text in texts]
+        order = [n for n, text in enumerate(texts) if len(text) >= FEWEST_TOKENS]
+        order.sort(key=lambda n: len(rows[n]), reverse=True)
+        done = len(samples) - len(order)
+        for start in range(0, len(order), batch_size):
+            part = order[start : start + batch_size]
+            for n, ce_L in zip(part, self._cross_entropies([rows[n] for n in part])):
+                counted = is_counted(rows[n], self._eos)[1:]
+                nll, is_cut = float(ce_L[counted].sum()), len(encoded[n]) > len(rows[n])
+                found[n] = TextScore(nll, int(counted.sum()), texts[n], is_cut)
+            done += len(part)
+            if on_batch:
+                on_batch(done)
+        return found
+
+    def _encode(self, documents: Documents) -> list[int]:
+        options = {"add_special_tokens": False, "verbose": False}
+        ids = [self._tokenizer(text, **options).input_ids for text in documents]
+        return self._begin + join_documents(ids, self._eos)
+
+    @torch.no_grad()
+    def _cross_entropies(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+        """Of each row's tokens but the first. Pads stand behind a row, where no token sees them."""
+        device = self._model.device
+        width = max(map(len, rows))
+        x_BL = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
+        length_B = torch.tensor([len(row) for row in rows], device=device)
+        is_real_BL = torch.arange(width, device=device) < length_B[:, None]
+        logits_BLV: Tensor = self._model(input_ids=x_BL, attention_mask=is_real_BL.long()).logits
+        found = []
+        for logits_LV, x_L, row in zip(logits_BLV, x_BL, rows):
+            last = len(row) - 1
+            ce_L = F.cross_entropy(logits_LV[:last].float(), x_L[1 : last + 1], reduction="none")
+            found.append(ce_L.double().cpu().numpy())
+        return found
+
+
+class ArmRun:
+    """An autoregressive run of this package, by its own tokenizer: the exact NLL.
+
+    A text longer than a block is scored in pieces of a block, each from the begin sign on, as
+    the run saw its training text; nothing is dropped.
+    """
+
+    def __init__(self, run: Run, *, context: int) -> None:
+        if run.config.framework.name != "arm":
+            raise UserError(
+                f"{run.folder} is a {run.config.framework.name} run; a scorer must be an ARM "
+                "(bellmask train PRESET_arm) or a Hugging Face causal model"
+            )
+        self._run = run
+        self._begin = [run.tokenizer.bos_id] if run.is_wrapped else []
+        self._eos = run.tokenizer.eos_id if run.tokenizer.eos_id >= 0 else None
+        self.name = f"{run.folder.name}, step {run.step}"
+        self.context = min(context, run.config.data.block_length)
+        self.fingerprint = f"{run.tokenizer.fingerprint}/{hash_weights(run.model)}"
+        self.rule = f"all tokens scored, in pieces of {self.context}, each from the begin sign on"
+
+    def score(
+        self, samples: Sequence[Documents], *, batch_size: int = 8, on_batch: OnScored | None = None
+    ) -> list[TextScore]:
+        """See :class:`TextScorer`."""
+        found = []
+        for start in range(0, len(samples), batch_size):
+            found += self._score(samples[start : start + batch_size])
+            if on_batch:
+                on_batch(len(found))
+        return found
+
+    def _score(self, samples: Sequence[Documents]) -> list[TextScore]:
+        encode, eos = self._run.tokenizer.encode, self._eos
+        encoded = [
+            join_documents([encode(text).tolist() for text in documents], eos)
+            for documents in samples
+        ]
+        texts = [[i for i in ids if i != eos] for ids in encoded]
+        is_long = [len(text) >= FEWEST_TOKENS for text in texts]
+        rows = [row for n, ids in enumerate(encoded) if is_long[n] for row in self._pieces(n, ids)]
+        pieces: list[list[NDArray[np.float64]]] = [[] for _ in samples]
+        if rows:
+            scorer = self._run.scorer(Blocks.from_rows(rows))
+            for row, ce_L in zip(rows, scorer.by_context(torch.arange(len(rows)), 0).numpy()):
+                pieces[row.document].append(ce_L[len(self._begin) : row.length])
+        return [
+            self._add_up(ids, text, np.concatenate(mine))
+            if mine
+            else TextScore(0.0, 0, text, False)
+            for ids, text, mine in zip(encoded, texts, pieces)
+        ]
+
+    def _add_up(self, ids: list[int], text: list[int], ce_L: NDArray[np.float64]) -> TextScore:
+        if not len(ce_L):  # too short
+            return TextScore(0.0, 0, text, False)
+        begin = len(self._begin)
+        counted = is_counted([*self._begin, *ids], self._eos, num_given=begin)[begin:]
+        return TextScore(float(ce_L[counted].sum()), int(counted.sum()), text, False)
+
+    def _pieces(self, number: int, ids: list[int]) -> list[Row]:
+        """Rows of a block at most; where the run's rows begin with BOS, so do these."""
+        size = self.context - len(self._begin)
+        rows = []
+        for start in range(0, len(ids), size):
+            piece = self._begin + ids[start : start + size]
+            pads = [self._run.tokenizer.pad_id] * (self.context - len(piece))
+            rows.append(Row(np.array(piece + pads, dtype=np.int64), len(piece), number))
+        return rows

@@ -1,0 +1,1 @@
+"""Models in and out: the published layout of mdlm and duo, Hugging Face folders, the hub."""

@@ -1,0 +1,109 @@
+"""``bellmask.load``: a run folder, an exported folder, or a name on the hub, as a :class:`Run`.
+
+An exported folder holds ``model.safetensors`` with rows in the tokenizer's own order, and beside it
+what a run needs: ``run.json``, ``bellmask/config.json`` and ``bellmask/tokenizer.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from bellmask.build import build_framework, build_model
+from bellmask.config import load_config
+from bellmask.data.tokenizer import Tokenizer, from_description
+from bellmask.errors import UserError
+from bellmask.exchange.hub import local_folder
+from bellmask.exchange.vocabulary import map_ids
+from bellmask.run import Run, Weights, load_run
+from bellmask.runfolder import read_description, read_tokenizer
+from bellmask.train.distributed import pick_device
+
+OWN = "bellmask"
+"""The subfolder of an export that holds what transformers has no file for."""
+MODEL = "model.safetensors"
+
+
+def load(
+    name: str | Path,
+    *,
+    checkpoint: str = "latest",
+    weights: Weights = "auto",
+    device: str = "auto",
+) -> Run:
+    """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
+
+    An export holds one checkpoint's weights of one kind; asking it for others is an error.
+    """
+    folder = local_folder(str(name))
+    if is_export(folder):
+        return _load_export(folder, checkpoint, weights, device)
+    if folder.exists() and not (folder / "checkpoints").exists() and (folder / MODEL).exists():
+        raise UserError(
+            f"{name} holds weights, but not of bellmask; for mdlm's layout use: "
+            f"bellmask import {name} --format mdlm --out FOLDER"
+        )
+    return load_run(folder, checkpoint=checkpoint, weights=weights, device=device)
+
+
+def is_export(folder: Path) -> bool:
+    """True for what ``bellmask export --format hf`` wrote."""
+    return (folder / OWN / "config.json").exists()
+
+
+def read_own_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a run folder or an export; None for any other path."""
+    if is_export(folder):
+        return _export_tokenizer(folder)
+    return read_tokenizer(folder) if (folder / "run.json").exists() else None
+
+
+def _export_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / OWN / "tokenizer.json"
+    try:
+        tokenizer = from_description(json.loads(path.read_text(encoding="utf-8")))
+    except UserError:
+        raise
+    except Exception as error:  # a vocabulary can be damaged in many ways
+        raise UserError(f"cannot read {path}: {error}") from None
+    if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:
+        raise UserError(f"{path} is not the one the model was trained with")
+    return tokenizer
+
+
+def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Run:
+    about = read_description(folder)
+    step, kind = int(about.get("step", 0)), about.get("weights", "raw")
+    if checkpoint not in ("latest", str(step)):
+        raise UserError(f"{folder} is an export of step {step}; it has no checkpoint {checkpoint}")
+    if weights not in ("auto", kind):
+        raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
+    config = load_config(folder / OWN / "config.json")
+    tokenizer = _export_tokenizer(folder)
+    model = build_model(config, tokenizer.num_tokens)
+    _fill(model, folder / MODEL, tokenizer)
+    target = pick_device(device)
+    return Run(
+        folder, config, step, tokenizer, model.to(target).eval(), build_framework(config), target
+    )
+
+
+def _fill(model: torch.nn.Module, path: Path, tokenizer: Tokenizer) -> None:
+    """Copy the weights in, rows back in our order."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    order = torch.from_numpy(map_ids(tokenizer).completed())
+    for name in ("embedding.weight", "head.weight", "head.bias"):
+        if name in stored and len(stored[name]) == len(order):
+            stored[name] = stored[name][order if name.startswith("embedding") else order[:-1]]
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
+        raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
+    model.load_state_dict(stored)

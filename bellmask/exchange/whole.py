@@ -1,0 +1,51 @@
+"""Folders and files that appear whole or not at all: written beside, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from bellmask.errors import UserError
+
+
+def check_free(path: Path, what: str, *, is_file: bool = False) -> None:
+    """Refuse a place that is taken or cannot be written; an empty folder is free for a folder."""
+    is_empty = path.is_dir() and not is_file and not any(path.iterdir())
+    if path.exists() and not is_empty:
+        raise UserError(f"{path} exists; choose another --out for {what}")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"cannot write {what} to {path}: {parent} is not a folder one can write to")
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path, what: str) -> Iterator[Path]:
+    """A folder beside ``path`` to write into; it gets the name at the end, or is removed."""
+    check_free(path, what)
+    scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, what: str) -> Iterator[Path]:
+    """The same for one file."""
+    check_free(path, what, is_file=True)
+    scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)

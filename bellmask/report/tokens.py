@@ -1,0 +1,55 @@
+"""How single tokens look in views of a generation: on the screen, on a page, in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+MASK = "░"
+REMASKED = "▓"
+LINE_END = "↵"
+_SIGNS = {"\n": LINE_END, "\r": "␍", "\t": "⇥"}
+
+
+def visible(text: str) -> str:
+    """One line without control codes: line ends and tabs as signs, other such characters as dots.
+
+    What a small byte model writes would otherwise steer the terminal.
+    """
+    return "".join(_SIGNS.get(c) or (c if c.isprintable() else "·") for c in text)
+
+
+def plain_ascii(text: str) -> str:
+    """For screens that know ASCII only."""
+    text = text.replace(MASK, "_").replace(REMASKED, "#").replace(LINE_END, "/")
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+NUM_COLOURS = 64
+
+
+@cache
+def reveal_colours() -> list[tuple[str, str]]:
+    """(colour, readable text colour) from the first step to the last: matplotlib's viridis."""
+    import matplotlib
+
+    ramp = matplotlib.colormaps["viridis"]
+    stops = (ramp(number / (NUM_COLOURS - 1))[:3] for number in range(NUM_COLOURS))
+    return [(_hex(rgb), _text_on(rgb)) for rgb in stops]
+
+
+def colour_of(step: int, num_steps: int) -> tuple[str, str]:
+    """The colours of a token revealed in a step (from 1)."""
+    share = (step - 1) / (num_steps - 1) if num_steps > 1 else 0.0
+    return reveal_colours()[round(share * (NUM_COLOURS - 1))]
+
+
+def _hex(rgb: Sequence[float]) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
+def _text_on(rgb: Sequence[float]) -> str:
+    """Black or white, whichever has more contrast (WCAG's relative luminance)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"

@@ -1,0 +1,181 @@
+"""mdlm's estimators against exhaustive sums over masks, quadrature and closed forms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
+from bellmask.data.toy import ExactDenoiser, ToySource
+from bellmask.diffusion.orders import Mdm
+from bellmask.diffusion.schedule import Cosine
+from bellmask.evaluate.estimators import (
+    floor_bias,
+    low_rate_loss,
+    mask_rates,
+    one_pass,
+    weighted_sums,
+)
+from bellmask.evaluate.likelihood import Scorer
+
+LENGTH, SYMBOLS = 5, 3
+SOURCE = ToySource.order_two(SYMBOLS, LENGTH, sharpness=4.0)
+ROWS = ([0, 1, 2, 0, 0], [2, 2, 1, 0, 1])
+
+
+def copies(count: int) -> Blocks:
+    """The two rows over and over."""
+    return Blocks.from_rows(Row(np.array(ROWS[n % 2]), LENGTH, n) for n in range(count))
+
+
+def toy_scorer(count: int) -> Scorer:
+    return Scorer(ExactDenoiser(SOURCE), copies(count), SYMBOLS)
+
+
+def mean_loss(count: int) -> float:
+    """The mean cross-entropy of ``count`` hidden tokens, over all masks of that size and rows."""
+    values = []
+    for row in ROWS:
+        for hidden in itertools.combinations(range(LENGTH), count):
+            x = torch.tensor([[SYMBOLS if i in hidden else s for i, s in enumerate(row)]])
+            log_p = SOURCE.log_conditionals(x)[0]
+            values.append(-np.mean([float(log_p[i, row[i]]) for i in hidden]))
+    return float(np.mean(values))
+
+
+LOSSES = [mean_loss(n) for n in range(1, LENGTH + 1)]
+
+
+def loss_at(rate: float) -> float:
+    """g(m): given that one token is hidden, the others are so with probability m."""
+    return float(stats.binom.pmf(range(LENGTH), LENGTH - 1, rate) @ LOSSES)
+
+
+def expected(floor: float) -> float:
+    return integrate.quad(loss_at, floor, 1)[0] / (1 - floor)
+
+
+def test_without_a_floor_the_expectation_is_the_nelbo() -> None:
+    """The truth used below: the integral over rates is the mean over counts."""
+    assert expected(0.0) == pytest.approx(np.mean(LOSSES), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["stratified", "independent"])
+@pytest.mark.parametrize("floor", [1e-3, 0.3])
+def test_an_estimate_is_unbiased_but_for_the_floor(kind, floor: float) -> None:
+    scorer = toy_scorer(2000)
+    values = [
+        one_pass(scorer, seed, kind=kind, time_floor=floor, batch_size=2000) for seed in range(24)
+    ]
+    error = np.std(values, ddof=1) / math.sqrt(len(values))
+    assert error < 0.02
+    assert abs(np.mean(values) - expected(floor)) < 4 * error
+    if floor == 0.3:
+        assert abs(expected(floor) - expected(0)) > 10 * error, "the floor's bias would be seen"
+
+
+def test_the_bias_of_the_floor_is_that_of_the_integral() -> None:
+    scorer = toy_scorer(2000)
+    floor = 0.3
+    low_B = low_rate_loss(scorer, 7, draws=4, time_floor=floor, batch_size=500)
+    below = integrate.quad(loss_at, 0, floor)[0] / floor
+    assert abs(low_B.mean() - below) < 4 * low_B.std() / math.sqrt(len(low_B))
+    nelbo_B = np.full(2000, np.mean(LOSSES))
+    bias, error = floor_bias(nelbo_B, low_B, np.full(2000, LENGTH), floor)
+    assert error == pytest.approx(floor / (1 - floor) * low_B.std(ddof=1) / math.sqrt(2000))
+    truth = expected(floor) - expected(0)
+    assert abs(bias - truth) < 4 * error
+    assert 5 * error < abs(truth)
+
+
+def test_the_bias_is_weighted_by_tokens() -> None:
+    bias, error = floor_bias(np.array([4.0, 2.0]), np.array([1.0, 1.0]), np.array([30, 10]), 0.5)
+    assert bias == pytest.approx((30 * 3 + 10 * 1) / 40)
+    # residuals of the ratio: 1.5 * 0.5 and 0.5 * -1.5
+    assert error == pytest.approx(np.std([0.75, -0.75], ddof=1) / math.sqrt(2))
+
+
+@pytest.mark.parametrize("group", [4, 5, 64])
+def test_each_group_has_one_rate_in_each_stratum(group: int) -> None:
+    rate = mask_rates(22, 3, kind="stratified", group=group, time_floor=0.1)
+    assert float(rate.min()) >= 0.1
+    level = (rate - 0.1) / 0.9
+    orders = []
+    for part in level.split(group):
+        place = (part * len(part)).floor().long()
+        assert sorted(place.tolist()) == list(range(len(part)))
+        orders.append(place.tolist())
+    if group == 5:
+        assert len({tuple(order) for order in orders[:4]}) > 1, "each group has its own order"
+
+
+def test_independent_rates_are_uniform_and_fall_anywhere() -> None:
+    rate = mask_rates(4000, 3, kind="independent", time_floor=0.2).numpy()
+    assert stats.kstest(rate, stats.uniform(0.2, 0.8).cdf).pvalue > 1e-3
+    place = np.floor((rate.reshape(-1, 16) - 0.2) / 0.8 * 16)
+    assert min(len(set(row)) for row in place) < 14
+    other = mask_rates(4000, 4, kind="independent", time_floor=0.2).numpy()
+    assert abs(np.corrcoef(rate, other)[0, 1]) < 0.08
+
+
+def constant_loss(x_BL, rows_N, targets_N, **_) -> torch.Tensor:
+    return torch.ones(len(rows_N), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["stratified", "independent"])
+def test_the_noise_of_weights_is_the_closed_form(kind) -> None:
+    """Loss 1 everywhere: Var(n / (m L)) = E[(1 - m) / m] / L, which a floor of 0 makes infinite.
+
+    Exact counts would have no noise at all here.
+    """
+    length, count, floor = 20, 64, 0.01
+    rows = [Row(np.zeros(length, dtype=np.int64), length, n) for n in range(count)]
+    scorer = Scorer(constant_loss, Blocks.from_rows(rows), SYMBOLS)
+    values = [one_pass(scorer, seed, kind=kind, time_floor=floor) for seed in range(400)]
+    variance = (math.log(1 / floor) / (1 - floor) - 1) / length / count
+    assert np.var(values, ddof=1) == pytest.approx(variance, rel=0.2)
+    assert abs(np.mean(values) - 1) < 4 * math.sqrt(variance / 400)
+
+
+def test_rows_count_by_their_tokens_and_pads_do_not() -> None:
+    lengths = [2, 8] * 400
+    rows = [Row(np.full(8, int(n > 2)), n, i) for i, n in enumerate(lengths)]
+
+    def model(x_BL, rows_N, targets_N, **_):
+        return targets_N.double() * 3 + 1
+
+    scorer = Scorer(model, Blocks.from_rows(rows), SYMBOLS)
+    values = [one_pass(scorer, seed, kind="stratified", time_floor=0.05) for seed in range(40)]
+    error = np.std(values, ddof=1) / math.sqrt(40)
+    assert abs(np.mean(values) - (2 * 1 + 8 * 4) / 10) < 4 * error < 0.1
+
+
+def test_a_pass_does_not_depend_on_the_batch() -> None:
+    scorer = toy_scorer(50)
+    one, other = (one_pass(scorer, 5, kind="stratified", batch_size=size) for size in (7, 50))
+    assert one == pytest.approx(other, abs=1e-12)
+    assert one != one_pass(scorer, 6, kind="stratified")
+
+
+def test_under_a_schedule_the_model_is_told_its_time() -> None:
+    """Rates are uniform whatever the schedule; t is the time at which the rate is reached."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def model(x_BL, rows_N, targets_N, *, t_B, **_):
+        seen["t"], seen["hidden"] = t_B, (x_BL == SYMBOLS).double().mean(1)
+        return torch.ones(len(rows_N), dtype=torch.float64)
+
+    length = 4000
+    rows = [Row(np.zeros(length, dtype=np.int64), length, n) for n in range(3)]
+    scorer = Scorer(model, Blocks.from_rows(rows), SYMBOLS, Mdm(Cosine()))
+    rate = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    sums = weighted_sums(scorer, torch.arange(3), rate, 11)
+    assert torch.allclose(seen["hidden"], rate, atol=0.04)
+    assert torch.allclose(torch.sin(seen["t"].double() * math.pi / 2), rate, atol=1e-6)
+    assert torch.allclose(sums, seen["hidden"] * length / rate)

@@ -1,0 +1,175 @@
+"""One token from its logits, against probabilities worked out in plain Python."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bellmask.generate.choice import Choice
+
+LOGITS = torch.tensor([1.5, 0.0, -1.0, 0.7, -0.3], dtype=torch.float64)
+N = 20_000
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(choice: Choice, logits_V: torch.Tensor = LOGITS, key: int = 5, count: int = N):
+    return choice.draw(logits_V.expand(count, -1), torch.arange(count), key)
+
+
+def wanted(logits, temperature=1.0, top_k=None, top_p=None) -> list[float]:
+    """Temperature, then the k likeliest and all that are as likely as the last of them, then the
+    fewest of what is left that have p together.
+    """
+    weight = {v: math.exp(one / temperature) for v, one in enumerate(logits)}
+    if top_k is not None:
+        last = sorted(weight.values(), reverse=True)[min(top_k, len(weight)) - 1]
+        weight = {v: w for v, w in weight.items() if w >= last}
+    if top_p is not None:
+        kept, total = {}, sum(weight.values())
+        for v in sorted(weight, key=lambda v: (-weight[v], v)):
+            kept[v] = weight[v]
+            if sum(kept.values()) / total >= top_p:
+                break
+        weight = kept
+    total = sum(weight.values())
+    return [weight.get(v, 0.0) / total for v in range(len(logits))]
+
+
+def assert_follows(tokens_N: torch.Tensor, p_V: list[float]) -> None:
+    counts = torch.bincount(tokens_N, minlength=len(p_V)).numpy()
+    is_kept = np.array(p_V) > 0
+    assert counts[~is_kept].sum() == 0
+    if is_kept.sum() > 1:
+        expected = len(tokens_N) * np.array(p_V)[is_kept]
+        assert stats.chisquare(counts[is_kept], expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_tokens_follow_the_softmax_at_a_temperature(temperature, dtype):
+    assert_follows(draw(Choice(temperature, dtype=dtype)), wanted(LOGITS.tolist(), temperature))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_only_the_k_likeliest(top_k):
+    p = wanted(LOGITS.tolist(), 1.3, top_k)
+    assert sum(one > 0 for one in p) == top_k
+    assert_follows(draw(Choice(1.3, top_k)), p)
+
+
+# 1.5 alone has 0.51, with 0.7 it is 0.73, with 0.0 it is 0.85
+@pytest.mark.parametrize(("top_p", "num_kept"), [(0.01, 1), (0.5, 1), (0.6, 2), (0.8, 3), (0.9, 4)])
+def test_only_the_fewest_that_have_p_together(top_p, num_kept):
+    p = wanted(LOGITS.tolist(), top_p=top_p)
+    assert sum(one > 0 for one in p) == num_kept
+    assert_follows(draw(Choice(top_p=top_p)), p)
+
+
+def test_a_set_that_has_exactly_p_is_enough():
+    logits = torch.tensor([0.25, 0.5, 0.125, 0.125], dtype=torch.float64).log()
+    for top_p, kept in ((0.5, {1}), (0.75, {0, 1}), (0.875, {0, 1, 2})):
+        # a hair less, since logs and sums round
+        assert set(draw(Choice(top_p=top_p - 1e-9), logits, count=500).tolist()) == kept
+    assert set(draw(Choice(top_p=0.5 + 1e-9), logits, count=500).tolist()) == {0, 1}
+
+
+def test_temperature_comes_first_then_k_then_p():
+    """Each other order keeps other tokens at these numbers."""
+    logits, temperature, top_k, top_p = LOGITS.tolist(), 3.0, 3, 0.7
+    p = wanted(logits, temperature, top_k, top_p)
+    kept = {v for v, one in enumerate(p) if one > 0}
+    assert kept == {0, 3}  # 0.44, 0.33, 0.26: 0.77 after two; without top-k 0.55 after two
+    without_k = {v for v, one in enumerate(wanted(logits, temperature, None, top_p)) if one > 0}
+    cold = {v for v, one in enumerate(wanted(logits, 1.0, top_k, 0.55)) if one > 0}
+    warm = {v for v, one in enumerate(wanted(logits, temperature, top_k, 0.55)) if one > 0}
+    assert len(without_k) == 3
+    assert (cold, warm) == ({0}, {0, 3})
+    assert_follows(draw(Choice(temperature, top_k, top_p)), p)
+    assert_follows(draw(Choice(temperature, top_k, 0.55)), wanted(logits, temperature, top_k, 0.55))
+
+
+def test_tokens_as_likely_as_the_kth_are_kept_and_p_takes_the_first_of_equals():
+    tied = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    assert_follows(draw(Choice(top_k=2), tied), wanted(tied.tolist(), top_k=2))
+    assert set(draw(Choice(top_k=2), tied).tolist()) == {1, 2, 4}
+    assert_follows(draw(Choice(top_p=0.4), tied), wanted(tied.tolist(), top_p=0.4))
+    assert set(draw(Choice(top_p=0.4), tied).tolist()) == {1, 2}
+    assert draw(Choice(0.0), tied).eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_limits_that_leave_nothing_out_change_nothing(dtype):
+    logits = torch.randn(2000, 9, generator=seeded(1))
+    counters = torch.arange(2000)
+    plain = Choice(0.8, dtype=dtype).draw(logits, counters, 3)
+    for top_k, top_p in ((9, None), (50, None), (None, 1.0), (9, 1.0)):
+        assert Choice(0.8, top_k, top_p, dtype).draw(logits, counters, 3).equal(plain)
+    assert not Choice(0.8, 8, None, dtype).draw(logits, counters, 3).equal(plain)
+    assert not Choice(0.8, None, 0.99, dtype).draw(logits, counters, 3).equal(plain)
+
+
+def test_single_and_double_noise_are_the_same_numbers_rounded():
+    logits = torch.randn(5000, 6, generator=seeded(2))
+    single, double = (
+        Choice(dtype=dtype).draw(logits, torch.arange(5000), 4)
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert (single == double).float().mean() > 0.999
+
+
+@pytest.mark.parametrize(("dtype", "token"), [(torch.float64, 1), (torch.float32, 0)])
+def test_double_noise_reaches_further_into_the_tail(dtype, token, monkeypatch):
+    """Token 1 has probability e^-20 and a number that wins once in 10^12 draws; float32 rounds it
+    to one that wins once in 10^7. A number 0 means no noise of minus infinity.
+    """
+    u = torch.tensor([[0.5, 1 - 1e-12, 0.0]], dtype=torch.float64)
+    monkeypatch.setattr("bellmask.generate.choice.uniform", lambda key, counters: u)
+    logits = torch.tensor([[20.0, 0.0, -math.inf]])
+    assert Choice(dtype=dtype).draw(logits, torch.zeros(1, dtype=torch.long), 0).tolist() == [token]
+    u[0, 0], u[0, 1] = 0.5 + 1e-10, 0.5 + 2e-10  # one number in float32
+    equal = torch.tensor([[0.0, 0.0, -math.inf]])
+    assert Choice(dtype=dtype).draw(equal, torch.zeros(1, dtype=torch.long), 0).tolist() == [token]
+    nothing_else = torch.tensor([[-math.inf, -math.inf, 0.0]])
+    assert Choice(dtype=dtype).draw(nothing_else, torch.zeros(1, dtype=torch.long), 0).item() == 2
+
+
+def test_neighbouring_places_choose_independently():
+    tokens = draw(Choice(), key=6)
+    pairs = torch.bincount(5 * tokens[0::2] + tokens[1::2], minlength=25).view(5, 5)
+    assert stats.chi2_contingency(pairs.numpy()).pvalue > 1e-3
+
+
+def test_temperature_zero_is_the_largest_logit_whatever_else_is_asked():
+    logits = torch.randn(200, 9, generator=seeded(1))
+    largest = [max(range(9), key=row.__getitem__) for row in logits.tolist()]
+    for top_k, top_p in itertools.product((None, 3), (None, 0.5)):
+        assert Choice(0.0, top_k, top_p).draw(logits, torch.arange(200), 7).tolist() == largest
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (5, 0.95)])
+def test_an_impossible_token_is_never_chosen(temperature, dtype, top_k, top_p):
+    logits = torch.randn(5000, 8, generator=seeded(2))
+    is_possible = torch.rand(5000, 8, generator=seeded(3)) < 0.3
+    is_possible[torch.arange(5000), torch.arange(5000) % 8] = True
+    logits[~is_possible] = -math.inf
+    tokens = Choice(temperature, top_k, top_p, dtype).draw(logits, torch.arange(5000), 8)
+    assert is_possible[torch.arange(5000), tokens].all()
+
+
+@pytest.mark.parametrize("choice", [Choice(), Choice(0.7, 4, 0.9)], ids=["plain", "limited"])
+def test_the_choice_depends_on_the_places_counter_not_on_its_row(choice):
+    """More rows than are worked on at once."""
+    logits = torch.randn(1300, 7, generator=seeded(4))
+    order = torch.randperm(1300, generator=seeded(5))
+    straight = choice.draw(logits, torch.arange(1300), 9)
+    assert choice.draw(logits[order], order, 9).equal(straight[order])
+    assert not choice.draw(logits, torch.arange(1300), 10).equal(straight)
+    assert not choice.draw(logits, torch.arange(1300) + 1, 9).equal(straight)
