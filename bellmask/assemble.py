@@ -290,9 +290,8 @@ class _Training:
                 seed=options.seed,
                 device=self.world.device,
             )
-        texts = [self.tokenizer.decode(row.numpy()) for row in made.ids_BL]
-        path = self.folder / "samples" / f"step-{state.step:09d}.txt"
-        write_text(path, "\n\n--------\n\n".join(texts) + "\n")
+        texts = "\n\n--------\n\n".join(self.tokenizer.decode(row.numpy()) for row in made.ids_BL)
+        write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts + "\n")
 
     def _save(self, state: TrainState) -> None:
         if self.world.is_main:

@@ -58,9 +58,9 @@ def read_description(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer kept in the run folder, checked against the run's own fingerprint."""
-    path = folder / "tokenizer.json"
+def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
+    """The tokenizer kept in the run folder (or a folder inside), checked by its fingerprint."""
+    path = folder / inside / "tokenizer.json"
     try:
         tokenizer = from_description(json.loads(path.read_text(encoding="utf-8")))
     except UserError:

@@ -16,6 +16,7 @@ from typing import Any
 from bellmask.analyze.analysis import Analysis
 from bellmask.analyze.context import CONTEXT_CURVE, CONTEXT_DROP
 from bellmask.analyze.decompose import DECOMPOSE
+from bellmask.analyze.estimators import ESTIMATORS
 from bellmask.analyze.gradients import GRADIENT_ADDITIVITY, GRADIENT_RADIUS
 from bellmask.analyze.inefficient_masks import INEFFICIENT_MASKS
 from bellmask.analyze.orders import ORDERS
@@ -43,6 +44,7 @@ ANALYSES: dict[str, Analysis] = {
         for text in ("wikitext2", "lm1b")
         for a in (ORDERS, CONTEXT_CURVE, CONTEXT_DROP, GRADIENT_RADIUS, GRADIENT_ADDITIVITY)
     },
+    "wikitext2-estimators": ESTIMATORS,
     **{f"{toy.replace(':', '')}-decompose": DECOMPOSE for toy in TOYS},
 }
 """What docs/results/analysis-NAME.json holds, by NAME."""
@@ -128,6 +130,8 @@ def analyze_text(setting: str, config: RunConfig, jobs: int) -> None:
         keep(name, options(runs=(base, bell, arm), checkpoints=stages, blocks=1024, bins=12))
     for name in (f"{setting}-gradient-radius", f"{setting}-gradient-additivity"):
         keep(name, ANALYSES[name].options(runs=(base,), draws=256))
+    if f"{setting}-estimators" in ANALYSES:
+        keep(f"{setting}-estimators", ESTIMATORS.options(runs=(base, bell), repeats=100))
 
 
 def analyze_orders(name: str, config: RunConfig, jobs: int) -> None:

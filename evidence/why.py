@@ -23,6 +23,7 @@ TITLES = {
     "inefficient-masks": "Fig. 4: masks outside E_k, exactly",
     "time-laws": "Table 3: time laws",
     "schedules": "Fig. 11: the middle-flat schedule",
+    "estimators": "App. C.3: how many passes an estimate of the NELBO takes",
     "decompose": "Prop. 3.1: irreducible and reducible loss, exactly",
 }
 SHOWN = {"decompose": ("sums over context", "reducible nats"), "time-laws": (), "schedules": ()}

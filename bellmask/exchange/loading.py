@@ -6,14 +6,13 @@ what a run needs: ``run.json``, ``bellmask/config.json`` and ``bellmask/tokenize
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
 from bellmask.build import build_framework, build_model
 from bellmask.config import load_config
-from bellmask.data.tokenizer import Tokenizer, from_description
+from bellmask.data.tokenizer import Tokenizer
 from bellmask.errors import UserError
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.vocabulary import map_ids
@@ -56,21 +55,8 @@ def is_export(folder: Path) -> bool:
 def read_own_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a run folder or an export; None for any other path."""
     if is_export(folder):
-        return _export_tokenizer(folder)
+        return read_tokenizer(folder, OWN)
     return read_tokenizer(folder) if (folder / "run.json").exists() else None
-
-
-def _export_tokenizer(folder: Path) -> Tokenizer:
-    path = folder / OWN / "tokenizer.json"
-    try:
-        tokenizer = from_description(json.loads(path.read_text(encoding="utf-8")))
-    except UserError:
-        raise
-    except Exception as error:  # a vocabulary can be damaged in many ways
-        raise UserError(f"cannot read {path}: {error}") from None
-    if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:
-        raise UserError(f"{path} is not the one the model was trained with")
-    return tokenizer
 
 
 def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Run:
@@ -81,7 +67,7 @@ def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Ru
     if weights not in ("auto", kind):
         raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
     config = load_config(folder / OWN / "config.json")
-    tokenizer = _export_tokenizer(folder)
+    tokenizer = read_tokenizer(folder, OWN)
     model = build_model(config, tokenizer.num_tokens)
     _fill(model, folder / MODEL, tokenizer)
     target = pick_device(device)

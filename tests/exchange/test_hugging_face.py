@@ -322,7 +322,7 @@ def test_damage_is_noticed(tools: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         bellmask.load(out)
     (out / "bellmask" / "tokenizer.json").write_text('{"kind": "symbols", "num_tokens": 5}')
-    with pytest.raises(UserError, match="not the one the model was trained with"):
+    with pytest.raises(UserError, match="not the one the run was trained with"):
         bellmask.load(out)
 
 
