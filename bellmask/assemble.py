@@ -25,6 +25,7 @@ from bellmask.errors import UserError
 from bellmask.evaluate.context_curve import unigram_cross_entropy
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.evaluate.result import Likelihood
+from bellmask.files import write_text
 from bellmask.generate.canvas import empty_canvas
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
@@ -34,13 +35,7 @@ from bellmask.records import MetricsFile
 from bellmask.report.console import preparing_bar
 from bellmask.resume import check_same_run, find_start
 from bellmask.runfolder import drop_files_after, read_description, write_description
-from bellmask.train.checkpoint import (
-    FORMAT,
-    CheckpointStore,
-    load_tensors,
-    read_state,
-    write_text,
-)
+from bellmask.train.checkpoint import FORMAT, CheckpointStore, load_tensors, read_state
 from bellmask.train.distributed import World, check_compiler, open_world, pick_precision
 from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
@@ -285,7 +280,7 @@ class _Training:
                 model,
                 canvas.repeat(options.num_samples),
                 self.framework,
-                Sampling(steps=options.sample_steps),
+                Sampling(steps=None if self.framework.is_causal else options.sample_steps),
                 mask_id=self.tokenizer.mask_id,
                 seed=options.seed,
                 device=self.world.device,

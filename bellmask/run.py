@@ -159,11 +159,15 @@ class Run:
         sampling: Sampling | None = None,
         *,
         seed: int = 0,
+        first_sample: int = 0,
         batch_size: int = 64,
         on_batch: Callable[[int], None] | None = None,
         on_step: OnStep | None = None,
     ) -> Generation:
-        """Fill a canvas ``count`` times; sample i is the same whatever the batch size."""
+        """Fill a canvas ``count`` times; sample i is the same whatever the batch size.
+
+        ``first_sample`` is the number of the first one: other numbers, other noise.
+        """
         if count < 1:
             raise UserError(f"at least one sample must be asked for, got {count}")
         parts = []
@@ -175,7 +179,7 @@ class Run:
                 sampling or Sampling(),
                 mask_id=canvas.mask_id,
                 seed=seed,
-                first_sample=first,
+                first_sample=first_sample + first,
                 device=self.device,
                 on_step=on_step,
             )
@@ -254,6 +258,8 @@ def load_run(
     ``weights``: "auto" takes the moving average where there is one, "raw" the trained weights.
     """
     folder = Path(folder)
+    if not folder.exists():
+        raise UserError(f"there is no folder {folder}")
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = load_config(folder / "config.json")

@@ -14,7 +14,7 @@ from bellmask import __version__
 from bellmask.config import RunConfig
 from bellmask.data.tokenizer import Tokenizer, from_description
 from bellmask.errors import UserError
-from bellmask.train.checkpoint import write_text
+from bellmask.files import write_text
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

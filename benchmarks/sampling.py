@@ -4,8 +4,8 @@ usage: python benchmarks/sampling.py [--rounds N] [--sizes tiny small paper] [--
 
 The plain loop is the reverse process as written down: the same network at every one of the 128
 steps, logits of every position turned into float64 probabilities, one draw for each position.
-All take turns in one process, and medians are compared. Weights are random: speed does not depend
-on them, but the calls of scored rules and of remasking do not either.
+All take turns in one process, and medians are compared. Weights are random: neither speed nor the
+number of calls depends on them.
 """
 
 from __future__ import annotations

@@ -88,6 +88,8 @@ def spread(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
     """
     found = np.asarray(values, dtype=np.float64)
     variance = float(found.var(ddof=1))
+    if not variance:
+        raise UserError("every mask gives the same loss (an untrained model?): there is no noise")
     fourth = float(((found - found.mean()) ** 4).mean())
     error = math.sqrt(max(fourth - variance**2, 0.0) / len(found)) / (2 * math.sqrt(variance))
     return {"se": math.sqrt(variance), "error": error}

@@ -9,6 +9,7 @@ from pathlib import Path
 from bellmask.compare.naming import names_of
 from bellmask.config import RunConfig, load_config
 from bellmask.errors import UserError
+from bellmask.exchange.hub import local_folder
 from bellmask.exchange.loading import OWN, is_export, load
 from bellmask.run import Run
 from bellmask.runfolder import read_description
@@ -35,7 +36,7 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
     """All of them; UserError where a folder is no run or has no checkpoint."""
     if not folders:
         raise UserError("this analysis needs at least one run folder")
-    paths = [Path(folder) for folder in folders]
+    paths = [local_folder(folder) for folder in folders]
     for path in paths:
         if not (path / "config.json").exists():
             raise UserError(f"{path} is not a run folder: it has no config.json")

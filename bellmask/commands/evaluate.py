@@ -74,6 +74,8 @@ def run(args: Sequence[str]) -> int:
     """Evaluate, print tables, write files; or hand over to a suite."""
     rest = list(args)
     if suite := take_option(rest, "--suite"):
+        if len(suite) > 1:
+            raise UserError(f"one --suite at a time, got {' and '.join(suite)}")
         return import_module(look_up("suite", suite[-1], SUITES)).run(rest)
     options = parse_command(EvaluateOptions, rest, command="evaluate")
     if options.draws < 1 or options.batch_size < 1 or options.blocks < 0:
@@ -157,8 +159,8 @@ def _with_progress(loaded: Run, blocks: Blocks, options: EvaluateOptions) -> Any
 
 
 def _write(report: dict[str, Any], folder: Path) -> None:
+    from bellmask.files import write_text
     from bellmask.report.plots import plot_context_curve
-    from bellmask.train.checkpoint import write_text
 
     write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
     plot_context_curve(

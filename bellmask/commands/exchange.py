@@ -139,12 +139,17 @@ def export(args: Sequence[str]) -> int:
     out = Path(options.out)
     _check_export(options, out)
 
-    from bellmask.exchange.hugging_face import export_hugging_face, export_mdlm
+    from bellmask.exchange.hugging_face import (
+        check_exportable,
+        export_hugging_face,
+        export_mdlm,
+    )
     from bellmask.exchange.loading import load
-    from bellmask.exchange.whole import check_free
+    from bellmask.files import check_free
 
     check_free(out, "the export", is_file=options.format == "mdlm")
     loaded = load(options.run, checkpoint=options.checkpoint, weights=options.weights, device="cpu")
+    check_exportable(loaded, options.format)
     _say(f"writing {out}")
     if options.format == "mdlm":
         export_mdlm(loaded, out)

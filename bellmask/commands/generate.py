@@ -13,6 +13,8 @@ import tyro
 
 from bellmask.commands.options import parse_command
 from bellmask.errors import UserError
+from bellmask.files import check_folder
+from bellmask.generate.prompts import Prompt, read_prompts
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 
 if TYPE_CHECKING:
@@ -59,13 +61,14 @@ class GenerateOptions:
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     """How to sample."""
     seed: int = 0
-    """Sample i depends on the seed and i alone, not on the batch."""
+    """Sample i depends on the seed and i alone, not on the batch; with --prompts samples are
+    counted through."""
     batch_size: int = 64
     """Samples per forward pass."""
     watch: bool = False
     """Show the text being unmasked."""
-    fps: float = 12.0
-    """Steps per second of --watch at most; 0 does not wait."""
+    fps: float | None = None
+    """Steps per second of --watch at most, 12 by default; 0 does not wait."""
     trace: str | None = None
     """File for the trajectory; 'bellmask report trace FILE' makes a page and a strip of it."""
     format: Literal["text", "jsonl"] = "text"
@@ -78,14 +81,6 @@ class GenerateOptions:
     """auto: the moving average where there is one."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What is given of a sample."""
-
-    prefix: str = ""
-    canvas: str | None = None
 
 
 def _check(options: GenerateOptions) -> None:
@@ -104,9 +99,25 @@ def _check(options: GenerateOptions) -> None:
         raise UserError("several runs are compared with --side-by-side")
     if options.side_by_side and (options.trace or options.watch or options.format == "jsonl"):
         raise UserError("--side-by-side goes with neither --watch, --trace nor --format jsonl")
-    for name, path in (("--output", options.output), ("--trace", options.trace)):
+    if options.fps is not None and not options.watch:
+        raise UserError("--fps goes with --watch")
+    _check_places(options)
+
+
+def _check_places(options: GenerateOptions) -> None:
+    """Where results go: found out before anything is generated."""
+    if options.side_by_side:
+        check_folder(options.output, "--output")
+    files = {"--trace": options.trace}
+    if not options.side_by_side:
+        files["--output"] = options.output
+    for name, path in files.items():
         if path is not None and not Path(path).parent.is_dir():
             raise UserError(f"there is no folder {Path(path).parent} to write {name} into")
+        if path is not None and Path(path).is_dir():
+            raise UserError(f"{name} {path} is a folder; give a file")
+    if options.trace and options.output and Path(options.trace) == Path(options.output):
+        raise UserError(f"--trace and --output are the same file {options.trace}")
 
 
 def run(args: Sequence[str]) -> int:
@@ -118,7 +129,7 @@ def run(args: Sequence[str]) -> int:
         return _side_by_side(options, prompts)
     loaded = _load(options, options.runs[0])
     canvases = [_canvas(loaded, prompt, options) for prompt in prompts]
-    made = _generate(loaded, canvases, options, "generating")
+    made = _generate(loaded, canvases, options, options.sampling, "generating")
     texts = [loaded.texts(one) for one in made]
     _write(options, prompts, texts, made)
     calls, nfe = sum(one.num_calls for one in made), sum(one.nfe for one in made) / len(made)
@@ -128,10 +139,8 @@ def run(args: Sequence[str]) -> int:
 
 def _prompts(options: GenerateOptions) -> list[Prompt]:
     if options.prompts is None:
-        return [Prompt(options.prefix or "", options.canvas)]
-    from bellmask.commands.side_by_side import read_prompts
-
-    return [Prompt(one.prompt or "", one.canvas) for one in read_prompts(Path(options.prompts))]
+        return [Prompt(options.prefix, options.canvas)]
+    return read_prompts(Path(options.prompts))
 
 
 def _load(options: GenerateOptions, name: str) -> Run:
@@ -141,8 +150,13 @@ def _load(options: GenerateOptions, name: str) -> Run:
 
 
 def _canvas(loaded: Run, prompt: Prompt, options: GenerateOptions) -> Canvas:
+    if loaded.config.data.document_attention:
+        print(
+            "note: the run was trained with attention inside documents; here all of a row is seen",
+            file=sys.stderr,
+        )
     length = None if prompt.canvas is not None else options.length
-    canvas = loaded.canvas(prefix=prompt.prefix, template=prompt.canvas, length=length)
+    canvas = loaded.canvas(prefix=prompt.prompt or "", template=prompt.canvas, length=length)
     if len(canvas) > loaded.config.data.block_length:
         print(
             f"note: the canvas has {len(canvas)} tokens, the run was trained on "
@@ -153,7 +167,11 @@ def _canvas(loaded: Run, prompt: Prompt, options: GenerateOptions) -> Canvas:
 
 
 def _generate(
-    loaded: Run, canvases: Sequence[Canvas], options: GenerateOptions, title: str
+    loaded: Run,
+    canvases: Sequence[Canvas],
+    options: GenerateOptions,
+    sampling: Sampling,
+    title: str,
 ) -> list[Generation]:
     """All samples of all canvases, with a progress bar, or shown live."""
     from bellmask.generate.steps import to_all
@@ -174,8 +192,9 @@ def _generate(
                 loaded.generate(
                     canvas,
                     options.num,
-                    options.sampling,
+                    sampling,
                     seed=options.seed,
+                    first_sample=options.num * len(made),
                     batch_size=options.batch_size,
                     on_batch=tell,
                     on_step=on_step,
@@ -186,7 +205,10 @@ def _generate(
     if options.watch:
         keep_last = not (sys.stdout.isatty() and options.output is None)  # the texts follow
         with Watch(
-            loaded.tokenizer, title=loaded.folder.name, fps=options.fps, keep_last=keep_last
+            loaded.tokenizer,
+            title=loaded.folder.name,
+            fps=12.0 if options.fps is None else options.fps,
+            keep_last=keep_last,
         ) as watch:
             fill_all(to_all(*receivers, watch), lambda done: None)
     else:
@@ -204,8 +226,7 @@ def _settings(options: GenerateOptions) -> dict[str, Any]:
     """How the texts were made, for who reads them."""
     sampling, plain = options.sampling, asdict(Sampling())
     asked = {name: v for name, v in asdict(sampling).items() if v != plain[name]}
-    has_steps = sampling.rule != "first_hitting" and sampling.grid != "count"
-    steps = {"steps": sampling.steps or DEFAULT_STEPS} if has_steps else {}
+    steps = {"steps": sampling.steps or DEFAULT_STEPS} if sampling.has_steps else {}
     return {"rule": sampling.rule, **steps, **asked, "seed": options.seed}
 
 
@@ -220,7 +241,7 @@ def _write(
             json.dumps(
                 {
                     "sample": i,
-                    **({"prompt": prompt.canvas or prompt.prefix} if options.prompts else {}),
+                    **({"prompt": prompt.text} if options.prompts else {}),
                     "text": text,
                     "ids": ids,
                 },
@@ -235,22 +256,30 @@ def _write(
     if options.output is None:
         sys.stdout.write(content)
     else:
-        from bellmask.train.checkpoint import write_text
+        from bellmask.files import write_text
 
         write_text(Path(options.output), content)
 
 
 def _side_by_side(options: GenerateOptions, prompts: Sequence[Prompt]) -> int:
-    from bellmask.commands.side_by_side import show_side_by_side
+    from bellmask.analyze.runs import by_folder
+    from bellmask.report.side_by_side import show_side_by_side
 
     columns: dict[str, list[list[str]]] = {}
-    for name in options.runs:
-        loaded = _load(options, name)
+    for name, folder in by_folder(options.runs).items():
+        loaded = _load(options, str(folder))
+        sampling, is_causal = options.sampling, loaded.framework.is_causal
         canvases = [_canvas(loaded, prompt, options) for prompt in prompts]
-        made = _generate(loaded, canvases, options, f"generating with {loaded.folder.name}")
-        columns[name] = [loaded.texts(one) for one in made]
-    given = [prompt.canvas or prompt.prefix for prompt in prompts]
+        made = _generate(
+            loaded,
+            canvases,
+            options,
+            sampling.for_causal() if is_causal else sampling,
+            f"generating with {name}",
+        )
+        title = f"{name} (token by token)" if is_causal else name
+        columns[title] = [loaded.texts(one) for one in made]
     settings = ", ".join(f"{name} {value}" for name, value in _settings(options).items())
-    folder = Path(options.output) if options.output else None
-    show_side_by_side(given, columns, folder, settings)
+    out = Path(options.output) if options.output else None
+    show_side_by_side([prompt.text for prompt in prompts], columns, out, settings)
     return 0

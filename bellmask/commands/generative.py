@@ -13,6 +13,7 @@ import tyro
 
 from bellmask.commands.options import parse_command
 from bellmask.errors import UserError
+from bellmask.files import check_folder
 from bellmask.generate.settings import Sampling
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class GenerativeOptions:
 
 
 def _check(options: GenerativeOptions) -> None:
+    check_folder(options.out)
     if not options.runs:
         raise UserError("--suite generative needs at least one run folder")
     for name in ("num", "seeds", "batch_size", "scorer_batch_size"):
@@ -86,6 +88,8 @@ def _check(options: GenerativeOptions) -> None:
         raise UserError("--nfe takes one or more numbers of at least 1")
     if options.length is not None and options.length < 2:
         raise UserError(f"--length must be at least 2, got {options.length}")
+    if options.sampling.guidance:
+        raise UserError("--guidance weighs what given tokens change, and nothing is given here")
     if options.sampling.steps is not None:
         raise UserError("--nfe says the steps here: leave out --steps")
     options.sampling.check()
@@ -182,10 +186,10 @@ def _describe(sampling: Sampling) -> str:
 
 
 def _write(numbers: dict[str, Any], folder: Path) -> None:
+    from bellmask.files import write_text
     from bellmask.report.plots import save_figure
     from bellmask.report.quality_plots import quality_diversity_figure
     from bellmask.report.quality_tables import markdown
-    from bellmask.train.checkpoint import write_text
 
     content = json.dumps(numbers, indent=1, allow_nan=False)
     write_text(folder / "generative.json", content + "\n")

@@ -13,6 +13,7 @@ import tyro
 
 from bellmask.commands.options import parse_command
 from bellmask.errors import UserError, look_up
+from bellmask.files import check_folder
 
 if TYPE_CHECKING:
     from bellmask.data.blocks import Blocks
@@ -89,6 +90,7 @@ class ZeroShotOptions:
 
 
 def _check(options: ZeroShotOptions) -> None:
+    check_folder(options.out)
     if not options.runs:
         raise UserError("evaluate --suite zero-shot needs at least one run folder")
     if options.seeds < 1 or options.batch_size < 1 or options.blocks < 0:
@@ -108,6 +110,8 @@ def _pairs(items: Sequence[str], option: str, sets: Sequence[str]) -> dict[str, 
         name, sign, value = item.partition("=")
         if not (name and sign and value):
             raise UserError(f"--{option} wants NAME=VALUE, such as ptb=ptb.valid.txt; got {item!r}")
+        if name in SETS and name not in sets:
+            raise UserError(f"--{option} {item}: {name} is not among --corpora {' '.join(sets)}")
         look_up("set", name, dict.fromkeys(sets))
         if name in found:
             raise UserError(f"--{option} names {name} twice; several files are one quoted glob")
@@ -257,8 +261,8 @@ def run(args: Sequence[str]) -> int:
     from bellmask import __version__
     from bellmask.compare.results import without_nan
     from bellmask.evaluate.zero_shot import collect
+    from bellmask.files import write_text
     from bellmask.report.zero_shot_tables import markdown, show
-    from bellmask.train.checkpoint import write_text
 
     runs = _load_runs(options)
     blocks, missing = _load_blocks(options, list(runs.values()), sets)

@@ -24,10 +24,10 @@ from bellmask.compare.variants import Variant
 from bellmask.config import RunConfig
 from bellmask.data.prepare import load_data, make_tokenizer
 from bellmask.errors import TrainingError, UserError
+from bellmask.files import write_text
 from bellmask.report.comparison_plots import write_curves
 from bellmask.report.console import preparing_bar
 from bellmask.report.page import render_page
-from bellmask.train.checkpoint import write_text
 
 PLAN = "comparison.json"
 

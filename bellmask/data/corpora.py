@@ -35,6 +35,8 @@ __all__ = [
 
 Split = Literal["train", "valid"]
 TOY_PREFIX = "toy:"
+IMPORTED = "imported"
+"""What stands for the training text of a run that was trained elsewhere."""
 
 
 _ARCHIVED = {"enwik8": "mingru_pytorch-0.2.1/data/enwik8.gz"}
@@ -100,6 +102,8 @@ def has_split(options: DataOptions, split: Split) -> bool:
 def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source, Policy]:
     """The documents of one split, with the rules to read them by."""
     name, files = options.train, options.from_files
+    if name == IMPORTED and not (split == "valid" and options.valid is not None):
+        raise UserError("the run was imported: its training text is not here; give text of yours")
     if split == "valid" and options.valid is not None:
         name, files = options.valid, None
     policy = find_policy(options, name)

@@ -13,6 +13,7 @@ from bellmask.data.tokenizer import (
     FastTokenizer,
     SymbolTokenizer,
     Tokenizer,
+    from_description,
     from_transformers,
 )
 from bellmask.data.wheels import Wheel
@@ -138,4 +139,8 @@ def load_tokenizer(
         return trained_bpe(int(name[4:]), *training_text(), cache)
     if ("/" in name or "." in name) and not Path(name).exists() and name.count("/") != 1:
         raise UserError(f"there is no tokenizer folder {name}; give 'bytes', a folder or a name")
+    if (Path(name) / "run.json").exists():  # a run folder or an export: its own tokenizer
+        own = Path(name) / "bellmask" / "tokenizer.json"
+        own = own if own.exists() else Path(name) / "tokenizer.json"
+        return from_description(json.loads(own.read_text(encoding="utf-8")))
     return from_transformers(name)

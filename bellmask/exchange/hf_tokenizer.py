@@ -16,7 +16,7 @@ from typing import Any
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer, Tokenizer
 from bellmask.errors import UserError
 from bellmask.exchange.vocabulary import map_ids
-from bellmask.train.checkpoint import write_text
+from bellmask.files import write_text
 
 _NAMES = {
     "bos": ("<bos>", "[BOS]", "<|bos|>"),

@@ -18,10 +18,9 @@ from bellmask.exchange.loading import MODEL, OWN
 from bellmask.exchange.mdlm import from_ours
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.exchange.weights import METADATA, write_safetensors
-from bellmask.exchange.whole import whole_file, whole_folder
+from bellmask.files import whole_file, whole_folder, write_text
 from bellmask.run import Run
 from bellmask.runfolder import read_description
-from bellmask.train.checkpoint import write_text
 
 CODE = ("configuration_bellmask.py", "modeling_bellmask.py")
 _KEPT = (
@@ -96,6 +95,8 @@ def export_hugging_face(run: Run, out: Path, *, weights: str, name: str | None =
         (folder / OWN).mkdir()
         options = run.config.resolved().to_dict()
         options["data"]["cache"] = None  # a folder of this machine
+        if name is not None:
+            options["data"] = _without_folders(options["data"])
         _write_json(folder / OWN / "config.json", options)
         _write_json(folder / OWN / "tokenizer.json", run.tokenizer.description())
         _write_json(
@@ -103,6 +104,14 @@ def export_hugging_face(run: Run, out: Path, *, weights: str, name: str | None =
             {**kept, "bellmask": __version__, "step": run.step, "weights": weights},
         )
         write_text(folder / "README.md", model_card(run, name or out.name, weights=weights))
+
+
+def _without_folders(data: dict[str, Any]) -> dict[str, Any]:
+    """Paths shortened to names: what is pushed says nothing about the folders of a machine."""
+    return {
+        key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        for key, value in data.items()
+    }
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from bellmask.config import RunConfig
+from bellmask.data.corpora import IMPORTED
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.vocabularies import load_tokenizer
 from bellmask.data.wheels import cache_folder
@@ -26,7 +27,7 @@ from bellmask.exchange.mdlm import (
 )
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.exchange.weights import Stored, read_checkpoint
-from bellmask.exchange.whole import check_free, whole_folder
+from bellmask.files import check_free, whole_folder
 from bellmask.options import (
     CheckpointOptions,
     DataOptions,
@@ -47,8 +48,6 @@ VOCABULARIES = {50_258: "gpt2", 30_522: "bert-base-uncased"}
 """Rows of their embeddings, by which a published model's tokenizer is known."""
 LENGTHS = {"gpt2": 1024, "bert-base-uncased": 128}
 """Block lengths of their OpenWebText and LM1B recipes."""
-IMPORTED = "imported"
-"""In place of a corpus's name: the training text is not here."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ def _num_heads(
     told = {
         "--heads": given,
         "the file's rotary buffer": shape.width // head_size if head_size else None,
-        "config.json": _number(options, "n_heads"),
+        "what the file or its config.json says": _number(options, "n_heads"),
     }
     known = {where: number for where, number in told.items() if number is not None}
     if not known:

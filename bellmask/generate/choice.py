@@ -21,7 +21,7 @@ class Choice:
     temperature: float = 1.0
     """Divides the logits; 0 takes the most likely token."""
     top_k: int | None = None
-    """Only the k most likely tokens."""
+    """Only the k most likely tokens, and those as likely as the k-th."""
     top_p: float | None = None
     """Only the smallest set of most likely tokens that has this much probability."""
     dtype: torch.dtype = torch.float64

@@ -22,7 +22,7 @@ from bellmask.generate.canvas import check_rows
 from bellmask.generate.choice import Choice
 from bellmask.generate.grids import count_grid
 from bellmask.generate.network import Network
-from bellmask.generate.rules import RULES, FirstHitting, Moment, Rule, Scored, surest
+from bellmask.generate.rules import RULES, Moment, Rule
 from bellmask.generate.steps import OnStep, Step
 from bellmask.rng import stream_key, uniform_rows
 
@@ -106,7 +106,12 @@ def generate(
     """
     schedule, choice = schedule or Linear(), choice or Choice()
     check_rows(canvas_BL, network.mask_id)
-    _check(network, canvas_BL, grid, rule, is_cached)
+    _check(network, canvas_BL, grid, rule)
+    if block_length is not None and block_length < 1:
+        raise UserError(f"a block has at least one token, got {block_length}")
+    if is_cached:
+        network.check_cacheable()
+    network.begin(canvas_BL)
     noise = Noise(seed, first_sample, (canvas_BL.shape[0], canvas_BL.shape[1]))
     x_BL, u_BL = canvas_BL.clone(), noise.numbers("reveal")
     turns = _turns(canvas_BL == network.mask_id, block_length)
@@ -148,10 +153,7 @@ class _Block:
             logits_NV = self.network.logits(x_BL, is_candidate_BL, self.rule.times(moment))
             key = stream_key(self.noise.seed, "gumbel", *([k] if self.rule.is_repeated else []))
             tokens_N = self.choice.draw(logits_NV, self.noise.place_BL[is_candidate_BL], key)
-            is_revealed_BL = is_candidate_BL
-            if isinstance(self.rule, Scored):
-                score_N = self.rule.score(logits_NV.float().log_softmax(dim=1), tokens_N)
-                is_revealed_BL = surest(is_candidate_BL, score_N.cpu(), moment.budget_B)
+            is_revealed_BL = self.rule.revealed(moment, is_candidate_BL, logits_NV, tokens_N)
             x_BL[is_revealed_BL] = tokens_N.cpu()[is_revealed_BL[is_candidate_BL]]
         if is_forgotten_BL is not None:
             x_BL[is_forgotten_BL] = self.network.mask_id
@@ -170,31 +172,33 @@ class _Block:
         length_B = x_BL.shape[1] if real_BL is None else real_BL.sum(1)
         count_t_B = self.schedule.inverse(1 - is_masked_BL.sum(1).double() / length_B)
         return Moment(
-            is_open_BL,
-            self.is_turn_BL & ~is_masked_BL,
-            float(alpha_t),
-            float(alpha_s),
-            (is_open_BL.sum(1) - remaining_B).clamp(min=0),
-            t.expand(len(x_BL)) if self.is_alone else count_t_B,
-            count_t_B,
-            self.is_alone,
-            self.u_BL,
-            lambda name: self.noise.numbers(name, k),
-            self.schedule,
+            is_open_BL=is_open_BL,
+            is_made_BL=self.is_turn_BL & ~is_masked_BL,
+            alpha_t=float(alpha_t),
+            alpha_s=float(alpha_s),
+            budget_B=(is_open_BL.sum(1) - remaining_B).clamp(min=0),
+            t_B=t.expand(len(x_BL)) if self.is_alone else count_t_B,
+            count_t_B=count_t_B,
+            is_alone=self.is_alone,
+            u_BL=self.u_BL,
+            fresh=lambda name: self.noise.numbers(name, k),
+            schedule=self.schedule,
         )
 
 
-def _check(
-    network: Network, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule, is_cached: bool
-) -> None:
-    """Refuse what cannot be done before anything is."""
+def _check(network: Network, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule) -> None:
+    """Refuse what would not fill every masked position, before anything is done."""
     real_BL = network.is_real_BL
     if real_BL is not None and bool(((canvas_BL == network.mask_id) & ~real_BL).any()):
         raise UserError("a padded position of the canvas is masked: pads cannot be generated")
-    if isinstance(rule, FirstHitting) and grid is not None:
+    if not rule.takes_grid and grid is not None:
         raise UserError("first-hitting sampling has times of its own: it takes no grid")
-    if is_cached:
-        network.check_cacheable()
+    if isinstance(grid, int) and grid < 1:
+        raise UserError(f"a step reveals at least one token, got {grid}")
+    if isinstance(grid, Tensor):
+        is_whole = grid.ndim == 1 and len(grid) > 1 and float(grid[0]) == 1 and float(grid[-1]) == 0
+        if not is_whole or bool((grid.diff() >= 0).any()):
+            raise UserError("a time grid falls from exactly 1 to exactly 0, step by step")
 
 
 def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:
@@ -214,7 +218,8 @@ def _share_grid(grid: Tensor | int | None, turns: list[Tensor], schedule: Schedu
     """For each turn a grid of the same shape, steps in proportion to its tokens, at least one."""
     sizes = [int(one.sum(1).max()) for one in turns]
     if not isinstance(grid, Tensor):
-        return [count_grid(size, grid or 1, schedule) if size else torch.ones(1) for size in sizes]
+        each = 1 if grid is None else grid
+        return [count_grid(size, each, schedule) if size else torch.ones(1) for size in sizes]
     if len(turns) < 2:
         return [grid] * len(turns)
     last = len(grid) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -49,16 +50,8 @@ def fill(
             model, canvas_BL, framework, mask_id=mask_id, device=device, **noise
         )
     assert isinstance(framework, Mdm)
-    is_masked_BL = canvas_BL == mask_id
-    network = Network(
-        model,
-        mask_id,
-        guidance=sampling.guidance,
-        is_given_BL=~is_masked_BL,
-        device=device,
-    )
     return generate(
-        network,
+        Network(model, mask_id, guidance=sampling.guidance, device=device),
         canvas_BL,
         make_grid(sampling),
         make_rule(sampling),
@@ -87,9 +80,8 @@ def make_grid(sampling: Sampling) -> Tensor | int | None:
 
 def _refuse_for_causal(sampling: Sampling) -> None:
     """A causal model has its own order: settings about order and blocks would be ignored."""
-    plain = Sampling()
-    names = ("rule", "grid", "remask", "block_length", "cache", "guidance")
-    asked = [name for name in names if getattr(sampling, name) != getattr(plain, name)]
+    kept = asdict(sampling.for_causal())
+    asked = [name for name, value in asdict(sampling).items() if value != kept[name]]
     if asked:
         given = ", ".join("--" + name.replace("_", "-") for name in asked)
         raise UserError(

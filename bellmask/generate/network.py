@@ -29,16 +29,27 @@ class Network:
         *,
         is_real_BL: Tensor | None = None,
         guidance: float = 0.0,
-        is_given_BL: Tensor | None = None,
         device: torch.device | None = None,
     ) -> None:
         """Guidance w > 0 takes logits u + (1 + w)(c - u), where u does not see given tokens."""
         self.model, self.mask_id, self.device = model, mask_id, device or torch.device("cpu")
-        self.is_real_BL, self.guidance, self.is_given_BL = is_real_BL, guidance, is_given_BL
-        self.num_calls = 0
-        self.num_rows = 0
-        self._prefix = 0
+        self.is_real_BL, self.guidance = is_real_BL, guidance
+        self._forget()
+
+    def _forget(self) -> None:
+        self.num_calls = self.num_rows = self._prefix = 0
         self._cache: KeyValues | None = None
+        self._is_given_BL: Tensor | None = None
+
+    def begin(self, canvas_BL: Tensor) -> None:
+        """Count from zero, without a cache, for canvases whose given tokens guidance will hide."""
+        self._forget()
+        self._is_given_BL = canvas_BL != self.mask_id
+        if self.guidance and not bool(self._is_given_BL.any()):
+            raise UserError(
+                "guidance weighs what given tokens change, and nothing is given here: leave it "
+                "out, or give a prefix or a canvas"
+            )
 
     def check_cacheable(self) -> None:
         """UserError unless the model can keep keys and values between calls."""
@@ -69,8 +80,8 @@ class Network:
         self.num_calls += 1
         if not self.guidance:
             return self._call(x, rows_N, t, active)
-        assert self.is_given_BL is not None
-        blind = torch.where(self.is_given_BL[active], self.mask_id, x)
+        assert self._is_given_BL is not None, "begin comes first"
+        blind = torch.where(self._is_given_BL[active], self.mask_id, x)
         both = torch.cat([active, active + len(x_BL)])
         logits = self._call(
             torch.cat([x, blind]), torch.cat([rows_N, rows_N + x.numel()]), t.repeat(2), both

@@ -51,6 +51,8 @@ class Rule(ABC):
 
     is_repeated: bool = False
     """A position may be predicted more than once, so each step needs noise of its own."""
+    takes_grid: bool = True
+    """False: the rule has times of its own."""
 
     @abstractmethod
     def candidates(self, moment: Moment) -> Tensor:
@@ -59,6 +61,12 @@ class Rule(ABC):
     def times(self, moment: Moment) -> Tensor:
         """What a time-conditioned model is told, [B]."""
         return moment.count_t_B
+
+    def revealed(
+        self, moment: Moment, is_candidate_BL: Tensor, logits_NV: Tensor, tokens_N: Tensor
+    ) -> Tensor:
+        """Which candidates keep the token that was drawn for them, bool [B, L]; here all."""
+        return is_candidate_BL
 
     def forgotten(self, moment: Moment) -> Tensor | None:
         """Generated tokens to mask again, bool [B, L]; None: none."""
@@ -83,6 +91,8 @@ class FirstHitting(Rule):
     """The reverse process without a grid (Zheng et al. 2024): token after token, each at the very
     time at which alpha reaches its number. Exact, in as many calls as tokens.
     """
+
+    takes_grid = False
 
     def candidates(self, moment: Moment) -> Tensor:
         """The open position with the smallest number."""
@@ -149,6 +159,15 @@ class Scored(Rule):
         """All open positions of rows that reveal something now."""
         return moment.is_open_BL & (moment.budget_B > 0)[:, None]
 
+    def revealed(
+        self, moment: Moment, is_candidate_BL: Tensor, logits_NV: Tensor, tokens_N: Tensor
+    ) -> Tensor:
+        """Those with the highest scores."""
+        score_N = self.score(logits_NV.float().log_softmax(dim=1), tokens_N)
+        number_BL = torch.zeros(is_candidate_BL.shape, dtype=torch.float64)
+        number_BL[is_candidate_BL] = -score_N.double().cpu()
+        return _first(is_candidate_BL, number_BL, moment.budget_B)
+
 
 def confidence(log_p_NV: Tensor, tokens_N: Tensor) -> Tensor:
     """Log-probability of the drawn token."""
@@ -173,13 +192,6 @@ def _first(is_open_BL: Tensor, number_BL: Tensor, count_B: Tensor) -> Tensor:
         1, order_BL, torch.arange(order_BL.shape[1]).expand_as(order_BL)
     )
     return is_open_BL & (rank_BL < count_B[:, None])
-
-
-def surest(is_candidate_BL: Tensor, score_N: Tensor, budget_B: Tensor) -> Tensor:
-    """The ``budget_B`` candidates of each row with the highest scores, bool [B, L]."""
-    number_BL = torch.zeros(is_candidate_BL.shape, dtype=torch.float64)
-    number_BL[is_candidate_BL] = -score_N.double()
-    return _first(is_candidate_BL, number_BL, budget_B)
 
 
 RULES: dict[str, Rule] = {

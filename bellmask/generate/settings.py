@@ -10,6 +10,8 @@ from bellmask.errors import UserError, look_up
 from bellmask.parsing import choices_of
 
 DEFAULT_STEPS = 128
+MOST_STEPS = 1_000_000
+"""Beyond it a finer grid is first-hitting sampling, which has none."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,22 @@ class Sampling:
     """Classifier-free guidance: logits u + (1 + this)(c - u), where u is predicted with all given
     tokens masked; doubles the work."""
 
+    @property
+    def has_steps(self) -> bool:
+        """True when a number of steps can be chosen."""
+        return self.rule != "first_hitting" and self.grid != "count"
+
+    def for_causal(self) -> Sampling:
+        """What of this matters to a causal model: how a token is chosen."""
+        kept = ("temperature", "top_k", "top_p", "noise")
+        return Sampling(**{name: getattr(self, name) for name in kept})
+
     def check(self) -> Sampling:
         """This, or one :class:`UserError` that says what to change."""
         for name, value, allowed in choices_of(self):
             look_up(name.replace("_", " "), value, dict.fromkeys(allowed))
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"--steps must be at least 1, got {self.steps}")
+        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
+            raise UserError(f"--steps must be from 1 to {MOST_STEPS:,}, got {self.steps}")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"--temperature must not be negative, got {self.temperature}")
         for name, value in (

@@ -30,7 +30,8 @@ class Step:
     num_calls: int
     """Network calls so far, for this batch."""
     t: float
-    """Time after the step: 1 all masked, 0 clean."""
+    """Time after the step: 1 all masked, 0 clean. Where blocks take turns, by the share of masked
+    tokens of the batch."""
     first_sample: int
     """Which of all samples row 0 is."""
     ids_BL: Tensor

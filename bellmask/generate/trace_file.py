@@ -96,7 +96,7 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Write the file as a whole or not at all."""
-        from bellmask.train.checkpoint import write_text
+        from bellmask.files import write_text
 
         content = {"version": VERSION, **asdict(self)}
         write_text(path, json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -44,9 +46,39 @@ def staged_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     bar = Progress(
         *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
     )
+    spoken = _Spoken(what, unit)
     with bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal:
+                spoken(done, total)
+
+        yield show
+
+
+class _Spoken:
+    """A line on stderr every half minute, where there is no screen to draw a bar on."""
+
+    EVERY_SECONDS = 30.0
+
+    def __init__(self, what: str, unit: str) -> None:
+        self.what, self.unit = what, unit
+        self.start = self.last = time.monotonic()
+        self.first_done: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Say how far it is, when it is time to."""
+        now = time.monotonic()
+        if self.first_done is None:
+            self.first_done = done
+        if now - self.last < self.EVERY_SECONDS:
+            return
+        self.last = now
+        speed = (done - self.first_done) / (now - self.start)
+        left = f", about {(total - done) / speed / 60:.0f} min left" if speed > 0 else ""
+        print(f"{self.what}: {done:,} of {total:,} {self.unit}{left}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

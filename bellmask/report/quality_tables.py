@@ -82,6 +82,9 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         for key, what in (("left_out", "too short to count"), ("cut", "cut by the scorer")):
             if found := sum(cell[key] for cell in cells):
                 lines.append(f"{record['name']}: {found} of {count} samples {what}")
+    for record in numbers["real_text"]:
+        groups = len(record["settings"][0]["cells"])
+        lines.append(f"{record['name']}: {groups} group{'s' * (groups > 1)} of blocks, not seeds")
     if numbers["sampling"]["noise"] == "float32":
         lines.append("float32 noise lowers the effective temperature: these values flatter")
     return lines

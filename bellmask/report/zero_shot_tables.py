@@ -74,6 +74,9 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
     results = [r for text in numbers["sets"] for r in text["results"].values()]
     if any(result["is_own_text"] for result in results):
         lines += ["* trained on this corpus: held-out text, but not zero-shot."]
+    if any(result["is_own_text"] is None for result in results):
+        lines += ["Imported runs: what they were trained on is not known here."]
+    lines += ["Bits per byte take the whole set's bytes per token, also of some of its blocks."]
     if any(not result["is_exact"] for result in results):
         lines += ["Perplexities of masked models and AoARMs are upper bounds; exact ones say so."]
     return lines

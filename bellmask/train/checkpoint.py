@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from bellmask.errors import UserError
+from bellmask.files import write_text
 from bellmask.options import CheckpointOptions
 from bellmask.train.distributed import World
 
@@ -40,16 +41,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file as a whole, durably."""
-    scratch = path.with_name(f".{path.name}.writing")
-    with scratch.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(scratch, path)
 
 
 def _digest(path: Path) -> dict[str, Any]:

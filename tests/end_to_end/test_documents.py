@@ -140,11 +140,12 @@ def smaller(args: list[str]) -> list[str]:
         args += [*SHRINK, *data]
     if args[0] == "evaluate" and "--suite" in args:
         return smaller_suite(args)
-    has_steps = not {"first_hitting", "count"} & set(args)
+    has_steps = not {"first_hitting", "count"} & set(args) and "runs/arm" not in args
+    watched = "--fps 0 " if "--watch" in args else ""
     more = {
         "compare": "--seeds 1 --jobs 1 --quiet --validation.every",
         "demo": "--data my.txt --steps 2 --seeds 1 --jobs 1 --quiet",
-        "generate": "--fps 0 --steps 4" if has_steps else "--fps 0",
+        "generate": watched + ("--steps 4" if has_steps else ""),
     }
     args += more.get(args[0], "").split() + (["1 steps"] if args[0] == "compare" else [])
     if args[:2] == ["analyze", "gradient-radius"]:

@@ -22,7 +22,6 @@ from bellmask.evaluate.generative import (
     Sample,
     Subject,
     cut_row,
-    has_steps,
     measure,
     measure_cell,
     run_subject,
@@ -234,9 +233,8 @@ def test_samples_are_those_of_the_run_and_calls_are_counted(make_run: Callable[.
 
 def test_where_there_is_no_nfe_to_choose(make_run: Callable[..., Run]) -> None:
     run, arm = make_run(), make_run("--framework", "arm")
-    assert has_steps(run, Sampling())
-    assert not has_steps(arm, Sampling())
-    assert not has_steps(run, Sampling(rule="first_hitting"))
+    assert Sampling().has_steps
+    assert not Sampling(rule="first_hitting").has_steps
     first = Request(num=2, sampling=Sampling(rule="first_hitting", temperature=0.5))
     made = run_subject("bell", run, "w", first)
     assert made.settings == [None]

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -421,7 +422,7 @@ def test_names_on_the_hub_are_loaded(
         bellmask.load("me/other")
     monkeypatch.chdir(tmp_path)
     for path in ("nowhere", "run/misspelt"):
-        with pytest.raises(UserError, match="not a run folder"):
+        with pytest.raises(UserError, match=f"there is no folder {path}"):
             bellmask.load(path)
     network = tools.PublishedNetwork(260, 259)
     folder = tmp_path / "theirs"
@@ -497,3 +498,16 @@ def test_every_byte_of_utf8_has_its_own_id(tools: SimpleNamespace, tmp_path: Pat
     assert found == list(text.encode())
     assert len(set(found)) > 240
     assert tokenizer.decode(found) == text
+
+
+def test_what_is_pushed_names_no_folder_of_the_machine(
+    tools: SimpleNamespace, tmp_path: Path
+) -> None:
+    run = load_run(tools.write_run(tmp_path / "run", tools.TOKENIZERS["bytes"]()))
+    options = replace(run.config.data, train=str(tmp_path / "secret" / "text.txt"))
+    run = replace(run, config=replace(run.config, data=options))
+    for name, expected in (("me/small", "text.txt"), (None, options.train)):
+        out = tmp_path / f"export-{name is None}"
+        export_hugging_face(run, out, weights="raw", name=name)
+        stored = json.loads((out / "bellmask" / "config.json").read_text())
+        assert stored["data"]["train"] == expected

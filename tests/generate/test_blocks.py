@@ -47,7 +47,7 @@ class Told(Network):
 
 
 def make(model, canvas, steps=12, rule="ancestral", *, real=None, w=0.0, **options):
-    network = Told(model, MASK, is_real_BL=real, guidance=w, is_given_BL=canvas != MASK)
+    network = Told(model, MASK, is_real_BL=real, guidance=w)
     grid = None if rule == "first_hitting" else uniform_grid(steps)
     return generate(network, canvas, grid, EVERY_RULE[rule], **options), network
 
@@ -180,7 +180,8 @@ def test_with_two_layers_the_first_call_of_a_block_is_exact_and_later_ones_are_s
     _, network = make(model, canvas, rule="first_hitting", block_length=3, is_cached=True, w=w)
     calls, copies = list(widths.calls), 2 if w else 1
     for x_BL, is_wanted_BL, found in network.asked:
-        plain = Network(model, MASK, guidance=w, is_given_BL=canvas != MASK)
+        plain = Network(model, MASK, guidance=w)
+        plain.begin(canvas)
         with torch.no_grad():
             expected = plain.logits(x_BL, is_wanted_BL, torch.zeros(4))
         differ.append((found - expected).abs().max().item())

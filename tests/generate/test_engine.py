@@ -31,7 +31,7 @@ def masked(count: int, length: int, mask_id: int = MASK) -> torch.Tensor:
 
 
 def make(model, canvas, steps=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options):
-    network = Network(model, mask_id, is_real_BL=real, guidance=w, is_given_BL=canvas != mask_id)
+    network = Network(model, mask_id, is_real_BL=real, guidance=w)
     grid = steps if steps is None or isinstance(steps, torch.Tensor) else uniform_grid(steps)
     grid = None if rule == "first_hitting" else grid
     return generate(network, canvas, grid, EVERY_RULE[rule], **options)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bellmask.diffusion.schedule import Cosine, Linear
+from bellmask.errors import UserError
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
@@ -25,7 +26,7 @@ def masked(count: int, length: int, mask_id: int = MASK) -> torch.Tensor:
 
 
 def make(model, canvas, steps=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options):
-    network = Network(model, mask_id, is_real_BL=real, guidance=w, is_given_BL=canvas != mask_id)
+    network = Network(model, mask_id, is_real_BL=real, guidance=w)
     grid = steps if steps is None or isinstance(steps, torch.Tensor) else uniform_grid(steps)
     grid = None if rule == "first_hitting" else grid
     return generate(network, canvas, grid, EVERY_RULE[rule], **options)
@@ -216,7 +217,7 @@ def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(ru
             asked.append((x_BL.clone(), is_wanted_BL.clone(), found))
             return found
 
-    network = Told(spy, MASK, guidance=w, is_given_BL=given_BL)
+    network = Told(spy, MASK, guidance=w)
     generate(network, canvas, uniform_grid(4), EVERY_RULE[rule])
     assert len(asked) == len(spy.calls) == network.num_calls
     for (x_BL, is_wanted_BL, found), (called, _, t_B, _) in zip(asked, list(spy.calls)):
@@ -241,8 +242,41 @@ def test_guidance_doubles_the_rows_and_none_of_it_costs_nothing():
     assert (none.num_calls, none.num_rows) == (plain.num_calls, plain.num_rows)
     assert (guided.num_calls, guided.num_rows) == (plain.num_calls, 2 * plain.num_rows)
     assert not make(Spy(), canvas, 4, w=3.0).ids_BL.equal(plain.ids_BL)
-    nothing_given = masked(5, 7)
-    assert make(Spy(), nothing_given, 4, w=3.0).ids_BL.equal(make(Spy(), nothing_given, 4).ids_BL)
+    with pytest.raises(UserError, match="nothing is given"):
+        make(Spy(), masked(5, 7), 4, w=3.0)
+
+
+def test_a_network_can_be_used_again():
+    """Counts, caches and given tokens belong to one generation."""
+    model = Denoiser(ModelOptions(2, 16, 2, dropout=0.0), V).eval()
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    rows = masked(6, 9)
+    rows[:, :3] = 1
+    used = Network(model, MASK, guidance=0.5)
+    generate(used, rows, 1, block_length=2, is_cached=True)
+    late = masked(6, 9)
+    late[:, :7] = 2
+    again = generate(used, late, 1)
+    fresh = generate(Network(model, MASK, guidance=0.5), late, 1)
+    assert again.ids_BL.equal(fresh.ids_BL)
+    assert (again.num_calls, again.num_rows) == (fresh.num_calls, fresh.num_rows)
+
+
+@pytest.mark.parametrize(
+    ("grid", "options"),
+    [
+        (torch.linspace(1, 0.3, 5), {}),
+        (torch.linspace(0, 1, 5), {}),
+        (torch.tensor([1.0, 0.5, 0.5, 0.0]), {}),
+        (torch.tensor([1.0]), {}),
+        (0, {}),
+        (4, {"block_length": 0}),
+        (4, {"block_length": -2}),
+    ],
+)
+def test_what_would_leave_masks_is_refused(grid, options):
+    with pytest.raises(UserError, match=r"falls from|at least one token"):
+        generate(Network(Spy(), MASK), masked(2, 6), grid, **options)
 
 
 # padding

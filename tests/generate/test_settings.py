@@ -40,8 +40,8 @@ def canvas(count: int = 4) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, "--steps must be at least 1, got 0"),
-        ({"steps": -3}, "--steps must be at least 1, got -3"),
+        ({"steps": 0}, "--steps must be from 1 to 1,000,000, got 0"),
+        ({"steps": -3}, "--steps must be from 1 to 1,000,000, got -3"),
         ({"temperature": -0.1}, "--temperature must not be negative, got -0.1"),
         ({"temperature": NAN}, "--temperature"),
         ({"temperature": INF}, "--temperature"),
@@ -131,6 +131,7 @@ FRAMEWORKS = {"arm": arm(6), "sigma": sigma_arm(torch.arange(6).flip(0)), "any":
         {"rule": "first_hitting"},
         {"grid": "cosine"},
         {"grid": "count", "per_step": 2},
+        {"steps": 5},
         {"remask": 0.1},
         {"remask": 0.0},
         {"block_length": 2},
@@ -140,7 +141,7 @@ FRAMEWORKS = {"arm": arm(6), "sigma": sigma_arm(torch.arange(6).flip(0)), "any":
     ids=str,
 )
 def test_a_causal_model_has_its_own_order(name, settings):
-    named = [f"--{key.replace('_', '-')}" for key in settings if key != "per_step"]
+    named = [f"--{key.replace('_', '-')}" for key in settings]
     with pytest.raises(UserError, match=f"{', '.join(named)}: for masked models only"):
         fill(None, canvas(), FRAMEWORKS[name], Sampling(**settings), mask_id=MASK)
 
@@ -184,9 +185,7 @@ def test_filling_does_what_the_settings_say(name, schedule):
         grid = uniform_grid(grid)
     if settings.get("grid") == "count":
         grid = count_grid(5, settings.get("per_step", 1), schedule)
-    network = Network(
-        model, MASK, guidance=settings.get("guidance", 0.0), is_given_BL=canvas() != MASK
-    )
+    network = Network(model, MASK, guidance=settings.get("guidance", 0.0))
     told = []
     made = fill(
         model,
@@ -220,7 +219,7 @@ def test_rules_and_grids_by_name():
 def test_causal_models_are_filled_in_their_order(name):
     model, framework = ExactDenoiser(CHAIN, is_causal=True), FRAMEWORKS[name]
     rows, options = torch.full((9, 6), MASK), {"mask_id": MASK, "seed": 3, "first_sample": 5}
-    sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9, noise="float32", steps=2)
+    sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9, noise="float32")
     made = fill(model, rows, framework, sampling, **options)
     choice = Choice(0.7, 3, 0.9, torch.float32)
     expected = generate_in_order(model, rows, framework, choice=choice, **options)

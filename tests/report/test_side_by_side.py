@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bellmask.commands.side_by_side import Prompt, SideBySide, read_prompts, show_side_by_side
 from bellmask.errors import UserError
+from bellmask.generate.prompts import Prompt, read_prompts
+from bellmask.report.side_by_side import SideBySide, show_side_by_side
 
 HOSTILE = "The <script>alert('x')</script> [bold]x[/bold] ``` ```` & \x1b[31m\u202e"
 

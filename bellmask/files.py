@@ -49,3 +49,19 @@ def whole_file(path: Path, what: str) -> Iterator[Path]:
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def check_folder(path: str | None, option: str = "--out") -> None:
+    """Refuse a file where results are to go into a folder."""
+    if path is not None and Path(path).exists() and not Path(path).is_dir():
+        raise UserError(f"{option} {path} is a file; give a folder")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file as a whole, durably."""
+    scratch = path.with_name(f".{path.name}.writing")
+    with scratch.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(scratch, path)

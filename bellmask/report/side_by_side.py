@@ -1,13 +1,11 @@
 """Texts of several runs on the same prompts, side by side, for qualitative comparison (App. E).
 
-``read_prompts`` reads what is asked; ``show_side_by_side`` shows the answers: a table that fits the
-screen, a page that needs nothing else, a Markdown file.
+A table that fits the screen, a page that needs nothing else, a Markdown file.
 """
 
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,53 +41,6 @@ pre { background: var(--panel); border-radius: 6px; padding: .5rem .6rem; margin
   overflow-wrap: anywhere; }
 .given { color: var(--soft); }
 """
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What is asked: a beginning to continue, or a canvas with gaps; the other one is None."""
-
-    prompt: str | None = None
-    canvas: str | None = None
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a file: one per line, or JSONL with {"prompt": ...} or {"canvas": ...}.
-
-    In a text file blank lines and lines that begin with # are skipped. JSONL is told by the name
-    (.jsonl, .json).
-    """
-    if not path.is_file():
-        raise UserError(f"there is no file of prompts {path}")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    is_json = path.suffix.lower() in (".jsonl", ".json")
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        line = line.removesuffix("\r")
-        if line.strip() and (is_json or not line.lstrip().startswith("#")):
-            prompts.append(_read_json(line, f"{path}, line {number}") if is_json else Prompt(line))
-    if not prompts:
-        raise UserError(f"{path} holds no prompts; write one per line")
-    return prompts
-
-
-def _read_json(line: str, where: str) -> Prompt:
-    try:
-        content = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    keys = set(content) if isinstance(content, dict) else set()
-    if len(keys & {"prompt", "canvas"}) != 1:
-        raise UserError(f'{where}: write {{"prompt": "..."}} or {{"canvas": "... [MASK*8] ..."}}')
-    if unknown := keys - {"prompt", "canvas"}:
-        raise UserError(f"{where}: {min(unknown)!r} is not known; allowed are prompt or canvas")
-    (key,) = keys
-    if not isinstance(content[key], str) or not content[key]:
-        raise UserError(f"{where}: {key!r} must be a text that is not empty")
-    return Prompt(**{key: content[key]})
 
 
 @dataclass(frozen=True)
@@ -203,7 +154,7 @@ class SideBySide:
 
     def save(self, folder: Path) -> list[Path]:
         """Write comparison.html and comparison.md; returns their paths."""
-        from bellmask.train.checkpoint import write_text
+        from bellmask.files import write_text
 
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file; give a folder for comparison.html and .md")
