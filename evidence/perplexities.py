@@ -13,6 +13,8 @@ from bellmask.cli import run_command
 from bellmask.compare.results import without_nan
 from bellmask.compare.speedup import over_seeds
 from bellmask.config import RunConfig
+from bellmask.report.markdown import markdown_table
+from bellmask.report.quality_tables import nats_per_sample
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import RESULTS, ROOT, on_text, rounded, trained
@@ -146,11 +148,6 @@ def _load(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return [*head, *(f"| {' | '.join(row)} |" for row in rows), ""]
-
-
 def _zero_shot(numbers: Mapping[str, Any] | None) -> list[str]:
     lines = ["### Table 7: zero-shot perplexity", ""]
     if numbers is None:
@@ -172,7 +169,7 @@ def _zero_shot(numbers: Mapping[str, Any] | None) -> list[str]:
         cells = pairs.cells(PAPER_ZERO_SHOT.get(text["name"]))
         rows.append([text["title"], *cells[:3], f"{se:.1%}", f"{masks:.1%}", *cells[3:]])
     columns = ["set", "base", "bell", "bell/base", "error, text", "deviation, masks"]
-    return [*lines, *_table([*columns, "paper's ratio", "verdict"], rows)]
+    return [*lines, markdown_table([*columns, "paper's ratio", "verdict"], rows)]
 
 
 def _generative(numbers: Mapping[str, Any] | None, title: str) -> list[str]:
@@ -188,17 +185,24 @@ def _generative(numbers: Mapping[str, Any] | None, title: str) -> list[str]:
         }
         pairs = Pairs(*([one["perplexity"] for one in some] for some in found.values()))
         entropy = [f"{sum(o['entropy'] for o in some) / SEEDS:.2f}" for some in found.values()]
+        cost = [
+            sum(nats_per_sample(by_name[f"{kind}-{n + 1}"][place]) or 0.0 for n in range(SEEDS))
+            for kind in found
+        ]
         calls = f"{sum(one['calls'] for one in found['bell']) / SEEDS:.0f}"
         cells = pairs.cells(PAPER_GENERATIVE[nfe])
-        rows.append([str(nfe), calls, *cells[:2], " / ".join(entropy), *cells[2:]])
-    columns = ["NFE", "calls", "base", "bell", "entropy, base / bell", "bell/base"]
-    lines += _table([*columns, "paper's ratio", "verdict"], rows)
+        both = " / ".join(f"{value / SEEDS:.1f}" for value in cost)
+        rows.append([str(nfe), calls, *cells[:2], " / ".join(entropy), both, *cells[2:]])
+    columns = ["NFE", "calls", "base", "bell", "entropy, base / bell", "nats per sample"]
+    columns += ["bell/base"]
+    lines += [markdown_table([*columns, "paper's ratio", "verdict"], rows)]
     (real,) = [text["settings"][0]["mean"] for text in numbers["real_text"]]
     lines += [
         f"{numbers['num']} samples of {numbers['runs'][0]['tokens']} tokens for each of "
         f"{len(by_name['base-1'][0]['cells'])} sampling seeds and three training seeds, ancestral, "
         f"float64 noise. Validation text itself: {real['perplexity']:.1f}, entropy "
-        f"{real['entropy']:.2f}.",
+        f"{real['entropy']:.2f}. The perplexity is per token of the scorer; nats per sample "
+        "do not depend on how the scorer cuts the text.",
         "",
     ]
     return lines

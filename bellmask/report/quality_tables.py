@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from bellmask.report.markdown import markdown_table
 
 _COLUMNS = (
     ("gen. perplexity", "perplexity", 2),
@@ -33,9 +36,23 @@ def title(numbers: Mapping[str, Any]) -> str:
     return f"generative perplexity under {scorer}: {asked}; {numbers['how']}"
 
 
+def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
+    """What a whole sample costs under the scorer, mean over seeds.
+
+    A perplexity is per token of the scorer: text of long words has fewer and dearer ones. Between
+    runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
+    """
+    found = [
+        cell["length"] * math.log(cell["perplexity"])
+        for cell in setting["cells"]
+        if cell["perplexity"] is not None
+    ]
+    return sum(found) / len(found) if found else None
+
+
 def rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) of the whole table: a row for each run and NFE, real text last."""
-    columns = ["run", "NFE", *(name for name, _, _ in _COLUMNS)]
+    columns = ["run", "NFE", *(name for name, _, _ in _COLUMNS), "nats per sample"]
     found = []
     for record in [*numbers["runs"], *numbers["real_text"]]:
         for setting in record["settings"]:
@@ -44,6 +61,8 @@ def rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 _value(setting, name, digits, with_deviation=name in _WITH_DEVIATION)
                 for _, name, digits in _COLUMNS
             ]
+            whole = nats_per_sample(setting)
+            values.append("-" if whole is None else f"{whole:.1f}")
             found.append([record["name"], nfe, *values])
     return columns, found
 
@@ -94,13 +113,8 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     """Both tables and the notes."""
     parts = [f"# Generative perplexity\n\n{title(numbers)[0].upper()}{title(numbers)[1:]}.\n"]
     parts.append("As in Table 8 of the paper, unigram entropy in brackets:\n")
-    parts.append(_markdown_table(*paper_rows(numbers)))
+    parts.append(markdown_table(*paper_rows(numbers)))
     parts.append("Mean over seeds, ± standard deviation:\n")
-    parts.append(_markdown_table(*rows(numbers)))
+    parts.append(markdown_table(*rows(numbers)))
     parts.append("\n".join(f"- {line}" for line in notes(numbers)) + "\n")
     return "\n".join(parts)
-
-
-def _markdown_table(columns: list[str], found: list[list[str]]) -> str:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *found]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bellmask.report.console import print_table
+from bellmask.report.markdown import markdown_table
 
 NOT_HERE = "not here"
 EOS = {
@@ -91,11 +92,6 @@ def show(numbers: Mapping[str, Any]) -> None:
     print("\n".join(notes(numbers)))
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def markdown(numbers: Mapping[str, Any]) -> str:
     """The paper's Table 7 (runs by sets, mean ± deviation over seeds), then all the rest."""
     sets = numbers["sets"]
@@ -110,11 +106,14 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     parts = [
         "# Zero-shot perplexity",
         f"Mean ± deviation over {seeds} evaluation seeds (the paper's Table 7).",
-        _markdown(["run", *(text["title"] for text in sets)], paper),
+        markdown_table(["run", *(text["title"] for text in sets)], paper).rstrip(),
         "## In full",
-        _markdown(*result_rows(numbers)),
+        markdown_table(*result_rows(numbers)).rstrip(),
     ]
     columns, rows = difference_rows(numbers)
     if rows:
-        parts += [f"## Difference to {numbers['runs'][0]['name']}", _markdown(columns, rows)]
+        parts += [
+            f"## Difference to {numbers['runs'][0]['name']}",
+            markdown_table(columns, rows).rstrip(),
+        ]
     return "\n\n".join([*parts, "\n".join(f"- {line}" for line in notes(numbers))]) + "\n"

@@ -302,6 +302,7 @@ def a_setting(nfe: int | None, perplexity: float | None, **more: Any) -> dict[st
     mean = {**dict.fromkeys(names, 0.25), **values}
     deviation = {**dict.fromkeys(mean, None), "perplexity": 1.25, "entropy": 0.01}
     cell = {"samples": 9, "left_out": 0, "cut": 0, **more}
+    cell |= {"perplexity": perplexity, "length": 10.0}
     return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": [cell]}
 
 
@@ -327,6 +328,8 @@ def test_the_tables_never_show_a_perplexity_alone() -> None:
     columns, table = rows(numbers)
     assert len(table) == 4
     assert table[3][:3] == ["real text", "-", "-"]
+    assert columns[-1] == "nats per sample"
+    assert [row[-1] for row in table] == ["40.3", "45.0", "34.0", "-"], "10 tokens each"
     assert all(len(row) == len(columns) for row in table)
     lines = notes(numbers)
     assert sum("one network call per token" in line for line in lines) == 1
