@@ -14,6 +14,8 @@ from bellmask.compare.results import without_nan
 from bellmask.compare.speedup import over_seeds
 from bellmask.config import RunConfig
 from bellmask.report.markdown import markdown_table
+from bellmask.report.plots import save_figure
+from bellmask.report.quality_plots import quality_diversity_figure
 from bellmask.report.quality_tables import nats_per_sample
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -129,7 +131,12 @@ def perplexity_section(setting: str = "wikitext2") -> list[str]:
     lines = [*INTRODUCTION.splitlines(), ""]
     lines += _zero_shot(_load(f"zero-shot-{setting}"))
     for scorer, title in SCORERS.items():
-        lines += _generative(_load(f"generative-{setting}-{scorer}"), title)
+        numbers = _load(f"generative-{setting}-{scorer}")
+        lines += _generative(numbers, title)
+        if numbers is not None:
+            name = f"generative-{setting}-{scorer}"
+            save_figure(quality_diversity_figure(numbers), RESULTS.parent / "figures" / name)
+            lines += [f"![quality against diversity under {title}](figures/{name}.png)", ""]
     return lines
 
 
