@@ -53,7 +53,7 @@ class DataOptions:
     """Further training corpora with weights, 'NAME=0.3'; --data.train has what is left of 1."""
     tokenizer: str = "bytes"
     """bytes, bpe:2048 (learned from the training text), gpt2, bert-base-uncased, symbols:8 (toys),
-    a folder that holds a Hugging Face tokenizer, or one's name on the hub."""
+    a folder that holds a Hugging Face tokenizer, one's name on the hub, or a run folder."""
     block_length: int = 128
     """Tokens per training row."""
     documents: Literal["auto", "file", "line", "paragraph", "article", "endoftext"] = "auto"

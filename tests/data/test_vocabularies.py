@@ -321,3 +321,14 @@ def test_described_tokenizers_are_made_again(
         assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
         assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text))
     assert len({t.fingerprint for t in tokenizers}) == 3
+
+
+@pytest.mark.parametrize("inside", ["", "bellmask"])
+def test_the_tokenizer_of_a_run_or_an_export(tmp_path: Path, inside: str) -> None:
+    made = trained_bpe(300, "identity", corpus, tmp_path / "cache")
+    folder = tmp_path / "run"
+    (folder / inside).mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("of transformers")
+    (folder / inside / "tokenizer.json").write_text(json.dumps(made.description()))
+    assert load_tokenizer(str(folder), tmp_path).fingerprint == made.fingerprint

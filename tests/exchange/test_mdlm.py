@@ -170,6 +170,21 @@ def test_a_folder_tells_what_the_command_need_not(tools: SimpleNamespace, tmp_pa
     assert_same_predictions(load_run(tmp_path / "bin"), network, 0.6)
 
 
+def test_an_imported_run_has_no_text_to_train_on(
+    tools: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = save(tools.PublishedNetwork(260, 259), tmp_path / "w.safetensors")
+    import_(path, tmp_path / "run", "bytes", heads=2)
+    out = str(tmp_path / "more")
+    for args in (
+        ["train", str(tmp_path / "run"), "--out", out],
+        ["evaluate", str(tmp_path / "run")],
+    ):
+        assert run_command(args) == 2
+        assert "its training text is not here" in capsys.readouterr().err
+    assert not (tmp_path / "more" / "checkpoints").exists()
+
+
 def test_everything_that_does_not_fit_is_listed_and_nothing_written(
     tools: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
