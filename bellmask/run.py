@@ -65,10 +65,6 @@ class Run:
 
     def blocks(self) -> tuple[Blocks, Blocks]:
         """The run's training and validation blocks."""
-        if read_description(self.folder).get("imported_from"):
-            raise UserError(
-                f"{self.folder} was imported: its training text is not here; give text with --data"
-            )
         data = load_data(self.config.data, self.tokenizer)
         return data.train, data.valid
 

@@ -146,15 +146,18 @@ def _prompts(options: GenerateOptions) -> list[Prompt]:
 def _load(options: GenerateOptions, name: str) -> Run:
     from bellmask.exchange.loading import load
 
-    return load(name, checkpoint=options.checkpoint, weights=options.weights, device=options.device)
-
-
-def _canvas(loaded: Run, prompt: Prompt, options: GenerateOptions) -> Canvas:
+    loaded = load(
+        name, checkpoint=options.checkpoint, weights=options.weights, device=options.device
+    )
     if loaded.config.data.document_attention:
         print(
             "note: the run was trained with attention inside documents; here all of a row is seen",
             file=sys.stderr,
         )
+    return loaded
+
+
+def _canvas(loaded: Run, prompt: Prompt, options: GenerateOptions) -> Canvas:
     length = None if prompt.canvas is not None else options.length
     canvas = loaded.canvas(prefix=prompt.prompt or "", template=prompt.canvas, length=length)
     if len(canvas) > loaded.config.data.block_length:
@@ -247,8 +250,10 @@ def _write(
                 },
                 ensure_ascii=False,
             )
-            for prompt, some, one in zip(prompts, texts, made, strict=True)
-            for i, (text, ids) in enumerate(zip(some, one.ids_BL.tolist(), strict=True))
+            for n, (prompt, some, one) in enumerate(zip(prompts, texts, made, strict=True))
+            for i, (text, ids) in enumerate(
+                zip(some, one.ids_BL.tolist(), strict=True), start=n * options.num
+            )
         ]
         content = "\n".join(lines) + "\n"
     else:

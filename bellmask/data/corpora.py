@@ -103,7 +103,7 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
     """The documents of one split, with the rules to read them by."""
     name, files = options.train, options.from_files
     if name == IMPORTED and not (split == "valid" and options.valid is not None):
-        raise UserError("the run was imported: its training text is not here; give text of yours")
+        raise UserError("the run was imported: its training text is not here; give --data TEXT")
     if split == "valid" and options.valid is not None:
         name, files = options.valid, None
     policy = find_policy(options, name)

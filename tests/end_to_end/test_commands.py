@@ -80,6 +80,16 @@ def test_a_run_can_be_repeated_from_its_config(trained: Path, tmp_path: Path) ->
     assert [r.get("loss", r.get("nll")) for r in a] == [r.get("loss", r.get("nll")) for r in b]
 
 
+def test_samples_of_prompts_are_counted_through(trained: Path, tmp_path: Path) -> None:
+    """The same beginning twice: other numbers, other noise."""
+    (tmp_path / "prompts.txt").write_text("ab\nab\n")
+    file = str(tmp_path / "prompts.txt")
+    asked = ["generate", str(trained), "--prompts", file, "--num", "2", "--format", "jsonl"]
+    rows = [json.loads(line) for line in bellmask(*asked)[0].splitlines()]
+    assert [(row["sample"], row["prompt"]) for row in rows] == [(i, "ab") for i in range(4)]
+    assert len({tuple(row["ids"]) for row in rows}) == 4
+
+
 def test_given_tokens_are_kept_and_samples_do_not_depend_on_the_batch(trained: Path) -> None:
     out, _ = bellmask("generate", str(trained), "--canvas", "The [MASK*4] cat [MASK*2].")
     assert out.startswith("The ")
