@@ -36,6 +36,8 @@ from bellmask.options import (
     ObjectiveOptions,
     OptimOptions,
     ScheduleOptions,
+    SftOptions,
+    StartOptions,
     TrainOptions,
     ValidationOptions,
 )
@@ -47,6 +49,8 @@ class RunConfig:
     """All options of one run."""
 
     data: DataOptions = field(default_factory=DataOptions)
+    sft: SftOptions = field(default_factory=SftOptions)
+    start: StartOptions = field(default_factory=StartOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     law: LawOptions = field(default_factory=LawOptions)
@@ -279,7 +283,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
-_ADDED_LATER = {"framework"}
+_ADDED_LATER = {"framework", "sft", "start"}
 """Sections that files of earlier versions do not have; their defaults are what those runs did."""
 _OPTIONS_ADDED_LATER = {"model.time_input"}
 """The same of single options."""

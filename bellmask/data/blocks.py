@@ -1,7 +1,7 @@
 """Rows of tokens in memory-mapped shards, and the card that says how they came about.
 
 A folder holds ``tokens-*.bin`` [ROWS_PER_SHARD, L] each, ``lengths.bin`` and ``documents.bin``
-[num_blocks], and ``card.json``. It is whole or absent: preparing writes beside it and renames.
+[num_blocks], ``starts.bin`` where rows begin with a prompt, and ``card.json``. It is whole or absent: preparing writes beside it and renames.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class ShardedTokens:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows of tokens; ``lengths`` counts the tokens before padding."""
+    """Rows of tokens; ``lengths`` counts the tokens before padding.
+
+    Positions ``starts`` .. ``lengths`` - 1 of a row are maskable; what comes before is given.
+    """
 
     tokens: NDArray[Any] | ShardedTokens
     lengths: NDArray[np.int64]
@@ -90,6 +93,8 @@ class Blocks:
     fingerprint: str
     num_bytes: float = 0.0
     """UTF-8 bytes of the text that the tokens stand for; 0 where it is not known."""
+    starts: NDArray[np.int64] | None = None
+    """First maskable position of each row; None: all begin at 0."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -114,6 +119,24 @@ class Blocks:
         picked = index.numpy() if isinstance(index, Tensor) else index
         return torch.from_numpy(np.asarray(self.lengths[picked], dtype=np.int64))
 
+    def row_starts(self, index: Tensor | slice) -> Tensor:
+        """First maskable position of the given rows, int64."""
+        picked = index.numpy() if isinstance(index, Tensor) else index
+        starts = np.zeros(len(self), dtype=np.int64) if self.starts is None else self.starts
+        return torch.from_numpy(np.asarray(starts[picked], dtype=np.int64))
+
+    def num_maskable(self, index: Tensor | slice) -> Tensor:
+        """Maskable tokens of the given rows, int64."""
+        return (self.row_lengths(index) - self.row_starts(index)).clamp(min=0)
+
+    def starting_at(self, first: int) -> Blocks:
+        """The same rows with nothing before position ``first`` maskable."""
+        if not first or (self.starts is not None and self.starts.min() >= first):
+            return self
+        old = np.zeros(len(self), dtype=np.int64) if self.starts is None else self.starts
+        mark = hashlib.sha256(f"{self.fingerprint}/from {first}".encode()).hexdigest()
+        return replace(self, starts=np.maximum(old, first), fingerprint=mark)
+
     def slice(self, start: int, stop: int) -> Blocks:
         """A run of rows; its fingerprint says which. Bytes are shared out by tokens."""
         mark = hashlib.sha256(f"{self.fingerprint}[{start}:{stop}]".encode()).hexdigest()
@@ -125,6 +148,7 @@ class Blocks:
             documents=self.documents[part],
             fingerprint=mark,
             num_bytes=self.num_bytes * self.lengths[part].sum() / max(1, self.lengths.sum()),
+            starts=None if self.starts is None else self.starts[part],
         )
 
     def spread(self, count: int) -> Blocks:
@@ -140,6 +164,7 @@ class Blocks:
             self.documents[index],
             mark,
             self.num_bytes * float(share),
+            None if self.starts is None else self.starts[index],
         )
 
     @staticmethod
@@ -150,7 +175,11 @@ class Blocks:
         lengths = np.array([row.length for row in kept], dtype=np.int64)
         content = hashlib.sha256(tokens.tobytes() + lengths.tobytes())
         documents = np.array([row.document for row in kept], dtype=np.int64)
-        return Blocks(tokens, lengths, documents, content.hexdigest(), num_bytes)
+        starts = np.array([row.start for row in kept], dtype=np.int64)
+        if not starts.any():
+            return Blocks(tokens, lengths, documents, content.hexdigest(), num_bytes)
+        content.update(starts.tobytes())
+        return Blocks(tokens, lengths, documents, content.hexdigest(), num_bytes, starts)
 
 
 def join(parts: Sequence[Blocks]) -> Blocks:
@@ -162,12 +191,15 @@ def join(parts: Sequence[Blocks]) -> Blocks:
         tokens = part.tokens
         arrays += tokens.arrays() if isinstance(tokens, ShardedTokens) else [tokens]
     fingerprint = hashlib.sha256("/".join(part.fingerprint for part in parts).encode())
+    has_starts = any(part.starts is not None for part in parts)
+    starts = [part.row_starts(slice(None)).numpy() for part in parts] if has_starts else []
     return Blocks(
         ShardedTokens(arrays),
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.documents for part in parts]),
         fingerprint.hexdigest(),
         sum(part.num_bytes for part in parts),
+        np.concatenate(starts) if starts else None,
     )
 
 
@@ -197,13 +229,17 @@ def open_blocks(folder: Path, key: str) -> Blocks:
             shards.append(shard.reshape(rows, length))
         lengths = np.fromfile(folder / "lengths.bin", dtype=np.int64)
         documents = np.fromfile(folder / "documents.bin", dtype=np.int64)
+        starts = None
+        if card.get("has_starts"):
+            starts = np.fromfile(folder / "starts.bin", dtype=np.int64)
         is_whole = card["fingerprint"] == key and len(lengths) == len(documents) == count
+        is_whole &= starts is None or len(starts) == count
         num_bytes = float(card["num_bytes"])
     except (OSError, ValueError, KeyError, TypeError):
         raise _damaged(folder) from None
     if not is_whole:
         raise _damaged(folder)
-    return Blocks(ShardedTokens(shards), lengths, documents, key, num_bytes)
+    return Blocks(ShardedTokens(shards), lengths, documents, key, num_bytes, starts)
 
 
 def _damaged(folder: Path) -> UserError:

@@ -29,6 +29,8 @@ class Row:
     ids: Ids
     length: int
     document: int
+    start: int = 0
+    """Positions before it are given (a prompt): seen, but never masked nor scored."""
 
 
 @dataclass(frozen=True)
