@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from bellmask.build import (
     build_framework,
     build_model,
     build_objective,
+    build_recipe,
     build_rules,
     describe_learning,
     learning_caution,
 )
 from bellmask.config import RunConfig
-from bellmask.data.prepare import LoadedData, load_data, make_tokenizer
+from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.objectives import Objective
 from bellmask.errors import UserError
@@ -29,17 +30,20 @@ from bellmask.files import write_text
 from bellmask.generate.canvas import empty_canvas
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
+from bellmask.inputs import load_inputs
 from bellmask.intervals import Interval
 from bellmask.model.transformer import count_parameters
 from bellmask.records import MetricsFile
 from bellmask.report.console import preparing_bar
 from bellmask.resume import check_same_run, find_start
 from bellmask.runfolder import drop_files_after, read_description, write_description
+from bellmask.start import Start, open_start
 from bellmask.train.checkpoint import FORMAT, CheckpointStore, load_tensors, read_state
 from bellmask.train.distributed import World, check_compiler, open_world, pick_precision
 from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.step import StepPlanner, TrainStep
+from bellmask.train.planning import StepPlanner
+from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
 
 
@@ -74,26 +78,28 @@ def train_run(
                 f"train.batch_size={config.train.batch_size} must be a multiple of {world.size} "
                 "processes" + (f" times train.microbatch_size={size}" if size else "")
             )
-        checkpoint = find_start(config, folder, resume, world)
+        start = open_start(config, folder)
+        checkpoint = find_start(start.config, folder, resume, world)
         world.barrier()  # all have looked at the folder before anything is written into it
-        tokenizer, data = _load_data(config, world, is_quiet)
-        run = _Training(config, folder, world, tokenizer, objective, data, is_quiet)
+        tokenizer, data = _load_data(start, world, is_quiet)
+        if checkpoint is not None:
+            start = replace(start, fill=None)  # its weights are in the checkpoint
+        run = _Training(start, folder, world, tokenizer, objective, data, is_quiet)
         return run.fit(checkpoint)
 
 
-def _load_data(config: RunConfig, world: World, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
+def _load_data(start: Start, world: World, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
     """Tokenizer and blocks; the main process prepares them, the others find the cache filled."""
 
-    def fill_the_cache() -> None:
+    def prepare() -> tuple[Tokenizer, LoadedData]:
+        tokenizer = start.tokenizer or make_tokenizer(start.config.data)
         with preparing_bar(is_quiet=is_quiet) as on_progress:
-            load_data(config.data, make_tokenizer(config.data), on_progress)
+            return tokenizer, load_inputs(start.config, tokenizer, start.backbone, on_progress)
 
     if world.size > 1:
-        world.on_main(fill_the_cache)
+        world.on_main(prepare)
         is_quiet = True
-    tokenizer = make_tokenizer(config.data)
-    with preparing_bar(is_quiet=is_quiet) as on_progress:
-        return tokenizer, load_data(config.data, tokenizer, on_progress)
+    return prepare()
 
 
 class _Training:
@@ -101,7 +107,7 @@ class _Training:
 
     def __init__(
         self,
-        config: RunConfig,
+        start: Start,
         folder: Path,
         world: World,
         tokenizer: Tokenizer,
@@ -109,14 +115,17 @@ class _Training:
         data: LoadedData,
         is_quiet: bool,
     ) -> None:
+        config = start.config
         self.config, self.folder, self.world, self.tokenizer = config, folder, world, tokenizer
+        self.start, self.backbone = start, start.backbone_for(tokenizer)
         self.train_blocks = data.train
         limit = config.validation.blocks or len(data.valid)
         self.valid_blocks = data.valid.slice(0, min(limit, len(data.valid)))
         self.rules = build_rules(config.data, tokenizer)
         self.framework = build_framework(config)
         self.precision = pick_precision(config.train.precision, world.device)
-        model = build_model(config, tokenizer.num_tokens).to(world.device)
+        model = build_model(config, tokenizer.num_tokens, self.backbone, start.fill)
+        model = model.to(world.device)
         if config.train.compile:
             check_compiler(world.device)
             model.compile_blocks()
@@ -131,6 +140,7 @@ class _Training:
             rules=self.rules,
             sizes=data.sizes,
             weights=data.weights,
+            recipe=build_recipe(config),
         )
         self.step = TrainStep(
             model,
@@ -208,7 +218,9 @@ class _Training:
         self.run_id = before.get("id", self.run_id)
         description = {**self._description(), "id": self.run_id}
         description["unigram_nll"] = before.get("unigram_nll") or self._unigram()
-        write_description(self.folder, self.config, self.tokenizer, description, before)
+        write_description(
+            self.folder, self.config, self.tokenizer, description, before, self.backbone
+        )
         step = 0 if checkpoint is None else read_state(checkpoint)["step"]
         self.metrics.cut_back(step)
         drop_files_after(self.folder, step)

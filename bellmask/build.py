@@ -10,11 +10,13 @@ from bellmask.config import RunConfig
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.bell_test import bell_test
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
-from bellmask.diffusion.orders import Framework, Mdm, any_order, arm, sigma_arm
+from bellmask.diffusion.orders import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.times import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.errors import UserError, look_up
 from bellmask.model.attention import AttentionRules
+from bellmask.model.lora import add_lora
+from bellmask.model.pretrained import PretrainedDenoiser, make_language_model
 from bellmask.model.transformer import Denoiser
 from bellmask.options import (
     DEFAULT_MU,
@@ -25,6 +27,11 @@ from bellmask.options import (
     ScheduleOptions,
 )
 from bellmask.rng import shuffle, stream_key, torch_seed
+from bellmask.runfolder import Backbone
+from bellmask.train.planning import Recipe
+
+Network = Denoiser | PretrainedDenoiser
+"""A run's network, called alike."""
 
 
 def build_law(options: LawOptions) -> TimeLaw:
@@ -77,7 +84,7 @@ def build_framework(config: RunConfig) -> Framework:
     order_seed = config.resolved().framework.order_seed
     table: dict[str, Callable[[], Framework]] = {
         "mdm": lambda: Mdm(build_schedule(config.schedule), config.data.pads == "noised"),
-        "arm": lambda: arm(length),
+        "arm": lambda: (arm if config.model.backbone == "dit" else shifted_arm)(length),
         "sigma_arm": lambda: sigma_arm(shuffle(stream_key(order_seed or 0, "sigma"), length)),
         "aoarm": any_order,
     }
@@ -108,13 +115,40 @@ def build_rules(options: DataOptions, tokenizer: Tokenizer) -> AttentionRules:
     )
 
 
-def build_model(config: RunConfig, num_tokens: int) -> Denoiser:
-    """The backbone with initial weights that depend on the seed alone."""
+def build_recipe(config: RunConfig) -> Recipe:
+    """What the run's steps do that plain pretraining does not."""
+    is_sft = config.sft.train is not None
+    return Recipe(
+        anneal_steps=config.start.anneal_steps,
+        counts_examples=is_sft and config.sft.average == "examples",
+        min_masks=config.sft.min_masks,
+        sorts_by_length=is_sft,
+    )
+
+
+def build_model(
+    config: RunConfig,
+    num_tokens: int,
+    backbone: Backbone | None = None,
+    fill: Callable[[Network], None] | None = None,
+) -> Network:
+    """The backbone with initial weights that depend on the seed alone, or those that ``fill`` sets.
+
+    ``backbone`` describes the causal LM, for ``model.backbone=causal_lm``.
+    """
+    is_causal = config.framework.name != "mdm"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(stream_key(config.train.seed, "weights")))
-        return Denoiser(
-            config.model,
-            num_tokens,
-            is_causal=config.framework.name != "mdm",
-            encoding=config.resolved().framework.encoding or "source",
-        )
+        if config.model.backbone == "causal_lm":
+            assert backbone is not None
+            inner = make_language_model(backbone.language_model, config.model.dropout)
+            model: Network = PretrainedDenoiser(inner, num_tokens, is_causal=is_causal)
+        else:
+            encoding = config.resolved().framework.encoding or "source"
+            model = Denoiser(config.model, num_tokens, is_causal=is_causal, encoding=encoding)
+        if fill is not None:
+            fill(model)
+        if config.start.lora_rank:
+            assert isinstance(model, PretrainedDenoiser)
+            add_lora(model, config.start.lora_rank, config.start.lora_alpha)
+    return model

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bellmask.intervals import Interval
 from bellmask.options import LawOptions, ObjectiveOptions, OptimOptions, ScheduleOptions
+from bellmask.start_checks import check_sft, check_start
 
 if TYPE_CHECKING:
     from bellmask.config import RunConfig
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 def find_problems(config: RunConfig) -> list[str]:
     """All that is wrong with a config, one sentence each; empty when nothing is."""
-    rules = (_numbers, _data, _model, _framework, _times, _schedule, _objective, _train, _intervals)
-    return [problem for rule in rules for problem in rule(config)]
+    parts = (_numbers, _data, _model, _framework, _times, _schedule, _objective, _train, _intervals)
+    return [problem for find in (*parts, check_start, check_sft) for problem in find(config)]
 
 
 def _numbers(config: RunConfig) -> Iterator[str]:

@@ -285,7 +285,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 _ADDED_LATER = {"framework", "sft", "start"}
 """Sections that files of earlier versions do not have; their defaults are what those runs did."""
-_OPTIONS_ADDED_LATER = {"model.time_input"}
+_OPTIONS_ADDED_LATER = {"model.time_input", "model.backbone"}
 """The same of single options."""
 
 

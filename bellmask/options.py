@@ -99,6 +99,9 @@ class ModelOptions:
     modulation: Literal["constant", "time"] = "constant"
     """constant: learned shift, scale and gate vectors. time: AdaLN fed with the time
     (mdlm's 128-wide conditioning), for models that are told t."""
+    backbone: Literal["dit", "causal_lm"] = "dit"
+    """dit: this one. causal_lm: a Hugging Face causal LM, set by --start.model or
+    --start.architecture; of the options here only dropout then matters (where it has dropout)."""
     time_input: Literal["stretched", "sigma"] = "stretched"
     """What the time's embedding is fed (modulation=time). stretched: 1000 t. sigma: mdlm's
     -log(1 - 0.999 t), for models imported from there."""

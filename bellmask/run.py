@@ -12,24 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.build import build_framework, build_model, build_rules
+from bellmask.build import Network, build_framework, build_model, build_rules
 from bellmask.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
-from bellmask.data.prepare import load_data
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.orders import Framework
 from bellmask.errors import UserError, look_up
 from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.evaluate.result import Likelihood
-from bellmask.generate.canvas import Canvas, frame_canvas, make_canvas
+from bellmask.generate.canvas import Canvas, begin_canvas, frame_canvas, make_canvas
 from bellmask.generate.engine import Generation
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling, sampling_of
 from bellmask.generate.steps import OnStep
-from bellmask.model.transformer import Denoiser
-from bellmask.runfolder import read_description, read_tokenizer
+from bellmask.inputs import load_inputs
+from bellmask.runfolder import Backbone, read_backbone, read_description, read_tokenizer
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
 from bellmask.train.distributed import World, pick_device, pick_precision
 
@@ -59,13 +58,15 @@ class Run:
     config: RunConfig
     step: int
     tokenizer: Tokenizer
-    model: Denoiser
+    model: Network
     framework: Framework
     device: torch.device
+    backbone: Backbone | None = None
+    """Of a run on a causal LM."""
 
     def blocks(self) -> tuple[Blocks, Blocks]:
         """The run's training and validation blocks."""
-        data = load_data(self.config.data, self.tokenizer)
+        data = load_inputs(self.config, self.tokenizer, self.backbone)
         return data.train, data.valid
 
     def check_same_data(self, train: Blocks) -> None:
@@ -86,7 +87,7 @@ class Run:
         """The NLL (bound) on blocks; see :func:`bellmask.evaluate.likelihood.evaluate`."""
         return evaluate(
             self.model,
-            blocks,
+            blocks.starting_at(self.model.first_maskable),
             mask_id=self.tokenizer.mask_id,
             framework=self.framework,
             draws=draws,
@@ -103,7 +104,7 @@ class Run:
         """Cross-entropies on blocks in contexts of given size, for curves by context count."""
         return Scorer(
             self.model,
-            blocks,
+            blocks.starting_at(self.model.first_maskable),
             self.tokenizer.mask_id,
             self.framework,
             World(device=self.device),
@@ -138,13 +139,15 @@ class Run:
         ]
 
     def _rows(self, number: int, text: str) -> list[Row]:
-        ids, length = self.tokenizer.encode(text), self.config.data.block_length
+        first, tokenizer = self.model.first_maskable, self.tokenizer
+        ids, length = tokenizer.encode(text), self.config.data.block_length - first
         if not len(ids):
             raise UserError(f"text number {number} is empty: it has no likelihood")
+        begin = np.full(first, tokenizer.bos_id)  # given, so that every token of the text counts
         pieces = [ids[start : start + length] for start in range(0, len(ids), length)]
-        padding = [np.full(length - len(piece), self.tokenizer.pad_id) for piece in pieces]
+        padding = [np.full(length - len(piece), tokenizer.pad_id) for piece in pieces]
         return [
-            Row(np.concatenate([piece, pad]), len(piece), number)
+            Row(np.concatenate([begin, piece, pad]), first + len(piece), number)
             for piece, pad in zip(pieces, padding, strict=True)
         ]
 
@@ -214,14 +217,18 @@ class Run:
     ) -> Canvas:
         """A row to fill: empty, after a prefix, or with the gaps of a template.
 
-        Where the run's rows are wrapped, BOS and EOS count towards the length.
+        Where the run's rows are wrapped, BOS and EOS count towards the length; so does the BOS that
+        a causal LM predicts the first token from.
         """
-        frame = 2 if self.is_wrapped else 0
+        first = self.model.first_maskable
+        frame = 2 if self.is_wrapped else first
         inner = (length or self.config.data.block_length) - frame
         if inner < 1:
             raise UserError(f"a length of {length} leaves no room between BOS and EOS")
         canvas = make_canvas(self.tokenizer, inner, prefix=prefix, template=template)
-        return frame_canvas(canvas, self.tokenizer, self.framework) if frame else canvas
+        if self.is_wrapped:
+            return frame_canvas(canvas, self.tokenizer, self.framework)
+        return begin_canvas(canvas, self.tokenizer) if first else canvas
 
     def infill(self, text: str, count: int = 1, *, seed: int = 0, **settings: Any) -> list[str]:
         """Fill the gaps of ``"The [MASK*12] sat on the [MASK*3]."``; settings as for ``sample``."""
@@ -263,7 +270,8 @@ def load_run(
     place = store.find(checkpoint)
     tokenizer = read_tokenizer(folder)
     kind = _which_weights(weights, config)
-    model = build_model(config, tokenizer.num_tokens)
+    backbone = read_backbone(folder)
+    model = build_model(config, tokenizer.num_tokens, backbone)
     tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
     load_tensors(place, tensors)
     target = pick_device(device)
@@ -275,6 +283,7 @@ def load_run(
         model.to(target).eval(),
         build_framework(config),
         target,
+        backbone,
     )
 
 

@@ -1,10 +1,13 @@
-"""The files of a run folder that say what the run is: config.json, tokenizer.json, run.json."""
+"""The files of a run folder that say what the run is: config.json, tokenizer.json, run.json, and
+backbone.json where the network is a Hugging Face causal LM.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +24,43 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+@dataclass(frozen=True)
+class Backbone:
+    """A causal LM as the network of a run, apart from its weights."""
+
+    language_model: dict[str, Any]
+    """Its Hugging Face config."""
+    chat_template: str | None = None
+    """How its tokenizer writes conversations, where it says so."""
+
+    def write(self, folder: Path) -> None:
+        """As backbone.json."""
+        _write(folder / "backbone.json", asdict(self))
+
+
+def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
+    """The causal LM of a run folder (or of a folder inside); None where there is none."""
+    path = folder / inside / "backbone.json"
+    if not path.exists():
+        return None
+    try:
+        return Backbone(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+
+
 def write_description(
     folder: Path,
     config: RunConfig,
     tokenizer: Tokenizer,
     description: dict[str, Any],
     before: dict[str, Any],
+    backbone: Backbone | None = None,
 ) -> None:
     """Describe a run that starts, or goes on from what ``before`` describes."""
     folder.mkdir(parents=True, exist_ok=True)
+    if backbone is not None:
+        backbone.write(folder)
     # first of all: a folder with a config.json can always be resumed
     _write(folder / "config.json", config.resolved().to_dict())
     _write(folder / "tokenizer.json", tokenizer.description())

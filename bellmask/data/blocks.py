@@ -1,7 +1,8 @@
 """Rows of tokens in memory-mapped shards, and the card that says how they came about.
 
 A folder holds ``tokens-*.bin`` [ROWS_PER_SHARD, L] each, ``lengths.bin`` and ``documents.bin``
-[num_blocks], ``starts.bin`` where rows begin with a prompt, and ``card.json``. It is whole or absent: preparing writes beside it and renames.
+[num_blocks], ``starts.bin`` where rows begin with a prompt, and ``card.json``. It is
+whole or absent: preparing writes beside it and renames.
 """
 
 from __future__ import annotations

@@ -259,6 +259,32 @@ class Ordered(Framework):
         )
 
 
+@dataclass(frozen=True)
+class Shifted(Ordered):
+    """Left to right with a pretrained causal LM: slot i holds token i, and the model's own shift
+    predicts it from those before. Token 0 is given, so it has no begin sign and is not scored.
+    """
+
+    def every_context(
+        self, x0_BL: Tensor, u_BL: Tensor, *, mask_id: int, is_real_BL: Tensor | None = None
+    ) -> Problem:
+        """All maskable tokens, each seeing what is before it; N_c counts maskable ones of those."""
+        is_scored_BL = torch.ones_like(x0_BL, dtype=torch.bool)
+        if is_real_BL is not None:
+            is_scored_BL = is_real_BL.clone()
+        is_scored_BL[:, 0] = False
+        rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
+        context_BL = is_scored_BL.cumsum(1) - 1
+        return Problem(
+            x0_BL, rows_N, x0_BL.flatten()[rows_N], context_BL.flatten()[rows_N], positions=None
+        )
+
+
+def shifted_arm(block_length: int) -> Shifted:
+    """Left to right on a pretrained backbone."""
+    return Shifted(torch.arange(block_length))
+
+
 def arm(block_length: int) -> Ordered:
     """Left to right (Eq. loss_ARM)."""
     return Ordered(torch.arange(block_length))

@@ -63,7 +63,7 @@ def exact_curve(
 ) -> list[ContextPoint]:
     """The loss at exactly these context counts, over the tokens of blocks that are long enough."""
     blocks = scorer.blocks
-    length = blocks.row_lengths(slice(None))
+    length = blocks.num_maskable(slice(None))
     points = []
     for context in contexts:
         index = (length > context).nonzero().squeeze(1)
@@ -120,8 +120,10 @@ def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
 
 
 def _columns(blocks: Blocks) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """At each position the tokens of all rows, and whether each is maskable."""
     tokens, lengths = np.asarray(blocks.tokens), np.asarray(blocks.lengths)
+    starts = blocks.row_starts(slice(None)).numpy()
     return [
-        (tokens[:, position].astype(np.int64), position < lengths)
+        (tokens[:, position].astype(np.int64), (starts <= position) & (position < lengths))
         for position in range(blocks.block_length)
     ]

@@ -12,6 +12,7 @@ B blocks, R draws per block, L block length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ def evaluate(
     """
     scorer = Scorer(model, blocks, mask_id, framework, world, precision, rules)
     world, is_causal = scorer.world, scorer.framework.is_causal
-    length_B = blocks.row_lengths(slice(None))
+    length_B = blocks.num_maskable(slice(None))
     level_B, count_BR = mask_counts(length_B, draws, seed, row_keys)
     if is_causal:
         draws = 1 if scorer.framework.is_exact else draws
@@ -95,11 +96,17 @@ def evaluate(
         count_BR.numpy(),
         ce_BR.numpy(),
         np.asarray(blocks.documents),
-        blocks.num_bytes,
+        _scored_bytes(blocks),
         f"{blocks.fingerprint}/{seed}",
         is_causal,
         scorer.framework.is_exact,
     )
+
+
+def _scored_bytes(blocks: Blocks) -> float:
+    """Bytes of text behind the maskable tokens: all but what is given, shared out by tokens."""
+    share = float(blocks.num_maskable(slice(None)).sum()) / max(1, int(blocks.lengths.sum()))
+    return blocks.num_bytes * share
 
 
 def _parts(total: int, size: int, world: World) -> Iterator[slice]:
@@ -107,6 +114,25 @@ def _parts(total: int, size: int, world: World) -> Iterator[slice]:
     for number, start in enumerate(range(0, total, size)):
         if number % world.size == world.rank:
             yield slice(start, min(start + size, total))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Blocks to be scored, their noise, and what of them is padding or given."""
+
+    x0_BL: Tensor
+    u_BL: Tensor
+    is_real_BL: Tensor
+    is_given_BL: Tensor
+
+    @property
+    def is_maskable_BL(self) -> Tensor | None:
+        return _unless_all(self.is_real_BL & ~self.is_given_BL)
+
+
+def _unless_all(is_true_BL: Tensor) -> Tensor | None:
+    """None in place of a mask that hides nothing."""
+    return None if bool(is_true_BL.all()) else is_true_BL
 
 
 class Scorer:
@@ -131,37 +157,45 @@ class Scorer:
         self, index_B: Tensor, context_B: Tensor, key: int, row_keys_B: Tensor | None = None
     ) -> Tensor:
         """Mean cross-entropy of each block's targets given exactly N_c tokens, float64 [B]."""
-        x0_BL, u_BL, is_real_BL = self._draw(index_B, key, row_keys_B)
+        rows = self._draw(index_B, key, row_keys_B)
         problem = self.framework.given(
-            x0_BL, context_B, u_BL, mask_id=self.mask_id, is_real_BL=is_real_BL
+            rows.x0_BL,
+            context_B,
+            rows.u_BL,
+            mask_id=self.mask_id,
+            is_real_BL=rows.is_maskable_BL,
         )
-        ce_N, owner_N = self._score(problem, x0_BL, is_real_BL), problem.rows_N // x0_BL.shape[1]
+        ce_N, owner_N = self._score(problem, rows), problem.rows_N // rows.x0_BL.shape[1]
         total_B = torch.zeros(len(index_B), dtype=torch.float64).index_add_(0, owner_N, ce_N)
-        return total_B / owner_N.bincount(minlength=len(index_B))
+        return total_B / owner_N.bincount(minlength=len(index_B)).clamp(min=1)
 
     def by_context(self, index_B: Tensor, key: int, row_keys_B: Tensor | None = None) -> Tensor:
         """Cross-entropy at every N_c, float64 [B, L], of a causal framework; 0 beyond a row."""
         assert isinstance(self.framework, Ordered)
-        x0_BL, u_BL, is_real_BL = self._draw(index_B, key, row_keys_B)
+        rows = self._draw(index_B, key, row_keys_B)
         problem = self.framework.every_context(
-            x0_BL, u_BL, mask_id=self.mask_id, is_real_BL=is_real_BL
+            rows.x0_BL, rows.u_BL, mask_id=self.mask_id, is_real_BL=rows.is_maskable_BL
         )
-        ce_BL = torch.zeros(x0_BL.shape, dtype=torch.float64)
-        ce_BL.view(-1)[problem.rows_N] = self._score(problem, x0_BL, is_real_BL)
+        ce_BL = torch.zeros(rows.x0_BL.shape, dtype=torch.float64)
+        ce_BL[problem.rows_N // ce_BL.shape[1], problem.context_N] = self._score(problem, rows)
         return ce_BL
 
-    def _draw(
-        self, index_B: Tensor, key: int, row_keys_B: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _draw(self, index_B: Tensor, key: int, row_keys_B: Tensor | None) -> _Rows:
         x0_BL, length_B = self.blocks.rows(index_B), self.blocks.row_lengths(index_B)
-        length = x0_BL.shape[1]
-        u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, length)
-        is_real_BL = torch.arange(length) < length_B[:, None]
-        return x0_BL, u_BL, None if bool(is_real_BL.all()) else is_real_BL
+        full = length = x0_BL.shape[1]
+        if self.blocks.starts is not None and not self.framework.is_causal:
+            length = max(1, int(length_B.max()))  # nobody sees what is beyond the longest row
+        u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, full)
+        place = torch.arange(length)
+        is_real_BL = place < length_B[:, None]
+        is_given_BL = place < self.blocks.row_starts(index_B)[:, None]
+        return _Rows(x0_BL[:, :length], u_BL[:, :length], is_real_BL, is_given_BL)
 
     @torch.no_grad()
-    def _score(self, problem: Problem, x0_BL: Tensor, is_real_BL: Tensor | None) -> Tensor:
-        mask = None if self.framework.is_causal else self.rules.mask(x0_BL, is_real_BL)
+    def _score(self, problem: Problem, rows: _Rows) -> Tensor:
+        mask = None
+        if not self.framework.is_causal:
+            mask = self.rules.mask(rows.x0_BL, _unless_all(rows.is_real_BL))
         device = self.world.device
         with autocast(device, self.precision):
             ce_N = problem.ask(self.model, device, mask=mask, reduce=False)

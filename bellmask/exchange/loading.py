@@ -17,7 +17,7 @@ from bellmask.errors import UserError
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.run import Run, Weights, load_run
-from bellmask.runfolder import read_description, read_tokenizer
+from bellmask.runfolder import read_backbone, read_description, read_tokenizer
 from bellmask.train.distributed import pick_device
 
 OWN = "bellmask"
@@ -68,11 +68,19 @@ def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Ru
         raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
     config = load_config(folder / OWN / "config.json")
     tokenizer = read_tokenizer(folder, OWN)
-    model = build_model(config, tokenizer.num_tokens)
+    backbone = read_backbone(folder, OWN)
+    model = build_model(config, tokenizer.num_tokens, backbone)
     _fill(model, folder / MODEL, tokenizer)
     target = pick_device(device)
     return Run(
-        folder, config, step, tokenizer, model.to(target).eval(), build_framework(config), target
+        folder,
+        config,
+        step,
+        tokenizer,
+        model.to(target).eval(),
+        build_framework(config),
+        target,
+        backbone,
     )
 
 

@@ -110,6 +110,11 @@ def make_canvas(
     return empty_canvas(tokenizer, length)
 
 
+def begin_canvas(canvas: Canvas, tokenizer: Tokenizer) -> Canvas:
+    """BOS before a canvas, for models that predict from what is before and so need a beginning."""
+    return Canvas(torch.cat([torch.tensor([tokenizer.bos_id]), canvas.ids_L]), canvas.mask_id)
+
+
 def frame_canvas(canvas: Canvas, tokenizer: Tokenizer, framework: Framework) -> Canvas:
     """BOS before and EOS behind a canvas, as wrapped rows have them.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.orders import Framework, Mdm, Ordered
+from bellmask.diffusion.orders import Framework, Mdm, Ordered, Shifted
 from bellmask.errors import UserError, look_up
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import Generation, generate
@@ -44,6 +44,9 @@ def fill(
         "first_sample": first_sample,
         "on_step": on_step,
     }
+    if isinstance(framework, Shifted):
+        _refuse_for_causal(sampling)
+        return _left_to_right(Network(model, mask_id, device=device), canvas_BL, noise)
     if isinstance(framework, Ordered):
         _refuse_for_causal(sampling)
         return generate_in_order(
@@ -60,6 +63,14 @@ def fill(
         is_cached=sampling.cache == "prefix",
         **noise,
     )
+
+
+def _left_to_right(network: Network, canvas_BL: Tensor, noise: dict[str, Any]) -> Generation:
+    """Token by token with a causal LM: blocks of one token; what is masked later it cannot see."""
+    is_masked_BL = canvas_BL == network.mask_id
+    if bool(is_masked_BL.long().diff(dim=1).lt(0).any()):
+        raise UserError("this model writes left to right: it takes a prefix, not gaps")
+    return generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
 
 
 def make_rule(sampling: Sampling) -> Rule:

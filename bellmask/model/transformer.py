@@ -157,6 +157,9 @@ class Denoiser(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
+    first_maskable = 0
+    """Every position can be predicted."""
+
     @property
     def mask_id(self) -> int:
         """The last row of the embedding."""

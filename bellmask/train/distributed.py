@@ -74,7 +74,7 @@ class World:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return float(shared.item())
 
-    def on_main(self, work: Callable[[], None]) -> None:
+    def on_main(self, work: Callable[[], object]) -> None:
         """Do something on the main process while the others wait, however long it takes.
 
         A UserError there is raised everywhere, so that no rank is left in a collective call.

@@ -7,109 +7,18 @@ global batch, so 1 process, 2 processes and accumulation see the same times and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from bellmask.data.batches import BatchPlan, rank_share
-from bellmask.data.blocks import Blocks
 from bellmask.diffusion.objectives import Objective
-from bellmask.diffusion.orders import Framework, Mdm
-from bellmask.diffusion.times import strata
+from bellmask.diffusion.orders import Framework
 from bellmask.errors import TrainingError
-from bellmask.model.attention import AttentionRules
-from bellmask.options import TrainOptions
-from bellmask.rng import shuffle, stream_key, torch_seed, uniform, uniform_rows
+from bellmask.rng import stream_key, torch_seed
 from bellmask.train.ahead import Ahead
 from bellmask.train.distributed import World, autocast
-
-
-@dataclass(frozen=True)
-class Microbatch:
-    """One forward pass's share of a step, on the CPU."""
-
-    first: int
-    """Index of its first sample in the global batch."""
-    x0_BL: Tensor
-    u_BL: Tensor
-    t_B: Tensor
-    is_real_BL: Tensor | None
-    """False at padding; None when no row of the corpus is padded."""
-    rules: AttentionRules = field(default_factory=AttentionRules)
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """A whole optimiser step on this rank, and what all ranks know of it."""
-
-    microbatches: list[Microbatch]
-    num_maskable: int
-    """M: maskable tokens of the whole step, over all ranks and microbatches."""
-
-
-class StepPlanner:
-    """step → its data and noise. Holds no state."""
-
-    def __init__(
-        self,
-        blocks: Blocks,
-        objective: Objective,
-        options: TrainOptions,
-        world: World,
-        *,
-        framework: Framework | None = None,
-        rules: AttentionRules | None = None,
-        sizes: tuple[int, ...] = (),
-        weights: tuple[float, ...] = (),
-    ) -> None:
-        self.blocks, self.objective, self.options = blocks, objective, options
-        self.rules = rules or AttentionRules()
-        self.framework = framework or Mdm(objective.schedule, self.rules.sees_pads)
-        self.plan = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
-        self.share = rank_share(options.batch_size, world.rank, world.size)
-        self.is_padded = blocks.is_padded
-
-    def times(self, step: int) -> Tensor:
-        """Times of the whole global batch, float64 [batch_size] (App. C.5)."""
-        seed, count = self.options.seed, self.options.batch_size
-        levels = uniform(stream_key(seed, "times", step), torch.arange(count))
-        if self.options.stratified:
-            levels = strata(shuffle(stream_key(seed, "strata", step), count), levels)
-        return self.objective.times(levels)
-
-    def length(self, step: int) -> int:
-        """Block length at a step: shorter now and then, if the options say so."""
-        full = self.blocks.block_length
-        which, how_long = uniform(
-            stream_key(self.options.seed, "length", step), torch.arange(2)
-        ).tolist()
-        return 1 + int(how_long * full) if which < self.options.random_length_fraction else full
-
-    def __call__(self, step: int) -> StepPlan:
-        """Everything random about a step."""
-        length = self.length(step)
-        rows = self.plan.rows(step)
-        t = self.times(step)
-        real = self.blocks.row_lengths(rows).clamp(max=length)
-        size = self.options.microbatch_size or len(self.share)
-        return StepPlan(
-            [
-                self._microbatch(step, range(first, first + size), rows, t, real, length)
-                for first in range(self.share.start, self.share.stop, size)
-            ],
-            int(real.sum()),
-        )
-
-    def _microbatch(
-        self, step: int, samples: range, rows: Tensor, t: Tensor, real: Tensor, length: int
-    ) -> Microbatch:
-        part = slice(samples.start, samples.stop)
-        key = stream_key(self.options.seed, "masks", step)
-        u_BL = uniform_rows(key, torch.tensor(samples), self.blocks.block_length)[:, :length]
-        is_real = torch.arange(length) < real[part, None] if self.is_padded else None
-        x0_BL = self.blocks.rows(rows[part])[:, :length]
-        return Microbatch(samples.start, x0_BL, u_BL, t[part], is_real, self.rules)
+from bellmask.train.planning import Microbatch, StepPlanner
 
 
 def microbatch_loss(
@@ -121,16 +30,25 @@ def microbatch_loss(
     device: torch.device,
 ) -> tuple[Tensor, int, float]:
     """(sum of w(t) * cross-entropy over scored rows, number of them, largest weight)."""
-    problem = framework.training(
-        batch.x0_BL, batch.t_B, batch.u_BL, mask_id=mask_id, is_real_BL=batch.is_real_BL
-    )
+    if batch.count_B is None:
+        problem = framework.training(
+            batch.x0_BL, batch.t_B, batch.u_BL, mask_id=mask_id, is_real_BL=batch.is_maskable_BL
+        )
+    else:
+        context_B = batch.num_maskable_B - batch.count_B
+        problem = framework.given(
+            batch.x0_BL, context_B, batch.u_BL, mask_id=mask_id, is_real_BL=batch.is_maskable_BL
+        )
     rows_N = problem.rows_N
     weight_N, largest = None, 1.0
-    if not objective.is_unweighted:
+    weight_B = batch.factor_B
+    if batch.count_B is None and not objective.is_unweighted:
         weight_B = objective.weight(batch.t_B)
+        weight_B = weight_B if batch.factor_B is None else weight_B * batch.factor_B
+    if weight_B is not None:
         weight_N = weight_B[rows_N // batch.x0_BL.shape[1]].float().to(device)
         largest = float(weight_N.max()) if len(rows_N) else 0.0
-    mask = None if framework.is_causal else batch.rules.mask(batch.x0_BL, batch.is_real_BL)
+    mask = None if framework.is_causal else batch.attention_mask()
     return problem.ask(model, device, mask=mask, weight_N=weight_N), len(rows_N), largest
 
 
@@ -170,7 +88,7 @@ class TrainStep:
     def __call__(self, step: int) -> StepResult:
         """Leave the step's clipped gradient in the parameters; measure the loss."""
         plan = self.plan(step)
-        scale = 1 / max(1, plan.num_maskable) / self.c
+        scale = 1 / max(1, plan.normaliser) / self.c
         sums = torch.zeros(2, dtype=torch.float64)
         largest = 0.0
         for batch in plan.microbatches:

@@ -1,0 +1,60 @@
+"""Examples to fine-tune on, opened by name: files, the hub, the task mix, ShareGPT, toys, stories.
+
+Every source yields (document, example) pairs in a fixed order; see
+:class:`bellmask.data.messages.ExampleSource`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bellmask.data.example_files import example_files, example_hub, record_files
+from bellmask.data.messages import Example, ExampleSource, Message, Role, turns
+from bellmask.data.sharegpt import from_sharegpt
+from bellmask.data.sources import find_files, is_hub_name
+from bellmask.data.story_questions import open_stories
+from bellmask.data.task_files import open_tasks
+from bellmask.data.toy_examples import open_toy
+from bellmask.errors import UserError
+from bellmask.options import SftOptions
+
+__all__ = ["Example", "ExampleSource", "Message", "Role", "is_tasks", "open_examples", "turns"]
+
+
+def is_tasks(source: str) -> bool:
+    """True for ``tasks`` and ``tasks:FOLDER``, to which ``--sft.counts`` applies."""
+    return source == "tasks" or source.startswith("tasks:")
+
+
+def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSource:
+    """The examples that ``--sft.train`` or ``--sft.valid`` names, not read yet."""
+    kind, sign, rest = source.partition(":")
+    if options.counts and not any(is_tasks(name or "") for name in (options.train, options.valid)):
+        raise UserError(
+            f"sft.counts is for the task mix (--sft.train tasks); {options.train!r} has no counts"
+        )
+    if source == "tasks":
+        return open_tasks(None, options.counts)
+    if is_hub_name(source):
+        return example_hub(source)
+    if sign and kind in _OPENERS and not Path(source).exists():
+        if not rest:
+            raise UserError(f"{source!r}: what comes after {kind}: is missing")
+        return _OPENERS[kind](rest, options)
+    is_a_word = not any(mark in source for mark in "/.*?[") and not Path(source).exists()
+    if is_a_word:
+        raise UserError(
+            f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
+            "toy:copy, toy:reverse, toy:sums, stories:FILE, or a .jsonl, .json or .parquet file)"
+        )
+    return example_files(source)
+
+
+_OPENERS = {
+    "tasks": lambda rest, options: open_tasks(rest, options.counts),
+    "sharegpt": lambda rest, options: from_sharegpt(
+        record_files(find_files(rest), f"sharegpt:{rest}")
+    ),
+    "toy": lambda rest, options: open_toy(f"toy:{rest}"),
+    "stories": lambda rest, options: open_stories(rest),
+}

@@ -1,0 +1,233 @@
+"""The paper's task mix for fine-tuning: one small function per task, raw record → question.
+
+App. "Omitted Experimental Details" combines the training splits of seven benchmarks into "210K"
+examples and says no more. Here five of them and TriviaQA (the Wikipedia part of its reading
+comprehension set, without the pages) are taken whole:
+
+    HellaSwag 39 905 + OpenBookQA 4 957 + PIQA 16 113 + Social IQA 33 410 + WinoGrande xl 40 398
+    + TriviaQA 61 888 = 196 671
+
+and LAMBADA, whose training split is 2 662 whole novels, gives the 13 329 passages that are missing
+to 210 000. ``--sft.counts`` changes any of these numbers.
+
+Every prompt ends with "Answer:" and the choices of multiple-choice tasks are not listed, so that an
+answer can be scored or generated after the same prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bellmask.data.detokenize import detokenizer
+from bellmask.data.messages import Example
+from bellmask.errors import UserError, look_up
+from bellmask.rng import shuffle, stream_key
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A record of a task: the prompt, the answer, and what else there is to score against."""
+
+    prompt: str
+    answer: str
+    choices: tuple[str, ...] = ()
+    """Of multiple choice: all of them, the answer included."""
+    accepted: tuple[str, ...] = ()
+    """Other ways to write the answer that count as right."""
+
+    @property
+    def example(self) -> Example:
+        """Prompt and answer, to learn from."""
+        return Example.plain(self.prompt, self.answer)
+
+
+def _chosen(prompt: str, choices: Sequence[Any], index: int) -> Question | None:
+    """Multiple choice; None where the answer is not given (test splits)."""
+    texts = tuple(str(choice).strip() for choice in choices)
+    if not 0 <= index < len(texts) or not texts[index]:
+        return None
+    return Question(prompt, texts[index], texts)
+
+
+def _number(value: Any) -> int:
+    """A label that may be text; -1 where there is none."""
+    return int(value) if str(value).strip().isdecimal() else -1
+
+
+# --- one function per task -------------------------------------------------------------------
+
+_plain_quotes = detokenizer("lambada")
+_LAST_WORD = re.compile(r"(.*\S)\s+(\S+)\Z", re.DOTALL)
+
+
+def lambada(record: Record) -> Question | None:
+    """``{"text"}``: a passage; the prompt is "Passage: ", all but its last word, a line "Question:
+    What is the next word?" and "Answer:". The answer is that word. Quotes are made straight.
+    """
+    found = _LAST_WORD.match(_plain_quotes(record["text"]).strip())
+    if found is None:
+        return None
+    passage, word = found.groups()
+    return Question(f"Passage: {passage}\nQuestion: What is the next word?\nAnswer:", word)
+
+
+def hellaswag(record: Record) -> Question | None:
+    """How an activity goes on: label, context and the beginning of the next sentence, cleaned."""
+    begun = record["ctx_b"][:1].upper() + record["ctx_b"][1:]
+    context = f"{record['activity_label']}: {record['ctx_a']} {begun}"
+    prompt = f"Context: {clean_wikihow(context)}\nQuestion: What happens next?\nAnswer:"
+    endings = [clean_wikihow(ending) for ending in record["endings"]]
+    return _chosen(prompt, endings, _number(record["label"]))
+
+
+def clean_wikihow(text: str) -> str:
+    """Without WikiHow's marks: [title] ends a sentence, other brackets go, spaces are single."""
+    text = re.sub(r"\s*\[title\]", ". ", text.strip())
+    text = re.sub(r"\[[^\]]*\]", "", text)
+    return re.sub(r"([.!?])\s*\. ", r"\1 ", re.sub(r"\s+", " ", text)).strip()
+
+
+def triviaqa(record: Record) -> Question | None:
+    """A question with one answer and its aliases; the test split has none."""
+    answer = record["answer"]
+    value = (answer.get("value") or "").strip()
+    if value in ("", "<unk>"):
+        return None
+    accepted = tuple(answer.get("aliases") or ())
+    return Question(f"Question: {record['question'].strip()}\nAnswer:", value, accepted=accepted)
+
+
+def openbookqa(record: Record) -> Question | None:
+    """A question, or a sentence to be completed, on elementary science."""
+    choices, labels = record["choices"]["text"], list(record["choices"]["label"])
+    key = record.get("answerKey") or ""
+    index = labels.index(key) if key in labels else -1
+    return _chosen(f"Question: {record['question_stem'].strip()}\nAnswer:", choices, index)
+
+
+def piqa(record: Record) -> Question | None:
+    """How to reach a goal."""
+    prompt = f"Question: {record['goal'].strip()}\nAnswer:"
+    return _chosen(prompt, (record["sol1"], record["sol2"]), _number(record["label"]))
+
+
+def social_iqa(record: Record) -> Question | None:
+    """A question on what people do, feel or want in a situation; labels count from 1."""
+    prompt = (
+        f"Context: {record['context'].strip()}\nQuestion: {record['question'].strip()}\nAnswer:"
+    )
+    answers = [record[f"answer{letter}"] for letter in "ABC"]
+    return _chosen(prompt, answers, _number(record["label"]) - 1)
+
+
+def winogrande(record: Record) -> Question | None:
+    """A sentence with a blank; answers count from 1."""
+    sentence = record["sentence"].strip()
+    prompt = f"Sentence: {sentence}\nQuestion: What does the blank _ stand for?\nAnswer:"
+    options = (record["option1"], record["option2"])
+    return _chosen(prompt, options, _number(record["answer"]) - 1)
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark: how a record is read, where its training split is, and how much is taken."""
+
+    question: Callable[[Record], Question | None]
+    count: int
+    repository: str
+    config: str | None = None
+    is_script: bool = False
+    """It sits behind a loading script: its Parquet branch is read."""
+
+
+TASKS: dict[str, Task] = {
+    "lambada": Task(lambada, 13_329, "cimec/lambada", "plain_text"),
+    "hellaswag": Task(hellaswag, 39_905, "Rowan/hellaswag"),
+    "triviaqa": Task(triviaqa, 61_888, "mandarjoshi/trivia_qa", "rc.wikipedia.nocontext"),
+    "openbookqa": Task(openbookqa, 4_957, "allenai/openbookqa", "main"),
+    "piqa": Task(piqa, 16_113, "ybisk/piqa", is_script=True),
+    "social_iqa": Task(social_iqa, 33_410, "allenai/social_i_qa", is_script=True),
+    "winogrande": Task(winogrande, 40_398, "allenai/winogrande", "winogrande_xl"),
+}
+
+
+def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
+    """Most examples of each task: the paper's mix, changed by ``--sft.counts`` ('piqa=500')."""
+    counts = {name: task.count for name, task in TASKS.items()}
+    seen: set[str] = set()
+    for item in given:
+        name, sign, number = item.partition("=")
+        if not sign or not number.strip().isdecimal():
+            raise UserError(f"sft.counts: write TASK=NUMBER such as triviaqa=5000, not {item!r}")
+        look_up("task in sft.counts", name, TASKS)
+        if name in seen:
+            raise UserError(f"sft.counts names {name} twice")
+        seen.add(name)
+        counts[name] = int(number)
+    if not any(counts.values()):
+        raise UserError("sft.counts leaves no task anything to take")
+    return counts
+
+
+def take(name: str, questions: Sequence[Question], count: int) -> list[Question]:
+    """``count`` of a task's questions in their order, the same ones every time (a keyed draw)."""
+    if count >= len(questions):
+        return list(questions)
+    drawn = shuffle(stream_key(0, "tasks", name), len(questions))[:count]
+    return [questions[place] for place in sorted(drawn.tolist())]
+
+
+# --- LAMBADA's novels ------------------------------------------------------------------------
+
+BOOK_WORDS = 400
+"""A text with more words is a novel (LAMBADA's passages have 31 to 180)."""
+PASSAGES_PER_BOOK = 8
+"""13 329 passages of 2 662 novels are 5 each; short novels give fewer."""
+CONTEXT_WORDS = 50
+"""A passage is whole sentences of at least so many words, and one more sentence."""
+MOST_WORDS = 180
+"""A longer one is not taken."""
+_SENTENCE = re.compile(r".+?[.!?]+(?:\s?['\"\u201d\u2019]+)?(?=\s|\Z)", re.DOTALL)
+
+
+def passages(record: Record, number: int) -> Iterator[Record]:
+    """A record of LAMBADA as passages: itself, or some drawn from a novel.
+
+    ``number`` (the novel's place) keys the draw. A passage ends with a word, like LAMBADA's own.
+    """
+    text = record["text"]
+    if len(text.split(None, BOOK_WORDS)) <= BOOK_WORDS:
+        yield record
+        return
+    sentences = [found[0].strip() for found in _SENTENCE.finditer(text)]
+    used: set[int] = set()
+    taken = 0
+    for start in shuffle(stream_key(0, "passages", number), len(sentences)).tolist():
+        passage, stop = _passage(sentences, start)
+        if not passage or not used.isdisjoint(range(start, stop)):
+            continue
+        yield {"text": passage}
+        used.update(range(start, stop))
+        taken += 1
+        if taken == PASSAGES_PER_BOOK:
+            return
+
+
+def _passage(sentences: Sequence[str], start: int) -> tuple[str, int]:
+    """(the passage that begins with a sentence, the sentence after it); '' if there is none."""
+    stop, words = start, 0
+    while stop < len(sentences) and words < CONTEXT_WORDS:
+        words += len(sentences[stop].split())
+        stop += 1
+    end = re.sub(r"\W+\Z", "", sentences[stop]).split() if stop < len(sentences) else []
+    if len(end) < 2 or not end[-1].isalpha() or words + len(end) > MOST_WORDS:
+        return "", stop
+    return " ".join([*" ".join(sentences[start:stop]).split(), *end]), stop + 1

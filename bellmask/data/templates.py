@@ -1,0 +1,208 @@
+"""How an example becomes text: plain, or a chat with marked roles.
+
+plain   one message: as it is. Several: "role: text" paragraphs, then "assistant:".
+chat    the tokenizer's own chat template (a Hugging Face one, in Jinja) where it is given, else
+        "role: text" lines, then "assistant:", which any tokenizer can write.
+auto    chat for conversations (examples that came with roles), plain for the rest.
+
+The response follows after a space, unless the prompt ends with white space. It ends with EOS, never
+with a template's own end mark. Special tokens that a template writes ("<|im_start|>") become
+their ids; the same letters inside a message are just text. A template is somebody else's program:
+it runs in Jinja's sandbox, without a clock, so that rows do not depend on the day.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+
+from bellmask.data.messages import Example, Message
+from bellmask.data.tokenizer import Ids, Tokenizer
+from bellmask.errors import UserError
+
+Kind = Literal["auto", "plain", "chat"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a prompt: written by the template, or somebody's words."""
+
+    text: str
+    is_template: bool = False
+
+
+@dataclass(frozen=True)
+class Template:
+    """Turns messages into a prompt and a response; see the top of this file."""
+
+    kind: Kind = "auto"
+    source: str | None = None
+    """A Hugging Face chat template."""
+    bos_token: str = ""
+    eos_token: str = ""
+
+    @property
+    def identity(self) -> str:
+        """All that decides the text, for cache keys."""
+        return json.dumps(["templates-1", self.kind, self.source, self.bos_token, self.eos_token])
+
+    def prompt(self, example: Example) -> str:
+        """All that comes before the response, as one text."""
+        return join(self.parts(example.prompt_messages, example.is_conversation))
+
+    def response(self, example: Example) -> str:
+        """The response as it follows the prompt."""
+        return response_after(self.prompt(example), example.response)
+
+    def parts(self, messages: Sequence[Message], is_conversation: bool) -> tuple[Part, ...]:
+        """The prompt in parts: what the template wrote, and what it was given."""
+        is_chat = self.kind == "chat" or (self.kind == "auto" and is_conversation)
+        if is_chat and self.source is not None:
+            return self._rendered(messages)
+        if not is_chat and len(messages) == 1:
+            return (Part(messages[0].text),)
+        gap = "\n" if is_chat else "\n\n"
+        lines = [f"{message.role}: {message.text.strip()}{gap}" for message in messages]
+        return (Part("".join(lines) + "assistant:"),)
+
+    def _rendered(self, messages: Sequence[Message]) -> tuple[Part, ...]:
+        """By the chat template: with stand-ins for the messages, to see what is its own.
+
+        A template that looks into messages may treat stand-ins otherwise; then all is its own.
+        """
+        texts = [message.text.strip() for message in messages]
+        marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
+        whole = self._render(messages, texts)
+        pieces = re.split("\ue000(\\d+)\ue001", self._render(messages, marks))
+        parts = [
+            Part(texts[int(piece)]) if place % 2 else Part(piece, is_template=True)
+            for place, piece in enumerate(pieces)
+        ]
+        kept = tuple(part for part in parts if part.text)
+        return kept if join(kept) == whole else (Part(whole, is_template=True),)
+
+    def _render(self, messages: Sequence[Message], texts: Sequence[str]) -> str:
+        said = [{"role": m.role, "content": text} for m, text in zip(messages, texts, strict=True)]
+        try:
+            return self._compiled.render(
+                messages=said,
+                add_generation_prompt=True,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+            )
+        except Exception as error:
+            roles = ", ".join(message.role for message in messages)
+            raise UserError(
+                f"the tokenizer's chat template fails on the roles {roles}: {error}; "
+                "use --sft.template plain, or a tokenizer without a chat template"
+            ) from None
+
+    @cached_property
+    def _compiled(self) -> Any:
+        try:
+            import jinja2
+            import jinja2.ext
+            import jinja2.sandbox
+        except ImportError:
+            raise UserError("chat templates need jinja2: pip install jinja2") from None
+        rules = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        rules.filters["tojson"] = lambda value, **options: json.dumps(
+            value, **{"ensure_ascii": False, **options}
+        )
+        rules.globals["raise_exception"] = _refuse
+        try:
+            return rules.from_string(self.source or "")
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"the tokenizer's chat template is not valid: {error}; use --sft.template plain"
+            ) from None
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def join(parts: Sequence[Part]) -> str:
+    """Parts as one text."""
+    return "".join(part.text for part in parts)
+
+
+def response_after(prompt: str, response: str) -> str:
+    """The response with a space in front, unless the prompt ends with white space or is empty."""
+    is_apart = not prompt or prompt[-1].isspace()
+    return response.strip() if is_apart else f" {response.strip()}"
+
+
+# --- tokens ----------------------------------------------------------------------------------
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Special tokens by how they are written, as our ids; none for bytes and symbols."""
+    described = tokenizer.description()
+    if described.get("kind") != "fast":
+        return {}
+    added = json.loads(described["inner"]).get("added_tokens", [])
+    theirs: Ids = tokenizer.original_ids  # type: ignore[attr-defined]
+    ours = {int(their): our for our, their in enumerate(theirs.tolist()) if their >= 0}
+    return {one["content"]: ours[one["id"]] for one in added if one["special"]}
+
+
+def make_template(kind: Kind, tokenizer: Tokenizer, chat_template: str | None = None) -> Template:
+    """The template that options and a tokenizer's chat template (if any) ask for."""
+    if chat_template is None or kind == "plain":
+        return Template(kind)
+    names = {number: name for name, number in special_ids(tokenizer).items()}
+    bos, eos = (names.get(number, "") for number in (tokenizer.bos_id, tokenizer.eos_id))
+    return Template(kind, chat_template, bos, eos)
+
+
+class PromptEncoder:
+    """Prompts in parts → ids, with the special tokens that a template wrote."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self._specials = special_ids(tokenizer) if template.source is not None else {}
+        names = sorted(self._specials, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+    def encode(self, prompts: Sequence[Sequence[Part]]) -> list[Ids]:
+        """Ids of each prompt; text between two specials is encoded as a whole."""
+        split = [self._split(prompt) for prompt in prompts]
+        texts = [piece for pieces in split for piece in pieces if isinstance(piece, str)]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [
+            np.concatenate(
+                [
+                    np.empty(0, dtype=np.int64),
+                    *(next(encoded) if isinstance(p, str) else np.array([p]) for p in pieces),
+                ]
+            )
+            for pieces in split
+        ]
+
+    def encode_one(self, messages: Sequence[Message], is_conversation: bool = True) -> Ids:
+        """Ids of a prompt to be answered."""
+        return self.encode([self.template.parts(messages, is_conversation)])[0]
+
+    def _split(self, parts: Sequence[Part]) -> list[str | int]:
+        """Texts and ids of special tokens, in order."""
+        found: list[str | int] = []
+        for part in parts:
+            can_split = part.is_template and self._pattern is not None
+            pieces = self._pattern.split(part.text) if can_split and self._pattern else [part.text]
+            for place, piece in enumerate(pieces):
+                if place % 2:
+                    found.append(self._specials[piece])
+                elif found and isinstance(found[-1], str):
+                    found[-1] += piece
+                else:
+                    found.append(piece)
+        return [piece for piece in found if piece != ""]

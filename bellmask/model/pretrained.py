@@ -1,0 +1,205 @@
+"""A Hugging Face causal LM as a denoiser (Sec. 5.3, the recipe of Gong et al.).
+
+Its output at position i - 1 is about token i, as in its own training, so position 0 is always
+visible and never predicted. Attention is causal (``is_causal``, an ARM), full, or whatever mask the
+caller gives: an annealed one in training, one that hides padding. The mask has an embedding row of
+its own beside the model's, and no logit; nor has a pad that was added to its tokenizer.
+
+B batch, L length, D width, V predicted tokens, N selected rows (flat indices into B * L).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bellmask.errors import UserError
+from bellmask.model.head import compute_dtype, cross_entropy_rows, cross_entropy_sum
+from bellmask.transformers_library import first_line, import_transformers, quiet
+
+PROBE_LENGTH = 8
+SAME = 1e-3
+"""Logits of two ways to compute one thing differ by less, relative to their size."""
+
+
+class PretrainedDenoiser(nn.Module):
+    """Called as :class:`bellmask.model.transformer.Denoiser` is; rows name the tokens predicted."""
+
+    first_maskable = 1
+    """Position 0 has nothing before it that could predict it."""
+    uses_time = False
+    time_embedding = None
+
+    def __init__(self, language_model: Any, mask_id: int, *, is_causal: bool = False) -> None:
+        """``language_model`` is a ``AutoModelForCausalLM`` whose rows are our ids 0 .. V-1."""
+        super().__init__()
+        self.language_model, self.is_causal = language_model, is_causal
+        self._mask_id = mask_id
+        # layers with a window of their own open fully only when a mask says so
+        kinds = getattr(language_model.config, "layer_types", None) or ()
+        self.has_windows = "sliding_attention" in kinds
+        rows = language_model.get_input_embeddings().weight
+        self.mask_row = nn.Parameter(rows.detach().mean(0))
+
+    @property
+    def mask_id(self) -> int:
+        """The id after all tokens."""
+        return self._mask_id
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens that can be predicted."""
+        return int(self.language_model.get_output_embeddings().weight.shape[0])
+
+    def block_modules(self) -> list[nn.Module]:
+        """The transformer blocks, as the library itself names them."""
+        names = set(self.language_model._no_split_modules or [])
+        return [part for part in self.language_model.modules() if type(part).__name__ in names]
+
+    def compile_blocks(self) -> None:
+        """Fuse the operations of each block (``torch.compile``), from the next call on."""
+        for block in self.block_modules():
+            block.compile()
+
+    def forward(
+        self,
+        x_BL: Tensor,
+        rows_N: Tensor,
+        targets_N: Tensor | None = None,
+        *,
+        weight_N: Tensor | None = None,
+        t_B: Tensor | None = None,
+        mask: Tensor | None = None,
+        reduce: bool = True,
+    ) -> Tensor:
+        """Logits [N, V] of the rows (no targets); the sum of weight * cross-entropy (targets); or
+        each row's cross-entropy [N], without gradient (targets and ``reduce=False``).
+        """
+        h_BLD = self.hidden(x_BL, mask=mask)
+        h_ND = h_BLD.flatten(0, 1).index_select(0, rows_N - 1)  # token i is predicted at i - 1
+        head = self.language_model.get_output_embeddings()
+        bias = head.bias if head.bias is not None else h_ND.new_zeros(len(head.weight))
+        if targets_N is None:
+            dtype = compute_dtype(h_ND)
+            return F.linear(h_ND.to(dtype), head.weight.to(dtype), bias.to(dtype))
+        if reduce:
+            return cross_entropy_sum(h_ND, head.weight, bias, targets_N, weight_N)
+        return cross_entropy_rows(h_ND, head.weight, bias, targets_N)
+
+    def hidden(self, x_BL: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Final hidden states [B, L, D]; ``mask`` [B or 1, 1, 1 or L, L] is True where seen."""
+        if mask is None and self.has_windows and not self.is_causal:
+            mask = torch.ones(1, 1, 1, x_BL.shape[1], dtype=torch.bool, device=x_BL.device)
+        return self.language_model.base_model(
+            inputs_embeds=self._embed(x_BL), use_cache=False, **attention(mask, self.is_causal)
+        ).last_hidden_state
+
+    def _embed(self, x_BL: Tensor) -> Tensor:
+        rows = self.language_model.get_input_embeddings()
+        is_mask_BL = x_BL == self.mask_id
+        known_BL = torch.where(x_BL < rows.num_embeddings, x_BL, 0)  # pads added to the tokenizer
+        h_BLD = rows(known_BL)
+        return torch.where(is_mask_BL[..., None], self.mask_row.to(h_BLD.dtype), h_BLD)
+
+
+def attention(mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+    """Arguments that make a causal LM attend so: its own way, everywhere, or by a mask.
+
+    At full attention no L x L mask exists.
+    """
+    if is_causal:
+        if mask is None:
+            return {}
+        length = mask.shape[-1]
+        past = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+        return {"attention_mask": mask & past}
+    return {"is_causal": False} if mask is None else {"attention_mask": mask}
+
+
+def make_language_model(config: Mapping[str, Any], dropout: float) -> Any:
+    """A causal LM of this Hugging Face config with random weights; probed.
+
+    ``dropout`` replaces those rates of the config that are above 0.
+    """
+    transformers = import_transformers("a pretrained backbone")
+    values = dict(config)
+    for name, value in values.items():
+        if name.endswith(("dropout", "pdrop")) and isinstance(value, float) and value > 0:
+            values[name] = dropout
+    kind = values.pop("model_type", None)
+    try:
+        with quiet():
+            made = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.for_model(kind, **values),
+                attn_implementation="sdpa",
+                dtype=torch.float32,
+            )
+    except Exception as error:  # unknown names, impossible sizes, no SDPA: each in its own words
+        raise UserError(f"{kind} cannot become a masked model: {first_line(error)}") from None
+    probe(made, str(kind))
+    return made
+
+
+@torch.no_grad()
+def probe(language_model: Any, name: str) -> None:
+    """UserError unless the architecture can be opened: tried out, not looked up in a list."""
+    implementation = getattr(language_model.config, "_attn_implementation", None)
+    if implementation != "sdpa":
+        raise UserError(f"{name}: attention is {implementation}, and only sdpa takes our masks")
+    was_training = language_model.training
+    language_model.eval()
+    count = language_model.get_input_embeddings().num_embeddings
+    device = next(language_model.parameters()).device
+    row = (torch.arange(PROBE_LENGTH, device=device) * 7 + 1) % count
+    other = row.clone()
+    other[-1] = (other[-1] + 1) % count
+    pair = torch.stack([row, other])
+    opened = PretrainedDenoiser(language_model, count)
+    everywhere = torch.ones(1, 1, PROBE_LENGTH, PROBE_LENGTH, dtype=torch.bool, device=device)
+    past = everywhere.tril()
+    try:
+        h = {
+            "causal": _states(language_model, pair),
+            "open": opened.hidden(pair),
+            "open by mask": _states(language_model, pair, attention_mask=everywhere),
+            "causal by mask": _states(language_model, pair, attention_mask=past),
+        }
+        logits = language_model(input_ids=pair).logits
+        head = language_model.get_output_embeddings()
+        plain = head(h["causal"])
+    except Exception as error:  # each architecture fails in its own way
+        raise UserError(f"{name} cannot become a masked model: {first_line(error)}") from None
+    finally:
+        language_model.train(was_training)
+    problem = _find_problem(h, logits, plain)
+    if problem:
+        kind = getattr(language_model.config, "model_type", "this architecture")
+        raise UserError(f"{name} ({kind}) cannot become a masked model: {problem}")
+
+
+def _states(language_model: Any, pair: Tensor, **how: Any) -> Tensor:
+    return language_model.base_model(input_ids=pair, use_cache=False, **how).last_hidden_state
+
+
+def _find_problem(h: dict[str, Tensor], logits: Tensor, plain: Tensor) -> str | None:
+    """What is wrong with the answers to the probe, in words; None when nothing is."""
+    moves = {how: not torch.equal(state[0, 0], state[1, 0]) for how, state in h.items()}
+    if moves["causal"] or moves["causal by mask"]:
+        return "its first position sees later ones although attention is causal"
+    if not (moves["open"] and moves["open by mask"]):
+        return "its attention stays causal when it is asked to be open"
+    if not _is_close(h["open"], h["open by mask"]):
+        return "open attention and a mask that hides nothing differ"
+    if not _is_close(h["causal"], h["causal by mask"]):
+        return "a causal mask does not give causal attention"
+    if not _is_close(logits, plain):
+        return "its logits are not a linear map of its hidden states"
+    return None
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= SAME * b.abs().max().clamp(min=1e-6))

@@ -1,0 +1,224 @@
+"""Step → its rows, times, masks and attention: a function of (seed, step), without state.
+
+B batch, L block length. Noise belongs to a sample's place in the global batch, so it does not
+matter which process or microbatch a sample is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bellmask.data.batches import BatchPlan, rank_share
+from bellmask.data.blocks import Blocks
+from bellmask.diffusion.counts import CountLaw
+from bellmask.diffusion.objectives import Objective
+from bellmask.diffusion.orders import Framework, Mdm
+from bellmask.diffusion.times import strata
+from bellmask.model.attention import AttentionRules
+from bellmask.options import TrainOptions
+from bellmask.rng import shuffle, stream_key, uniform, uniform_rows
+from bellmask.train.distributed import World
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One forward pass's share of a step, on the CPU."""
+
+    first: int
+    """Where it stands in the global batch: what its dropout noise is keyed by."""
+    x0_BL: Tensor
+    u_BL: Tensor
+    t_B: Tensor
+    is_real_BL: Tensor | None
+    """False at padding; None when no row of the corpus is padded."""
+    rules: AttentionRules = field(default_factory=AttentionRules)
+    is_given_BL: Tensor | None = None
+    """True where a token is seen but never masked nor scored: prompts; None: nowhere."""
+    factor_B: Tensor | None = None
+    """Multiplies each row's weights: 1 / its maskable tokens where examples count the same."""
+    count_B: Tensor | None = None
+    """Tokens to mask where that is drawn as a number; None: each by chance, at its time."""
+    is_open_LL: Tensor | None = None
+    """Edges that are there while attention is annealed (CPT); None: all."""
+
+    @property
+    def is_maskable_BL(self) -> Tensor | None:
+        """What may be masked and scored; None: everything."""
+        if self.is_given_BL is None:
+            return self.is_real_BL
+        return ~self.is_given_BL if self.is_real_BL is None else self.is_real_BL & ~self.is_given_BL
+
+    @property
+    def num_maskable_B(self) -> Tensor:
+        """Maskable tokens of each row."""
+        maskable = self.is_maskable_BL
+        if maskable is None:
+            return torch.full((len(self.x0_BL),), self.x0_BL.shape[1])
+        return maskable.sum(1)
+
+    def attention_mask(self) -> Tensor | None:
+        """Who may look at whom."""
+        mask = self.rules.mask(self.x0_BL, self.is_real_BL)
+        if self.is_open_LL is None:
+            return mask
+        edges = self.is_open_LL[None, None]
+        return edges if mask is None else mask & edges
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A whole optimiser step on this rank, and what all ranks know of it."""
+
+    microbatches: list[Microbatch]
+    num_maskable: int
+    """M: maskable tokens of the whole step, over all ranks and microbatches."""
+    normaliser: int
+    """What the loss is divided by: M, or the number of examples where those count the same."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What pretraining, adapting and fine-tuning do differently in a step."""
+
+    anneal_steps: int = 1
+    """Attention opens over so many steps (:class:`bellmask.options.StartOptions`)."""
+    counts_examples: bool = False
+    """Each row has the same weight in the loss, not each token."""
+    min_masks: int = 0
+    sorts_by_length: bool = False
+    """Rows of like length share a microbatch, cut to its longest: same loss, less padding."""
+
+
+class StepPlanner:
+    """step → its data and noise. Holds no state."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        objective: Objective,
+        options: TrainOptions,
+        world: World,
+        *,
+        framework: Framework | None = None,
+        rules: AttentionRules | None = None,
+        sizes: tuple[int, ...] = (),
+        weights: tuple[float, ...] = (),
+        recipe: Recipe | None = None,
+    ) -> None:
+        self.blocks, self.objective, self.options = blocks, objective, options
+        self.world, self.recipe = world, recipe or Recipe()
+        self.rules = rules or AttentionRules()
+        self.framework = framework or Mdm(objective.schedule, self.rules.sees_pads)
+        self.plan = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
+        self.is_padded = blocks.is_padded
+        self.counts = CountLaw(objective) if self.recipe.min_masks else None
+
+    def levels(self, step: int) -> Tensor:
+        """Uniform numbers of the whole global batch, one per stratum (App. C.5), float64."""
+        seed, count = self.options.seed, self.options.batch_size
+        levels = uniform(stream_key(seed, "times", step), torch.arange(count))
+        if self.options.stratified:
+            levels = strata(shuffle(stream_key(seed, "strata", step), count), levels)
+        return levels
+
+    def times(self, step: int) -> Tensor:
+        """Times of the whole global batch, float64 [batch_size]."""
+        return self.objective.times(self.levels(step))
+
+    def length(self, step: int) -> int:
+        """Block length at a step: shorter now and then, if the options say so."""
+        full = self.blocks.block_length
+        which, how_long = uniform(
+            stream_key(self.options.seed, "length", step), torch.arange(2)
+        ).tolist()
+        return 1 + int(how_long * full) if which < self.options.random_length_fraction else full
+
+    def openness(self, step: int) -> float:
+        """p = min(1, (s + 1) / anneal_steps): the share of edges to the right that are there."""
+        return min(1.0, (step + 1) / self.recipe.anneal_steps)
+
+    def open_edges(self, step: int, length: int) -> Tensor | None:
+        """One matrix [L, L] per step, whatever the batch: causal edges, others by chance p.
+
+        At p = 1 there is none: full attention needs no mask.
+        """
+        share = self.openness(step)
+        if share >= 1:
+            return None
+        full = self.blocks.block_length
+        key = stream_key(self.options.seed, "attention", step)
+        u_LL = uniform_rows(key, torch.arange(length), full)[:, :length]
+        return torch.ones(length, length, dtype=torch.bool).tril() | (u_LL < share)
+
+    def __call__(self, step: int) -> StepPlan:
+        """Everything random about a step."""
+        length = self.length(step)
+        rows = self.plan.rows(step)
+        real = self.blocks.row_lengths(rows).clamp(max=length)
+        start = torch.minimum(self.blocks.row_starts(rows), real)
+        batch = _GlobalBatch(step, rows, self.levels(step), real, start, length)
+        num_maskable = int((real - start).sum())
+        return StepPlan(
+            [self._microbatch(batch, first, samples) for first, samples in self._shares(real)],
+            num_maskable,
+            len(rows) if self.recipe.counts_examples else num_maskable,
+        )
+
+    def _shares(self, real: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """This rank's microbatches: (number of the first sample, samples)."""
+        world, total = self.world, self.options.batch_size
+        size = self.options.microbatch_size or total // world.size
+        if not self.recipe.sorts_by_length:
+            share = rank_share(total, world.rank, world.size)
+            for first in range(share.start, share.stop, size):
+                yield first, torch.arange(first, first + size)
+            return
+        by_length = torch.argsort(real, stable=True)
+        for first in range(world.rank * size, total, world.size * size):
+            yield first, by_length[first : first + size].sort().values
+
+    def _microbatch(self, batch: _GlobalBatch, first: int, samples: Tensor) -> Microbatch:
+        real, start, length = batch.real[samples], batch.start[samples], batch.length
+        if self.recipe.sorts_by_length:
+            length = max(1, int(real.max()))
+        full = self.blocks.block_length
+        key = stream_key(self.options.seed, "masks", batch.step)
+        place = torch.arange(length)
+        levels, maskable = batch.levels[samples], real - start
+        factor, count = None, None
+        if self.counts is not None:
+            count, factor = self.counts.draw(levels, maskable)
+        if self.recipe.counts_examples:
+            share = 1 / maskable.clamp(min=1).double()
+            factor = share if factor is None else factor * share
+        is_open_LL = self.open_edges(batch.step, length)
+        return Microbatch(
+            first,
+            self.blocks.rows(batch.rows[samples])[:, :length],
+            uniform_rows(key, samples, full)[:, :length],
+            self.objective.times(levels),
+            place < real[:, None] if self.is_padded else None,
+            self.rules,
+            place < start[:, None] if self.blocks.starts is not None else None,
+            factor,
+            count,
+            is_open_LL,
+        )
+
+
+@dataclass(frozen=True)
+class _GlobalBatch:
+    """What all processes know of a step's rows."""
+
+    step: int
+    rows: Tensor
+    levels: Tensor
+    real: Tensor
+    """Tokens before padding."""
+    start: Tensor
+    """First maskable position."""
+    length: int

@@ -1,0 +1,40 @@
+"""The transformers package: optional, imported when it is needed, kept quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from bellmask.errors import UserError
+
+
+def import_transformers(what: str) -> Any:
+    """The package, or a UserError that says what needs it and how to get it."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(f"{what} needs transformers: pip install 'bellmask[hf]'") from None
+    return transformers
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Neither bars nor retries of the hub on the screen; loggers keep streams of their own."""
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
