@@ -47,6 +47,9 @@ from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
 
 
+RESPONSES_LOOKED_AT = 10_000
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """How a training ended."""
@@ -241,7 +244,15 @@ class _Training:
             "valid_fingerprint": self.valid_blocks.fingerprint,
             "train_blocks": len(self.train_blocks),
             "valid_blocks": len(self.valid_blocks),
+            **self._about_examples(),
         }
+
+    def _about_examples(self) -> dict[str, Any]:
+        """How long most responses are, so that generation knows which gap to leave."""
+        if self.config.sft.train is None:
+            return {}
+        sizes = self.train_blocks.num_maskable(slice(0, RESPONSES_LOOKED_AT))
+        return {"response_tokens": int(sizes.float().quantile(0.9, interpolation="higher"))}
 
     def _unigram(self) -> float:
         """Cross-entropy of training frequencies: where a model without context would be."""

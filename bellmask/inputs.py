@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bellmask.config import RunConfig
+from bellmask.data.example_blocks import load_example_blocks
 from bellmask.data.prepare import LoadedData, load_data
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
@@ -22,8 +23,6 @@ def load_inputs(
     if config.sft.train is None:
         data = load_data(config.data, tokenizer, on_progress)
     else:
-        from bellmask.data.example_blocks import load_example_blocks
-
         template = None if backbone is None else backbone.chat_template
         data = LoadedData(
             *load_example_blocks(

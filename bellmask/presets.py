@@ -25,6 +25,14 @@ from bellmask.options import (
     TrainOptions,
     ValidationOptions,
 )
+from bellmask.stage_presets import (
+    arm_tiny,
+    cpt_gpt2_large,
+    cpt_tiny,
+    sft_sharegpt,
+    sft_tasks,
+    sft_tiny,
+)
 
 
 def base_of(config: RunConfig) -> RunConfig:
@@ -90,6 +98,16 @@ def owt() -> RunConfig:
 _FAMILIES: tuple[Callable[[], RunConfig], ...] = (tiny, small, lm1b, lm1b_unpacked, owt)
 
 
+_STAGES: tuple[Callable[[], RunConfig], ...] = (
+    cpt_gpt2_large,
+    sft_tasks,
+    sft_sharegpt,
+    cpt_tiny,
+    sft_tiny,
+)
+"""Sec. 5.3; these have a start, so no causal variants."""
+
+
 def _base(family: Callable[[], RunConfig]) -> Callable[[], RunConfig]:
     def build() -> RunConfig:
         return base_of(family())
@@ -116,6 +134,16 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
         (f"{family.__name__}_base", _base(family)),
         (f"{family.__name__}_bell", family),
         *((f"{family.__name__}_{name}", _causal(family, name)) for name in _CAUSAL),
+    )
+}
+PRESETS |= {"arm_tiny": arm_tiny}
+PRESETS |= {
+    name: build
+    for stage in _STAGES
+    for name, build in (
+        (stage.__name__, stage),
+        (f"{stage.__name__}_base", _base(stage)),
+        (f"{stage.__name__}_bell", stage),
     )
 }
 

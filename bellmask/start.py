@@ -18,12 +18,27 @@ from bellmask.errors import UserError
 from bellmask.exchange.hub import local_folder
 from bellmask.model.lora import merge_lora
 from bellmask.model.pretrained import PretrainedDenoiser
-from bellmask.options import ModelOptions
+from bellmask.options import ModelOptions, StartOptions
 from bellmask.runfolder import Backbone, read_backbone, read_tokenizer
 from bellmask.smollm2 import NAME as SMOLLM2
 from bellmask.smollm2 import smollm2_folder
 from bellmask.start_checks import FROM_START
 from bellmask.transformers_library import first_line, import_transformers, quiet
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gpt2-tiny": {
+        "model_type": "gpt2",
+        "n_layer": 4,
+        "n_embd": 96,
+        "n_head": 4,
+        "n_positions": 256,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+}
+"""Small causal LMs to pretrain and adapt on a laptop."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +79,14 @@ def open_start(config: RunConfig, folder: Path | None = None) -> Start:
             read_backbone(folder),
             lambda network: _fill_again(config, network),
         )
+    start = _open(config)
+    return replace(start, fill=None) if options.fresh else start
+
+
+def _open(config: RunConfig) -> Start:
+    options = config.start
     if options.architecture is not None:
-        return _from_architecture(config, Path(options.architecture))
+        return _from_architecture(config, options.architecture)
     assert options.model is not None
     if options.model == SMOLLM2:
         return _from_causal_lm(config, str(smollm2_folder(config.data.cache)))
@@ -88,28 +109,36 @@ def _adopt(config: RunConfig, model: ModelOptions) -> RunConfig:
     return replace(config, model=model, data=replace(config.data, tokenizer=name)).check()
 
 
-def _from_architecture(config: RunConfig, path: Path) -> Start:
+def _from_architecture(config: RunConfig, name: str) -> Start:
     """A Hugging Face config with random weights, sized for the run's own tokenizer later."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        kind = values["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"start.architecture: {file} is not a Hugging Face config.json "
-            f"({type(error).__name__}: {error})"
-        ) from None
+    if name in ARCHITECTURES:
+        values = ARCHITECTURES[name]
+    else:
+        values = _read_config(Path(name))
     transformers = import_transformers("--start")
     try:
         with quiet():
-            made = transformers.AutoConfig.for_model(**{**values, "model_type": kind}).to_dict()
-    except Exception as error:  # not a causal LM, unknown names
-        raise UserError(f"start.architecture: {file}: {error}") from None
+            made = transformers.AutoConfig.for_model(**values).to_dict()
+    except Exception as error:  # unknown kinds, impossible sizes
+        raise UserError(f"start.architecture={name}: {first_line(error)}") from None
     backbone = Backbone(_plain(made))
-    _check_length(config, backbone, str(path))
-    return Start(
-        _adopt(config, replace(config.model, backbone="causal_lm")), None, backbone, None, kind
-    )
+    _check_length(config, backbone, name)
+    adopted = _adopt(config, replace(config.model, backbone="causal_lm"))
+    return Start(adopted, None, backbone, None, json.dumps(values, sort_keys=True))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values["model_type"], str):
+            raise ValueError("model_type is not a name")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"start.architecture: {file} is not a Hugging Face config.json "
+            f"({type(error).__name__}: {error}); built in: {', '.join(ARCHITECTURES)}"
+        ) from None
+    return values
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +149,13 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
-    limit = backbone.language_model.get("max_position_embeddings")
     length = config.data.block_length
-    if isinstance(limit, int) and length > limit:
-        raise UserError(
-            f"data.block_length={length} is longer than {name} can read: {limit} at most"
-        )
+    for key in ("max_position_embeddings", "n_positions"):  # GPT-2 calls it the second
+        limit = backbone.language_model.get(key)
+        if isinstance(limit, int) and length > limit:
+            raise UserError(
+                f"data.block_length={length} is longer than {name} can read: {limit} at most"
+            )
 
 
 def _from_run(config: RunConfig, folder: Path) -> Start:
@@ -135,14 +165,9 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
     source = load(folder, checkpoint=config.start.checkpoint)
     theirs, mine = source.config, config
     if theirs.model.backbone == "dit":
-        if theirs.framework.name != mine.framework.name:
-            raise UserError(
-                f"start.model={folder} is {theirs.framework.name}, this run {mine.framework.name}: "
-                "on our own trunk weights go only to the same framework; pretrain with "
-                "--start.architecture to adapt an ARM"
-            )
-        if mine.model not in (ModelOptions(), replace(theirs.model, dropout=mine.model.dropout)):
-            raise UserError(f"start.model={folder} has other --model options; leave them out here")
+        _check_own_trunk(config, theirs, folder)
+    if mine.start.mask_token is not None:
+        raise UserError(f"start.mask_token: {folder} is a run, whose mask has its row already")
     own = read_own_tokenizer(folder)
     assert own is not None
 
@@ -157,6 +182,26 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
     return Start(_adopt(config, model), own, backbone, fill, f"{mark}/{source.step}")
 
 
+def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None:
+    """What weights of our own trunk cannot be used for."""
+    name, model = config.framework.name, config.model
+    if theirs.framework.name != name:
+        raise UserError(
+            f"start.model={folder} is {theirs.framework.name}, this run {name}: on our own trunk "
+            "weights go only to the same framework; pretrain with --start.architecture to adapt "
+            "an ARM"
+        )
+    if model not in [replace(m, dropout=model.dropout) for m in (ModelOptions(), theirs.model)]:
+        raise UserError(f"start.model={folder} has other --model options; leave them out here")
+    if config.start.lora_rank or config.start.anneal_steps != 1:
+        raise UserError(
+            f"start.model={folder} has our own trunk: --start.lora-rank and --start.anneal-steps "
+            "are for causal LMs"
+        )
+    if config.sft.train is not None and name != "mdm":
+        raise UserError(f"prompts and responses are for framework mdm, not {name}")
+
+
 @torch.no_grad()
 def _copy(source: Network, network: Network) -> None:
     """All weights of a run, its low-rank updates merged."""
@@ -169,6 +214,8 @@ def _copy(source: Network, network: Network) -> None:
 
 def _from_causal_lm(config: RunConfig, path: str) -> Start:
     """A Hugging Face causal LM: its config, tokenizer and chat template now, its weights later."""
+    if config.start.checkpoint != StartOptions.checkpoint:
+        raise UserError(f"start.checkpoint is of run folders, and {path} is a causal LM")
     transformers = import_transformers("--start")
     try:
         with quiet():
@@ -183,7 +230,9 @@ def _from_causal_lm(config: RunConfig, path: str) -> Start:
         template = transformers.AutoTokenizer.from_pretrained(path).chat_template
     rows = _rows(tokenizer)
     backbone = Backbone(
-        {**_plain(values), "vocab_size": len(rows)}, template if isinstance(template, str) else None
+        # a pad that is also EOS would never learn; ours are never looked at
+        {**_plain(values), "vocab_size": len(rows), "pad_token_id": None},
+        template if isinstance(template, str) else None,
     )
     _check_length(config, backbone, path)
 
@@ -212,7 +261,8 @@ def _fill_from_causal_lm(
     if max(rows) >= embedding.num_embeddings:
         raise UserError(f"{path}: its tokenizer has more tokens than the model")
     if mask_token is not None and not 0 <= mask_token < embedding.num_embeddings:
-        raise UserError(f"start.mask_token={mask_token}: the model has ids below {max(rows) + 1}")
+        known = embedding.num_embeddings
+        raise UserError(f"start.mask_token={mask_token}: the model has ids below {known}")
     picked = torch.tensor(rows)
     new = network.language_model
     changed = {id(embedding.weight), id(head.weight), id(head.bias)}

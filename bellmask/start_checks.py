@@ -27,11 +27,13 @@ def check_start(config: RunConfig) -> Iterator[str]:
     if start.lora_alpha != plain.lora_alpha and not start.lora_rank:
         yield "start.lora_alpha belongs to start.lora_rank"
     if start.model is None:
-        for name in ("checkpoint", "mask_token", "lora_rank"):
+        for name in ("checkpoint", "mask_token", "lora_rank", "fresh"):
             if getattr(start, name) != getattr(plain, name):
                 yield f"start.{name} needs start.model"
         if config.data.tokenizer == FROM_START:
             yield "data.tokenizer=start needs start.model"
+    elif start.fresh and start.mask_token is not None:
+        yield "start.mask_token names a row of pretrained weights: it does not go with start.fresh"
     elif config.data.tokenizer not in (DataOptions.tokenizer, FROM_START):
         yield (
             f"data.tokenizer={config.data.tokenizer}: the tokenizer comes with start.model; leave "
@@ -76,7 +78,8 @@ def check_sft(config: RunConfig) -> Iterator[str]:
         return
     if sft.counts and sft.train.split(":")[0] != "tasks":
         yield "sft.counts are those of --sft.train tasks"
-    if config.framework.name != "mdm" and config.model.backbone == "dit":
+    is_own = config.start.model is None and config.start.architecture is None
+    if is_own and config.framework.name != "mdm":
         yield f"prompts and responses are for framework mdm, not {config.framework.name}"
     if sft.min_masks and config.framework.name != "mdm":
         yield "sft.min_masks is about masks, and a causal framework has none"

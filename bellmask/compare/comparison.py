@@ -22,22 +22,26 @@ from bellmask.compare.records import RunRecord, read_json, read_run
 from bellmask.compare.results import Entry, summarize, without_nan
 from bellmask.compare.variants import Variant
 from bellmask.config import RunConfig
-from bellmask.data.prepare import load_data, make_tokenizer
+from bellmask.data.prepare import make_tokenizer
 from bellmask.errors import TrainingError, UserError
 from bellmask.files import write_text
+from bellmask.inputs import load_inputs
 from bellmask.report.comparison_plots import write_curves
 from bellmask.report.console import preparing_bar
 from bellmask.report.page import render_page
+from bellmask.start import open_start
 
 PLAN = "comparison.json"
 
 
 def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
-    """Fingerprints of tokenizer, training and validation text; prepares them if need be."""
-    tokenizer = make_tokenizer(config.data)
+    """Fingerprints of tokenizer, text and first weights; prepares the text if need be."""
+    start = open_start(config)
+    tokenizer = start.tokenizer or make_tokenizer(config.data)
     with preparing_bar(is_quiet=is_quiet) as on_progress:
-        data = load_data(config.data, tokenizer, on_progress)
-    return "/".join([tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint])
+        data = load_inputs(start.config, tokenizer, start.backbone, on_progress)
+    marks = [tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint]
+    return "/".join([*marks, *([start.fingerprint] if start.fingerprint else [])])
 
 
 def compare(

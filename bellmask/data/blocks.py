@@ -93,7 +93,7 @@ class Blocks:
     documents: NDArray[np.int64]
     fingerprint: str
     num_bytes: float = 0.0
-    """UTF-8 bytes of the text that the tokens stand for; 0 where it is not known."""
+    """UTF-8 bytes of the text that maskable tokens stand for; 0 where it is not known."""
     starts: NDArray[np.int64] | None = None
     """First maskable position of each row; None: all begin at 0."""
 
@@ -134,9 +134,11 @@ class Blocks:
         """The same rows with nothing before position ``first`` maskable."""
         if not first or (self.starts is not None and self.starts.min() >= first):
             return self
-        old = np.zeros(len(self), dtype=np.int64) if self.starts is None else self.starts
         mark = hashlib.sha256(f"{self.fingerprint}/from {first}".encode()).hexdigest()
-        return replace(self, starts=np.maximum(old, first), fingerprint=mark)
+        starts = np.maximum(self.row_starts(slice(None)).numpy(), first)
+        made = replace(self, starts=starts, fingerprint=mark)
+        left, before = (int(blocks.num_maskable(slice(None)).sum()) for blocks in (made, self))
+        return replace(made, num_bytes=self.num_bytes * left / max(1, before))
 
     def slice(self, start: int, stop: int) -> Blocks:
         """A run of rows; its fingerprint says which. Bytes are shared out by tokens."""

@@ -65,6 +65,20 @@ def encode_examples(
         yield _row(prompt_ids, response_ids, tokenizer, rules, number, counts), text
 
 
+def begin_row(prompt: Ids, room: int, tokenizer: Tokenizer, bos_first: bool) -> tuple[Ids, bool]:
+    """(BOS if need be and the prompt, its oldest tokens dropped where there is no room; are they).
+
+    Training and generation begin a row alike.
+    """
+    begins = len(prompt) > 0 and prompt[0] == tokenizer.bos_id  # a template may write it
+    first = [tokenizer.bos_id] if not len(prompt) or (bos_first and not begins) else []
+    is_cut = len(first) + len(prompt) > room
+    if is_cut:
+        first = [tokenizer.bos_id] if bos_first else first
+        prompt = prompt[len(prompt) - (room - len(first)) :]
+    return np.concatenate([np.array(first, dtype=np.int64), prompt]), is_cut
+
+
 def _row(
     prompt: Ids,
     response: Ids,
@@ -78,16 +92,12 @@ def _row(
     if room < 1 or not len(response):
         counts[TOO_LONG if room < 1 else EMPTY] += 1
         return None
-    begins = len(prompt) > 0 and prompt[0] == tokenizer.bos_id  # a template may write it
-    first = [tokenizer.bos_id] if not len(prompt) or (rules.bos_first and not begins) else []
-    if len(first) + len(prompt) > room:
+    given, is_cut = begin_row(prompt, room, tokenizer, rules.bos_first)
+    if is_cut:
         counts[CUT] += 1
-        first = [tokenizer.bos_id] if rules.bos_first else first
-        prompt = prompt[len(prompt) - (room - len(first)) :]
-    start = len(first) + len(prompt)
+    start = len(given)
     ids = np.full(rules.block_length, tokenizer.pad_id, dtype=np.int64)
-    ids[: len(first)] = first
-    ids[len(first) : start] = prompt
+    ids[:start] = given
     ids[start : start + canvas] = tokenizer.eos_id
     ids[start : start + len(response)] = response
     return Row(ids, start + canvas, number, start)

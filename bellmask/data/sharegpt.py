@@ -38,28 +38,26 @@ OUT = "left out: "
 
 _FENCE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]+`)", re.DOTALL)
 _COPY_CODE = re.compile(r"(```[^\S\n]*[\w+#.-]*?)\s?Copy code[^\S\n]*")
-_WRAPPER = re.compile(r"</?(?:div|span|p)(?:\s[^<>]*)?/?>|\n?[^\S\n]*<br\s*/?>", re.IGNORECASE)
+_WRAPPER = re.compile(r"</?(?:div|span|p)(?:\s[^<>]*)?/?>|<br\s*/?>", re.IGNORECASE)
 _COPY_CHARS = re.compile(r"^[^\S\n]*Copy\d+ chars / \d+ words[^\S\n]*\n?", re.MULTILINE)
 _ENTITY = re.compile(r"&(?:lt|gt|amp|quot|nbsp|#39|#x27);")
-_PAGE_LINE = re.compile(r"^[^\S\n]*(\d{1,3}) / (\d{1,3})[^\S\n]*$\n?", re.MULTILINE)
-_PAGE_AT_END = re.compile(r"(?<=[^\d\s+*/=-])\s*\b(\d{1,3}) / \1\s*\Z")
+_PAGE_MARK = re.compile(r"(?:\n[^\S\n]*\d{1,3} / \d{1,3}|(?<=[.!?:)\"'])\s*(\d{1,3}) / \1)\s*\Z")
 
 
 def clean_text(text: str, role: Role) -> str:
     """A turn without what the page around it left behind; code is not touched.
 
-    A page mark is "n / m" on a line of its own, or "n / n" after the end of what a person wrote.
+    A page mark ends what a person wrote: "n / m" on a line of its own, "n / n" after a sentence.
     """
     text = _COPY_CODE.sub(r"\1\n", text).replace("\r\n", "\n")
     parts = _FENCE.split(text)
     parts[::2] = [_clean_prose(part) for part in parts[::2]]
     text = "".join(parts)
-    return (_PAGE_AT_END.sub("", text) if role == "user" else text).strip()
+    return (_PAGE_MARK.sub("", text) if role == "user" else text).strip()
 
 
 def _clean_prose(text: str) -> str:
     text = _COPY_CHARS.sub("", text)
-    text = _PAGE_LINE.sub("", text)
     text = _WRAPPER.sub(lambda found: "\n" if "br" in found[0].lower() else "", text)
     return _ENTITY.sub(lambda found: html.unescape(found[0]).replace("\xa0", " "), text)
 

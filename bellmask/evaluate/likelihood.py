@@ -96,17 +96,11 @@ def evaluate(
         count_BR.numpy(),
         ce_BR.numpy(),
         np.asarray(blocks.documents),
-        _scored_bytes(blocks),
+        blocks.num_bytes,
         f"{blocks.fingerprint}/{seed}",
         is_causal,
         scorer.framework.is_exact,
     )
-
-
-def _scored_bytes(blocks: Blocks) -> float:
-    """Bytes of text behind the maskable tokens: all but what is given, shared out by tokens."""
-    share = float(blocks.num_maskable(slice(None)).sum()) / max(1, int(blocks.lengths.sum()))
-    return blocks.num_bytes * share
 
 
 def _parts(total: int, size: int, world: World) -> Iterator[slice]:

@@ -34,7 +34,7 @@ class SpecialIds:
     bos: int | None
     eos: int | None
     pad: int | None
-    mask: int
+    mask: int | None
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
@@ -46,15 +46,22 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     return SpecialIds(*(int(order[number]) for number in ours))
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """tokenizer.json and tokenizer_config.json."""
+def write_tokenizer(
+    tokenizer: Tokenizer,
+    folder: Path,
+    max_length: int,
+    ids: SpecialIds,
+    num_ids: int,
+    chat_template: str | None = None,
+) -> None:
+    """tokenizer.json and tokenizer_config.json, with ``num_ids`` entries, the mask included."""
     inner = _inner(tokenizer)
-    names = _add_specials(inner, special_ids(tokenizer))
+    names = _add_specials(inner, ids)
     size = inner.get_vocab_size(with_added_tokens=True)
-    if size != tokenizer.num_tokens + 1:
+    if size != num_ids:
         raise UserError(
-            f"the tokenizer's vocabulary has gaps: {size} entries for {tokenizer.num_tokens} "
-            "tokens and a mask; it cannot be exported"
+            f"the tokenizer's vocabulary has gaps: {size} entries where the model has {num_ids} "
+            "rows, the mask's included; it cannot be exported"
         )
     write_text(folder / "tokenizer.json", inner.to_str(pretty=True) + "\n")
     config: dict[str, Any] = {
@@ -65,6 +72,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None
     }
     if (unknown := getattr(inner.model, "unk_token", None)) is not None:
         config["unk_token"] = unknown
+    if chat_template is not None:
+        config["chat_template"] = chat_template
     write_text(folder / "tokenizer_config.json", json.dumps(config, indent=1) + "\n")
 
 

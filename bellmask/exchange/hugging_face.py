@@ -13,8 +13,10 @@ from torch import Tensor
 from bellmask import __version__
 from bellmask.errors import UserError
 from bellmask.exchange.card import model_card
+from bellmask.exchange.causal_export import ModelFiles, causal_files, check_causal_export
+from bellmask.exchange.exported_options import exported_options
 from bellmask.exchange.hf_tokenizer import special_ids, write_tokenizer
-from bellmask.exchange.loading import MODEL, OWN
+from bellmask.exchange.loading import MODEL, OWN, OWN_TENSORS
 from bellmask.exchange.mdlm import from_ours
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.exchange.weights import METADATA, write_safetensors
@@ -33,10 +35,13 @@ _KEPT = (
 def check_exportable(run: Run, format: str) -> None:
     """Refuse, before anything is written, what the format cannot say."""
     framework, model = run.config.framework.name, run.config.model
+    if model.backbone == "causal_lm":
+        check_causal_export(run, format)
+        return
     if framework != "mdm":
         raise UserError(
-            f"{run.folder} is a causal model (framework {framework}); only masked diffusion models "
-            "(framework mdm) can be exported so far"
+            f"{run.folder} is a causal model (framework {framework}) on our own trunk; only masked "
+            "diffusion models (framework mdm) can be exported so far"
         )
     if format != "mdlm":
         return
@@ -77,41 +82,58 @@ def export_mdlm(run: Run, out: Path) -> None:
 
 
 def export_hugging_face(run: Run, out: Path, *, weights: str, name: str | None = None) -> None:
-    """A folder that ``bellmask.load`` and ``AutoModelForMaskedLM`` (with remote code) load.
+    """A folder that ``bellmask.load`` and ``AutoModelForMaskedLM`` (with remote code) load; of an
+    ARM on a causal LM one for ``AutoModelForCausalLM``.
 
     ``weights`` says which the run was loaded with: "ema" or "raw"; ``name`` is what the card calls
     the model, by default the folder.
     """
     check_exportable(run, "hf")
-    about = read_description(run.folder)
-    kept = {name: about[name] for name in _KEPT if name in about}
+    is_causal_lm = run.config.model.backbone == "causal_lm"
+    parts = causal_files(run) if is_causal_lm else _trunk_files(run)
     with whole_folder(out, "the export") as folder:
-        write_safetensors(_hf_weights(run), folder / MODEL)
-        _write_json(folder / "config.json", _hf_config(run))
-        write_tokenizer(run.tokenizer, folder, run.config.data.block_length)
-        for file in CODE:
+        write_safetensors(parts.tensors, folder / MODEL)
+        _write_json(folder / "config.json", parts.config)
+        write_tokenizer(
+            run.tokenizer,
+            folder,
+            run.config.data.block_length,
+            parts.ids,
+            parts.num_ids,
+            parts.chat_template,
+        )
+        for file in parts.code:
             code = files("bellmask.exchange").joinpath("hub_code", file)
             write_text(folder / file, code.read_text(encoding="utf-8"))
-        (folder / OWN).mkdir()
-        options = run.config.resolved().to_dict()
-        options["data"]["cache"] = None  # a folder of this machine
-        if name is not None:
-            options["data"] = _without_folders(options["data"])
-        _write_json(folder / OWN / "config.json", options)
-        _write_json(folder / OWN / "tokenizer.json", run.tokenizer.description())
-        _write_json(
-            folder / "run.json",
-            {**kept, "bellmask": __version__, "step": run.step, "weights": weights},
-        )
+        _write_own(run, folder, parts, weights=weights, is_pushed=name is not None)
         write_text(folder / "README.md", model_card(run, name or out.name, weights=weights))
 
 
-def _without_folders(data: dict[str, Any]) -> dict[str, Any]:
-    """Paths shortened to names: what is pushed says nothing about the folders of a machine."""
-    return {
-        key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-        for key, value in data.items()
-    }
+def _write_own(run: Run, folder: Path, parts: ModelFiles, *, weights: str, is_pushed: bool) -> None:
+    """What bellmask reads beside the model."""
+    own = folder / OWN
+    own.mkdir()
+    _write_json(own / "config.json", exported_options(run.config, is_pushed=is_pushed))
+    _write_json(own / "tokenizer.json", run.tokenizer.description())
+    if run.backbone is not None:
+        run.backbone.write(own)
+    if parts.own:
+        write_safetensors(parts.own, own / OWN_TENSORS)
+    about = read_description(run.folder)
+    kept = {name: about[name] for name in _KEPT if name in about}
+    more = {"bellmask": __version__, "step": run.step, "weights": weights}
+    _write_json(folder / "run.json", {**kept, **more})
+
+
+def _trunk_files(run: Run) -> ModelFiles:
+    """Of our own trunk."""
+    return ModelFiles(
+        _hf_weights(run),
+        _hf_config(run),
+        CODE,
+        special_ids(run.tokenizer),
+        run.tokenizer.num_tokens + 1,
+    )
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

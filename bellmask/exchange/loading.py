@@ -1,7 +1,8 @@
 """``bellmask.load``: a run folder, an exported folder, or a name on the hub, as a :class:`Run`.
 
 An exported folder holds ``model.safetensors`` with rows in the tokenizer's own order, and beside it
-what a run needs: ``run.json``, ``bellmask/config.json`` and ``bellmask/tokenizer.json``.
+what a run needs: ``run.json``, ``bellmask/config.json``, ``bellmask/tokenizer.json`` and, of a run
+on a causal LM, ``bellmask/backbone.json``.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from bellmask.build import build_framework, build_model
 from bellmask.config import load_config
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.errors import UserError
+from bellmask.exchange.causal_weights import from_export
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.vocabulary import map_ids
+from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.run import Run, Weights, load_run
 from bellmask.runfolder import read_backbone, read_description, read_tokenizer
 from bellmask.train.distributed import pick_device
@@ -23,6 +27,8 @@ from bellmask.train.distributed import pick_device
 OWN = "bellmask"
 """The subfolder of an export that holds what transformers has no file for."""
 MODEL = "model.safetensors"
+OWN_TENSORS = "mask_row.safetensors"
+"""In the subfolder: what the model of an ARM on a causal LM has no place for."""
 
 
 def load(
@@ -70,7 +76,7 @@ def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Ru
     tokenizer = read_tokenizer(folder, OWN)
     backbone = read_backbone(folder, OWN)
     model = build_model(config, tokenizer.num_tokens, backbone)
-    _fill(model, folder / MODEL, tokenizer)
+    _fill(model, folder, tokenizer)
     target = pick_device(device)
     return Run(
         folder,
@@ -84,20 +90,36 @@ def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Ru
     )
 
 
-def _fill(model: torch.nn.Module, path: Path, tokenizer: Tokenizer) -> None:
+def _fill(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> None:
     """Copy the weights in, rows back in our order."""
+    path, more = folder / MODEL, folder / OWN / OWN_TENSORS
+    stored = _read(path) | (_read(more) if more.exists() else {})
+    if isinstance(model, PretrainedDenoiser):
+        stored = from_export(stored, model, tokenizer)
+    else:
+        stored = _in_our_order(stored, tokenizer)
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
+        raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(stored[name])
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        stored = load_file(path)
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+
+
+def _in_our_order(stored: dict[str, Tensor], tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Of our own trunk."""
     order = torch.from_numpy(map_ids(tokenizer).completed())
     for name in ("embedding.weight", "head.weight", "head.bias"):
         if name in stored and len(stored[name]) == len(order):
             stored[name] = stored[name][order if name.startswith("embedding") else order[:-1]]
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
-        raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
-    model.load_state_dict(stored)
+    return stored

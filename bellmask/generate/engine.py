@@ -45,25 +45,25 @@ class Generation:
 
 @dataclass(frozen=True)
 class Noise:
-    """Numbers of samples ``first`` .. ``first + B - 1`` of a seed, by position and step."""
+    """Random numbers of numbered samples of a seed, by position and step."""
 
     seed: int
-    first: int
-    shape: tuple[int, int]
+    samples_B: Tensor
+    length: int
 
     @property
-    def samples_B(self) -> Tensor:
-        """Numbers of the samples."""
-        return self.first + torch.arange(self.shape[0])
+    def first(self) -> int:
+        """The first sample's number."""
+        return int(self.samples_B[0])
 
     @property
     def place_BL(self) -> Tensor:
         """A counter for each position of each sample."""
-        return self.samples_B[:, None] * self.shape[1] + torch.arange(self.shape[1])
+        return self.samples_B[:, None] * self.length + torch.arange(self.length)
 
     def numbers(self, *name: str | int) -> Tensor:
         """Uniform numbers of a named stream, [B, L]."""
-        return uniform_rows(stream_key(self.seed, *name), self.samples_B, self.shape[1])
+        return uniform_rows(stream_key(self.seed, *name), self.samples_B, self.length)
 
 
 @dataclass
@@ -91,7 +91,7 @@ def generate(
     choice: Choice | None = None,
     schedule: Schedule | None = None,
     seed: int = 0,
-    first_sample: int = 0,
+    first_sample: int | Tensor = 0,
     block_length: int | None = None,
     is_cached: bool = False,
     on_step: OnStep | None = None,
@@ -101,7 +101,8 @@ def generate(
     ``grid`` goes from t = 1 to 0, or is the number of tokens that each step reveals (ancestral
     rules: on average); None is 1. With ``block_length`` blocks of so many positions are finished
     one after the other from the first masked position on, each with its share of the grid's
-    steps; ``is_cached`` keeps what comes before the block in a cache. Rows should be masked at the
+    steps; ``is_cached`` keeps what comes before the block in a cache. ``first_sample`` is the first
+    row's number, or those of all rows [B]: other numbers, other noise. Rows should be masked at the
     same positions: steps are counted for the row with most to fill.
     """
     schedule, choice = schedule or Linear(), choice or Choice()
@@ -112,7 +113,10 @@ def generate(
     if is_cached:
         network.check_cacheable()
     network.begin(canvas_BL)
-    noise = Noise(seed, first_sample, (canvas_BL.shape[0], canvas_BL.shape[1]))
+    numbers_B = first_sample
+    if isinstance(numbers_B, int):
+        numbers_B = numbers_B + torch.arange(len(canvas_BL))
+    noise = Noise(seed, numbers_B, canvas_BL.shape[1])
     x_BL, u_BL = canvas_BL.clone(), noise.numbers("reveal")
     turns = _turns(canvas_BL == network.mask_id, block_length)
     grids = _share_grid(grid, turns, schedule)

@@ -29,12 +29,21 @@ def fill(
     *,
     mask_id: int,
     seed: int = 0,
-    first_sample: int = 0,
+    first_sample: int | Tensor = 0,
+    is_real_BL: Tensor | None = None,
     device: torch.device | None = None,
     on_step: OnStep | None = None,
 ) -> Generation:
-    """Fill all masked positions the way ``sampling`` says."""
+    """Fill all masked positions the way ``sampling`` says.
+
+    ``is_real_BL`` is False at padding behind a canvas; ``first_sample`` is the first row's number,
+    or those of all rows.
+    """
     sampling.check()
+    if getattr(model, "first_maskable", 0) and bool((canvas_BL[:, 0] == mask_id).any()):
+        raise UserError(
+            "this model predicts a token from what is before it: the first one must be given (BOS)"
+        )
     choice = Choice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
@@ -46,15 +55,18 @@ def fill(
     }
     if isinstance(framework, Shifted):
         _refuse_for_causal(sampling)
-        return _left_to_right(Network(model, mask_id, device=device), canvas_BL, noise)
+        network = Network(model, mask_id, is_real_BL=is_real_BL, device=device)
+        return _left_to_right(network, canvas_BL, noise)
     if isinstance(framework, Ordered):
         _refuse_for_causal(sampling)
+        if is_real_BL is not None or not isinstance(first_sample, int):
+            raise UserError("a causal model of our own trunk takes one canvas at a time")
         return generate_in_order(
             model, canvas_BL, framework, mask_id=mask_id, device=device, **noise
         )
     assert isinstance(framework, Mdm)
     return generate(
-        Network(model, mask_id, guidance=sampling.guidance, device=device),
+        Network(model, mask_id, is_real_BL=is_real_BL, guidance=sampling.guidance, device=device),
         canvas_BL,
         make_grid(sampling),
         make_rule(sampling),
@@ -68,6 +80,8 @@ def fill(
 def _left_to_right(network: Network, canvas_BL: Tensor, noise: dict[str, Any]) -> Generation:
     """Token by token with a causal LM: blocks of one token; what is masked later it cannot see."""
     is_masked_BL = canvas_BL == network.mask_id
+    if network.is_real_BL is not None:
+        is_masked_BL = is_masked_BL | ~network.is_real_BL  # padding comes behind all
     if bool(is_masked_BL.long().diff(dim=1).lt(0).any()):
         raise UserError("this model writes left to right: it takes a prefix, not gaps")
     return generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)

@@ -49,6 +49,8 @@ def _linear_names(inner: Any) -> list[str]:
 @torch.no_grad()
 def merge_lora(model: PretrainedDenoiser) -> None:
     """Add the updates to the weights and take the adapters away, in place."""
+    if not any("lora_" in name for name, _ in model.language_model.named_parameters()):
+        return
     from peft.tuners.lora import LoraLayer
 
     for name, part in list(model.language_model.named_modules()):

@@ -24,6 +24,8 @@ from bellmask.transformers_library import first_line, import_transformers, quiet
 PROBE_LENGTH = 8
 SAME = 1e-3
 """Logits of two ways to compute one thing differ by less, relative to their size."""
+LOUD = 1000.0
+"""Logits are made so many times larger to see whether anything caps them after the head."""
 
 
 class PretrainedDenoiser(nn.Module):
@@ -40,8 +42,10 @@ class PretrainedDenoiser(nn.Module):
         self.language_model, self.is_causal = language_model, is_causal
         self._mask_id = mask_id
         # layers with a window of their own open fully only when a mask says so
-        kinds = getattr(language_model.config, "layer_types", None) or ()
-        self.has_windows = "sliding_attention" in kinds
+        config = language_model.config
+        kinds = getattr(config, "layer_types", None)
+        window = getattr(config, "sliding_window", None)
+        self.has_windows = window is not None if kinds is None else "sliding_attention" in kinds
         rows = language_model.get_input_embeddings().weight
         self.mask_row = nn.Parameter(rows.detach().mean(0))
 
@@ -168,9 +172,11 @@ def probe(language_model: Any, name: str) -> None:
             "open by mask": _states(language_model, pair, attention_mask=everywhere),
             "causal by mask": _states(language_model, pair, attention_mask=past),
         }
-        logits = language_model(input_ids=pair).logits
         head = language_model.get_output_embeddings()
-        plain = head(h["causal"])
+        plain = LOUD * head(h["causal"])
+        hook = head.register_forward_hook(lambda _, __, quiet: LOUD * quiet)
+        logits = language_model(input_ids=pair).logits
+        hook.remove()
     except Exception as error:  # each architecture fails in its own way
         raise UserError(f"{name} cannot become a masked model: {first_line(error)}") from None
     finally:

@@ -74,28 +74,39 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """True for the weight matrices inside blocks, which Muon takes; not for modulation."""
-    return parameter.ndim == 2 and name.startswith("blocks.") and "modulation" not in name
+    """True for the weight matrices inside blocks, which Muon takes; not for modulation.
+
+    Blocks are the only numbered parts, also of the causal LMs of transformers ("h.0", "layers.0").
+    """
+    is_in_block = any(part.isdecimal() for part in name.split("."))
+    return parameter.ndim == 2 and is_in_block and "modulation" not in name
+
+
+def _embeddings(model: nn.Module) -> set[int]:
+    """Ids of the rows of look-up tables, by whatever name."""
+    return {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
 
 
 def is_decayed(name: str, parameter: Tensor) -> bool:
-    """True for matrices that multiply; not for embeddings, norms, biases and modulation."""
-    return parameter.ndim == 2 and "embedding.weight" not in name and "modulation" not in name
+    """True for matrices that multiply; not for norms, biases and modulation."""
+    return parameter.ndim == 2 and "modulation" not in name
 
 
 class Optimizer:
     """AdamW, or Muon and AdamW, behind one step; its state is addressed by parameter name."""
 
     def __init__(self, model: nn.Module, options: OptimOptions) -> None:
-        named = dict(model.named_parameters())
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        tables = _embeddings(model)
         for_muon = {
             name: p
             for name, p in named.items()
             if options.name == "muon" and is_hidden_matrix(name, p)
         }
         for_adamw = {name: p for name, p in named.items() if name not in for_muon}
-        decayed = [p for name, p in for_adamw.items() if is_decayed(name, p)]
-        others = [p for name, p in for_adamw.items() if not is_decayed(name, p)]
+        is_shrunk = {n: is_decayed(n, p) and id(p) not in tables for n, p in for_adamw.items()}
+        decayed = [p for name, p in for_adamw.items() if is_shrunk[name]]
+        others = [p for name, p in for_adamw.items() if not is_shrunk[name]]
         groups = [
             {"params": decayed, "weight_decay": options.weight_decay},
             {"params": others, "weight_decay": 0.0},

@@ -99,7 +99,7 @@ class TrainStep:
         sums = self.world.add_up(sums.to(self.world.device)).cpu()
         largest = self.world.largest(largest)
         loss = float(sums[0]) * scale
-        parameters = list(self.model.parameters())
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.world.add_up_gradients(parameters)
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         self._check_finite(step, loss, float(norm))

@@ -244,7 +244,7 @@ def test_what_cannot_be_loaded_is_said_in_one_line(
         load_scorer(str(tmp_path / "none"))
     with pytest.raises(UserError, match="--context must be at least 2"):
         load_scorer("gpt2-large", context=1)
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bellmask\[gguf\]'"):
         load_scorer("smollm2", cache=str(tmp_path))
     assert not list(tmp_path.rglob("*.whl"))

@@ -1,0 +1,148 @@
+"""A causal language model turned masked diffusion model, exported from bellmask; needs torch and
+transformers only.
+
+Given a row with some tokens masked it returns logits of what stands behind every mask. Inside is an
+ordinary causal LM that attends in both directions. Its output at position i - 1 is about token i,
+as in its own training; ``forward`` shifts, so that the logits at i are about the token at i.
+Nothing is before position 0: keep it visible (BOS); its logits are all 0, the same for every token.
+The mask is never predicted.
+
+B batch, L length, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
+
+
+class BellmaskCausalConfig(PretrainedConfig):
+    """The causal LM's own config, and which ids are special; ids are those of the tokenizer."""
+
+    model_type = "bellmask_causal"
+    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012
+
+    def __init__(
+        self,
+        text_config: dict[str, Any] | PretrainedConfig | None = None,
+        mask_token_id: int = 0,
+        silent_token_ids: Sequence[int] = (),
+        is_shifted: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """``silent_token_ids`` are never predicted: the mask, and a pad that the causal LM lacks.
+
+        ``is_shifted``: the causal LM inside speaks at i - 1 about token i. It is always so.
+        """
+        if text_config is None:
+            text_config = {"model_type": "gpt2"}
+        if isinstance(text_config, dict):
+            text_config = AutoConfig.for_model(**text_config)
+        if not is_shifted:
+            raise ValueError("is_shifted=False: this code is for shifted models only")
+        self.text_config = text_config
+        self.mask_token_id = mask_token_id
+        self.silent_token_ids = list(silent_token_ids)
+        self.is_shifted = is_shifted
+        # the causal LM inside ties its own rows, where it does
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, the mask's included."""
+        return self.text_config.vocab_size
+
+
+class BellmaskCausalForMaskedLM(PreTrainedModel):
+    """Masked rows → logits at every position."""
+
+    config_class = BellmaskCausalConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+
+    def __init__(self, config: BellmaskCausalConfig) -> None:
+        super().__init__(config)
+        self.language_model = AutoModelForCausalLM.from_config(config.text_config)
+        width = self.language_model.get_input_embeddings().weight.shape[1]
+        self.mask_row = nn.Parameter(torch.zeros(width))
+        kinds = getattr(config.text_config, "layer_types", None) or ()
+        self.has_windows = "sliding_attention" in kinds
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding; the mask's row of it is not read."""
+        return self.language_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Put another one in its place."""
+        self.language_model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        return self.language_model.get_output_embeddings()
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Put another one in its place."""
+        self.language_model.set_output_embeddings(value)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput | tuple[Tensor, ...]:
+        """Logits [B, L, V], at position i about token i; of what is never predicted minus infinity.
+
+        ``attention_mask`` [B, L] hides keys (padding, on the right), [B, L, L] pairs. ``labels``
+        [B, L] with -100 where nothing is scored give the mean cross-entropy; position 0, which
+        nothing predicts, is not scored.
+        """
+        h = self._hidden(input_ids, attention_mask)
+        later = self.get_output_embeddings()(h[:, :-1])
+        first = later.new_zeros(len(later), 1, later.shape[-1])
+        logits = torch.cat([first, later], dim=1)
+        is_silent = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        is_silent[self.config.silent_token_ids] = True
+        logits = logits.masked_fill(is_silent, float("-inf"))
+        loss = None
+        if labels is not None:
+            scores, wanted = logits[:, 1:].flatten(0, 1).float(), labels[:, 1:].flatten()
+            loss = F.cross_entropy(scores, wanted)
+        if return_dict is False:
+            return (logits,) if loss is None else (loss, logits)
+        return MaskedLMOutput(loss=loss, logits=logits)  # type: ignore[arg-type]
+
+    def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        x = self.get_input_embeddings()(input_ids)
+        is_mask = (input_ids == self.config.mask_token_id)[..., None]
+        x = torch.where(is_mask, self.mask_row.to(x.dtype), x)
+        how = self._attention(input_ids, attention_mask, x.dtype)
+        return self.language_model.base_model(
+            inputs_embeds=x, use_cache=False, **how
+        ).last_hidden_state
+
+    def _attention(
+        self, input_ids: Tensor, attention_mask: Tensor | None, dtype: torch.dtype
+    ) -> dict[str, Any]:
+        """What opens a causal LM: a switch, or a mask where a switch does not say all."""
+        is_sdpa = self.language_model.config._attn_implementation == "sdpa"
+        is_plain = attention_mask is None or bool(attention_mask.all())
+        if is_plain and is_sdpa and not self.has_windows:
+            return {"is_causal": False}
+        seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        seen = seen.bool()
+        seen = seen[:, None, None, :] if seen.ndim == 2 else seen[:, None]
+        if is_sdpa:
+            return {"attention_mask": seen}
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return {"attention_mask": hidden.masked_fill(~seen, torch.finfo(dtype).min)}

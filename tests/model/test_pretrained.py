@@ -1,0 +1,294 @@
+"""A causal LM as a denoiser, against the causal LM itself and dense references."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from pretrained_tools import (
+    WINDOWS,
+    V,
+    each_kind,
+    eager_states,
+    make_config,
+    make_denoiser,
+    make_lm,
+    token_rows,
+)
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from bellmask.build import build_model
+from bellmask.config import RunConfig, override
+from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
+from bellmask.diffusion.orders import shifted_arm
+from bellmask.errors import UserError
+from bellmask.evaluate.likelihood import evaluate
+from bellmask.model.pretrained import PretrainedDenoiser, make_language_model, probe
+from bellmask.start import open_start
+
+SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+L = 12
+
+
+def masked_once(x_L: Tensor, mask_id: int) -> Tensor:
+    """Row k has the mask at position k + 1 and nowhere else."""
+    x_BL = x_L.repeat(len(x_L) - 1, 1)
+    x_BL[torch.arange(len(x_L) - 1), torch.arange(1, len(x_L))] = mask_id
+    return x_BL
+
+
+@each_kind
+def test_one_mask_and_causal_attention_give_the_causal_lms_own_probability(kind: str) -> None:
+    model = make_denoiser(kind, is_causal=True)
+    (x_L,) = token_rows(1, L)
+    with torch.no_grad():
+        log_p = model.language_model(input_ids=x_L[None]).logits[0].log_softmax(-1)
+    expected = -log_p[torch.arange(L - 1), x_L[1:]]
+    rows = torch.arange(L - 1) * L + torch.arange(1, L)
+    found = model(masked_once(x_L, V), rows, x_L[1:], reduce=False)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # annealing that has not begun: only edges to the past
+    past = torch.ones(1, 1, L, L, dtype=torch.bool).tril()
+    model.is_causal = False
+    found = model(masked_once(x_L, V), rows, x_L[1:], reduce=False, mask=past)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@each_kind
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_states_are_those_of_a_dense_reference(kind: str, share: float) -> None:
+    """At both ends and between, with and without a mask at the open end."""
+    model = make_denoiser(kind)
+    is_masked = torch.rand(3, L, generator=torch.Generator().manual_seed(1)) < 0.4
+    x_BL = torch.where(is_masked, V, token_rows(3, L))
+    u_LL = torch.rand(L, L, generator=torch.Generator().manual_seed(2))
+    is_seen = (torch.ones(L, L).tril().bool() | (u_LL < share))[None, None]
+    with torch.no_grad():
+        expected = eager_states(model, x_BL, is_seen)
+        torch.testing.assert_close(model.hidden(x_BL, mask=is_seen), expected, rtol=0, atol=3e-5)
+        if share == 1:
+            torch.testing.assert_close(model.hidden(x_BL), expected, rtol=0, atol=3e-5)
+
+
+def test_full_attention_is_that_of_a_gpt2_written_out() -> None:
+    """GPT-2 in float64 from its weights alone: no code of transformers."""
+    model = make_denoiser("gpt2")
+    w = {n: p.detach().double().numpy() for n, p in model.language_model.named_parameters()}
+    x_L = token_rows(1, L)[0]
+    x_L[[2, 7]] = V
+
+    def norm(h: Any, name: str) -> Any:
+        h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-5)
+        return h * w[f"transformer.{name}.weight"] + w[f"transformer.{name}.bias"]
+
+    def linear(h: Any, name: str) -> Any:
+        return h @ w[f"transformer.{name}.weight"] + w[f"transformer.{name}.bias"]
+
+    rows = np.vstack([w["transformer.wte.weight"], model.mask_row.detach().double().numpy()])
+    h = rows[x_L.numpy()] + w["transformer.wpe.weight"][:L]
+    for layer in ("h.0", "h.1"):
+        q, k, v = np.split(linear(norm(h, f"{layer}.ln_1"), f"{layer}.attn.c_attn"), 3, axis=1)
+        heads = []
+        for head in (slice(0, 8), slice(8, 16)):
+            score = np.exp(q[:, head] @ k[:, head].T / math.sqrt(8))
+            heads.append(score / score.sum(1, keepdims=True) @ v[:, head])
+        h = h + linear(np.hstack(heads), f"{layer}.attn.c_proj")
+        z = linear(norm(h, f"{layer}.ln_2"), f"{layer}.mlp.c_fc")
+        z = z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))) / 2
+        h = h + linear(z, f"{layer}.mlp.c_proj")
+    expected = norm(h, "ln_f") @ w["transformer.wte.weight"].T
+    found = model(x_L[None], torch.arange(1, L)).detach()
+    np.testing.assert_allclose(found.numpy(), expected[:-1], atol=2e-4)
+
+
+@each_kind
+def test_padded_rows_have_the_states_that_they_have_alone(kind: str) -> None:
+    model = make_denoiser(kind)
+    x_BL, length_B = token_rows(3, L), torch.tensor([5, 12, 8])
+    is_real = torch.arange(L) < length_B[:, None]
+    with torch.no_grad():
+        together = model.hidden(x_BL, mask=is_real[:, None, None])
+        for row, length in enumerate(length_B.tolist()):
+            alone = model.hidden(x_BL[row : row + 1, :length])
+            torch.testing.assert_close(together[row, :length], alone[0], rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_windows_are_open_too(kind: str) -> None:
+    model = make_denoiser(kind, **WINDOWS[kind])
+    assert model.has_windows
+    x_BL = token_rows(2, 40)
+    with torch.no_grad():
+        expected = eager_states(model, x_BL, torch.ones(1, 1, 40, 40, dtype=torch.bool))
+        torch.testing.assert_close(model.hidden(x_BL), expected, rtol=0, atol=3e-5)
+        narrow = model.language_model.base_model(input_ids=x_BL, is_causal=False, use_cache=False)
+    assert (narrow.last_hidden_state - expected).abs().max() > 0.1, "no window was there to open"
+
+
+@each_kind
+def test_gradients_are_those_of_plain_cross_entropy(kind: str) -> None:
+    """Weighted rows through the head's own backward, against autograd over all logits."""
+    model = make_denoiser(kind)
+    x0_BL = token_rows(2, L)
+    is_masked = torch.rand(2, L, generator=torch.Generator().manual_seed(5)) < 0.5
+    is_masked[:, 0] = False
+    x_BL, rows = torch.where(is_masked, V, x0_BL), is_masked.flatten().nonzero().squeeze(1)
+    weight = torch.linspace(0.5, 2, len(rows))
+    targets = x0_BL.flatten()[rows]
+    loss = model(x_BL, rows, targets, weight_N=weight)
+    loss.backward()
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    inner = model.language_model
+    table = torch.cat([inner.get_input_embeddings().weight, model.mask_row[None]])
+    logits = inner(inputs_embeds=table[x_BL], is_causal=False, use_cache=False).logits
+    ce = F.cross_entropy(logits[:, :-1].flatten(0, 1), x0_BL[:, 1:].flatten(), reduction="none")
+    plain = (ce[is_masked[:, 1:].flatten()] * weight).sum()
+    plain.backward()
+    torch.testing.assert_close(loss, plain, rtol=1e-5, atol=1e-5)
+    assert found.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-4)
+    assert found["mask_row"].abs().max() > 0.01
+
+
+def test_neither_the_mask_nor_an_added_pad_has_a_logit() -> None:
+    model = PretrainedDenoiser(make_lm(make_config("llama")), V + 1)
+    x_BL = token_rows(1, L)
+    pad, mask = V, V + 1
+    assert (model.num_logits, model.mask_id) == (V, mask)
+    assert model(x_BL, torch.arange(1, L)).shape == (L - 1, V)
+    padded = x_BL.clone()
+    padded[0, 8:] = pad
+    is_real = (torch.arange(L) < 8)[None, None, None]
+    with torch.no_grad():
+        a, b = model.hidden(padded, mask=is_real), model.hidden(x_BL, mask=is_real)
+    assert torch.equal(a[0, :8], b[0, :8])
+
+
+def test_the_masks_row_begins_as_the_mean_and_blocks_are_found() -> None:
+    for kind in ("gpt2", "gpt_neox"):
+        inner = make_lm(make_config(kind))
+        model = PretrainedDenoiser(inner, V)
+        expected = inner.get_input_embeddings().weight.mean(0)
+        torch.testing.assert_close(model.mask_row, expected, rtol=0, atol=1e-6)
+        assert len(model.block_modules()) == 2
+
+
+def test_no_square_mask_at_full_attention() -> None:
+    """What the base model is given, in every case."""
+    seen: list[dict[str, Any]] = []
+    model = make_denoiser("llama")
+    model.language_model.base_model.register_forward_pre_hook(
+        lambda _, __, kwargs: seen.append(kwargs), with_kwargs=True
+    )
+    x_BL = token_rows(2, L)
+    is_real = torch.ones(2, 1, 1, L, dtype=torch.bool)
+    for mask in (None, is_real):
+        model(x_BL, torch.tensor([3]), x_BL[0, 3:4], mask=mask)
+    assert seen[0]["is_causal"] is False
+    assert seen[0].get("attention_mask") is None
+    assert seen[1]["attention_mask"].shape == (2, 1, 1, L)
+
+
+class Scaled(LlamaForCausalLM):
+    """Divides its logits by two after the head."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits / 2
+        return out
+
+
+class Capped(LlamaForCausalLM):
+    """Bends its logits after the head, so gently that small ones hardly differ."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits = 30 * torch.tanh(out.logits / 30)
+        return out
+
+
+class Closed(LlamaForCausalLM):
+    """Stays causal whatever it is asked."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+    @property
+    def base_model(self) -> Any:
+        def call(is_causal: bool = True, **kwargs: Any) -> Any:
+            return self.model(**kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [(Scaled, "not a linear map"), (Capped, "not a linear map"), (Closed, "stays causal")],
+)
+def test_architectures_that_would_be_wrong_are_refused(made: type, why: str) -> None:
+    model = made._from_config(make_config("llama"), attn_implementation="sdpa")
+    with pytest.raises(UserError, match=rf"odd \(llama\) cannot become a masked model: .*{why}"):
+        probe(model, "odd")
+
+
+def test_eager_attention_is_refused() -> None:
+    """It would add a boolean mask as 0 and 1."""
+    with pytest.raises(UserError, match="attention is eager, and only sdpa takes our masks"):
+        probe(make_lm(make_config("llama"), attention="eager"), "llama")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_type": "opt", "hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16},
+        {"model_type": "bloom", "hidden_size": 16, "n_layer": 2, "n_head": 2},
+        {"model_type": "bert", "hidden_size": 16, "intermediate_size": 32, "is_decoder": False},
+        {"model_type": "no such thing"},
+    ],
+    ids=lambda values: values["model_type"],
+)
+def test_unknown_and_unfit_architectures_give_one_clear_error(values: dict[str, Any]) -> None:
+    small = {"vocab_size": V, "num_hidden_layers": 1, "num_attention_heads": 2}
+    kind = values["model_type"]
+    with pytest.raises(UserError, match=rf"^{kind}( \({kind}\))? cannot become a masked model: "):
+        make_language_model({**small, **values}, 0.0)
+
+
+def story_rows(tokenizer: Any, count: int) -> list[Row]:
+    path = SHARED / "tinystories"
+    (file,) = sorted(path.glob("*.txt"))[:1]
+    texts = file.read_text(encoding="utf-8").split("<|endoftext|>")
+    rows = []
+    for number, text in enumerate([t.strip() for t in texts if t.strip()][:count]):
+        ids = np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])[:512]
+        pad = np.full(512 - len(ids), tokenizer.pad_id)
+        rows.append(Row(np.concatenate([ids, pad]), len(ids), number))
+    return rows
+
+
+@pytest.mark.skipif(not (SHARED / "stories260K").exists(), reason="no small story model here")
+def test_a_real_model_has_its_published_likelihood() -> None:
+    """stories260K: 1.408 nats per token on the first 100 stories, begun with BOS, cut at 512."""
+    options = ["--start.model", str(SHARED / "stories260K"), "--framework", "arm"]
+    start = open_start(override(RunConfig(), [*options, "--data.block-length", "512"]))
+    assert start.tokenizer is not None
+    model = build_model(start.config, start.tokenizer.num_tokens, start.backbone, start.fill)
+    blocks = Blocks.from_rows(story_rows(start.tokenizer, 100)).starting_at(1)
+    result = evaluate(
+        model.eval(),
+        blocks,
+        mask_id=start.tokenizer.mask_id,
+        framework=shifted_arm(512),
+        batch_size=10,
+    )
+    assert result.nll == pytest.approx(1.408, abs=0.002)

@@ -1,0 +1,115 @@
+"""What the tests of pretrained backbones share: tiny causal LMs of five architectures."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.transformers_library import quiet
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "llama": {**SIZES, "num_key_value_heads": 2},
+    "qwen2": {**SIZES, "num_key_value_heads": 2},
+    "qwen3": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
+    "gpt_neox": SIZES,
+}
+WINDOWS: dict[str, dict[str, Any]] = {
+    "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "mistral": {**SIZES, "num_key_value_heads": 2, "sliding_window": 8},
+}
+V = 37
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def make_config(kind: str, num_tokens: int = V, **more: Any) -> Any:
+    """A small Hugging Face config without dropout."""
+    from transformers import AutoConfig
+
+    rates = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop") if kind == "gpt2"}
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    values = {"vocab_size": num_tokens, **ids, **rates, **KINDS.get(kind, {}), **more}
+    return AutoConfig.for_model(kind, **values)
+
+
+def make_lm(config: Any, *, attention: str = "sdpa", seed: int = 0) -> Any:
+    """A causal LM with weights large enough that every token and every edge matters."""
+    from transformers import AutoModelForCausalLM
+
+    with quiet():
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32
+        )
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=draw)
+            centre = 1.0 if "norm" in name.lower() or ".ln_" in name else 0.0
+            centre = 0.0 if name.endswith("bias") else centre
+            parameter.copy_(centre + 0.3 * noise)
+    return model.eval()
+
+
+def make_denoiser(kind: str, *, is_causal: bool = False, **more: Any) -> PretrainedDenoiser:
+    model = PretrainedDenoiser(make_lm(make_config(kind, **more)), V, is_causal=is_causal)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(model.mask_row)
+    return model.eval()
+
+
+def eager_states(model: PretrainedDenoiser, x_BL: Tensor, is_seen: Tensor) -> Tensor:
+    """Final states by the plain softmax of transformers' eager attention with an added mask.
+
+    The rows are looked up by hand: the mask's is the last.
+    """
+    inner = model.language_model
+    twin = make_lm(inner.config, attention="eager")
+    twin.load_state_dict(inner.state_dict())
+    rows = torch.cat([inner.get_input_embeddings().weight, model.mask_row[None]])
+    added = torch.zeros(is_seen.shape).masked_fill(~is_seen, -1e30)
+    return twin.base_model(
+        inputs_embeds=rows[x_BL], attention_mask=added, use_cache=False
+    ).last_hidden_state
+
+
+def token_rows(count: int, length: int, seed: int = 3) -> Tensor:
+    return torch.randint(0, V, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def make_tokenizer(text: str, size: int = 300, **specials: str) -> Any:
+    """Byte-level BPE learned from a text, as a Hugging Face tokenizer without a pad."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    names = ["<|end|>", *specials.values()]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=names, initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator([text], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", **specials)
+
+
+def save_lm(folder: Path, kind: str, text: str, seed: int = 0, **specials: str) -> Path:
+    """A small causal LM and its tokenizer, as ``from_pretrained`` reads them."""
+    tokenizer = make_tokenizer(text, **specials)
+    with quiet():
+        make_lm(make_config(kind, len(tokenizer)), seed=seed).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
