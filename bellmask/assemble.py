@@ -27,10 +27,7 @@ from bellmask.evaluate.context_curve import unigram_cross_entropy
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.evaluate.result import Likelihood
 from bellmask.files import write_text
-from bellmask.generate.canvas import empty_canvas
-from bellmask.generate.fill import fill
-from bellmask.generate.settings import Sampling
-from bellmask.inputs import load_inputs
+from bellmask.inputs import describe_blocks, load_inputs
 from bellmask.intervals import Interval
 from bellmask.model.transformer import count_parameters
 from bellmask.records import MetricsFile
@@ -45,9 +42,7 @@ from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.planning import StepPlanner
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
-
-
-RESPONSES_LOOKED_AT = 10_000
+from bellmask.training_samples import training_samples
 
 
 @dataclass(frozen=True)
@@ -240,19 +235,8 @@ class _Training:
             "num_tokens": self.tokenizer.num_tokens,
             "mask_id": self.tokenizer.mask_id,
             "tokenizer_fingerprint": self.tokenizer.fingerprint,
-            "train_fingerprint": self.train_blocks.fingerprint,
-            "valid_fingerprint": self.valid_blocks.fingerprint,
-            "train_blocks": len(self.train_blocks),
-            "valid_blocks": len(self.valid_blocks),
-            **self._about_examples(),
+            **describe_blocks(self.config, self.train_blocks, self.valid_blocks),
         }
-
-    def _about_examples(self) -> dict[str, Any]:
-        """How long most responses are, so that generation knows which gap to leave."""
-        if self.config.sft.train is None:
-            return {}
-        sizes = self.train_blocks.num_maskable(slice(0, RESPONSES_LOOKED_AT))
-        return {"response_tokens": int(sizes.float().quantile(0.9, interpolation="higher"))}
 
     def _unigram(self) -> float:
         """Cross-entropy of training frequencies: where a model without context would be."""
@@ -296,20 +280,16 @@ class _Training:
     def _write_samples(self, state: TrainState) -> None:
         if not self.world.is_main:
             return
-        options = self.config.validation
-        canvas = empty_canvas(self.tokenizer, self.config.data.block_length)
         with state.evaluating() as model:
-            made = fill(
-                model,
-                canvas.repeat(options.num_samples),
+            texts = training_samples(
+                model,  # type: ignore[arg-type]
+                self.config,
+                self.tokenizer,
                 self.framework,
-                Sampling(steps=None if self.framework.is_causal else options.sample_steps),
-                mask_id=self.tokenizer.mask_id,
-                seed=options.seed,
-                device=self.world.device,
+                self.valid_blocks,
+                self.world.device,
             )
-        texts = "\n\n--------\n\n".join(self.tokenizer.decode(row.numpy()) for row in made.ids_BL)
-        write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts + "\n")
+        write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts)
 
     def _save(self, state: TrainState) -> None:
         if self.world.is_main:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from bellmask.config import RunConfig
+from bellmask.data.blocks import Blocks
 from bellmask.data.example_blocks import load_example_blocks
 from bellmask.data.prepare import LoadedData, load_data
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
 from bellmask.runfolder import Backbone
+
+
+RESPONSES_LOOKED_AT = 10_000
 
 
 def load_inputs(
@@ -30,3 +35,17 @@ def load_inputs(
             )
         )
     return replace(data, train=data.train.starting_at(first), valid=data.valid.starting_at(first))
+
+
+def describe_blocks(config: RunConfig, train: Blocks, valid: Blocks) -> dict[str, Any]:
+    """What run.json says of the data; of responses, how long a gap generation should leave."""
+    about: dict[str, Any] = {
+        "train_fingerprint": train.fingerprint,
+        "valid_fingerprint": valid.fingerprint,
+        "train_blocks": len(train),
+        "valid_blocks": len(valid),
+    }
+    if config.sft.train is not None:
+        sizes = train.num_maskable(slice(0, RESPONSES_LOOKED_AT)).float()
+        about["response_tokens"] = int(sizes.quantile(0.9, interpolation="higher"))
+    return about

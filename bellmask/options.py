@@ -146,8 +146,9 @@ class SftOptions:
     valid: str | None = None
     """Held-out examples, given alike. Default: the last --data.valid-fraction of --sft.train."""
     template: Literal["auto", "plain", "chat"] = "auto"
-    """How an example becomes text. plain: the prompt as it is, a space, the response. chat: roles
-    marked, by the tokenizer's own chat template where it has one. auto: chat for conversations."""
+    """How an example becomes text. plain: the prompt, 'Answer:' on a line of its own unless it ends
+    so, the response. chat: roles marked, by the tokenizer's own chat template where it has one.
+    auto: chat for conversations."""
     round_to: int = 32
     """A response is followed by EOS up to a multiple of this many tokens, all of it scored. That
     depends on the example alone, never on its batch."""

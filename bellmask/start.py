@@ -25,7 +25,6 @@ from bellmask.smollm2 import smollm2_folder
 from bellmask.start_checks import FROM_START
 from bellmask.transformers_library import first_line, import_transformers, quiet
 
-
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2-tiny": {
         "model_type": "gpt2",
@@ -111,10 +110,7 @@ def _adopt(config: RunConfig, model: ModelOptions) -> RunConfig:
 
 def _from_architecture(config: RunConfig, name: str) -> Start:
     """A Hugging Face config with random weights, sized for the run's own tokenizer later."""
-    if name in ARCHITECTURES:
-        values = ARCHITECTURES[name]
-    else:
-        values = _read_config(Path(name))
+    values = ARCHITECTURES[name] if name in ARCHITECTURES else _read_config(Path(name))
     transformers = import_transformers("--start")
     try:
         with quiet():
@@ -250,13 +246,25 @@ def _rows(tokenizer: FastTokenizer) -> list[int]:
     return [row for row in theirs if row >= 0]
 
 
+def _load_causal_lm(path: str) -> Any:
+    transformers = import_transformers("--start")
+    try:
+        with quiet():
+            source, about = transformers.AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, output_loading_info=True
+            )
+    except Exception as error:  # no weights, damaged ones, others than the config says
+        raise UserError(f"{path}: cannot load its weights ({first_line(error)})") from None
+    if missing := sorted(about["missing_keys"]):
+        raise UserError(f"{path}: not a whole causal LM, it has no weights {missing[0]} ...")
+    return source
+
+
 @torch.no_grad()
 def _fill_from_causal_lm(
     network: PretrainedDenoiser, path: str, rows: list[int], mask_token: int | None
 ) -> None:
-    transformers = import_transformers("--start")
-    with quiet():
-        source = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    source = _load_causal_lm(path)
     embedding, head = source.get_input_embeddings(), source.get_output_embeddings()
     if max(rows) >= embedding.num_embeddings:
         raise UserError(f"{path}: its tokenizer has more tokens than the model")

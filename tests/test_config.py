@@ -19,6 +19,7 @@ from bellmask.diffusion.objectives import ChainRule
 from bellmask.errors import UserError
 from bellmask.intervals import Interval, Progress
 from bellmask.model.transformer import Denoiser, count_parameters
+from bellmask.options import StartOptions
 from bellmask.presets import PRESETS, preset, tiny
 
 PACKAGE = Path(bellmask.__file__).parent
@@ -33,6 +34,8 @@ def test_every_preset_parses_round_trips_and_builds(name: str, tmp_path: Path) -
     assert load_config(path) == config
     assert load_config(path).fingerprint() == config.fingerprint()
     assert build_objective(config).normaliser > 0
+    if config.start != StartOptions():  # its network is that of the start
+        return
     with torch.device("meta"):
         model = Denoiser(config.model, {"bpe:300": 300, **VOCABULARIES}[config.data.tokenizer])
     assert count_parameters(model) > 1e5
@@ -50,12 +53,29 @@ def test_the_papers_presets_say_what_the_paper_says() -> None:
     assert (owt.data.tokenizer, owt.data.block_length) == ("gpt2", 1024)
     assert owt.optim.curve == "cosine"
     assert owt.optim.weight_decay > 0
-    for family in ("tiny", "lm1b", "lm1b_unpacked", "owt"):
+    for family in ("tiny", "lm1b", "lm1b_unpacked", "owt", "cpt_gpt2_large", "sft_tasks"):
         bell, base = preset(f"{family}_bell"), preset(f"{family}_base")
         assert (bell.objective.name, bell.law.name) == ("bell", "gaussian")
         assert (base.objective.name, base.law.name) == ("nelbo", "uniform")
         assert dataclasses.replace(base, objective=bell.objective, law=bell.law) == bell
         assert preset(family) == bell
+
+
+def test_the_stages_say_what_the_paper_says() -> None:
+    cpt, tasks, chats = (preset(n) for n in ("cpt_gpt2_large", "sft_tasks", "sft_sharegpt"))
+    assert (cpt.start.model, cpt.start.anneal_steps) == ("openai-community/gpt2-large", 10_000)
+    assert (cpt.data.train, cpt.data.block_length) == ("fineweb_edu", 1024)
+    assert (cpt.optim.lr, cpt.optim.warmup_steps) == (3e-4, 2000)
+    assert (cpt.train.batch_size, cpt.train.steps) == (256, 100_000)
+    assert (tasks.start.model, tasks.start.checkpoint) == ("runs/cpt_gpt2_large", "100000")
+    assert (tasks.sft.train, tasks.start.anneal_steps) == ("tasks", 1)
+    assert (tasks.optim.curve, tasks.optim.warmup_steps) == ("cosine", 500)
+    assert (tasks.train.batch_size, tasks.train.steps) == (128, 10_000)
+    assert tasks.validation.sample_steps == 64
+    assert 2000 in tasks.checkpoint.keep_steps
+    assert (chats.start.model, chats.start.checkpoint) == ("runs/sft_tasks", "2000")
+    assert (chats.optim.lr, chats.train.steps, chats.data.block_length) == (1e-4, 10_000, 1024)
+    assert (chats.sft.min_masks, chats.train.batch_size) == (0, 128)
 
 
 def test_precedence_is_preset_then_file_then_command_line(tmp_path: Path) -> None:
@@ -286,7 +306,15 @@ def test_every_option_is_read_somewhere() -> None:
     code = "\n".join(
         path.read_text()
         for path in PACKAGE.rglob("*.py")
-        if path.name not in ("options.py", "checks.py", "presets.py", "resume.py")
+        if path.name
+        not in (
+            "options.py",
+            "checks.py",
+            "start_checks.py",
+            "presets.py",
+            "stage_presets.py",
+            "resume.py",
+        )
     )
     for section in dataclasses.fields(RunConfig):
         for option in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bellmask.commands import stages
 from bellmask.commands.options import peek_option, resolve, take_option, wants_help
 from bellmask.errors import UserError, look_up
 from bellmask.presets import PRESETS, tiny
@@ -23,7 +24,8 @@ steps and evaluation masks. Interrupt it at will; the same command goes on where
   VARIANT      base, bell, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance,
                importance_t, middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon
                or +unstratified; or 'LABEL=--option value'. Default: base bell
-  --suite      one of the paper's ablations: {suites}
+  --suite      one of the paper's ablations: {suites};
+               or cpt_sft, Table 4, without a PRESET: bellmask compare --suite cpt_sft --help
   --reference  the variant whose final NLL is the target; default base, else the first one
   --seeds N    paired training seeds; an interval needs 3. Default 1
   --grid       a grid for every variant; best is compared with best. May be given several times
@@ -96,6 +98,8 @@ def compare(args: list[str]) -> int:
     """Measure how many times sooner a variant gets there."""
     from bellmask.compare.suites import SUITES
 
+    if stages.is_meant(args):
+        return stages.run(args)
     if wants_help(args):
         print(COMPARE_HELP.format(suites=", ".join(SUITES)))
         return 0

@@ -113,6 +113,8 @@ class ExportOptions:
 
     bellmask export runs/bell --format hf --out exports/bell --push OWNER/NAME
 
+    bellmask export runs/cpt --format hf --out exports/cpt
+
     bellmask export runs/bell --format mdlm --out bell.safetensors
     """
 
@@ -120,7 +122,8 @@ class ExportOptions:
     """Run folder, an exported folder, or OWNER/NAME on the hub."""
     format: Literal["hf", "mdlm"]
     """hf: safetensors, config, tokenizer, model card and code, for AutoModelForMaskedLM and
-    bellmask.load. mdlm: one .safetensors file in the layout of mdlm and duo."""
+    bellmask.load; an ARM on a causal LM becomes a plain AutoModelForCausalLM. mdlm: one
+    .safetensors file in the layout of mdlm and duo, for our own trunk only."""
     out: str
     """Folder (hf) or .safetensors file (mdlm) to write; it must not exist yet."""
     checkpoint: str = "latest"

@@ -23,7 +23,7 @@ from bellmask.data.blocks import Blocks, open_blocks, rows_per_shard, shard_path
 from bellmask.data.example_rows import ExampleRules, canvas_length, encode_example, encode_examples
 from bellmask.data.examples import open_examples
 from bellmask.data.messages import ExampleSource
-from bellmask.data.prepare import _one_at_a_time, _writable_cache
+from bellmask.data.prepare import one_at_a_time, writable_cache
 from bellmask.data.templates import PromptEncoder, Template, make_template
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
@@ -63,7 +63,7 @@ def load_example_blocks(
     rules = ExampleRules(data.block_length, sft.round_to, sft.template, bos_first)
     _check(rules, tokenizer)
     template = make_template(sft.template, tokenizer, chat_template)
-    cache = _writable_cache(data)
+    cache = writable_cache(data)
     sources = [open_examples(name, sft, cache) for name in (sft.train, sft.valid) if name]
     if len(sources) == 2 and sources[0].identity == sources[1].identity:
         raise UserError(
@@ -100,7 +100,7 @@ def prepare_examples(
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     folder = cache / "blocks" / key[:24]
     if not (folder / "card.json").exists():
-        with _one_at_a_time(folder):
+        with one_at_a_time(folder):
             if not folder.exists():
                 _prepare(
                     folder, key, source, PromptEncoder(tokenizer, template), rules, on_progress

@@ -26,7 +26,7 @@ from bellmask.options import DataOptions
 
 def make_tokenizer(options: DataOptions) -> Tokenizer:
     """The tokenizer the options name, learned from the training text if they say so."""
-    cache = _writable_cache(options)
+    cache = writable_cache(options)
 
     def training_text() -> tuple[str, Callable[[], Iterator[str]]]:
         source, policy = open_corpus(options, "train", cache)
@@ -121,7 +121,7 @@ def prepare(
     """Blocks of one split, from the cache if its fingerprint is there."""
     folder, key, work = locate(options, tokenizer, split)
     if not (folder / "card.json").exists():
-        with _one_at_a_time(folder):
+        with one_at_a_time(folder):
             if not folder.exists():
                 work(on_progress)
     return open_blocks(folder, key)
@@ -131,7 +131,7 @@ def locate(
     options: DataOptions, tokenizer: Tokenizer, split: str
 ) -> tuple[Path, str, Callable[[OnProgress | None], None]]:
     """(folder, fingerprint, what to call to fill the folder) of a split's blocks."""
-    cache = _writable_cache(options)
+    cache = writable_cache(options)
     source, policy = open_corpus(options, "valid" if split == "valid" else "train", cache)
     rules = _rules(options, policy, tokenizer)
     key = _fingerprint(source, policy, rules, tokenizer)
@@ -143,7 +143,7 @@ def locate(
     return folder, key, work
 
 
-def _writable_cache(options: DataOptions) -> Path:
+def writable_cache(options: DataOptions) -> Path:
     cache = cache_folder(options.cache)
     try:
         (cache / "blocks").mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _writable_cache(options: DataOptions) -> Path:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def one_at_a_time(folder: Path) -> Iterator[None]:
     """Processes that want the same blocks wait for the first one."""
     locks = folder.parent.parent / "locks"
     locks.mkdir(exist_ok=True)

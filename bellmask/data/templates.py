@@ -1,6 +1,7 @@
 """How an example becomes text: plain, or a chat with marked roles.
 
-plain   one message: as it is. Several: "role: text" paragraphs, then "assistant:".
+plain   one message: itself, and "Answer:" on a line of its own unless it ends so (App. C.1).
+        Several: "role: text" paragraphs, then "assistant:".
 chat    the tokenizer's own chat template (a Hugging Face one, in Jinja) where it is given, else
         "role: text" lines, then "assistant:", which any tokenizer can write.
 auto    chat for conversations (examples that came with roles), plain for the rest.
@@ -27,6 +28,7 @@ from bellmask.data.tokenizer import Ids, Tokenizer
 from bellmask.errors import UserError
 
 Kind = Literal["auto", "plain", "chat"]
+ANSWER = "Answer:"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Template:
     @property
     def identity(self) -> str:
         """All that decides the text, for cache keys."""
-        return json.dumps(["templates-1", self.kind, self.source, self.bos_token, self.eos_token])
+        return json.dumps(["templates-2", self.kind, self.source, self.bos_token, self.eos_token])
 
     def prompt(self, example: Example) -> str:
         """All that comes before the response, as one text."""
@@ -66,7 +68,7 @@ class Template:
         if is_chat and self.source is not None:
             return self._rendered(messages)
         if not is_chat and len(messages) == 1:
-            return (Part(messages[0].text),)
+            return (Part(ask_plainly(messages[0].text)),)
         gap = "\n" if is_chat else "\n\n"
         lines = [f"{message.role}: {message.text.strip()}{gap}" for message in messages]
         return (Part("".join(lines) + "assistant:"),)
@@ -128,6 +130,13 @@ class Template:
 
 def _refuse(message: str) -> NoReturn:
     raise ValueError(message)
+
+
+def ask_plainly(prompt: str) -> str:
+    """The prompt, ending with ``Answer:``; an empty one stays empty."""
+    if not prompt.strip() or prompt.rstrip().endswith(ANSWER):
+        return prompt
+    return f"{prompt.rstrip()}\n{ANSWER}"
 
 
 def join(parts: Sequence[Part]) -> str:

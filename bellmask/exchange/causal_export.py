@@ -89,6 +89,7 @@ def _masked_files(run: Run, model: PretrainedDenoiser) -> ModelFiles:
         },
         "text_config": {**_inner_config(run, model), "vocab_size": num_ids},
         "is_shifted": True,
+        "has_windows": model.has_windows,
         "mask_token_id": ids.mask,
         "silent_token_ids": silent_ids(model, run.tokenizer),
         "pad_token_id": ids.pad,

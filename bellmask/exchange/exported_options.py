@@ -28,7 +28,7 @@ def exported_options(config: RunConfig, *, is_pushed: bool) -> dict[str, Any]:
     options["data"]["cache"] = None  # a folder of this machine
     if is_pushed:
         for section in ("data", "sft"):
-            options[section] = {k: _without_folders(v) for k, v in options[section].items()}
+            options[section] = {k: without_folders(v) for k, v in options[section].items()}
     return options
 
 
@@ -39,10 +39,10 @@ def start_name(path: str | None) -> str | None:
     return Path(path).absolute().name
 
 
-def _without_folders(value: Any) -> Any:
+def without_folders(value: Any) -> Any:
     """Paths shortened to names, also those behind a kind (``sharegpt:FILE``) and in lists."""
     if isinstance(value, list):
-        return [_without_folders(one) for one in value]
+        return [without_folders(one) for one in value]
     if not isinstance(value, str):
         return value
     kind, colon, rest = value.partition(":")

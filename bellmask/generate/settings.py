@@ -29,8 +29,8 @@ class Sampling:
     grid: Literal["uniform", "cosine", "count"] = "uniform"
     """Time grid: equal steps; cosine (few tokens at first); count (the same number in each)."""
     steps: int | None = None
-    """Sampling steps, 128 by default; the network is called only in those in which a token
-    appears. Not with --rule first_hitting or --grid count."""
+    """Sampling steps, by default 128, for answers to prompts 64 as in the paper; the network is
+    called only in those in which a token appears. Not with --rule first_hitting or --grid count."""
     per_step: int | None = None
     """Tokens per step with --grid count; 1 by default."""
     temperature: float = 1.0

@@ -11,13 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bellmask.data.example_rows import ExampleRules, canvas_length, encode_example
-from bellmask.data.messages import Example
+from bellmask.data.messages import Example, Message
 from bellmask.data.packing import Row
-from bellmask.data.templates import Template
+from bellmask.data.templates import Part, Template
 from bellmask.data.tokenizer import ByteTokenizer, Ids
 
 BYTES = ByteTokenizer()
-PLAIN = Template("plain")
+
+
+class AsItIs(Template):
+    """The prompt and nothing else, so that rows are easy to foresee."""
+
+    def parts(self, messages: Sequence[Message], is_conversation: bool) -> tuple[Part, ...]:
+        return (Part(messages[0].text),)
+
+
+PLAIN = AsItIs("plain")
 
 
 def row_of(prompt: str, response: str, **rules: Any) -> Row | None:

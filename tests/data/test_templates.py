@@ -40,7 +40,7 @@ def tokenizer() -> FastTokenizer:
     inner = Inner(models.BPE(vocab={s: n for n, s in enumerate(letters)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    names = ["<mask>", "<eos>", "<|im_start|>", "<|im_end|>"]
+    names = ["<mask>", "<eos>", "<|im_start", "<|im_start|>", "<|im_end|>"]
     inner.add_special_tokens([AddedToken(name, special=True) for name in names])
     return FastTokenizer(inner, eos=257, mask=256)
 
@@ -48,9 +48,23 @@ def tokenizer() -> FastTokenizer:
 # --- our own ---------------------------------------------------------------------------------
 
 
-def test_plain_is_the_prompt_as_it_is() -> None:
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("Hello", "Hello\nAnswer:"),
+        ("Hello \n", "Hello\nAnswer:"),
+        ("2 + 2\nAnswer:", "2 + 2\nAnswer:"),
+        ("2 + 2\nAnswer: ", "2 + 2\nAnswer: "),
+        ("", ""),
+    ],
+)
+def test_a_plain_prompt_ends_with_answer_once(given: str, asked: str) -> None:
+    assert Template("plain").prompt(Example.plain(given, "x")) == asked
+
+
+def test_plain_is_the_prompt_and_answer() -> None:
     template = Template("plain")
-    assert (template.prompt(HELLO), template.response(HELLO)) == ("Hello", " hi")
+    assert (template.prompt(HELLO), template.response(HELLO)) == ("Hello\nAnswer:", " hi")
     assert template.prompt(TALK) == "system: Be kind.\n\nuser: Hello\n\nassistant:"
     assert template.response(TALK) == " hi"
 
@@ -65,7 +79,7 @@ def test_auto_is_chat_for_conversations_alone() -> None:
     for source in (None, CHAT):
         auto, chat = Template("auto", source), Template("chat", source)
         assert auto.prompt(TALK) == chat.prompt(TALK)
-        assert auto.prompt(HELLO) == "Hello"
+        assert auto.prompt(HELLO) == Template("plain").prompt(HELLO)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +107,13 @@ def test_a_chat_template_is_rendered_in_parts() -> None:
     assert template.response(TALK) == "hi"
     parts = template.parts(TALK.prompt_messages, is_conversation=True)
     assert [p.text for p in parts if not p.is_template] == ["Be kind.", "Hello"]
+
+
+def test_line_breaks_after_a_templates_own_signs_are_not_text() -> None:
+    source = (
+        "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\n"
+    )
+    assert Template("chat", source).prompt(TALK) == "Be kind.\nHello\n"
 
 
 def test_special_tokens_of_the_template_are_ids_and_those_of_a_user_are_text(

@@ -88,10 +88,16 @@ def test_stories_are_asked_only_what_they_answer() -> None:
     assert asked("An old ant called Andy sat. He liked to sit.")[1] == ("What is Andy?", "an ant")
     for unclear in (
         "A boy named Tim met a boy named Tom.",
+        "The boy named Tim met the boy named Tom.",
         "Two girls lived here. A girl named Lily sang.",
         "There was a boy. Another boy named Tim came.",
     ):
         assert not [q for q, _ in asked(unclear) if "name?" in q], unclear
+    both = asked("A cat named Max met a dog named Max.")
+    assert [question for question, _ in both] == [
+        "What is the cat's name?",
+        "What is the dog's name?",
+    ]
     for nothing in (
         "A girl named Lily and Mia sang.",
         "It was named Max.",

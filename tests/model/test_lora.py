@@ -71,7 +71,8 @@ def test_merged_weights_are_the_base_plus_scaled_products(kind: str) -> None:
     with torch.no_grad():
         before = model(x_BL, rows)
         merge_lora(model)
-        torch.testing.assert_close(model(x_BL, rows), before, rtol=1e-5, atol=2e-4)
+        size = before.abs().max()
+        assert (model(x_BL, rows) - before).abs().max() < 1e-5 * size
         assert (before - plain(x_BL, rows)).abs().max() > 0.1
     merged, base = dict(model.named_parameters()), dict(plain.named_parameters())
     assert merged.keys() == base.keys()

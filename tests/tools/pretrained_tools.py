@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
+from bellmask.diffusion.objectives import Bell, Objective
 from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.options import TrainOptions
+from bellmask.train.distributed import World
+from bellmask.train.planning import Recipe, StepPlanner
+from bellmask.train.step import TrainStep
 from bellmask.transformers_library import quiet
 
 SIZES = {
@@ -32,6 +41,11 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {**SIZES, "num_key_value_heads": 2, "sliding_window": 8},
 }
 V = 37
+L, BATCH = 16, 8
+SFT = Recipe(counts_examples=True, sorts_by_length=True)
+PAD = V - 1
+"""Only pads have this id here, and only prompts and first tokens the ids from PROMPT on."""
+PROMPT = V - 6
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -113,3 +127,41 @@ def save_lm(folder: Path, kind: str, text: str, seed: int = 0, **specials: str) 
         make_lm(make_config(kind, len(tokenizer)), seed=seed).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def examples(count: int = 24, *, is_sft: bool = True) -> Blocks:
+    """Prompt (ids PROMPT ..), response (ids below), pads (PAD)."""
+    draw, rows = np.random.default_rng(3), []
+    for n in range(count):
+        start = int(draw.integers(1, 6)) if is_sft else 1
+        length = int(draw.integers(start + 1, L + 1)) if is_sft else L
+        ids = np.full(L, PAD)
+        ids[:start] = draw.integers(PROMPT, PAD, start)
+        ids[start:length] = draw.integers(0, PROMPT, length - start)
+        rows.append(Row(ids, length, n, start))
+    return Blocks.from_rows(rows)
+
+
+def make_planner(
+    recipe: Recipe,
+    objective: Objective | None = None,
+    *,
+    world: World | None = None,
+    microbatch: int | None = None,
+    blocks: Blocks | None = None,
+    **options: Any,
+) -> StepPlanner:
+    settings = TrainOptions(batch_size=BATCH, microbatch_size=microbatch, seed=5)
+    return StepPlanner(
+        blocks or examples(),
+        objective or Bell(),
+        replace(settings, **options),
+        world or World(),
+        recipe=recipe,
+    )
+
+
+def make_step(model: nn.Module, planner: StepPlanner) -> TrainStep:
+    return TrainStep(
+        model, planner, World(), mask_id=V, divide_by_c=True, clip=0, precision=torch.float32
+    )

@@ -34,11 +34,13 @@ class BellmaskCausalConfig(PretrainedConfig):
         mask_token_id: int = 0,
         silent_token_ids: Sequence[int] = (),
         is_shifted: bool = True,
+        has_windows: bool = False,
         **kwargs: Any,
     ) -> None:
         """``silent_token_ids`` are never predicted: the mask, and a pad that the causal LM lacks.
 
         ``is_shifted``: the causal LM inside speaks at i - 1 about token i. It is always so.
+        ``has_windows``: some of its layers look at near tokens only, until a mask opens them.
         """
         if text_config is None:
             text_config = {"model_type": "gpt2"}
@@ -49,7 +51,7 @@ class BellmaskCausalConfig(PretrainedConfig):
         self.text_config = text_config
         self.mask_token_id = mask_token_id
         self.silent_token_ids = list(silent_token_ids)
-        self.is_shifted = is_shifted
+        self.is_shifted, self.has_windows = is_shifted, has_windows
         # the causal LM inside ties its own rows, where it does
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
@@ -73,8 +75,6 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
         self.language_model = AutoModelForCausalLM.from_config(config.text_config)
         width = self.language_model.get_input_embeddings().weight.shape[1]
         self.mask_row = nn.Parameter(torch.zeros(width))
-        kinds = getattr(config.text_config, "layer_types", None) or ()
-        self.has_windows = "sliding_attention" in kinds
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -137,7 +137,7 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
         """What opens a causal LM: a switch, or a mask where a switch does not say all."""
         is_sdpa = self.language_model.config._attn_implementation == "sdpa"
         is_plain = attention_mask is None or bool(attention_mask.all())
-        if is_plain and is_sdpa and not self.has_windows:
+        if is_plain and is_sdpa and not self.config.has_windows:
             return {"is_causal": False}
         seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         seen = seen.bool()

@@ -1,0 +1,218 @@
+"""Exact match: the share of held-out examples whose response a run writes word for word.
+
+Examples are rows of prompts and responses (:mod:`bellmask.data.example_rows`), for instance the
+validation rows of a fine-tuned run, ``run.blocks()[1]``. The given part of a row is shown as it is,
+token by token; what the run writes up to its first EOS, stripped of white space at both ends, must
+be the response, stripped alike. Letters' case counts.
+
+The gap to fill has the same length for all examples, so that it says nothing about the single
+answer; an answer that does not fit into it is wrong. With ``length="own"`` it is the row's own: the
+gap's length is the response's own, rounded up to ``sft.round_to``, as in training. Then it tells a
+little about the answer.
+
+S sampling seeds, B examples, L length.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bellmask.answers import WIDTH, Answerer, pad_rows
+from bellmask.data.blocks import Blocks
+from bellmask.data.example_rows import begin_row
+from bellmask.data.tokenizer import Tokenizer
+from bellmask.errors import UserError
+from bellmask.evaluate.errors import Floats, clustered_error, document_clusters
+from bellmask.generate.fill import fill
+from bellmask.generate.settings import Sampling
+from bellmask.run import Run
+
+Gap = int | Literal["own"]
+"""Tokens of the gap for all examples, or each row's own."""
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """What was expected and what a run answered; everything else is a view of it."""
+
+    expected: tuple[str, ...]
+    answers: tuple[tuple[str, ...], ...]
+    """To every example, once for each sampling seed."""
+    documents: tuple[int, ...]
+    """Examples of one document (turns of a conversation, say) move together in errors."""
+    fingerprint: str = ""
+    """Of the examples and the gap: what must agree for two runs to be paired."""
+
+    @property
+    def is_right_SB(self) -> NDArray[np.bool_]:
+        """True where an answer is the response, case and all."""
+        wanted = [text.strip() for text in self.expected]
+        return np.array([[a.strip() == w for a, w in zip(one, wanted)] for one in self.answers])
+
+    @property
+    def share_B(self) -> Floats:
+        """Each example's share of right answers over sampling seeds."""
+        return self.is_right_SB.mean(axis=0)
+
+    @property
+    def share(self) -> float:
+        """The exact match: the share of right answers, which is also the mean over seeds."""
+        return float(self.is_right_SB.mean())
+
+    @property
+    def seed_shares(self) -> list[float]:
+        """The exact match with each sampling seed."""
+        return self.is_right_SB.mean(axis=1).tolist()
+
+    @property
+    def seed_deviation(self) -> float:
+        """Standard deviation over sampling seeds (the paper's ±); nan for a single one."""
+        return statistics.stdev(self.seed_shares) if len(self.answers) > 1 else math.nan
+
+    @property
+    def standard_error(self) -> float:
+        """Of ``share``: what another sample of examples would change."""
+        return self._error_of(self.share_B)
+
+    def difference(self, other: ExactMatch) -> tuple[float, float]:
+        """(this share - the other's, its standard error), paired: the same examples."""
+        if (self.fingerprint, self.expected) != (other.fingerprint, other.expected):
+            raise ValueError("only answers to the same examples can be paired")
+        return self.share - other.share, self._error_of(self.share_B - other.share_B)
+
+    def _error_of(self, value_B: Floats) -> float:
+        if len(value_B) < 2:
+            return math.nan
+        return clustered_error(value_B, document_clusters(np.array(self.documents)))
+
+
+def exact_match(
+    run: Run,
+    examples: Blocks,
+    *,
+    length: Gap | None = None,
+    sampling: Sampling | None = None,
+    seeds: Sequence[int] = (0,),
+    batch_size: int = 64,
+    on_batch: Callable[[int], None] | None = None,
+) -> ExactMatch:
+    """Ask a run every example once for each seed.
+
+    ``length``: tokens of the gap, by default what most of the run's training responses needed
+    (:attr:`bellmask.answers.Answerer.length`). ``on_batch`` is told the answers so far.
+    """
+    gap: Gap = Answerer(run).length if length is None else length
+    answers = []
+    for number, seed in enumerate(seeds):
+
+        def advance(done: int, before: int = number * len(examples)) -> None:
+            if on_batch:
+                on_batch(before + done)
+
+        found = ask(
+            run, examples, gap, sampling, seed=seed, batch_size=batch_size, on_batch=advance
+        )
+        answers.append(tuple(found))
+    return grade(examples, run.tokenizer, gap, answers)
+
+
+def grade(
+    examples: Blocks, tokenizer: Tokenizer, length: Gap, answers: Sequence[Sequence[str]]
+) -> ExactMatch:
+    """Answers beside what was expected."""
+    return ExactMatch(
+        tuple(responses(examples, tokenizer)),
+        tuple(tuple(one) for one in answers),
+        tuple(examples.documents.tolist()),
+        f"{examples.fingerprint}/{length}",
+    )
+
+
+def responses(examples: Blocks, tokenizer: Tokenizer) -> list[str]:
+    """The response of each row: what can be masked, up to the first EOS."""
+    rows = examples.rows(slice(None)).tolist()
+    starts = examples.row_starts(slice(None)).tolist()
+    ends = examples.row_lengths(slice(None)).tolist()
+    return [_text(row[a:b], tokenizer) for row, a, b in zip(rows, starts, ends, strict=True)]
+
+
+def _text(ids: list[int], tokenizer: Tokenizer) -> str:
+    end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
+    return tokenizer.decode(np.array(ids[:end], dtype=np.int64)).strip()
+
+
+def canvases(examples: Blocks, run: Run, length: Gap) -> list[Tensor]:
+    """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
+    block = examples.block_length
+    if length != "own" and not 1 <= length < block:
+        raise UserError(
+            f"a gap of {length} tokens leaves no room for a prompt in rows of {block}; give a "
+            f"length from 1 to {block - 1}"
+        )
+    tokenizer, has_first = run.tokenizer, run.model.first_maskable > 0
+    rows = examples.rows(slice(None)).numpy()
+    starts = examples.row_starts(slice(None)).tolist()
+    ends = examples.row_lengths(slice(None)).tolist()
+    made = []
+    for row, start, end in zip(rows, starts, ends, strict=True):
+        gap = end - start if length == "own" else length
+        given, _ = begin_row(row[:start], block - gap, tokenizer, has_first)
+        mask = torch.full((gap,), tokenizer.mask_id)
+        made.append(torch.cat([torch.from_numpy(given), mask]))
+    return made
+
+
+def ask(
+    run: Run,
+    examples: Blocks,
+    length: Gap,
+    sampling: Sampling | None = None,
+    *,
+    seed: int = 0,
+    batch_size: int = 64,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[str]:
+    """A run's answer to every example; example i has noise i, whatever the batch."""
+    rows, tokenizer = canvases(examples, run, length), run.tokenizer
+    found: dict[int, str] = {}
+    for numbers, width in _batches([len(row) for row in rows], batch_size):
+        x_BL, is_real_BL = pad_rows([rows[n] for n in numbers], width, tokenizer.pad_id)
+        made = fill(
+            run.model,
+            x_BL,
+            run.framework,
+            sampling or Sampling(),
+            mask_id=tokenizer.mask_id,
+            seed=seed,
+            first_sample=torch.tensor(numbers),
+            is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
+            device=run.device,
+        )
+        for place, number in enumerate(numbers):
+            is_gap_L = x_BL[place] == tokenizer.mask_id
+            found[number] = _text(made.ids_BL[place][is_gap_L].tolist(), tokenizer)
+        if on_batch:
+            on_batch(len(found))
+    return [found[number] for number in range(len(rows))]
+
+
+def _batches(lengths: Sequence[int], size: int) -> Iterator[tuple[list[int], int]]:
+    """(numbers of canvases, the width they are padded to), ``size`` at a time.
+
+    A width depends on the canvas alone, so no answer depends on its batch.
+    """
+    by_width: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        by_width.setdefault(-(-length // WIDTH) * WIDTH, []).append(number)
+    for width, numbers in sorted(by_width.items()):
+        for first in range(0, len(numbers), size):
+            yield numbers[first : first + size], width

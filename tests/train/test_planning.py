@@ -1,0 +1,291 @@
+"""What steps are made of when a causal LM is adapted or fine-tuned, against slow loops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretrained_tools import (
+    BATCH,
+    PAD,
+    PROMPT,
+    SFT,
+    L,
+    V,
+    eager_states,
+    examples,
+    make_denoiser,
+    make_planner,
+    make_step,
+)
+from torch import Tensor, nn
+
+from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
+from bellmask.diffusion.counts import CountLaw
+from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
+from bellmask.diffusion.orders import shifted_arm
+from bellmask.diffusion.times import Dirac
+from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.rng import stream_key, uniform_rows
+from bellmask.train.distributed import World
+from bellmask.train.planning import Recipe, StepPlanner
+from bellmask.train.step import microbatch_loss
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> PretrainedDenoiser:
+    return make_denoiser("llama")
+
+
+# --- annealed attention
+
+
+def test_edges_open_at_random_with_the_steps_probability() -> None:
+    planner = make_planner(Recipe(anneal_steps=10), blocks=examples(is_sft=False))
+    past = torch.ones(L, L, dtype=torch.bool).tril()
+    for step in range(9):
+        edges = planner.open_edges(step, L)
+        assert edges is not None
+        assert edges[past].all()
+        assert not edges.all()
+    assert planner.openness(0) == 0.1
+    assert [planner.openness(s) for s in (8, 9, 10, 10**6)] == [0.9, 1, 1, 1]
+    assert all(planner.open_edges(step, L) is None for step in (9, 10, 500))
+    for step, share in ((0, 0.1), (4, 0.5), (7, 0.8)):
+        drawn = []
+        for seed in range(400):
+            planner.options = replace(planner.options, seed=seed)
+            other = planner.open_edges(step, L)
+            assert other is not None
+            drawn.append(other)
+        often = torch.stack(drawn).double().mean(0)[~past]
+        error = math.sqrt(share * (1 - share) / 400)
+        assert abs(float(often.mean()) - share) < 4 * error / math.sqrt(len(often))
+        assert (often - share).abs().max() < 5 * error
+
+
+def test_one_matrix_per_step_whatever_the_batch() -> None:
+    recipe = Recipe(anneal_steps=6)
+    planners = [
+        make_planner(recipe),
+        make_planner(recipe, microbatch=2),
+        *(make_planner(recipe, world=World(r, 2), microbatch=2) for r in range(2)),
+        make_planner(replace(SFT, anneal_steps=6), microbatch=2),
+    ]
+    matrices = []
+    for step in range(7):
+        whole = planners[0](step).microbatches[0].is_open_LL
+        parts = [m.is_open_LL for p in planners for m in p(step).microbatches]
+        if step >= 5:
+            assert whole is None
+            assert all(part is None for part in parts)
+            continue
+        assert whole is not None
+        for part in parts:  # cut to the microbatch's longest row
+            assert part is not None
+            assert torch.equal(part, whole[: len(part), : len(part)])
+        matrices.append(whole)
+    for a, b in itertools.pairwise(matrices):
+        assert ((a & ~b).sum() > 0) or bool(b.all()), "edges are drawn anew in each step"
+    other = make_planner(recipe, seed=6)(2).microbatches[0].is_open_LL
+    assert other is not None
+    assert not torch.equal(other, matrices[2])
+
+
+@pytest.mark.parametrize("step", [0, 3, 7])
+def test_an_annealed_step_has_the_loss_of_a_dense_reference(
+    model: PretrainedDenoiser, step: int
+) -> None:
+    """Its mask on eager attention, every row scored by hand; padding and prompts included."""
+    planner = make_planner(Recipe(anneal_steps=8), Nelbo(time_floor=0.0))
+    found = make_step(model, planner)(step).loss
+    model.zero_grad()
+    (batch,) = planner(step).microbatches
+    place = torch.arange(L)
+    is_real, is_given = batch.x0_BL != PAD, batch.x0_BL >= PROMPT
+    is_masked = (batch.u_BL < batch.t_B[:, None]) & is_real & ~is_given
+    edges = torch.ones(L, L, dtype=torch.bool)
+    if step < 7:
+        u_LL = uniform_rows(stream_key(5, "attention", step), place, L)
+        edges = (place[:, None] >= place) | (u_LL < (step + 1) / 8)
+    is_seen = edges[None, None] & is_real[:, None, None]
+    with torch.no_grad():
+        h = eager_states(model, torch.where(is_masked, V, batch.x0_BL), is_seen)
+        log_p = model.language_model.get_output_embeddings()(h).log_softmax(-1)
+    total = 0.0
+    for b, i in is_masked.nonzero().tolist():
+        total -= float(log_p[b, i - 1, batch.x0_BL[b, i]]) / float(batch.t_B[b])
+    assert found == pytest.approx(total / int((is_real & ~is_given).sum()), rel=1e-4)
+
+
+def test_full_attention_brings_no_square_mask_and_annealing_one(model: PretrainedDenoiser) -> None:
+    seen: list[Any] = []
+    hook = model.language_model.base_model.register_forward_pre_hook(
+        lambda _, __, kwargs: seen.append(kwargs), with_kwargs=True
+    )
+    planner = make_planner(Recipe(anneal_steps=3), blocks=examples(is_sft=False))
+    for step in (1, 2):
+        make_step(model, planner)(step)
+    hook.remove()
+    model.zero_grad()
+    assert seen[0]["attention_mask"].shape == (1, 1, L, L)
+    assert seen[1].get("attention_mask") is None
+    assert seen[1]["is_causal"] is False
+
+
+# --- the shift
+
+
+class Recorder(nn.Module):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor, rows: Tensor, targets: Tensor, **_: object) -> Tensor:
+        self.calls.append((x, rows, targets))
+        return torch.zeros((), requires_grad=True)
+
+
+@pytest.mark.parametrize(("is_arm", "min_masks"), [(False, 0), (False, 1), (True, 0)])
+def test_no_target_is_a_prompt_a_pad_or_a_first_token(is_arm: bool, min_masks: int) -> None:
+    recorder, recipe = Recorder(), replace(SFT, min_masks=min_masks)
+    planner = make_planner(recipe, Bell(Dirac(0.9)), microbatch=4)
+    planner.framework = shifted_arm(L) if is_arm else planner.framework
+    scored = 0
+    for step in range(20):
+        for batch in planner(step).microbatches:
+            microbatch_loss(recorder, batch, planner.framework, planner.objective, V, CPU)
+            x, rows, targets = recorder.calls[-1]
+            length = x.shape[1]
+            assert (rows % length > 0).all()
+            assert (targets < PROMPT).all()
+            assert torch.equal(targets, batch.x0_BL.flatten()[rows])
+            kept = torch.ones(x.numel(), dtype=torch.bool)
+            kept[rows if not is_arm else []] = False
+            assert torch.equal(x.flatten()[kept], batch.x0_BL.flatten()[kept])
+            scored += len(rows)
+        assert planner(step).num_maskable == sum(
+            int((m.x0_BL < PROMPT).sum()) for m in planner(step).microbatches
+        )
+    assert scored > 500
+
+
+def test_position_0_is_neither_counted_nor_masked() -> None:
+    plain = Blocks.from_rows(Row(np.arange(L) % 9, L, n) for n in range(20))
+    planner = make_planner(Recipe(), Bell(Dirac(1.0)), blocks=plain.starting_at(1))
+    plan = planner(0)
+    assert plan.num_maskable == plan.normaliser == BATCH * (L - 1)
+    recorder = Recorder()
+    microbatch_loss(recorder, plan.microbatches[0], planner.framework, planner.objective, V, CPU)
+    x, rows, _ = recorder.calls[0]
+    assert len(rows) == BATCH * (L - 1)
+    assert (x[:, 0] != V).all()
+    assert (x[:, 1:] == V).all()
+
+
+def test_what_is_under_a_mask_is_seen_by_its_own_term_alone(model: PretrainedDenoiser) -> None:
+    (batch,) = make_planner(Recipe(anneal_steps=4))(1).microbatches
+    problem = make_planner(Recipe()).framework.training(
+        batch.x0_BL, batch.t_B, batch.u_BL, mask_id=V, is_real_BL=batch.is_maskable_BL
+    )
+    ce = problem.ask(model, CPU, mask=batch.attention_mask(), reduce=False)
+    for chosen in (0, len(ce) // 2, len(ce) - 1):
+        x0 = batch.x0_BL.clone()
+        x0.view(-1)[problem.rows_N[chosen]] = (problem.targets_N[chosen] + 1) % PROMPT
+        other = make_planner(Recipe()).framework.training(
+            x0, batch.t_B, batch.u_BL, mask_id=V, is_real_BL=batch.is_maskable_BL
+        )
+        changed = other.ask(model, CPU, mask=batch.attention_mask(), reduce=False)
+        is_other = changed != ce
+        assert is_other.nonzero().flatten().tolist() == [chosen]
+
+
+# --- per-example means
+
+
+def slow_loss(model: PretrainedDenoiser, planner: StepPlanner, step: int) -> float:
+    """(1 / B) sum_b (1 / (L_b c)) sum over masked rows of w ce, one unpadded row at a time."""
+    objective, total = planner.objective, 0.0
+    rows = planner.plan.rows(step)
+    levels = planner.levels(step)
+    counts = CountLaw(objective)
+    u_BL = uniform_rows(stream_key(5, "masks", step), torch.arange(BATCH), L)
+    for b in range(BATCH):
+        ids = torch.from_numpy(np.array(planner.blocks.tokens[rows[b : b + 1].numpy()]))[0]
+        ids = ids[ids != PAD]
+        response = (ids < PROMPT).nonzero().flatten().tolist()
+        t = objective.times(levels[b : b + 1])
+        if planner.recipe.min_masks:
+            number, weight = counts.draw(levels[b : b + 1], torch.tensor([len(response)]))
+            order = sorted(response, key=lambda i: float(u_BL[b, i]))
+            masked, w = order[: int(number)], float(weight)
+        else:
+            masked = [i for i in response if u_BL[b, i] < t]
+            w = float(objective.weight(t))
+        x = ids.clone()
+        x[masked] = V
+        ce = model(x[None], torch.tensor(masked).long(), ids[masked], reduce=False)
+        total += w * float(ce.sum()) / len(response) / objective.normaliser
+    return total / BATCH
+
+
+@pytest.mark.parametrize("objective", [Bell(), Nelbo(time_floor=0.0), Importance()])
+@pytest.mark.parametrize("min_masks", [0, 1])
+def test_the_loss_is_a_mean_over_examples_however_they_are_batched(
+    model: PretrainedDenoiser, objective: Objective, min_masks: int
+) -> None:
+    recipe = replace(SFT, min_masks=min_masks)
+    for step in (0, 3):
+        expected = slow_loss(model, make_planner(recipe, objective), step)
+        gradients = []
+        for kind, size in ((recipe, None), (recipe, 1), (recipe, 2), (recipe, 4)):
+            planner = make_planner(kind, objective, microbatch=size)
+            assert make_step(model, planner)(step).loss == pytest.approx(expected, rel=1e-4)
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+            model.zero_grad()
+        unsorted = make_planner(replace(recipe, sorts_by_length=False), objective, microbatch=4)
+        assert make_step(model, unsorted)(step).loss == pytest.approx(expected, rel=1e-4)
+        model.zero_grad()
+        for gradient in gradients[1:]:
+            torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
+
+
+def test_ranks_share_all_examples_and_like_lengths_meet() -> None:
+    blocks = examples()
+    whole = make_planner(SFT, microbatch=2, blocks=blocks)(4)
+    ranks = [make_planner(SFT, world=World(r, 2), microbatch=2)(4).microbatches for r in (0, 1)]
+    alternating = [m for pair in zip(*ranks, strict=True) for m in pair]
+    for a, b in zip(whole.microbatches, alternating, strict=True):
+        assert (a.first, a.x0_BL.tolist()) == (b.first, b.x0_BL.tolist())
+        assert torch.equal(a.u_BL, b.u_BL)
+    widths = [m.x0_BL.shape[1] for m in whole.microbatches]
+    assert widths == sorted(widths)
+    assert widths[0] < L
+    for m in whole.microbatches:
+        assert (m.x0_BL[:, -1] != PAD).any(), "cut to its longest row"
+
+
+def test_one_mask_at_least_where_that_is_asked_for() -> None:
+    """Responses of one or two tokens at t = 0.5: half and a quarter would have no mask."""
+    rows = [Row(np.array([PROMPT, 1, 2, PAD]), 2 + n % 2, n, 1) for n in range(64)]
+    blocks = Blocks.from_rows(rows)
+    for min_masks in (0, 1):
+        planner = make_planner(replace(SFT, min_masks=min_masks), Bell(Dirac(0.5)), blocks=blocks)
+        bare = 0
+        for step in range(8):
+            for batch in planner(step).microbatches:
+                recorder = Recorder()
+                microbatch_loss(recorder, batch, planner.framework, planner.objective, V, CPU)
+                x = recorder.calls[0][0]
+                bare += int((x != V).all(1).sum())
+        assert (bare == 0) if min_masks else (12 < bare < 36)
