@@ -18,18 +18,17 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from bellmask.data.example_files import LISTS, read_records
 from bellmask.data.example_rows import begin_row
 from bellmask.data.messages import Message
-from bellmask.data.sources import find_files
 from bellmask.data.templates import PromptEncoder, make_template
+from bellmask.data.tokenizer import Ids
+from bellmask.data.turns import has_turns
 from bellmask.diffusion.orders import Ordered, Shifted
 from bellmask.errors import UserError
 from bellmask.generate.canvas import Canvas
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import OnStep, Step
-from bellmask.options import SftOptions
 from bellmask.run import Run
 from bellmask.runfolder import read_description
 
@@ -87,7 +86,8 @@ class Answerer:
     @cached_property
     def knows_turns(self) -> bool:
         """The run was fine-tuned on conversations, so that earlier turns belong to the prompt."""
-        return has_turns(self.run.config.sft)
+        known = read_description(self.run.folder).get("has_turns")
+        return has_turns(self.run.config.sft) if known is None else bool(known)
 
     @cached_property
     def length(self) -> int:
@@ -115,14 +115,22 @@ class Answerer:
     def canvas(self, question: Question, length: int | None = None) -> tuple[Canvas, bool]:
         """(the prompt and a gap of ``length`` tokens, whether the prompt was cut)."""
         length = self.check_length(self.length if length is None else length)
-        said = [replace(m, text=sound(m.text)) for m in question.messages]
-        ids = self._encoder.encode_one(said, question.is_conversation)
         given, is_cut = begin_row(
-            ids, self._block - length, self.run.tokenizer, self.run.model.first_maskable > 0
+            self._prompt_ids(question),
+            self._block - length,
+            self.run.tokenizer,
+            self.run.model.first_maskable > 0,
         )
         gap = torch.full((length,), self.run.tokenizer.mask_id)
         row = torch.cat([torch.from_numpy(given), gap])
         return Canvas(row, self.run.tokenizer.mask_id), is_cut
+
+    def _prompt_ids(self, question: Question) -> Ids:
+        """By the template; a run that was never fine-tuned gets a single prompt as it is."""
+        said = [replace(message, text=sound(message.text)) for message in question.messages]
+        if not self.is_tuned and len(said) == 1:
+            return self.run.tokenizer.encode(said[0].text)
+        return self._encoder.encode_one(said, question.is_conversation)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """What is asked, with :data:`DEFAULT_STEPS` where steps could be given and are not."""
@@ -221,24 +229,6 @@ class Answerer:
 def sound(text: str) -> str:
     """Halves of surrogate pairs, which no tokenizer takes, as question marks; as in training."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def has_turns(sft: SftOptions) -> bool:
-    """True for options that train on conversations, as far as they tell.
-
-    With template auto the examples decide; of a file that is still there the first one. Where
-    nothing is known they are taken for single prompts.
-    """
-    if sft.train is None or sft.template != "auto":
-        return sft.train is not None and sft.template == "chat"
-    kind, sign, _ = sft.train.partition(":")
-    if sign and kind in ("sharegpt", "toy", "tasks", "stories", "hub"):
-        return kind == "sharegpt"
-    try:
-        first = next(read_records(find_files(sft.train)[0]), {})
-    except (UserError, OSError):
-        return False
-    return any(column in first for column in LISTS)
 
 
 def _without_padding(on_step: OnStep, length: int) -> OnStep:

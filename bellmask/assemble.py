@@ -116,7 +116,7 @@ class _Training:
         config = start.config
         self.config, self.folder, self.world, self.tokenizer = config, folder, world, tokenizer
         self.start, self.backbone = start, start.backbone_for(tokenizer)
-        self.train_blocks = data.train
+        self.train_blocks, self.counts = data.train, data.counts
         limit = config.validation.blocks or len(data.valid)
         self.valid_blocks = data.valid.slice(0, min(limit, len(data.valid)))
         self.rules = build_rules(config.data, tokenizer)
@@ -253,6 +253,9 @@ class _Training:
             f"{self.world.size} process(es) on {self.world.device.type}, "
             f"{str(self.precision).removeprefix('torch.')}"
         )
+        if self.counts:
+            told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+            self.display.say(f"examples: {told}")
         if caution := learning_caution(config):
             self.display.say(f"note: {caution}")
 

@@ -97,6 +97,13 @@ def generate(args: list[str]) -> int:
     return run(args)
 
 
+def chat(args: list[str]) -> int:
+    """Talk to a run; its answers are unmasked live."""
+    from bellmask.commands.chat import run
+
+    return run(args)
+
+
 def import_(args: list[str]) -> int:
     """Make a run of a checkpoint in the layout of mdlm and duo."""
     from bellmask.commands.exchange import import_ as run
@@ -211,6 +218,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report,
     "evaluate": evaluate,
     "generate": generate,
+    "chat": chat,
     "analyze": analyze,
     "import": import_,
     "export": export,

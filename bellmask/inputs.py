@@ -13,7 +13,6 @@ from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
 from bellmask.runfolder import Backbone
 
-
 RESPONSES_LOOKED_AT = 10_000
 
 
@@ -29,10 +28,8 @@ def load_inputs(
         data = load_data(config.data, tokenizer, on_progress)
     else:
         template = None if backbone is None else backbone.chat_template
-        data = LoadedData(
-            *load_example_blocks(
-                config.data, config.sft, tokenizer, template, on_progress, bos_first=first == 1
-            )
+        data = load_example_blocks(
+            config.data, config.sft, tokenizer, template, on_progress, bos_first=first == 1
         )
     return replace(data, train=data.train.starting_at(first), valid=data.valid.starting_at(first))
 

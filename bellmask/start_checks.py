@@ -59,6 +59,8 @@ def _causal_lm(config: RunConfig) -> Iterator[str]:
         yield "model.modulation=time needs our own trunk: a causal LM is not told times"
     if config.data.pads == "noised":
         yield "data.pads=noised is for our own trunk"
+    if config.data.tokenizer.startswith("symbols:"):
+        yield f"data.tokenizer={config.data.tokenizer} has no BOS, which a causal LM begins with"
     if config.data.block_length < 2:
         yield "a causal LM predicts from what is before: data.block_length must be at least 2"
 

@@ -22,11 +22,12 @@ from bellmask.presets import preset
 from bellmask.report.comparison_plots import curves_figure
 from bellmask.report.markdown import markdown_table
 from bellmask.report.plots import save_figure
-from bellmask.report.tables import sentence
+from bellmask.report.tables import sentence, show_gap, show_speed_up
 from bellmask.start import open_start
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import RESULTS, ROOT, rounded, trimmed
+from claims import AGREES, DISAGREES, UNTOLD
 
 RUNS = ROOT.parent / "adapting"
 STORIES_VARIANTS = [
@@ -104,3 +105,113 @@ def write_result(name: str, content: Mapping[str, Any]) -> None:
     """One small file for the document."""
     text = json.dumps(rounded(dict(content)), separators=(",", ":"))
     (RESULTS / f"adapting-{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def measure_adapting(stories: str | None, text: str | None) -> bool:
+    """All of it; False when something had to be left out."""
+    is_whole = True
+    if stories and text:
+        config = on_stories(stories, text)
+        measure_comparison("stories", config, ["base", "bell"], seeds=3)
+        measure_comparison("stories-scratch", config, STORIES_VARIANTS, seeds=1)
+    else:
+        print("left out: stories; give --stories MODEL --stories-text FILE", file=sys.stderr)
+        is_whole = False
+    try:
+        measure_comparison("smollm2", on_smollm2(), ["base", "bell"], seeds=1)
+    except UserError as error:
+        print(f"left out: {error}", file=sys.stderr)
+        is_whole = False
+    return is_whole
+
+
+def read_result(name: str) -> dict[str, Any] | None:
+    """What was measured, or None."""
+    path = RESULTS / f"adapting-{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+TITLES = {
+    "stories": "stories260K (260K parameters, Llama) on TinyStories",
+    "smollm2": "SmolLM2-135M on WikiText-2",
+}
+
+
+def adapting_section(figures: Path) -> list[str]:
+    """Sec. 5.3 at a small scale."""
+    lines = ["## From a causal LM to a masked one (Sec. 5.3)", "", *NOTE, ""]
+    lines += ["### Continual pretraining", ""]
+    columns = ["start", "as causal LM", "opened, untrained", "steps", "base", "bell"]
+    columns += ["bell - base", "sooner by", "the bell is better"]
+    rows = []
+    for name, title in TITLES.items():
+        found = read_result(name)
+        rows.append(_row(title, found) if found else [title, "not run yet", *[""] * 7])
+    lines += [markdown_table(columns, rows), ""]
+    for name, title in TITLES.items():
+        if found := read_result(name):
+            lines += _curves(found, f"adapting-{name}", title, figures)
+    return [*lines, *_scratch(figures), *_stages()]
+
+
+def _row(title: str, found: Mapping[str, Any]) -> list[str]:
+    bell = found["variants"]["bell"]
+    nll = [f"{found['variants'][name]['nll']:.3f}" for name in ("base", "bell")]
+    before = [f"{found[key][0]:.3f}" for key in ("causal_before", "masked_before")]
+    cells = [title, *before, f"{found['steps']}", *nll, show_gap(bell["comparison"], 3)]
+    return [*cells, show_speed_up(bell["comparison"]), f"**{_verdict(bell['comparison'])}**"]
+
+
+def _verdict(compared: Mapping[str, Any]) -> str:
+    """Over three seeds by their t-interval; one seed says nothing."""
+    if compared["num_seeds"] < 3:
+        return UNTOLD
+    gap, error = compared["gap"], T_3 * compared["gap_se_over_seeds"]
+    return UNTOLD if abs(gap) < error else AGREES if gap < 0 else DISAGREES
+
+
+T_3 = 4.303
+"""Half a 95 % interval from three seeds, in standard errors of their mean."""
+
+
+def _curves(found: Mapping[str, Any], name: str, title: str, figures: Path) -> list[str]:
+    save_figure(curves_figure(found, with_time=False), figures / name)
+    told = [f"{title}: {sentence(found, 'bell')}", ""] if found["seeds"] > 1 else []
+    return [f"![{title}: curves](figures/{name}.png)", "", *told]
+
+
+def _scratch(figures: Path) -> list[str]:
+    """What pretraining was worth."""
+    found = read_result("stories-scratch")
+    if found is None:
+        return []
+    columns = ["variant", "final NLL", "against base"]
+    rows = []
+    for name, variant in found["variants"].items():
+        gap = show_gap(variant["comparison"], 3) if "comparison" in variant else "reference"
+        rows.append([name, f"{variant['nll']:.3f}", gap])
+    lines = ["### Adapted or from scratch", ""]
+    lines += ["The same network, tokenizer, text and steps, with and without pretrained weights"]
+    lines += ["(one seed; errors are over validation rows).", ""]
+    lines += [markdown_table(columns, rows), ""]
+    save_figure(curves_figure(found, with_time=False), figures / "adapting-stories-scratch")
+    return [*lines, "![adapted or not](figures/adapting-stories-scratch.png)", ""]
+
+
+def _stages() -> list[str]:
+    """The two by two, as its suite wrote it."""
+    found = read_result("stages")
+    if found is None:
+        return ["### Fine-tuning, two by two (Table 4)", "", "Not run yet.", ""]
+    return ["### Fine-tuning, two by two (Table 4)", "", *STAGES_NOTE, "", *found["table"], ""]
+
+
+NOTE = [
+    "The paper adapts GPT-2 Large (0.7B) in 100K steps. Here two small causal LMs, a few hundred",
+    "steps. *As causal LM* is the exact NLL of the start on the same validation rows, with",
+    "position 0 given; *opened, untrained* the bound when attention is opened and masks appear,",
+    "before any step. NLLs are of tokens, so only rows of one table compare.",
+]
+STAGES_NOTE = [
+    "Exact match on held-out examples, five sampling seeds, gap of a fixed length.",
+]

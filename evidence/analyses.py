@@ -114,6 +114,17 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def trimmed(results: dict[str, Any]) -> dict[str, Any]:
+    """What the document needs: no samples, no densities, no paths of a machine."""
+    kept = {key: value for key, value in results.items() if key != "options"}
+    model, batch = results["options"]["model"], results["options"]["train"]["batch_size"]
+    variants = {}
+    for name, variant in results["variants"].items():
+        law = {k: variant["law"][k] for k in ("name", "effective_sample_share")}
+        variants[name] = {**variant, "law": law, "samples": []}
+    return rounded({**kept, "model": model, "batch_size": batch, "variants": variants})
+
+
 def analyze_theory() -> None:
     """What needs no run."""
     for name in ("inefficient-masks", "time-laws", "schedules"):

@@ -1,6 +1,7 @@
 """Train what docs/results.md is made of: resumable, a few minutes a run on two CPU cores.
 
 usage: python evidence/run.py [--lm1b GLOB] [--texts NAME=PATH ...] [--columns NAME=COLUMN ...]
+                              [--stories MODEL --stories-text FILE]
                               [--settings NAME ...] [--jobs N] [--only PART]
 
 Writes one small results file per comparison to docs/results/ and then rebuilds docs/results.md.
@@ -14,7 +15,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bellmask.compare.comparison import compare
 from bellmask.compare.suites import SUITES
@@ -24,7 +24,8 @@ from bellmask.errors import UserError
 from bellmask.presets import small
 
 sys.path.insert(0, str(Path(__file__).parent))
-from analyses import analyze_everything, rounded
+from adapting import measure_adapting
+from analyses import analyze_everything, trimmed
 from perplexities import measure_perplexities
 from write import RESULTS, write_document
 
@@ -48,17 +49,6 @@ def comparisons() -> Iterator[tuple[str, list[str], int]]:
         yield name, SUITES[name](), 1
     for name in ("optimizers", "stratification", "gaussian"):
         yield name, SUITES[name](), 1
-
-
-def trimmed(results: dict[str, Any]) -> dict[str, Any]:
-    """What the document needs: no samples, no densities, no paths of a machine."""
-    kept = {key: value for key, value in results.items() if key != "options"}
-    model, batch = results["options"]["model"], results["options"]["train"]["batch_size"]
-    variants = {}
-    for name, variant in results["variants"].items():
-        law = {k: variant["law"][k] for k in ("name", "effective_sample_share")}
-        variants[name] = {**variant, "law": law, "samples": []}
-    return rounded({**kept, "model": model, "batch_size": batch, "variants": variants})
 
 
 def compare_everything(chosen: dict[str, RunConfig], jobs: int) -> bool:
@@ -99,7 +89,9 @@ def main() -> int:
     )
     parser.add_argument("--settings", nargs="+", choices=names, default=names)
     parser.add_argument("--jobs", type=int, default=2)
-    parts = ["analyses", "perplexities", "comparisons", "document"]
+    parser.add_argument("--stories", help="folder of stories260K, a small pretrained causal LM")
+    parser.add_argument("--stories-text", help="stories, separated by <|endoftext|>")
+    parts = ["analyses", "perplexities", "comparisons", "adapting", "document"]
     parser.add_argument("--only", choices=parts, help="one part instead of all")
     given = parser.parse_args()
     chosen = {k: v for k, v in settings(given.lm1b).items() if k in given.settings}
@@ -113,6 +105,8 @@ def main() -> int:
         )
     if given.only in (None, "comparisons"):
         is_whole &= compare_everything(chosen, given.jobs)
+    if given.only in (None, "adapting"):
+        is_whole &= measure_adapting(given.stories, given.stories_text)
     write_document()
     return 0 if is_whole else 1
 

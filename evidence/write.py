@@ -14,6 +14,7 @@ from bellmask.report.plots import save_figure
 from bellmask.report.tables import sentence, show_speed_up
 
 sys.path.insert(0, str(Path(__file__).parent))
+from adapting import adapting_section
 from claims import AGREES, CLAIMS, DISAGREES, NOISE_UNITS, UNTOLD
 from perplexities import perplexity_section
 from why import analysis_sections, findings_section
@@ -212,7 +213,8 @@ def write_document() -> None:
     minutes = statistics.median(seconds) / 60
     head = HEAD.format(model=size, steps=results["steps"], minutes=minutes)
     head += "".join(epoch_lines(found))
-    parts = [head, *headline_section(found), *perplexity_section(), *findings_section()]
+    parts = [head, *headline_section(found), *perplexity_section()]
+    parts += [*adapting_section(FIGURES), *findings_section()]
     parts += [*claim_section(found), *analysis_sections(FIGURES), *suite_sections(found)]
     (DOCS / "results.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 

@@ -78,6 +78,7 @@ def cpt_run(small_config: Config, lm: Path, tmp_path_factory: pytest.TempPathFac
             "--start.architecture a --data.pads noised --data.packing unpacked",
             r"data\.pads=noised is for our own trunk",
         ),
+        ("--start.architecture a --data.tokenizer symbols:4", "symbols:4 has no BOS"),
         ("--start.architecture a --data.block-length 1", "block_length must be at least 2"),
         ("--sft.min-masks 2 --sft.train toy:copy", r"sft\.min_masks=2 must be 0 or 1"),
         ("--sft.round-to 0 --sft.train toy:copy", r"sft\.round_to=0 must be at least 1"),

@@ -26,7 +26,13 @@ from bellmask.analyze.entropy import (
     ordered_chain_entropy,
     row_entropy,
 )
-from bellmask.analyze.runs import NamedRun, check_same_text, chosen_steps, open_runs
+from bellmask.analyze.runs import (
+    NamedRun,
+    check_own_trunk,
+    check_same_text,
+    chosen_steps,
+    open_runs,
+)
 from bellmask.data.corpora import is_toy
 from bellmask.data.toy import ExactDenoiser, ToySource
 from bellmask.data.toy_corpora import toy_source
@@ -151,6 +157,7 @@ def _measure(options: DecomposeOptions, on_progress: OnProgress) -> dict[str, An
     if options.rows < 2:
         raise UserError(f"--rows must be at least 2, got {options.rows}")
     runs = open_runs(options.runs)
+    check_own_trunk(runs, "decompose")
     for run in runs:
         if not is_toy(run.config.data.train):
             raise UserError(

@@ -50,6 +50,13 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
     return found
 
 
+def check_own_trunk(runs: Sequence[NamedRun], analysis: str) -> None:
+    """Refuse runs on a causal LM, whose first position cannot be masked."""
+    for run in runs:
+        if run.config.model.backbone != "dit":
+            raise UserError(f"{analysis} needs runs on our own trunk; {run.folder} is a causal LM")
+
+
 def by_folder(folders: Sequence[str]) -> dict[str, Path]:
     """Run folders by their own names; by path where two have the same."""
     paths = [named.folder for named in open_runs(folders)]

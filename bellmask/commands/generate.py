@@ -159,7 +159,8 @@ def _side_by_side(options: GenerateOptions) -> int:
     from bellmask.commands.continuing import begun_texts, continued_beside
     from bellmask.report.side_by_side import show_side_by_side
 
-    are_asked = {run.name: _is_asked(options, run.config) for run in open_runs(options.runs)}
+    runs = open_runs(options.runs)
+    are_asked = {str(run.folder): _is_asked(options, run.config) for run in runs}
     if len(set(are_asked.values())) > 1:
         odd = ", ".join(name for name, is_asked in are_asked.items() if not is_asked)
         raise UserError(

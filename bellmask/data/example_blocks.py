@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bellmask.data.blocks import Blocks, open_blocks, rows_per_shard, shard_path
+from bellmask.data.blocks import Blocks, open_blocks, read_card, rows_per_shard, shard_path
 from bellmask.data.example_rows import ExampleRules, canvas_length, encode_example, encode_examples
 from bellmask.data.examples import open_examples
 from bellmask.data.messages import ExampleSource
-from bellmask.data.prepare import one_at_a_time, writable_cache
+from bellmask.data.prepare import LoadedData, one_at_a_time, writable_cache
 from bellmask.data.templates import PromptEncoder, Template, make_template
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
@@ -53,8 +53,8 @@ def load_example_blocks(
     chat_template: str | None = None,
     on_progress: OnProgress | None = None,
     bos_first: bool = False,
-) -> tuple[Blocks, Blocks]:
-    """(train, valid), prepared now or taken from the cache.
+) -> LoadedData:
+    """Training and validation rows, prepared now or taken from the cache.
 
     Of ``data`` the block length, the cache and the held-out share are read.
     """
@@ -70,9 +70,11 @@ def load_example_blocks(
             f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
         )
     made = [prepare_examples(s, tokenizer, template, rules, cache, on_progress) for s in sources]
+    counts = example_counts(read_card(made[0][1]))
     if len(made) == 2:
-        return made[0][0], made[1][0]
-    return _split(*made[0], data.valid_fraction, sft.train)
+        return LoadedData(made[0][0], made[1][0], counts=counts)
+    train, valid = _split(*made[0], data.valid_fraction, sft.train)
+    return LoadedData(train, valid, counts=counts)
 
 
 def _check(rules: ExampleRules, tokenizer: Tokenizer) -> None:

@@ -6,8 +6,8 @@ import contextlib
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bellmask.data.blocks import Blocks, join, open_blocks
@@ -46,6 +46,8 @@ class LoadedData:
     sizes: tuple[int, ...] = ()
     """Of a mixture: blocks of each corpus, in the order they are joined."""
     weights: tuple[float, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Of prompts with responses: what was taken and what was left out, and why."""
 
 
 def load_data(
@@ -144,6 +146,7 @@ def locate(
 
 
 def writable_cache(options: DataOptions) -> Path:
+    """The cache's folder, made if need be; UserError where that cannot be."""
     cache = cache_folder(options.cache)
     try:
         (cache / "blocks").mkdir(parents=True, exist_ok=True)

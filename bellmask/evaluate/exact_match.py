@@ -182,15 +182,25 @@ def ask(
     on_batch: Callable[[int], None] | None = None,
 ) -> list[str]:
     """A run's answer to every example; example i has noise i, whatever the batch."""
-    rows, tokenizer = canvases(examples, run, length), run.tokenizer
+    rows, tokenizer, sampling = (
+        canvases(examples, run, length),
+        run.tokenizer,
+        sampling or Sampling(),
+    )
+    batches = _batches(
+        [len(row) for row in rows],
+        batch_size,
+        examples.block_length,
+        is_cached=sampling.cache != "none",
+    )
     found: dict[int, str] = {}
-    for numbers, width in _batches([len(row) for row in rows], batch_size):
+    for numbers, width in batches:
         x_BL, is_real_BL = pad_rows([rows[n] for n in numbers], width, tokenizer.pad_id)
         made = fill(
             run.model,
             x_BL,
             run.framework,
-            sampling or Sampling(),
+            sampling,
             mask_id=tokenizer.mask_id,
             seed=seed,
             first_sample=torch.tensor(numbers),
@@ -205,14 +215,18 @@ def ask(
     return [found[number] for number in range(len(rows))]
 
 
-def _batches(lengths: Sequence[int], size: int) -> Iterator[tuple[list[int], int]]:
+def _batches(
+    lengths: Sequence[int], size: int, most: int, *, is_cached: bool
+) -> Iterator[tuple[list[int], int]]:
     """(numbers of canvases, the width they are padded to), ``size`` at a time.
 
-    A width depends on the canvas alone, so no answer depends on its batch.
+    Canvases of one width share a batch, all padded or none; with a cache those of one length, as
+    their gaps must begin together. That depends on the canvas alone, so no answer does on a batch.
     """
-    by_width: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int | bool], list[int]] = {}
     for number, length in enumerate(lengths):
-        by_width.setdefault(-(-length // WIDTH) * WIDTH, []).append(number)
-    for width, numbers in sorted(by_width.items()):
+        width = min(-(-length // WIDTH) * WIDTH, most)
+        groups.setdefault((width, length if is_cached else length == width), []).append(number)
+    for (width, _), numbers in sorted(groups.items()):
         for first in range(0, len(numbers), size):
             yield numbers[first : first + size], width

@@ -31,7 +31,8 @@ BYTES = ByteTokenizer()
 def load(tmp_path: Path) -> Any:
     def run(train: str, valid: str | None = None, length: int = 64, **sft: Any) -> Any:
         data = DataOptions(block_length=length, cache=str(tmp_path / "cache"), valid_fraction=0.1)
-        return load_example_blocks(data, SftOptions(train=train, valid=valid, **sft), BYTES)
+        made = load_example_blocks(data, SftOptions(train=train, valid=valid, **sft), BYTES)
+        return made.train, made.valid
 
     return run
 
@@ -141,12 +142,12 @@ def test_the_cache_is_keyed_by_all_that_matters(tmp_path: Path) -> None:
         DataOptions(block_length=64, cache=str(tmp_path / "cache")),
         SftOptions("toy:copy:1"),
     )
-    seen = {load_example_blocks(data, sft, BYTES)[0].fingerprint}
-    seen.add(load_example_blocks(replace(data, block_length=65), sft, BYTES)[0].fingerprint)
+    seen = {load_example_blocks(data, sft, BYTES).train.fingerprint}
+    seen.add(load_example_blocks(replace(data, block_length=65), sft, BYTES).train.fingerprint)
     for change in ({"round_to": 16}, {"template": "chat"}, {"train": "toy:copy:2"}):
-        seen.add(load_example_blocks(data, replace(sft, **change), BYTES)[0].fingerprint)  # type: ignore[arg-type]
-    seen.add(load_example_blocks(data, sft, BYTES, "{{ messages }}")[0].fingerprint)
-    seen.add(load_example_blocks(data, sft, BYTES, bos_first=True)[0].fingerprint)
+        seen.add(load_example_blocks(data, replace(sft, **change), BYTES).train.fingerprint)  # type: ignore[arg-type]
+    seen.add(load_example_blocks(data, sft, BYTES, "{{ messages }}").train.fingerprint)
+    seen.add(load_example_blocks(data, sft, BYTES, bos_first=True).train.fingerprint)
     assert len(seen) == len(folders(tmp_path)) == 7
 
 

@@ -196,6 +196,7 @@ def test_the_same_logits_three_ways(
     folder = exported(run, tmp_path / "out")
     loaded, model, tokenizer = bellmask.load(folder), auto_model(folder), auto_tokenizer(folder)
     x_BL = masked_rows(run, "the cat sat on the mat.")
+    x_BL[0, 9] = run.tokenizer.pad_id  # read like any token unless it is hidden
     expected = our_logits(run, x_BL)
     assert expected.std() > 0.1
     assert torch.equal(our_logits(loaded, x_BL), expected)
@@ -303,6 +304,7 @@ def test_the_loss_leaves_position_0_out(causal_runs: Callable[..., Path], tmp_pa
     out.loss.backward()
     assert all(torch.isfinite(q.grad).all() for q in model.parameters())
     assert model.mask_row.grad.abs().max() > 0
+    assert model.config.text_config.resid_pdrop == 0.0, "the run's dropout, not GPT-2's 0.1"
     loss, logits = model(input_ids=x, labels=labels, return_dict=False)
     assert torch.equal(loss, out.loss)
     assert torch.equal(logits, out.logits)

@@ -110,8 +110,9 @@ def test_full_attention_is_that_of_a_gpt2_written_out() -> None:
 
 
 @each_kind
-def test_padded_rows_have_the_states_that_they_have_alone(kind: str) -> None:
-    model = make_denoiser(kind)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_padded_rows_have_the_states_that_they_have_alone(kind: str, is_causal: bool) -> None:
+    model = make_denoiser(kind, is_causal=is_causal)
     x_BL, length_B = token_rows(3, L), torch.tensor([5, 12, 8])
     is_real = torch.arange(L) < length_B[:, None]
     with torch.no_grad():
@@ -248,19 +249,26 @@ def test_eager_attention_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "why"),
     [
-        {"model_type": "opt", "hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16},
-        {"model_type": "bloom", "hidden_size": 16, "n_layer": 2, "n_head": 2},
-        {"model_type": "bert", "hidden_size": 16, "intermediate_size": 32, "is_decoder": False},
-        {"model_type": "no such thing"},
+        ({"model_type": "opt", "hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16}, ""),
+        ({"model_type": "bloom", "hidden_size": 16, "n_layer": 2, "n_head": 2}, "does not support"),
+        (
+            {"model_type": "bert", "hidden_size": 16, "intermediate_size": 32},
+            "its first position sees later ones although attention is causal",
+        ),
+        ({"model_type": "no such thing"}, "Unrecognized"),
     ],
-    ids=lambda values: values["model_type"],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_unknown_and_unfit_architectures_give_one_clear_error(values: dict[str, Any]) -> None:
+def test_unknown_and_unfit_architectures_give_one_clear_error(
+    values: dict[str, Any], why: str
+) -> None:
     small = {"vocab_size": V, "num_hidden_layers": 1, "num_attention_heads": 2}
     kind = values["model_type"]
-    with pytest.raises(UserError, match=rf"^{kind}( \({kind}\))? cannot become a masked model: "):
+    with pytest.raises(
+        UserError, match=rf"^{kind}( \({kind}\))? cannot become a masked model: {why}"
+    ):
         make_language_model({**small, **values}, 0.0)
 
 

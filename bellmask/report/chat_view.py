@@ -1,0 +1,148 @@
+"""One answer being unmasked, live in the terminal: the answer alone, up to its first EOS.
+
+Masked positions are dim blocks, tokens of the last step stand out. What comes after the leftmost
+EOS so far is not shown: it will not be part of the answer. Lines break where the text does and are
+folded anywhere, as a terminal folds the finished answer. One row, L length.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+
+from rich.cells import chop_cells
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from bellmask.data.tokenizer import Tokenizer
+from bellmask.errors import UserError
+from bellmask.generate.steps import Step, TokenTexts
+from bellmask.report.tokens import MASK, REMASKED, plain_ascii, visible
+from bellmask.report.watch import STYLES, Frame
+
+END = "|"
+"""Where the answer ends."""
+DEFAULT_FPS = 24.0
+
+
+def visible_lines(text: str) -> str:
+    """Lines stay; other control characters, which would steer the terminal, become signs."""
+    return "\n".join(visible(line) for line in text.split("\n"))
+
+
+class AnswerView:
+    """``with AnswerView(tokenizer) as view: ...`` and ``on_step=view``, for one answer.
+
+    ``fps`` is the most changes shown per second; 0 does not wait. The view goes away at the end,
+    when the finished answer is to be printed; of an interrupted one the last frame stays.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        fps: float = DEFAULT_FPS,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not 0 <= fps < float("inf"):
+            raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
+        self.console = console or Console(stderr=True, highlight=False)
+        self.seconds_waited = 0.0
+        """How long steps were held to be seen; no part of the model's time."""
+        self._mask_id, self._eos_id = tokenizer.mask_id, tokenizer.eos_id
+        self._texts = TokenTexts(tokenizer)
+        self._fps, self._clock, self._sleep = fps, clock, sleep
+        self._frame: Frame | None = None
+        self._shown: Text | None = None
+        self._next_time = 0.0
+        self._live = Live(
+            console=self.console, auto_refresh=False, transient=True, vertical_overflow="crop"
+        )
+
+    @property
+    def step(self) -> Step | None:
+        """The last one, if any."""
+        return None if self._frame is None else self._frame.step
+
+    def __enter__(self) -> AnswerView:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.transient = kind is None
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def __call__(self, step: Step) -> None:
+        """Show one step, if it changes anything that is seen."""
+        step = replace(step, ids_BL=step.ids_BL.clone())
+        last = self._frame
+        if last is None:
+            self._frame = Frame(step, step.ids_BL, step.ids_BL, self._mask_id)
+        else:
+            self._frame = Frame(step, last.step.ids_BL, last.canvas_BL, self._mask_id)
+        answer = self._answer(self._frame)
+        if self.console.is_terminal and answer != self._shown:
+            self._shown = answer
+            self._wait()
+            self._live.update(Group(*self._lines(answer, step)), refresh=True)
+
+    def _wait(self) -> None:
+        """Hold a frame until the one before it has been seen."""
+        if self._fps:
+            seconds = max(0.0, self._next_time - self._clock())
+            self.seconds_waited += seconds
+            self._sleep(seconds)
+            self._next_time = self._clock() + 1 / self._fps
+
+    def render(self) -> list[Text]:
+        """The latest frame: the answer's lines, as many as fit on the screen, and the step."""
+        assert self._frame is not None
+        return self._lines(self._answer(self._frame), self._frame.step)
+
+    def _lines(self, answer: Text, step: Step) -> list[Text]:
+        lines = self._fold(answer)
+        room = max(1, self.console.height - 3)
+        if len(lines) > room:
+            more = Text(f"... {len(lines) - room + 1} more lines", style="dim")
+            lines = [*lines[: room - 1], more]
+        return [*lines, Text(f"step {step.number} of {step.num_steps}", style="dim")]
+
+    def _answer(self, frame: Frame) -> Text:
+        """The gap up to the leftmost EOS, each token in the style of what happened to it."""
+        text = Text()
+        blocks = {"masked": MASK, "remasked": REMASKED}
+        ids = zip(frame.canvas_BL[0].tolist(), frame.step.ids_BL[0].tolist(), strict=True)
+        for (canvas, token), kind in zip(ids, frame.kinds(0), strict=True):
+            if canvas != self._mask_id:
+                continue
+            if token == self._eos_id:
+                text.append(END, style="dim")
+                break
+            shown = blocks.get(kind) or visible_lines(self._texts(token))
+            if not text.plain:
+                shown = shown.lstrip()  # as the finished answer
+            if self.console.options.ascii_only:
+                shown = "\n".join(plain_ascii(line) for line in shown.split("\n"))
+            text.append(shown, style=STYLES[kind])
+        return text
+
+    def _fold(self, text: Text) -> list[Text]:
+        """Lines no wider than the screen."""
+        lines: list[Text] = []
+        for line in text.split("\n", allow_blank=True):
+            pieces = chop_cells(line.plain, self.console.width)
+            cuts = [sum(map(len, pieces[: n + 1])) for n in range(len(pieces) - 1)]
+            lines += line.divide(cuts)
+        return lines

@@ -1,0 +1,255 @@
+"""Exact match: fakes that know all, nothing or half; errors and pairs against plain arithmetic."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bellmask.data.blocks import Blocks
+from bellmask.data.example_rows import ExampleRules, encode_example
+from bellmask.data.messages import Example
+from bellmask.data.templates import Template
+from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.diffusion.orders import Mdm
+from bellmask.errors import UserError
+from bellmask.evaluate.exact_match import ExactMatch, ask, canvases, exact_match, responses
+from bellmask.generate.settings import Sampling
+from bellmask.presets import tiny
+from bellmask.run import Run
+
+BYTES = ByteTokenizer()
+BLOCK = 48
+PAIRS = [
+    ("Say a\nAnswer:", "Abc"),
+    ("Say b, please\nAnswer:", "x y  zz"),
+    ("Say c\nAnswer:", "a rather long answer"),
+    ("Say d\nAnswer:", "q"),
+]
+
+
+def rows_of(pairs, *, block=BLOCK, round_to=8):
+    rules = ExampleRules(block, round_to)
+    return Blocks.from_rows(
+        [
+            encode_example(Example.plain(*pair), BYTES, Template(), rules, number)
+            for number, pair in enumerate(pairs)
+        ]
+    )
+
+
+class Writer:
+    """Sure of the text that ``says`` gives for a prompt, then of EOS; notes what it was shown."""
+
+    first_maskable = 0
+
+    def __init__(self, says, sureness=1e4):
+        self.says, self.sureness, self.widths = says, sureness, []
+
+    def __call__(self, x_BL, rows_N, *, t_B, mask):
+        batch, length = x_BL.shape
+        self.widths.append((batch, length))
+        wanted_BL = torch.full((batch, length), BYTES.eos_id)
+        for row, ids_L in enumerate(x_BL.tolist()):
+            text, start = self.answer(ids_L)
+            ids = BYTES.encode(" " + text)[: length - start]
+            wanted_BL[row, start : start + len(ids)] = torch.from_numpy(ids)
+        one_hot = torch.nn.functional.one_hot(wanted_BL.flatten()[rows_N], BYTES.num_tokens)
+        return self.sureness * one_hot.float()
+
+    def answer(self, ids_L):
+        """(what it writes, where); the prompt ends with a colon."""
+        start = ids_L.index(ord(":")) + 1
+        return self.says[BYTES.decode(np.array(ids_L[:start]))], start
+
+
+def run_with(model, config=None):
+    return Run(Path("nowhere"), config or tiny(), 1, BYTES, model, Mdm(), torch.device("cpu"))
+
+
+TRUTH = dict(PAIRS)
+
+
+def test_bytes_are_what_the_fakes_think():
+    assert BYTES.decode(BYTES.encode(" a:")) == " a:"
+    assert ord(":") in BYTES.encode("x:").tolist()
+
+
+@pytest.mark.parametrize("length", [21, 24, "own"])
+@pytest.mark.parametrize("rule", ["ancestral", "most_confident"])
+def test_who_knows_the_answers_has_one(length, rule):
+    found = exact_match(
+        run_with(Writer(TRUTH)),
+        rows_of(PAIRS),
+        length=length,
+        sampling=Sampling(rule),
+        seeds=(0, 7),
+    )
+    assert found.expected == tuple(answer for _, answer in PAIRS)
+    assert found.answers == (found.expected,) * 2
+    assert found.share == 1
+    assert found.seed_shares == [1, 1]
+    assert found.seed_deviation == 0 == found.standard_error
+
+
+@pytest.mark.parametrize(
+    "change", [str.swapcase, lambda text: text + "!", lambda text: "", lambda text: text[:-1]]
+)
+def test_who_never_does_has_nothing(change):
+    says = {prompt: change(answer) for prompt, answer in PAIRS}
+    found = exact_match(run_with(Writer(says)), rows_of(PAIRS), length=24)
+    assert found.share == 0
+    assert found.answers[0] == tuple(answer.strip() for answer in says.values())
+
+
+def test_white_space_at_the_ends_does_not_count_but_inside_it_does():
+    says = {**TRUTH, "Say a\nAnswer:": "  Abc\n", "Say b, please\nAnswer:": "x y z"}
+    found = exact_match(run_with(Writer(says)), rows_of(PAIRS), length=24)
+    assert found.is_right_SB.tolist() == [[True, False, True, True]]
+    assert found.share == 0.75
+
+
+def test_responses_are_read_off_the_rows_up_to_eos():
+    assert responses(rows_of(PAIRS), BYTES) == [answer for _, answer in PAIRS]
+    assert responses(rows_of([("P\nAnswer:", "  ends with space ")]), BYTES) == ["ends with space"]
+
+
+def test_an_answer_that_does_not_fit_is_wrong():
+    found = exact_match(run_with(Writer(TRUTH)), rows_of(PAIRS), length=8)
+    assert found.is_right_SB.tolist() == [[True, True, False, True]]
+    assert found.answers[0][2] == "a rathe"
+
+
+def test_a_fixed_gap_is_the_same_for_all_and_an_own_one_the_rows():
+    rows, run = rows_of(PAIRS), run_with(Writer(TRUTH))
+    fixed, own = canvases(rows, run, 24), canvases(rows, run, "own")
+    assert [int((row == BYTES.mask_id).sum()) for row in fixed] == [24] * 4
+    assert [int((row == BYTES.mask_id).sum()) for row in own] == [8, 16, 24, 8]
+    for canvas, (prompt, _) in zip(fixed, PAIRS):
+        assert BYTES.decode(canvas[canvas != BYTES.mask_id].numpy()) == prompt
+    for canvas, length in zip(own, rows.lengths):
+        assert len(canvas) == length
+
+
+def test_a_prompt_too_long_for_the_gap_loses_its_oldest_tokens():
+    (canvas,) = canvases(rows_of(PAIRS[1:2]), run_with(Writer(TRUTH)), BLOCK - 6)
+    assert BYTES.decode(canvas[:6].numpy()) == "nswer:"
+    assert len(canvas) == BLOCK
+    model = Writer(TRUTH)
+    model.first_maskable = 1
+    (canvas,) = canvases(rows_of(PAIRS[1:2]), run_with(model), BLOCK - 6)
+    assert canvas[0] == BYTES.bos_id
+    assert BYTES.decode(canvas[1:6].numpy()) == "swer:"
+
+
+@pytest.mark.parametrize("length", [0, -1, BLOCK, BLOCK + 1])
+def test_an_impossible_gap_is_refused(length):
+    with pytest.raises(UserError, match=f"a gap of {length} tokens .* from 1 to {BLOCK - 1}"):
+        exact_match(run_with(Writer(TRUTH)), rows_of(PAIRS), length=length)
+
+
+def test_by_default_the_gap_is_what_the_run_says(tmp_path):
+    (tmp_path / "run.json").write_text('{"response_tokens": 24}')
+    run = replace(run_with(Writer(TRUTH)), folder=tmp_path)
+    assert exact_match(run, rows_of(PAIRS)) == exact_match(run, rows_of(PAIRS), length=24)
+    assert exact_match(run, rows_of(PAIRS)) != exact_match(run, rows_of(PAIRS), length=8)
+
+
+def test_no_batch_is_wider_than_the_rows():
+    model = Writer(TRUTH)
+    exact_match(run_with(model), rows_of(PAIRS), length=24)
+    assert {width for _, width in model.widths} == {BLOCK}  # 64 is no width of these rows
+
+
+@pytest.mark.parametrize("length", [24, "own"])
+def test_no_answer_depends_on_its_batch(length):
+    run, rows = run_with(Writer(TRUTH, sureness=6.0)), rows_of(PAIRS * 5)
+    few = Sampling(steps=8)
+    whole = ask(run, rows, length, few, seed=3)
+    assert len(set(whole)) > 4  # it is unsure
+    for size in (1, 3):
+        done = []
+        assert ask(run, rows, length, few, seed=3, batch_size=size, on_batch=done.append) == whole
+        assert done[-1] == 20
+    assert ask(run, rows, length, few, seed=4) != whole
+    assert ask(run, rows.slice(0, 7), length, few, seed=3) == whole[:7]
+
+
+def test_seeds_are_asked_one_after_another():
+    run, rows, done = run_with(Writer(TRUTH, sureness=8.0)), rows_of(PAIRS * 3), []
+    few = Sampling(steps=4)
+    found = exact_match(
+        run, rows, length=24, sampling=few, seeds=(5, 6), batch_size=5, on_batch=done.append
+    )
+    for seed, answers in zip((5, 6), found.answers, strict=True):
+        assert answers == tuple(ask(run, rows, 24, few, seed=seed))
+    assert done == sorted(done)
+    assert done[-1] == 24
+
+
+def test_half_sure_is_half_right():
+    """One letter, two tokens equally likely, EOS sure: right with probability 1/2."""
+
+    class Tossing(Writer):
+        def __call__(self, x_BL, rows_N, *, t_B, mask):
+            logits = super().__call__(x_BL, rows_N, t_B=t_B, mask=mask)
+            is_q = logits[:, ord("q")] > 0
+            logits[is_q, ord("r")] = self.sureness
+            return logits
+
+    rows = rows_of([("Say d\nAnswer:", "q")] * 100)
+    sampling = Sampling(steps=4)
+    found = exact_match(run_with(Tossing(TRUTH)), rows, length=4, sampling=sampling, seeds=range(4))
+    assert abs(found.share - 0.5) < 4 * 0.5 / math.sqrt(400)
+    assert set(found.answers[0]) == {"q", "r"}
+    assert 0.2 < found.seed_deviation / (0.5 / math.sqrt(100)) < 2.5
+
+
+ANSWERS = (("a", "b", "x", "d"), ("a", "x", "x", "d"), ("a", "b", "x", "x"))
+MINE = ExactMatch(("a", "b", "c", "d"), ANSWERS, (0, 1, 2, 3), "f")
+
+
+def test_views_are_plain_arithmetic():
+    assert MINE.share_B.tolist() == pytest.approx([1, 2 / 3, 0, 2 / 3])
+    assert MINE.seed_shares == [0.75, 0.5, 0.5]
+    assert MINE.share == pytest.approx(7 / 12)
+    mean = 7 / 12
+    assert MINE.seed_deviation == pytest.approx(
+        math.sqrt(((0.75 - mean) ** 2 + 2 * (0.5 - mean) ** 2) / 2)
+    )
+    squares = sum((value - mean) ** 2 for value in (1, 2 / 3, 0, 2 / 3))
+    assert MINE.standard_error == pytest.approx(math.sqrt(squares / 3) / 2)
+
+
+def test_differences_are_paired_by_example():
+    other = replace(MINE, answers=(("a", "x", "c", "x"),))
+    value, error = MINE.difference(other)
+    each = [0, 2 / 3, -1, 2 / 3]
+    assert value == pytest.approx(sum(each) / 4)
+    assert error == pytest.approx(np.std(each, ddof=1) / 2)
+    assert other.difference(MINE)[0] == pytest.approx(-value)
+    assert MINE.difference(MINE) == (0, 0)
+    for stranger in (replace(MINE, fingerprint="g"), replace(MINE, expected=("a", "b", "c", "e"))):
+        with pytest.raises(ValueError, match="the same examples"):
+            MINE.difference(stranger)
+
+
+def test_errors_are_clustered_by_document():
+    """Forty turns of twenty conversations that are right or wrong together count as twenty."""
+    right = [number % 3 == 0 for number in range(20) for _ in range(2)]
+    expected = tuple("a" * 40)
+    answers = (tuple("a" if one else "b" for one in right),)
+    turns = ExactMatch(expected, answers, tuple(np.repeat(np.arange(20), 2).tolist()))
+    apart = replace(turns, documents=tuple(range(40)))
+    single = [float(one) for one in right[::2]]
+    assert turns.standard_error == pytest.approx(np.std(single, ddof=1) / math.sqrt(20))
+    assert turns.standard_error > 1.3 * apart.standard_error
+
+
+def test_one_example_or_one_seed_has_no_error():
+    one = ExactMatch(("a",), (("a",),), (0,))
+    assert one.share == 1
+    assert math.isnan(one.standard_error)
+    assert math.isnan(one.seed_deviation)
