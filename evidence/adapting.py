@@ -42,7 +42,7 @@ def on_stories(model: str, text: str) -> RunConfig:
     """stories260K on the beginnings of stories, one per row, as it was pretrained (with BOS)."""
     args = f"--start.model {model} --start.anneal-steps 150 --data.train {text}"
     args += " --data.documents endoftext --data.packing unpacked --data.wrap True"
-    args += " --data.block-length 128 --train.steps 600 --optim.lr 3e-3 --optim.warmup-steps 50"
+    args += " --data.block-length 64 --train.steps 600 --optim.lr 3e-3 --optim.warmup-steps 50"
     args += " --validation.blocks 116"
     config = override(preset("cpt_tiny"), args.split())
     return replace(config, validation=replace(config.validation, every="50 steps")).check()

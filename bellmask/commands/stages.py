@@ -17,7 +17,11 @@ from bellmask.generate.settings import Sampling
 from bellmask.presets import PRESETS
 
 SUITE = "cpt_sft"
-_FROM_CPT = ("model", "architecture", "fresh", "no-fresh", "checkpoint", "mask-token")
+_FROM_CPT = tuple(
+    f"--start.{name}"
+    for name in ("model", "architecture", "fresh", "no-fresh", "checkpoint", "mask-token")
+)
+"""Options that a fine-tuning cannot have here."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def _check_start(cpt: RunConfig) -> None:
 
 def _stage(option: str, text: str) -> tuple[str, RunConfig]:
     """(name, config) of ``'PRESET --option value'``."""
-    from bellmask.compare.variants import check_shared
+    from bellmask.compare.variants import OWNED, check_shared
 
     try:
         words = shlex.split(text)
@@ -149,13 +153,14 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
             f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
             f"got {text!r}"
         )
-    check_shared(words[1:], [Path(file) for file in peek_option(words, "--config")])
-    if option == "--sft":
-        for word in words[1:]:
-            name = word.split("=")[0].removeprefix("--start.").replace("_", "-")
-            if word.startswith("--start.") and name in _FROM_CPT:
-                raise UserError(
-                    f"--sft {word}: the fine-tuning starts from the last step of the continual "
-                    "pretraining; leave it out"
-                )
+    check_shared([], [Path(file) for file in peek_option(words, "--config")])
+    for word in words[1:]:
+        name = word.split("=")[0].replace("_", "-")
+        if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
+            raise UserError(f"{option}: {name} is what base and bell differ in; leave it out")
+        if option == "--sft" and name in _FROM_CPT:
+            raise UserError(
+                f"--sft: {name} is decided, as fine-tuning starts from the last step of the "
+                "continual pretraining; leave it out"
+            )
     return resolve(words, option)

@@ -8,8 +8,17 @@ from typing import Any
 from bellmask.config import DEFAULT_ENCODINGS, RunConfig
 
 _NAMED = ("framework.", "objective.", "law.", "schedule.")
-_UNNAMED = ("train.seed", "train.device", "log.", "checkpoint.", "validation.", "data.")
-_UNNAMED += ("start.", "sft.", "model.backbone")
+_UNNAMED: tuple[str, ...] = (
+    "train.seed",
+    "train.device",
+    "log.",
+    "checkpoint.",
+    "validation.",
+    "data.",
+    "start.",
+    "sft.",
+    "model.backbone",
+)
 
 
 def names_of(configs: Sequence[RunConfig]) -> list[str]:

@@ -175,7 +175,7 @@ def compare_stages(
         raise KeyboardInterrupt(
             "interrupted; trainings and answers are saved, and the same command goes on with them"
         ) from None
-    about = _describe(cpt, sft, exam, asking)
+    about = _describe(cpt, sft, exam)
     return write_stages({**about, **summarize(outcomes)}, out, is_quiet=is_quiet)
 
 
@@ -238,8 +238,9 @@ def _later(advance: Callable[[int], None], before: int, done: int) -> None:
 # --- writing ---------------------------------------------------------------------------------
 
 
-def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam, asking: Asking) -> dict[str, Any]:
+def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
     """What was trained and asked; the options that variants decide are left out."""
+    own = exam.examples.num_maskable(slice(None))
     owned = ("framework", "law", "schedule", "objective")
     kept = [
         {name: part for name, part in config.to_dict().items() if name not in owned}
@@ -252,7 +253,7 @@ def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam, asking: Asking) -> dic
             "examples": len(exam.examples),
             "fingerprint": exam.examples.fingerprint,
             "gap": exam.length,
-            "is_gap_given": asking.length is not None,
+            "own_gaps": [int(own.min()), int(own.max())],
             "sampling": vars(exam.sampling),
             "seeds": list(exam.seeds),
         },

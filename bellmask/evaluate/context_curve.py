@@ -67,16 +67,17 @@ def exact_curve(
     points = []
     for context in contexts:
         index = (length > context).nonzero().squeeze(1)
+        if len(index) < 2:
+            continue
         key = stream_key(seed, "context", context)
         values = [
             scorer.mean(part, torch.full_like(part, context), key)
             for part in index.split(batch_size)
         ]
-        if len(index) >= 2:
-            ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
-            cluster = document_clusters(np.asarray(blocks.documents)[index.numpy()])
-            nll, error = weighted_mean(ce, weight, cluster)
-            points.append(ContextPoint(context, context, nll, error, len(ce)))
+        ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
+        cluster = document_clusters(np.asarray(blocks.documents)[index.numpy()])
+        nll, error = weighted_mean(ce, weight, cluster)
+        points.append(ContextPoint(context, context, nll, error, len(ce)))
     return points
 
 

@@ -66,11 +66,12 @@ def _count(number: int, word: str) -> str:
 def stage_notes(results: Mapping[str, Any]) -> list[str]:
     """What the numbers are, and what their errors mean."""
     asked, seeds = results["asked"], len(results["seeds"])
-    gap = asked["gap"]
+    gap, (low, high) = asked["gap"], asked["own_gaps"]
     length = (
         "each answer's own length, rounded up as in training, which tells a little about it"
         if gap == "own"
-        else f"{_count(gap, 'token')} for every answer"
+        else f"{_count(gap, 'token')} for every answer (in training {low} to {high}, by the "
+        "response's length)"
     )
     over = "the paired training seeds"
     if seeds == 1:

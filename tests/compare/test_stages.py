@@ -24,6 +24,7 @@ CELLS += [("base", "base"), ("base", "bell"), ("bell", "base"), ("bell", "bell")
 ASKED = {
     "examples": 4,
     "gap": 8,
+    "own_gaps": [8, 16],
     "seeds": [0, 1],
     "sampling": {"rule": "ancestral", "steps": 64, "temperature": 1.0},
 }
@@ -200,7 +201,9 @@ def test_an_interval_is_shown_where_seeds_allow_it():
 
 def test_the_notes_say_what_the_gap_tells():
     found = results()
-    assert "the gap to fill has 8 tokens for every answer" in stage_markdown(found)
+    assert "the gap to fill has 8 tokens for every answer (in training 8 to 16" in stage_markdown(
+        found
+    )
     found["asked"] = {**ASKED, "gap": "own"}
     assert "each answer's own length, rounded up as in training" in stage_markdown(found)
     found["asked"] = {**ASKED, "seeds": [0], "examples": 1}
