@@ -17,7 +17,7 @@ from bellmask.data.tokenizer import FastTokenizer, Tokenizer, from_transformers
 from bellmask.errors import UserError
 from bellmask.exchange.hub import local_folder
 from bellmask.model.lora import merge_lora
-from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.model.pretrained import PretrainedDenoiser, mean_row
 from bellmask.options import ModelOptions, StartOptions
 from bellmask.runfolder import Backbone, read_backbone, read_tokenizer
 from bellmask.smollm2 import NAME as SMOLLM2
@@ -282,8 +282,8 @@ def _fill_from_causal_lm(
     for name, buffer in new.named_buffers():
         if name in buffers and buffers[name].shape == buffer.shape:
             buffer.copy_(buffers[name])
-    row = embedding.weight[picked].mean(0) if mask_token is None else embedding.weight[mask_token]
-    network.mask_row.copy_(row)
+    row = mean_row(new.get_input_embeddings())
+    network.mask_row.copy_(row if mask_token is None else embedding(torch.tensor(mask_token)))
 
 
 def _mark(path: str) -> str:

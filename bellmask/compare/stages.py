@@ -133,15 +133,17 @@ def _tuned_key(config: RunConfig, start: str, identity: str) -> str:
 
 def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
     """The fine-tuning's data as the adapted models will read it."""
-    start = open_start(cpt)
-    if cpt.start.model is not None:  # refuses rows that are too long for the backbone, and more
+    if cpt.start.model is None:
+        start = open_start(cpt)
+        config = replace(sft, model=start.config.model)
+    else:  # as a start of the fine-tuning, which refuses, say, rows too long for the backbone
         options = replace(sft.start, model=cpt.start.model, checkpoint=cpt.start.checkpoint)
-        open_start(replace(sft, start=options))
+        start = open_start(replace(sft, start=options))
+        config = start.config
     tokenizer = start.tokenizer or make_tokenizer(cpt.data)
-    adopted = replace(sft, model=start.config.model)
     with preparing_bar(is_quiet=is_quiet) as on_progress:
         backbone = start.backbone_for(tokenizer)
-        return tokenizer, load_inputs(adopted, tokenizer, backbone, on_progress)
+        return tokenizer, load_inputs(config, tokenizer, backbone, on_progress)
 
 
 # --- running ---------------------------------------------------------------------------------

@@ -75,6 +75,8 @@ def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Ru
     config = load_config(folder / OWN / "config.json")
     tokenizer = read_tokenizer(folder, OWN)
     backbone = read_backbone(folder, OWN)
+    if backbone is None and config.model.backbone == "causal_lm":
+        raise UserError(f"{folder} is damaged: {OWN}/backbone.json is missing")
     model = build_model(config, tokenizer.num_tokens, backbone)
     _fill(model, folder, tokenizer)
     target = pick_device(device)

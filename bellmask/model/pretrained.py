@@ -46,8 +46,7 @@ class PretrainedDenoiser(nn.Module):
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
         self.has_windows = window is not None if kinds is None else "sliding_attention" in kinds
-        rows = language_model.get_input_embeddings().weight
-        self.mask_row = nn.Parameter(rows.detach().mean(0))
+        self.mask_row = nn.Parameter(mean_row(language_model.get_input_embeddings()))
 
     @property
     def mask_id(self) -> int:
@@ -108,6 +107,12 @@ class PretrainedDenoiser(nn.Module):
         known_BL = torch.where(x_BL < rows.num_embeddings, x_BL, 0)  # pads added to the tokenizer
         h_BLD = rows(known_BL)
         return torch.where(is_mask_BL[..., None], self.mask_row.to(h_BLD.dtype), h_BLD)
+
+
+@torch.no_grad()
+def mean_row(embedding: Any) -> Tensor:
+    """The mean of all tokens as the model sees them (some architectures scale their rows)."""
+    return embedding(torch.arange(len(embedding.weight), device=embedding.weight.device)).mean(0)
 
 
 def attention(mask: Tensor | None, is_causal: bool) -> dict[str, Any]:

@@ -517,6 +517,9 @@ def test_damage_is_noticed(causal_runs: Callable[..., Path], tmp_path: Path) -> 
     (out / "bellmask" / "backbone.json").write_text("{")
     with pytest.raises(UserError, match=r"backbone\.json"):
         bellmask.load(out)
+    (out / "bellmask" / "backbone.json").unlink()
+    with pytest.raises(UserError, match=r"backbone\.json is missing"):
+        bellmask.load(out)
 
 
 def test_a_run_can_begin_with_an_export(causal_runs: Callable[..., Path], tmp_path: Path) -> None:

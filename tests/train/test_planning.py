@@ -193,6 +193,21 @@ def test_position_0_is_neither_counted_nor_masked() -> None:
     assert (x[:, 1:] == V).all()
 
 
+def test_a_causal_lm_left_to_right_is_asked_for_all_but_what_is_given() -> None:
+    """Slot i holds token i and asks for it; N_c counts maskable tokens before it."""
+    x0_BL, u_BL = torch.tensor([[5, 6, 7, 8], [1, 2, 3, PAD]]), torch.rand(2, 4)
+    framework = shifted_arm(4)
+    whole = framework.training(x0_BL, u_BL[:, 0], u_BL, mask_id=V)
+    assert whole.rows_N.tolist() == [1, 2, 3, 5, 6, 7]
+    assert whole.context_N.tolist() == [0, 1, 2] * 2
+    is_maskable = torch.tensor([[False, True, True, True], [False, False, True, False]])
+    some = framework.every_context(x0_BL, u_BL, mask_id=V, is_real_BL=is_maskable)
+    assert (some.rows_N.tolist(), some.context_N.tolist()) == ([1, 2, 3, 6], [0, 1, 2, 0])
+    assert torch.equal(some.x_BL, x0_BL)
+    one = framework.given(x0_BL, torch.tensor([1, 0]), u_BL, mask_id=V, is_real_BL=is_maskable)
+    assert (one.rows_N.tolist(), one.targets_N.tolist()) == ([2, 6], [7, 3])
+
+
 def test_what_is_under_a_mask_is_seen_by_its_own_term_alone(model: PretrainedDenoiser) -> None:
     (batch,) = make_planner(Recipe(anneal_steps=4))(1).microbatches
     problem = make_planner(Recipe()).framework.training(
