@@ -239,7 +239,8 @@ class Run:
         """Generated ids as text; of a run on single documents, up to the first EOS."""
         rows = [row.numpy() for row in made.ids_BL]
         if self.config.data.packing == "unpacked":
-            start = 1 if self.is_wrapped else 0  # a given BOS may have the same id
+            # a given BOS may have the same id
+            start = 1 if self.is_wrapped or self.model.first_maskable else 0
             rows = [row[: start + _first(row[start:] == self.tokenizer.eos_id)] for row in rows]
         return [self.tokenizer.decode(row) for row in rows]
 

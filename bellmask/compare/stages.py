@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.compare.comparison import text_identity
-from bellmask.compare.execute import execute
+from bellmask.compare.execute import execute, is_finished
 from bellmask.compare.plan import PlannedRun, content_key, distinct, for_comparison
 from bellmask.compare.records import read_json, read_run
 from bellmask.compare.results import without_nan
@@ -205,7 +205,7 @@ def _exam(plan: Plan, sft: RunConfig, asking: Asking) -> Exam:
 def _as_started(run: PlannedRun) -> PlannedRun:
     """A fine-tuning that was begun keeps how it named its start: resuming compares options."""
     path = run.folder / "config.json"
-    if not path.exists():
+    if not path.exists() or is_finished(run):
         return run
     before = load_config(path).start.model
     return replace(run, config=replace(run.config, start=replace(run.config.start, model=before)))

@@ -44,7 +44,8 @@ class Likelihood:
     def num_draws(self) -> int:
         """Masks per block; for causal ones orders, each of which starts with nothing shown."""
         if self.is_causal:
-            return int((self.count_BR[0] == self.length_B[0]).sum())
+            longest = int(self.length_B.argmax())  # a row may have nothing to score
+            return int((self.count_BR[longest] == self.length_B[longest]).sum())
         return self.count_BR.shape[1]
 
     @property
@@ -56,7 +57,7 @@ class Likelihood:
     def block_nll(self) -> Floats:
         """NLL (bound) per token of each block, nats: the mean over its draws."""
         is_drawn = self.count_BR > 0
-        return (self.ce_BR * is_drawn).sum(axis=1) / is_drawn.sum(axis=1)
+        return (self.ce_BR * is_drawn).sum(axis=1) / is_drawn.sum(axis=1).clip(min=1)
 
     @property
     def nll(self) -> float:
@@ -92,7 +93,8 @@ class Likelihood:
         if self.is_exact or draws == 1:
             return np.full(num_blocks, 0.0 if self.is_exact else np.nan)
         if self.is_causal:  # an order is a draw, its value the mean over slots
-            value_BR = self.ce_BR.reshape(num_blocks, draws, -1).sum(2) / self.length_B[:, None]
+            value_BR = self.ce_BR.reshape(num_blocks, draws, -1).sum(2)
+            value_BR = value_BR / self.length_B[:, None].clip(min=1)
             return value_BR.std(axis=1, ddof=1) / math.sqrt(draws)
         order = np.arange(draws, dtype=np.float64)
         return np.array([collapsed_strata_error(ce_R, order) for ce_R in self.ce_BR])

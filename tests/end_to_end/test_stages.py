@@ -175,28 +175,32 @@ def test_starts_are_really_used(undisturbed: Path, tmp_path: Path) -> None:
     assert largest_difference(moved, load_run(place["bell", None])) > 1e-4
 
 
+@pytest.fixture(scope="module")
+def planned(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return plan_of(suite, tmp_path_factory.mktemp("plan") / "elsewhere")
+
+
 def test_keys_depend_on_content_not_on_where_it_lies(
-    suite: Suite, undisturbed: Path, tmp_path: Path
+    suite: Suite, undisturbed: Path, planned: list[Any]
 ) -> None:
-    cells = plan_of(suite, tmp_path / "elsewhere")
-    found = {(cell.cpt, cell.sft): run.folder.name for cell, run in cells}
+    found = {(cell.cpt, cell.sft): run.folder.name for cell, run in planned}
     assert found == {cell: folder.name for cell, folder in folders(undisturbed).items()}
-    assert not (tmp_path / "elsewhere").exists()
-    other = plan_of(suite, tmp_path, cpt="--optim.lr 1e-3")
-    assert not set(keys(other, is_tuned=False)) & set(keys(cells, is_tuned=False))
-    assert not set(keys(other, is_tuned=True)) & set(keys(cells, is_tuned=True))
-    other = plan_of(suite, tmp_path, sft="--optim.lr 1e-3")
-    assert keys(other, is_tuned=False) == keys(cells, is_tuned=False)
-    assert not set(keys(other, is_tuned=True)) & set(keys(cells, is_tuned=True))
-    other = plan_of(suite, tmp_path, sft="--sft.train toy:copy:3 --log.project x")
-    assert not set(keys(other, is_tuned=True)) & set(keys(cells, is_tuned=True))
+    root = planned[0][1].folder.parent
+    assert not root.exists()
+    adapted, tuned = (keys(planned, is_tuned=is_tuned) for is_tuned in (False, True))
+    other = plan_of(suite, root, cpt="--optim.lr 1e-3")
+    assert not set(keys(other, is_tuned=False)) & set(adapted)
+    assert not set(keys(other, is_tuned=True)) & set(tuned)
+    other = plan_of(suite, root, cpt="--log.project x", sft="--sft.train toy:copy:3")
+    assert keys(other, is_tuned=False) == adapted
+    assert not set(keys(other, is_tuned=True)) & set(tuned)
 
 
-def test_more_seeds_are_more_runs_and_share_the_first(suite: Suite, tmp_path: Path) -> None:
-    one, two = plan_of(suite, tmp_path), plan_of(suite, tmp_path, seeds=2)
+def test_more_seeds_are_more_runs_and_share_the_first(suite: Suite, planned: list[Any]) -> None:
+    two = plan_of(suite, planned[0][1].folder.parent, seeds=2)
     assert len(two) == 12
     assert len({run.folder for _, run in two}) == 12
-    assert [run.folder for _, run in two[:6]] == [run.folder for _, run in one]
+    assert [run.folder for _, run in two[:6]] == [run.folder for _, run in planned]
     assert [cell.seed for cell, _ in two] == [1] * 6 + [2] * 6
     assert [run.config.train.seed for _, run in two] == [1] * 6 + [2] * 6
     starts = {cell.cpt: str(run.folder) for cell, run in two[6:] if cell.sft is None}
@@ -217,7 +221,9 @@ def plant_right_answers(place: Path, texts: list[str]) -> None:
         file.write_text(json.dumps({**content, "answers": said}))
 
 
-def test_results_are_what_files_say(undisturbed: Path, suite: Suite, tmp_path: Path) -> None:
+def test_results_are_what_files_say(
+    undisturbed: Path, suite: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a copy that lies elsewhere, where nothing has to be done again either."""
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     run = load_run(folders(tmp_path)["base", "base"])
@@ -229,6 +235,7 @@ def test_results_are_what_files_say(undisturbed: Path, suite: Suite, tmp_path: P
     assert all(len(text) == 3 and text[1] == " " for text in texts)
     plant_right_answers(tmp_path, texts)
     assert suite.run(tmp_path) == ([], [])
+    assert "held other results, which are replaced" in capsys.readouterr().out
     check_results(tmp_path, texts)
 
 
@@ -306,32 +313,25 @@ def test_repeating_it_trains_and_asks_nothing(
     ]
 
 
-def test_only_what_is_new_is_asked(
-    undisturbed: Path, suite: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_only_what_is_new_or_damaged_is_asked(
+    undisturbed: Path, suite: Suite, tmp_path: Path
 ) -> None:
-    out = ["--out", str(tmp_path / "out")]
-    assert suite.run(undisturbed, *out, "--sampling-seeds", "3") == ([], [2] * 6)
-    more, before = results_of(tmp_path), results_of(undisturbed)
-    for mine, old in zip(more["rows"], before["rows"], strict=True):
-        (one,), (two,) = mine["runs"], old["runs"]
+    cut, shorter = (
+        next((folders(undisturbed)[cell] / "exact_match").glob("seed-1-*"))
+        for cell in (("bell", None), ("base", "base"))
+    )
+    before = [json.loads(file.read_text()) for file in (cut, shorter)]
+    cut.write_text(cut.read_text()[:-30])
+    shorter.write_text(json.dumps({**before[1], "answers": before[1]["answers"][:-1]}))
+    found = suite.run(undisturbed, "--out", str(tmp_path / "out"), "--sampling-seeds", "3")
+    asked = [[2], [1, 2], [2], [1, 2], [2], [2]]  # each adaptation, then what starts from it
+    assert found == ([], [seed for seeds in asked for seed in seeds])
+    assert [json.loads(file.read_text()) for file in (cut, shorter)] == before
+    more, old = results_of(tmp_path), results_of(undisturbed)
+    for mine, theirs in zip(more["rows"], old["rows"], strict=True):
+        (one,), (two,) = mine["runs"], theirs["runs"]
         assert one["by_sampling_seed"][:2] == two["by_sampling_seed"]
         assert one["nll"] == two["nll"]
-    assert suite.run(undisturbed, *out, "--sampling-seeds", "1", "--gap", "own")[1] == [0] * 6
-    assert "held other results, which are replaced" in capsys.readouterr().out
-    assert results_of(tmp_path)["asked"]["gap"] == "own"
-    assert results_of(tmp_path)["rows"][0]["sampling_deviation"] is None
-
-
-def test_damaged_answers_are_asked_again(undisturbed: Path, suite: Suite) -> None:
-    before = (undisturbed / "out/results.json").read_bytes()
-    cut, shorter = (
-        next((folders(undisturbed)[cell] / "exact_match").glob("seed-1-*")) for cell in CELLS[1:3]
-    )
-    cut.write_text(cut.read_text()[:-30])
-    content = json.loads(shorter.read_text())
-    shorter.write_text(json.dumps({**content, "answers": content["answers"][:-1]}))
-    assert suite.run(undisturbed) == ([], [1, 1])
-    assert (undisturbed / "out/results.json").read_bytes() == before
 
 
 def test_interrupted_and_repeated_it_gives_the_same(
@@ -348,7 +348,7 @@ def test_interrupted_and_repeated_it_gives_the_same(
 
     def recording(self, kind, values):
         calls.append(kind)
-        if calls.count("validation") == 7:  # the first one of the fourth training
+        if calls.count("validation") == 8:  # the second one of the fourth training
             raise KeyboardInterrupt
         return record(self, kind, values)
 

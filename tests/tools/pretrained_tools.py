@@ -165,3 +165,15 @@ def make_step(model: nn.Module, planner: StepPlanner) -> TrainStep:
     return TrainStep(
         model, planner, World(), mask_id=V, divide_by_c=True, clip=0, precision=torch.float32
     )
+
+
+class Recorder(nn.Module):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor, rows: Tensor, targets: Tensor, **_: object) -> Tensor:
+        self.calls.append((x, rows, targets))
+        return torch.zeros((), requires_grad=True)

@@ -16,6 +16,7 @@ from pretrained_tools import (
     PROMPT,
     SFT,
     L,
+    Recorder,
     V,
     eager_states,
     examples,
@@ -23,7 +24,6 @@ from pretrained_tools import (
     make_planner,
     make_step,
 )
-from torch import Tensor, nn
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
@@ -142,18 +142,6 @@ def test_full_attention_brings_no_square_mask_and_annealing_one(model: Pretraine
 
 
 # --- the shift
-
-
-class Recorder(nn.Module):
-    """Notes what is asked of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def forward(self, x: Tensor, rows: Tensor, targets: Tensor, **_: object) -> Tensor:
-        self.calls.append((x, rows, targets))
-        return torch.zeros((), requires_grad=True)
 
 
 @pytest.mark.parametrize(("is_arm", "min_masks"), [(False, 0), (False, 1), (True, 0)])
