@@ -10,6 +10,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.example_blocks import load_example_blocks
 from bellmask.data.prepare import LoadedData, load_data
 from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.turns import has_turns
 from bellmask.data.writing import OnProgress
 from bellmask.runfolder import Backbone
 
@@ -44,5 +45,6 @@ def describe_blocks(config: RunConfig, train: Blocks, valid: Blocks) -> dict[str
     }
     if config.sft.train is not None:
         sizes = train.num_maskable(slice(0, RESPONSES_LOOKED_AT)).float()
+        about["has_turns"] = has_turns(config.sft)
         about["response_tokens"] = int(sizes.quantile(0.9, interpolation="higher"))
     return about

@@ -27,7 +27,7 @@ from bellmask.runfolder import read_description
 CODE = ("configuration_bellmask.py", "modeling_bellmask.py")
 _KEPT = (
     "id parameters num_tokens mask_id tokenizer_fingerprint train_fingerprint valid_fingerprint "
-    "train_blocks valid_blocks unigram_nll response_tokens imported_from"
+    "train_blocks valid_blocks unigram_nll response_tokens has_turns imported_from"
 ).split()
 """What run.json says of the model; what it says of the machine stays at home."""
 

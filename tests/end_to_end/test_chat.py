@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -72,14 +73,28 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command in a terminal of its own; ended with the block, if not before."""
 
     def __init__(self, *args: str) -> None:
-        self.pid, self.screen = pty.fork()
-        if self.pid == 0:
-            os.environ.update(TERM="xterm", OMP_NUM_THREADS="1", COLUMNS="80", LINES="24")
-            os.execv(sys.executable, [sys.executable, "-m", "bellmask", *args])
+        self.screen, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bellmask", *args],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+        )
+        os.close(theirs)
         self.seen = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.screen)
 
     def until(self, pattern: str, seconds: float = 60) -> str:
         """What appears up to a pattern."""
@@ -94,11 +109,6 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.screen, text.encode())
 
-    def code(self) -> int:
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.screen)
-        return os.waitstatus_to_exitcode(status)
-
 
 def words(text: str) -> str:
     """Without control sequences."""
@@ -107,27 +117,28 @@ def words(text: str) -> str:
 
 def test_a_chat_in_a_terminal(runs: dict[str, str]) -> None:
     """Live, one command, an answer that is stopped, and the end by Ctrl-D."""
-    chat = Terminal("chat", runs["single"], "--length", "30", "--fps", "30")
-    intro = words(chat.until("> "))
-    assert "answers of up to 30 tokens in 64 steps" in intro
-    assert "fine-tuned on single prompts" in intro
-    assert "each line is asked alone" in intro
-    chat.type("Say 5\n")
-    shown = chat.until(r"tokens/s")
-    assert "░" * 30 in words(shown), "all masked at first"
-    assert "\x1b[1A" in shown, "the view is redrawn"
-    assert re.search(r"64 steps, \d+ calls, \d+\.\d\d s, \d+ tokens, \d+ tokens/s", words(shown))
-    chat.until("> ")
-    chat.type("/steps nine\n")
-    assert "error: 'nine' is not a whole number" in words(chat.until("> "))
-    chat.type("/steps 900\n")
-    chat.until("900 steps.*> ")
-    chat.type("Say 6\n")
-    chat.until("step 1")
-    os.kill(chat.pid, signal.SIGINT)
-    assert "stopped" in words(chat.until("> "))
-    chat.type("\x04")
-    assert chat.code() == 0
+    with Terminal("chat", runs["single"], "--length", "30", "--fps", "30") as chat:
+        intro = words(chat.until("> "))
+        assert "answers of up to 30 tokens in 64 steps" in intro
+        assert "fine-tuned on single prompts" in intro
+        assert "each line is asked alone" in intro
+        chat.type("Say 5\n")
+        shown = chat.until(r"tokens/s")
+        assert "░" * 30 in words(shown), "all masked at first"
+        assert "\x1b[1A" in shown, "the view is redrawn"
+        numbers = r"64 steps, \d+ calls, \d+\.\d\d s, \d+ tokens, \d+ tokens/s"
+        assert re.search(numbers, words(shown))
+        chat.until("> ")
+        chat.type("/steps nine\n")
+        assert "error: 'nine' is not a whole number" in words(chat.until("> "))
+        chat.type("/steps 900\n")
+        chat.until("900 steps.*> ")
+        chat.type("Say 6\n")
+        chat.until("step 1")
+        chat.process.send_signal(signal.SIGINT)
+        assert "stopped" in words(chat.until("> "))
+        chat.type("\x04")
+        assert chat.process.wait(60) == 0
 
 
 # --- a pipe ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
@@ -112,7 +113,7 @@ SHRINK = (
 
 
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("data", "comparing", "frameworks")))
-PAGES += ("docs/exchange.md", "docs/zero-shot.md")
+PAGES += ("docs/exchange.md", "docs/zero-shot.md", "docs/adapting.md", "docs/chat.md")
 PAGES_ON_RUNS = ("docs/sampling.md", "docs/generative-perplexity.md")
 """Pages that begin with runs of other pages."""
 
@@ -135,6 +136,10 @@ def smaller(args: list[str]) -> list[str]:
     if "--checkpoint.keep-steps" in args:
         place = args.index("--checkpoint.keep-steps") + 1
         args[place : place + 2] = ["1"]
+    if args[0] == "train" and re.match("arm_|cpt_|sft_", args[1]):
+        return [*args, *smaller_stage(args[1])]
+    if "--sft.train" in args:
+        return [*args, *SHRINK[: SHRINK.index("--data.block-length")]]
     if args[0] in ("train", "compare"):
         data = [] if "--data.train" in args else ["--data.train", "my.txt"]
         args += [*SHRINK, *data]
@@ -157,6 +162,15 @@ def smaller(args: list[str]) -> list[str]:
     if args[:2] == ["analyze", "decompose"]:
         args += ["--rows", "8"]
     return args
+
+
+def smaller_stage(name: str) -> list[str]:
+    """Sec. 5.3 in two steps each; examples have to fit a row."""
+    text = [] if name.startswith("sft_") else ["--data.train", "my.txt"]
+    own = ["--data.tokenizer", "bpe:300"] if name.startswith("arm_") else []
+    length = ["--data.block-length", "64" if name.startswith("sft_") else "16"]
+    few = "--train.steps 2 --train.batch-size 4 --validation.blocks 8".split()
+    return [*text, *own, *length, *few]
 
 
 def smaller_suite(args: list[str]) -> list[str]:
@@ -187,8 +201,14 @@ def test_the_commands_of_the_pages_run(
     monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "my.txt").write_text(text_file.read_text())
     (tmp_path / "prompts.txt").write_text("the \na \n")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a b c\n"))  # what is said in a chat
     found = [shlex.split(command)[1:] for command in commands(page)]
     assert found
+    if page == "docs/chat.md":
+        few = "--sft.train toy:reverse --sft.round-to 8 --data.block-length 96".split()
+        runs = [["train", f"tiny{v}", "--out", f"runs/sft{v}", *few] for v in ("", "_base")]
+        found = runs + found
     if page in PAGES_ON_RUNS:
         names = ("base", "bell", "arm")
         found = [["train", f"tiny_{name}", "--out", f"runs/{name}"] for name in names] + found
