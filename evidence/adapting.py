@@ -50,7 +50,7 @@ def on_stories(model: str, text: str) -> RunConfig:
 
 def on_smollm2() -> RunConfig:
     """SmolLM2-135M on WikiText-2: a real model, as many steps as a CPU has time for."""
-    args = "--start.model smollm2 --start.anneal-steps 60 --train.batch-size 8 --train.steps 160"
+    args = "--start.model smollm2 --start.anneal-steps 50 --train.batch-size 8 --train.steps 160"
     args += " --optim.lr 1e-4 --optim.warmup-steps 20 --optim.ema 0 --log.every 10"
     args += " --validation.blocks 48 --validation.batch-size 16"
     config = override(preset("cpt_tiny"), args.split())
