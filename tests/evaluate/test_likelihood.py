@@ -318,6 +318,25 @@ def test_the_corpus_value_weighs_blocks_by_their_tokens(draws):
     assert result.num_tokens == 13
 
 
+@pytest.mark.parametrize("draws", [1, 3])
+def test_given_tokens_are_not_scored_and_rows_of_nothing_else_do_not_count(draws):
+    """Position 0 given: values 1, 2, 4 on 1, 2, 7 tokens; the last row has none."""
+    blocks = constant_rows([2, 3, 8, 1], 8).starting_at(1)
+    model = scored_by_target([1.0, 2.0, 4.0, 9.0])
+    result = evaluate(model, blocks, mask_id=MASK, draws=draws)
+    assert result.length_B.tolist() == [1, 2, 7, 0]
+    assert result.nll == pytest.approx((1 + 4 + 28) / 10, rel=1e-12)
+    seen = []
+    evaluate(
+        lambda x, rows, targets, **_: seen.append(rows % x.shape[1]) or model(x, rows, targets),
+        blocks,
+        mask_id=MASK,
+        draws=draws,
+        batch_size=1,
+    )
+    assert min(int(rows.min()) for rows in seen if len(rows)) == 1
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 6])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_pads_are_never_masked_scored_or_seen(batch_size, seed):

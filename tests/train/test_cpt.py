@@ -21,6 +21,7 @@ from bellmask.assemble import train_run
 from bellmask.build import Network, build_model
 from bellmask.config import RunConfig
 from bellmask.evaluate.likelihood import evaluate
+from bellmask.generate.engine import Generation
 from bellmask.generate.settings import Sampling
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.records import read_metrics
@@ -255,3 +256,19 @@ def test_a_greedy_arm_writes_what_transformers_writes(
         assert len(canvas) == 16
         made = run.generate(canvas, 2, Sampling(temperature=0.0))
         assert made.ids_BL.tolist() == expected.tolist() * 2
+
+
+def test_a_given_bos_that_is_also_eos_does_not_end_the_text(
+    small_config: Config, tmp_path: Path, lm: Path
+) -> None:
+    (tmp_path / "lines.txt").write_text("the cat sat\n" * 40)
+    options = ["--start.model", str(lm), "--train.steps", "1", "--data.packing", "unpacked"]
+    options += ["--data.train", str(tmp_path / "lines.txt"), "--data.documents", "line"]
+    config = small_config(*options)
+    train_run(config, tmp_path / "run", is_quiet=True)
+    run = load_run(tmp_path / "run")
+    eos = run.tokenizer.eos_id
+    assert run.tokenizer.bos_id == eos
+    word = run.tokenizer.encode("the").tolist()
+    made = Generation(torch.tensor([[eos, *word, eos, *word]]), 1, 1)
+    assert run.texts(made) == ["the"]
