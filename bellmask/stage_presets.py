@@ -103,7 +103,7 @@ def sft_tiny() -> RunConfig:
     return replace(
         before,
         data=DataOptions(block_length=64),
-        sft=SftOptions(train="toy:reverse", round_to=8),
+        sft=SftOptions(train="toy:reverse", round_to=16),
         start=StartOptions(model="runs/cpt_tiny"),
         optim=OptimOptions(lr=3e-3, warmup_steps=50, curve="cosine", ema=0.99),
     )

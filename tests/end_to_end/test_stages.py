@@ -209,6 +209,19 @@ def test_more_seeds_are_more_runs_and_share_the_first(suite: Suite, planned: lis
             assert run.config.start.model == starts[cell.cpt]
 
 
+def test_a_backbone_with_random_weights_is_a_start_too(suite: Suite, tmp_path: Path) -> None:
+    cpt, sft = suite.stages()
+    options = cpt.removeprefix("cpt_tiny ").replace("--start.anneal-steps 2", "")
+    _, one = _stage("--cpt", f"arm_tiny {options} --data.tokenizer bpe:300")
+    _, two = _stage("--sft", sft)
+    plan = stages.plan_stages(one, two, seeds=1, root=tmp_path, is_quiet=True)
+    assert [run.config.framework.name for _, run in plan.cells] == ["mdm"] * 6
+    assert plan.tokenizer.num_tokens == load_run(suite.arm).tokenizer.num_tokens
+    assert int(plan.valid.starts.min()) > 1  # BOS and a prompt
+    assert len(plan.runs(is_tuned=False)) == 2
+    assert len(plan.runs(is_tuned=True)) == 4
+
+
 # --- what is measured ------------------------------------------------------------------------
 
 
