@@ -256,7 +256,8 @@ class _Training:
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
             self.display.say(f"examples: {told}")
-        if caution := learning_caution(config):
+        cautions = [*self.start.notes, learning_caution(config)]
+        for caution in filter(None, cautions):
             self.display.say(f"note: {caution}")
 
     def _validate(self, state: TrainState) -> None:

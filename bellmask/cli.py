@@ -204,8 +204,8 @@ def presets(args: list[str]) -> int:
     for name, build in PRESETS.items():
         if not name.endswith(("_base", "_bell", "_arm", "_aoarm")):
             print(f"{name:<15} {(build.__doc__ or '').strip().splitlines()[0]}")
-    print("each also as NAME_base (NELBO, uniform times) and NAME_bell (the same as NAME),")
-    print("and as causal model on the same trunk: NAME_arm, NAME_sigma_arm, NAME_aoarm")
+    print("each but arm_tiny also as NAME_base (NELBO, uniform times) and NAME_bell (as NAME);")
+    print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm")
     return 0
 
 

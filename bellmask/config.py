@@ -206,10 +206,8 @@ _OTHER_NAMES = {
 }
 
 _KINDS = {
-    "framework.name": "framework",
+    **{f"{part}.name": part for part in ("framework", "schedule", "objective")},
     "law.name": "time law",
-    "schedule.name": "schedule",
-    "objective.name": "objective",
 }
 
 

@@ -210,6 +210,8 @@ class Run:
     @property
     def is_wrapped(self) -> bool:
         """True when the run's rows begin with BOS and end with EOS."""
+        if self.config.sft.train is not None:
+            return False
         return find_policy(self.config.data, self.config.data.train).wrap
 
     def canvas(

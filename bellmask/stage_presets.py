@@ -1,8 +1,9 @@
 """Presets of Sec. 5.3: a causal LM adapted (CPT), fine-tuned on tasks, then on conversations.
 
 Each stage names the checkpoint it starts from: a run folder ``runs/NAME``, so train the stage
-before with ``--out runs/NAME``. The paper's three are for GPUs; the ``tiny`` ones go the same road
-on a laptop, from a causal LM that is pretrained there.
+before with ``--out runs/NAME``. So NAME_base starts from where NAME does; for base at every
+stage give ``--start.model``, or use the suite cpt_sft. The paper's three are for GPUs; the ``tiny``
+ones go the same road on a laptop, from a causal LM that is pretrained there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from bellmask.options import (
 
 
 def cpt_gpt2_large() -> RunConfig:
-    """GPT-2 Large becomes a masked model on FineWeb-Edu (App. C.1): about 50 hours on four B200."""
+    """GPT-2 Large becomes a masked model on FineWeb-Edu (App. C.1): about 50 hours on four B200.
+
+    The paper does not name the curve; cosine is that of Gong et al.
+    """
     return RunConfig(
         data=DataOptions(train="fineweb_edu", block_length=1024),
         start=StartOptions(
@@ -40,7 +44,10 @@ def cpt_gpt2_large() -> RunConfig:
 
 
 def sft_tasks() -> RunConfig:
-    """The adapted model on the paper's mix of seven tasks, 210K examples (App. C.1)."""
+    """The adapted model on the paper's mix of seven tasks, 210K examples (App. C.1).
+
+    The paper names neither rate nor length; 3e-4 and 256 are those of Gong et al.
+    """
     return RunConfig(
         data=DataOptions(block_length=256),
         sft=SftOptions(train="tasks", template="plain"),

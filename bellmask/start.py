@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bellmask.build import Network
+from bellmask.causal_lm import (
+    fill_from_causal_lm,
+    fingerprint,
+    read_architecture,
+    read_causal_lm,
+)
 from bellmask.config import RunConfig, load_config
-from bellmask.data.tokenizer import FastTokenizer, Tokenizer, from_transformers
+from bellmask.data.tokenizer import Tokenizer
 from bellmask.errors import UserError
 from bellmask.exchange.hub import local_folder
 from bellmask.model.lora import merge_lora
-from bellmask.model.pretrained import PretrainedDenoiser, mean_row
+from bellmask.model.pretrained import PretrainedDenoiser, dropout_rates
 from bellmask.options import ModelOptions, StartOptions
 from bellmask.runfolder import Backbone, read_backbone, read_tokenizer
 from bellmask.smollm2 import NAME as SMOLLM2
 from bellmask.smollm2 import smollm2_folder
 from bellmask.start_checks import FROM_START
-from bellmask.transformers_library import first_line, import_transformers, quiet
-
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "gpt2-tiny": {
-        "model_type": "gpt2",
-        "n_layer": 4,
-        "n_embd": 96,
-        "n_head": 4,
-        "n_positions": 256,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-    }
-}
-"""Small causal LMs to pretrain and adapt on a laptop."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +43,8 @@ class Start:
     """Sets the first weights; None: random ones."""
     fingerprint: str = ""
     """Changes when other weights would be read."""
+    notes: tuple[str, ...] = ()
+    """What a person should know: options that do not apply to this start."""
 
     def backbone_for(self, tokenizer: Tokenizer) -> Backbone | None:
         """The causal LM, one with random weights sized for a tokenizer."""
@@ -70,12 +61,14 @@ def open_start(config: RunConfig, folder: Path | None = None) -> Start:
     if options.model is None and options.architecture is None:
         return Start(config)
     if folder is not None and (folder / "run.json").exists():
-        before = load_config(folder / "config.json")
-        model = replace(before.model, dropout=config.model.dropout)
-        return Start(
-            _adopt(config, model),
+        before, backbone = load_config(folder / "config.json"), read_backbone(folder)
+        if backbone is None:
+            _check_model(config, before.model, folder)
+        return _begin(
+            config,
+            before.model,
+            backbone,
             read_tokenizer(folder),
-            read_backbone(folder),
             lambda network: _fill_again(config, network),
         )
     start = _open(config)
@@ -102,46 +95,42 @@ def _fill_again(config: RunConfig, network: Network) -> None:
         fill(network)
 
 
-def _adopt(config: RunConfig, model: ModelOptions) -> RunConfig:
-    """The config of a run on this backbone."""
+def _begin(
+    config: RunConfig,
+    model: ModelOptions,
+    backbone: Backbone | None,
+    tokenizer: Tokenizer | None,
+    fill: Callable[[Network], None] | None,
+    fingerprint: str = "",
+) -> Start:
+    """A start whose config says what the network really is.
+
+    On our own trunk that is ``model`` with the run's own dropout. Of a causal LM only dropout can
+    be chosen, where it has any.
+    """
+    notes = []
+    dropout = config.model.dropout
+    if backbone is not None:
+        model = ModelOptions(backbone="causal_lm")
+        if replace(config.model, dropout=model.dropout, backbone=model.backbone) != model:
+            notes.append("of the --model options only dropout applies to a causal LM")
+        if dropout and not dropout_rates(backbone.language_model):
+            notes.append("this causal LM has no dropout: model.dropout does not apply")
+            dropout = 0.0
     name = config.data.tokenizer if config.start.model is None else FROM_START
-    return replace(config, model=model, data=replace(config.data, tokenizer=name)).check()
+    adopted = replace(
+        config,
+        model=replace(model, dropout=dropout),
+        data=replace(config.data, tokenizer=name),
+    )
+    return Start(adopted.check(), tokenizer, backbone, fill, fingerprint, tuple(notes))
 
 
 def _from_architecture(config: RunConfig, name: str) -> Start:
     """A Hugging Face config with random weights, sized for the run's own tokenizer later."""
-    values = ARCHITECTURES[name] if name in ARCHITECTURES else _read_config(Path(name))
-    transformers = import_transformers("--start")
-    try:
-        with quiet():
-            made = transformers.AutoConfig.for_model(**values).to_dict()
-    except Exception as error:  # unknown kinds, impossible sizes
-        raise UserError(f"start.architecture={name}: {first_line(error)}") from None
-    backbone = Backbone(_plain(made))
+    backbone, mark = read_architecture(name)
     _check_length(config, backbone, name)
-    adopted = _adopt(config, replace(config.model, backbone="causal_lm"))
-    return Start(adopted, None, backbone, None, json.dumps(values, sort_keys=True))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values["model_type"], str):
-            raise ValueError("model_type is not a name")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"start.architecture: {file} is not a Hugging Face config.json "
-            f"({type(error).__name__}: {error}); built in: {', '.join(ARCHITECTURES)}"
-        ) from None
-    return values
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """A Hugging Face config without what belongs to one machine or one file."""
-    left_out = ("_name_or_path", "quantization_config", "transformers_version", "dtype")
-    kept = {k: v for k, v in values.items() if k not in left_out and not k.startswith("_")}
-    return json.loads(json.dumps(kept, default=str))
+    return _begin(config, config.model, backbone, None, None, mark)
 
 
 def _check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
@@ -170,25 +159,23 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
     def fill(network: Network) -> None:
         _copy(source.model, network)
 
-    model = replace(theirs.model, dropout=mine.model.dropout)
     backbone = source.backbone
     if backbone is not None:
         _check_length(config, backbone, str(folder))
     mark = hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
-    return Start(_adopt(config, model), own, backbone, fill, f"{mark}/{source.step}")
+    return _begin(config, theirs.model, backbone, own, fill, f"{mark}/{source.step}")
 
 
 def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None:
     """What weights of our own trunk cannot be used for."""
-    name, model = config.framework.name, config.model
+    name = config.framework.name
     if theirs.framework.name != name:
         raise UserError(
             f"start.model={folder} is {theirs.framework.name}, this run {name}: on our own trunk "
             "weights go only to the same framework; pretrain with --start.architecture to adapt "
             "an ARM"
         )
-    if model not in [replace(m, dropout=model.dropout) for m in (ModelOptions(), theirs.model)]:
-        raise UserError(f"start.model={folder} has other --model options; leave them out here")
+    _check_model(config, theirs.model, folder)
     if config.start.lora_rank or config.start.anneal_steps != 1:
         raise UserError(
             f"start.model={folder} has our own trunk: --start.lora-rank and --start.anneal-steps "
@@ -196,6 +183,13 @@ def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None
         )
     if config.sft.train is not None and name != "mdm":
         raise UserError(f"prompts and responses are for framework mdm, not {name}")
+
+
+def _check_model(config: RunConfig, theirs: ModelOptions, folder: Path) -> None:
+    """Of our own trunk all but dropout is decided by the weights."""
+    given = config.model
+    if given not in [replace(m, dropout=given.dropout) for m in (ModelOptions(), theirs)]:
+        raise UserError(f"{folder} has other --model options; leave them out here")
 
 
 @torch.no_grad()
@@ -212,83 +206,11 @@ def _from_causal_lm(config: RunConfig, path: str) -> Start:
     """A Hugging Face causal LM: its config, tokenizer and chat template now, its weights later."""
     if config.start.checkpoint != StartOptions.checkpoint:
         raise UserError(f"start.checkpoint is of run folders, and {path} is a causal LM")
-    transformers = import_transformers("--start")
-    try:
-        with quiet():
-            values = transformers.AutoConfig.from_pretrained(path).to_dict()
-    except Exception as error:  # no network, no such name, damaged files
-        raise UserError(
-            f"start.model={config.start.model}: cannot load it ({first_line(error)}); give a run "
-            "folder, a folder that holds a Hugging Face causal LM, its name on the hub, or smollm2"
-        ) from None
-    tokenizer = from_transformers(path)
-    with quiet():
-        template = transformers.AutoTokenizer.from_pretrained(path).chat_template
-    rows = _rows(tokenizer)
-    backbone = Backbone(
-        # a pad that is also EOS would never learn; ours are never looked at
-        {**_plain(values), "vocab_size": len(rows), "pad_token_id": None},
-        template if isinstance(template, str) else None,
-    )
+    tokenizer, backbone = read_causal_lm(path)
     _check_length(config, backbone, path)
 
     def fill(network: Network) -> None:
         assert isinstance(network, PretrainedDenoiser)
-        _fill_from_causal_lm(network, path, rows, config.start.mask_token)
+        fill_from_causal_lm(network, path, tokenizer, config.start.mask_token)
 
-    adopted = _adopt(config, replace(config.model, backbone="causal_lm"))
-    return Start(adopted, tokenizer, backbone, fill, _mark(path))
-
-
-def _rows(tokenizer: FastTokenizer) -> list[int]:
-    """The model's own row of each of our tokens; a pad that we added has none and comes last."""
-    theirs = tokenizer.original_ids[: tokenizer.num_tokens].tolist()
-    return [row for row in theirs if row >= 0]
-
-
-def _load_causal_lm(path: str) -> Any:
-    transformers = import_transformers("--start")
-    try:
-        with quiet():
-            source, about = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, output_loading_info=True
-            )
-    except Exception as error:  # no weights, damaged ones, others than the config says
-        raise UserError(f"{path}: cannot load its weights ({first_line(error)})") from None
-    if missing := sorted(about["missing_keys"]):
-        raise UserError(f"{path}: not a whole causal LM, it has no weights {missing[0]} ...")
-    return source
-
-
-@torch.no_grad()
-def _fill_from_causal_lm(
-    network: PretrainedDenoiser, path: str, rows: list[int], mask_token: int | None
-) -> None:
-    source = _load_causal_lm(path)
-    embedding, head = source.get_input_embeddings(), source.get_output_embeddings()
-    if max(rows) >= embedding.num_embeddings:
-        raise UserError(f"{path}: its tokenizer has more tokens than the model")
-    if mask_token is not None and not 0 <= mask_token < embedding.num_embeddings:
-        known = embedding.num_embeddings
-        raise UserError(f"start.mask_token={mask_token}: the model has ids below {known}")
-    picked = torch.tensor(rows)
-    new = network.language_model
-    changed = {id(embedding.weight), id(head.weight), id(head.bias)}
-    weights = dict(source.named_parameters())
-    for name, parameter in new.named_parameters():
-        value = weights[name]
-        parameter.copy_(value[picked] if id(value) in changed else value)
-    buffers = dict(source.named_buffers())
-    for name, buffer in new.named_buffers():
-        if name in buffers and buffers[name].shape == buffer.shape:
-            buffer.copy_(buffers[name])
-    row = mean_row(new.get_input_embeddings())
-    network.mask_row.copy_(row if mask_token is None else embedding(torch.tensor(mask_token)))
-
-
-def _mark(path: str) -> str:
-    """A folder by the names, sizes and times of its files; another model by its name."""
-    if not Path(path).is_dir():
-        return path
-    files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(Path(path).iterdir())]
-    return hashlib.sha256(repr(files).encode()).hexdigest()
+    return _begin(config, config.model, backbone, tokenizer, fill, fingerprint(path))

@@ -78,13 +78,19 @@ def check_sft(config: RunConfig) -> Iterator[str]:
         elif (sft.min_masks, sft.round_to) != (0, SftOptions.round_to):
             yield "--sft.min-masks and --sft.round-to need --sft.train, the examples"
         return
-    if sft.counts and sft.train.split(":")[0] != "tasks":
+    if sft.counts and "tasks" not in [str(name).split(":")[0] for name in (sft.train, sft.valid)]:
         yield "sft.counts are those of --sft.train tasks"
     is_own = config.start.model is None and config.start.architecture is None
     if is_own and config.framework.name != "mdm":
         yield f"prompts and responses are for framework mdm, not {config.framework.name}"
     if sft.min_masks and config.framework.name != "mdm":
         yield "sft.min_masks is about masks, and a causal framework has none"
+    if sft.train is not None and config.data.valid is not None:
+        yield "data.valid is text; held-out examples are --sft.valid"
+    plain = DataOptions()
+    for name in ("packing", "wrap", "insert_eos", "remainder"):
+        if getattr(config.data, name) != getattr(plain, name):
+            yield f"data.{name} is for text in blocks, not for prompts and responses"
     for name, is_given in (
         ("data.mixture", bool(config.data.mixture)),
         ("data.document_attention", config.data.document_attention),

@@ -245,7 +245,7 @@ NOTE = [
     "before any step. NLLs are of tokens, so only rows of one table compare.",
 ]
 STAGES_NOTE = [
-    "stories260K, adapted as above (base and bell, the same runs), then 300 steps of writing four to",
-    "eight letters backwards (`toy:reverse`), with either objective. In the paper the bell at the",
+    "stories260K, adapted as above (base and bell, the same runs), then 300 steps of writing four",
+    "to eight letters backwards (`toy:reverse`), with either objective. In the paper the bell at the",
     "first stage counts for most; the objective of fine-tuning makes little difference.",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sampling_tools import SAMPLINGS
 
 from bellmask.answers import DEFAULT_STEPS, Answerer, Question
 from bellmask.assemble import train_run
@@ -18,11 +19,9 @@ from bellmask.data.example_rows import ExampleRules, encode_example
 from bellmask.data.messages import Example, Message
 from bellmask.data.templates import Template
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.data.turns import has_turns
 from bellmask.errors import UserError
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import Step
-from bellmask.options import SftOptions
 from bellmask.run import Run, load_run
 from bellmask.talk import Talk
 
@@ -51,16 +50,6 @@ def answerer(run: Run) -> Answerer:
     return Answerer(run)
 
 
-SAMPLINGS = [
-    Sampling(steps=8),
-    Sampling(rule="first_hitting"),
-    Sampling(rule="most_confident", steps=4, guidance=0.5),
-    Sampling(steps=8, remask=0.1),
-    Sampling(rule="margin", steps=6, block_length=4),
-    Sampling(rule="margin", steps=6, block_length=4, cache="prefix"),
-]
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_an_answer_does_not_depend_on_what_else_is_asked(
     answerer: Answerer, sampling: Sampling
@@ -82,7 +71,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(
 
 def test_padding_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a padded canvas are those of the canvas by itself."""
-    import bellmask.answers as module
+    import bellmask.filling as module
 
     seen: list[torch.Tensor] = []
 
@@ -209,27 +198,6 @@ def test_causal_runs_continue_one_at_a_time(
 
 
 # --- conversations -----------------------------------------------------------------------------
-
-
-def test_what_was_fine_tuned_on_is_told_by_template_and_examples(tmp_path: Path) -> None:
-    single = write_examples(tmp_path / "a.jsonl")
-    talks = tmp_path / "b.jsonl"
-    talks.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
-    cases: Iterator[tuple[bool, SftOptions]] = iter(
-        [
-            (False, SftOptions()),
-            (True, SftOptions(str(single), template="chat")),
-            (False, SftOptions(str(talks), template="plain")),
-            (False, SftOptions(str(single))),
-            (True, SftOptions(str(talks))),
-            (True, SftOptions("sharegpt:some.json")),
-            (False, SftOptions("toy:reverse")),
-            (False, SftOptions("tasks")),
-            (False, SftOptions(str(tmp_path / "gone.jsonl"))),
-        ]
-    )
-    for expected, options in cases:
-        assert has_turns(options) is expected, options
 
 
 def test_a_talk_remembers_what_was_said_where_it_should(answerer: Answerer) -> None:

@@ -18,6 +18,7 @@ from bellmask.commands.evaluate import EvaluateOptions
 from bellmask.commands.generate import GenerateOptions
 from bellmask.commands.generative import GenerativeOptions
 from bellmask.commands.options import parse_command, resolve, start_config, take_option
+from bellmask.commands.stages import StagesOptions, is_meant
 from bellmask.commands.zero_shot import ZeroShotOptions
 from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import SUFFIXES, check_shared, parse_variants
@@ -149,6 +150,9 @@ def check_code(text: str) -> None:
 
 
 def check_compare(args: list[str]) -> None:
+    if is_meant(args):  # two stages, with options of their own
+        parse_command(StagesOptions, args, command="compare --suite cpt_sft")
+        return
     suite = take_option(args, "--suite")
     take_option(args, "--seeds")
     preset, *more = args

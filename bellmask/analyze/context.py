@@ -99,7 +99,7 @@ def losses_by_bin(
     scorer: Scorer, bins: Sequence[tuple[int, int]], seed: int, batch_size: int
 ) -> NDArray[np.float64]:
     """[C, B]: each block's loss in each bin; nan where the block is too short for it."""
-    length_B = scorer.blocks.row_lengths(slice(None))
+    length_B = scorer.blocks.num_maskable(slice(None))
     found = np.full((len(bins), len(length_B)), np.nan)
     for part in torch.arange(len(length_B)).split(batch_size):
         if scorer.framework.is_causal:
@@ -122,7 +122,7 @@ def _causal_bins(
 ) -> NDArray[np.float64]:
     """All context counts come from one pass; a bin is their mean."""
     ce_BL = scorer.by_context(part, stream_key(seed, "context masks", 0)).numpy()
-    length_B = scorer.blocks.row_lengths(part).numpy()
+    length_B = scorer.blocks.num_maskable(part).numpy()
     ce_BL[np.arange(ce_BL.shape[1]) >= length_B[:, None]] = np.nan
     rows = []
     for low, high in bins:
@@ -149,7 +149,7 @@ def _mean(value_B: NDArray[np.float64], blocks: Blocks) -> dict[str, float] | No
     is_there = ~np.isnan(value_B)
     if is_there.sum() < 2:
         return None
-    weight = blocks.row_lengths(slice(None)).double().numpy()[is_there]
+    weight = blocks.num_maskable(slice(None)).double().numpy()[is_there]
     cluster = document_clusters(np.asarray(blocks.documents)[is_there])
     value, error = weighted_mean(value_B[is_there], weight, cluster)
     return {"value": value, "se": error}

@@ -28,7 +28,7 @@ from bellmask.analyze.entropy import (
 )
 from bellmask.analyze.runs import (
     NamedRun,
-    check_own_trunk,
+    check_all_maskable,
     check_same_text,
     chosen_steps,
     open_runs,
@@ -157,7 +157,7 @@ def _measure(options: DecomposeOptions, on_progress: OnProgress) -> dict[str, An
     if options.rows < 2:
         raise UserError(f"--rows must be at least 2, got {options.rows}")
     runs = open_runs(options.runs)
-    check_own_trunk(runs, "decompose")
+    check_all_maskable(runs, "decompose")
     for run in runs:
         if not is_toy(run.config.data.train):
             raise UserError(

@@ -19,7 +19,7 @@ import tyro
 from numpy.typing import NDArray
 
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
-from bellmask.analyze.runs import NamedRun, check_own_trunk, open_runs
+from bellmask.analyze.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.data.blocks import Blocks
 from bellmask.errors import UserError
 from bellmask.evaluate.estimators import (
@@ -130,7 +130,7 @@ def _check(options: EstimatorOptions) -> None:
 def _measure(options: EstimatorOptions, on_progress: OnProgress) -> dict[str, Any]:
     _check(options)
     runs = open_runs(options.runs)
-    check_own_trunk(runs, "estimators")
+    check_all_maskable(runs, "estimators")
     for run in runs:
         if run.config.framework.name != "mdm":
             raise UserError(

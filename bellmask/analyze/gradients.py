@@ -20,7 +20,7 @@ import tyro
 from torch import Tensor, nn
 
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
-from bellmask.analyze.runs import NamedRun, check_own_trunk, open_runs
+from bellmask.analyze.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.analyze.similarity import (
     additivity_similarities,
     margin_of,
@@ -116,7 +116,7 @@ def _measure(
     if options.draws < 2:
         raise UserError(f"--draws must be at least 2, got {options.draws}")
     runs = open_runs(options.runs)
-    check_own_trunk(runs, "this analysis of gradients")
+    check_all_maskable(runs, "this analysis of gradients")
     for run in runs:
         _check(run, least)
     models, done = 2 * len(runs), 0

@@ -50,11 +50,14 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
     return found
 
 
-def check_own_trunk(runs: Sequence[NamedRun], analysis: str) -> None:
-    """Refuse runs on a causal LM, whose first position cannot be masked."""
+def check_all_maskable(runs: Sequence[NamedRun], analysis: str) -> None:
+    """Refuse runs some of whose positions are never masked: causal LMs and prompts."""
     for run in runs:
-        if run.config.model.backbone != "dit":
-            raise UserError(f"{analysis} needs runs on our own trunk; {run.folder} is a causal LM")
+        if run.config.model.backbone != "dit" or run.config.sft.train is not None:
+            what = "on a causal LM" if run.config.model.backbone != "dit" else "fine-tuned"
+            raise UserError(
+                f"{analysis} needs runs of text on our own trunk; {run.folder} is {what}"
+            )
 
 
 def by_folder(folders: Sequence[str]) -> dict[str, Path]:

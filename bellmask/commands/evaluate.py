@@ -131,7 +131,7 @@ def _blocks(loaded: Run, options: EvaluateOptions) -> tuple[Blocks | None, Block
     else:
         train, valid = loaded.blocks()
         loaded.check_same_data(train)
-    return train, valid.spread(options.blocks)
+    return train, valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
 
 
 def _training_blocks(loaded: Run) -> Blocks | None:

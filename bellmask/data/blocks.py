@@ -130,6 +130,10 @@ class Blocks:
         """Maskable tokens of the given rows, int64."""
         return (self.row_lengths(index) - self.row_starts(index)).clamp(min=0)
 
+    def _share(self, index: Tensor | slice) -> float:
+        """The given rows' part of all maskable tokens."""
+        return float(self.num_maskable(index).sum() / self.num_maskable(slice(None)).sum().clamp(1))
+
     def starting_at(self, first: int) -> Blocks:
         """The same rows with nothing before position ``first`` maskable."""
         if not first or (self.starts is not None and self.starts.min() >= first):
@@ -150,7 +154,7 @@ class Blocks:
             lengths=self.lengths[part],
             documents=self.documents[part],
             fingerprint=mark,
-            num_bytes=self.num_bytes * self.lengths[part].sum() / max(1, self.lengths.sum()),
+            num_bytes=self.num_bytes * self._share(part),
             starts=None if self.starts is None else self.starts[part],
         )
 
@@ -160,13 +164,12 @@ class Blocks:
             return self
         index = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
         mark = hashlib.sha256(f"{self.fingerprint}/{count} spread".encode()).hexdigest()
-        share = self.lengths[index].sum() / max(1, self.lengths.sum())
         return Blocks(
             self.tokens[index],
             self.lengths[index],
             self.documents[index],
             mark,
-            self.num_bytes * float(share),
+            self.num_bytes * self._share(torch.from_numpy(index)),
             None if self.starts is None else self.starts[index],
         )
 

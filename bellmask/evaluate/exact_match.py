@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,13 +26,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.answers import WIDTH, Answerer, pad_rows
+from bellmask.answers import Answerer
 from bellmask.data.blocks import Blocks
 from bellmask.data.example_rows import begin_row
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.errors import UserError
 from bellmask.evaluate.errors import Floats, clustered_error, document_clusters
-from bellmask.generate.fill import fill
+from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.run import Run
 
@@ -182,51 +182,13 @@ def ask(
     on_batch: Callable[[int], None] | None = None,
 ) -> list[str]:
     """A run's answer to every example; example i has noise i, whatever the batch."""
-    rows, tokenizer, sampling = (
+    made = fill_rows(
+        run,
         canvases(examples, run, length),
-        run.tokenizer,
         sampling or Sampling(),
+        longest=examples.block_length,
+        seed=seed,
+        batch_size=batch_size,
+        on_batch=on_batch,
     )
-    batches = _batches(
-        [len(row) for row in rows],
-        batch_size,
-        examples.block_length,
-        is_cached=sampling.cache != "none",
-    )
-    found: dict[int, str] = {}
-    for numbers, width in batches:
-        x_BL, is_real_BL = pad_rows([rows[n] for n in numbers], width, tokenizer.pad_id)
-        made = fill(
-            run.model,
-            x_BL,
-            run.framework,
-            sampling,
-            mask_id=tokenizer.mask_id,
-            seed=seed,
-            first_sample=torch.tensor(numbers),
-            is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
-            device=run.device,
-        )
-        for place, number in enumerate(numbers):
-            is_gap_L = x_BL[place] == tokenizer.mask_id
-            found[number] = _text(made.ids_BL[place][is_gap_L].tolist(), tokenizer)
-        if on_batch:
-            on_batch(len(found))
-    return [found[number] for number in range(len(rows))]
-
-
-def _batches(
-    lengths: Sequence[int], size: int, most: int, *, is_cached: bool
-) -> Iterator[tuple[list[int], int]]:
-    """(numbers of canvases, the width they are padded to), ``size`` at a time.
-
-    Canvases of one width share a batch, all padded or none; with a cache those of one length, as
-    their gaps must begin together. That depends on the canvas alone, so no answer does on a batch.
-    """
-    groups: dict[tuple[int, int | bool], list[int]] = {}
-    for number, length in enumerate(lengths):
-        width = min(-(-length // WIDTH) * WIDTH, most)
-        groups.setdefault((width, length if is_cached else length == width), []).append(number)
-    for (width, _), numbers in sorted(groups.items()):
-        for first in range(0, len(numbers), size):
-            yield numbers[first : first + size], width
+    return [_text(one.ids, run.tokenizer) for one in made]

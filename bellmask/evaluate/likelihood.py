@@ -150,7 +150,10 @@ class Scorer:
     def mean(
         self, index_B: Tensor, context_B: Tensor, key: int, row_keys_B: Tensor | None = None
     ) -> Tensor:
-        """Mean cross-entropy of each block's targets given exactly N_c tokens, float64 [B]."""
+        """Mean cross-entropy of each block's targets given exactly N_c tokens, float64 [B].
+
+        nan where N_c tokens leave none to ask for; 0 for a block that has none at all.
+        """
         rows = self._draw(index_B, key, row_keys_B)
         problem = self.framework.given(
             rows.x0_BL,
@@ -161,7 +164,8 @@ class Scorer:
         )
         ce_N, owner_N = self._score(problem, rows), problem.rows_N // rows.x0_BL.shape[1]
         total_B = torch.zeros(len(index_B), dtype=torch.float64).index_add_(0, owner_N, ce_N)
-        return total_B / owner_N.bincount(minlength=len(index_B)).clamp(min=1)
+        is_empty_B = self.blocks.num_maskable(index_B) == 0
+        return (total_B / owner_N.bincount(minlength=len(index_B))).where(~is_empty_B, 0.0)
 
     def by_context(self, index_B: Tensor, key: int, row_keys_B: Tensor | None = None) -> Tensor:
         """Cross-entropy at every N_c, float64 [B, L], of a causal framework; 0 beyond a row."""

@@ -169,7 +169,8 @@ class ArmRun:
                 "(bellmask train PRESET_arm) or a Hugging Face causal model"
             )
         self._run = run
-        self._begin = [run.tokenizer.bos_id] if run.is_wrapped else []
+        self._first = run.model.first_maskable
+        self._begin = [run.tokenizer.bos_id] if run.is_wrapped or self._first else []
         self._eos = run.tokenizer.eos_id if run.tokenizer.eos_id >= 0 else None
         self.name = f"{run.folder.name}, step {run.step}"
         self.context = min(context, run.config.data.block_length)
@@ -200,7 +201,9 @@ class ArmRun:
         if rows:
             scorer = self._run.scorer(Blocks.from_rows(rows))
             for row, ce_L in zip(rows, scorer.by_context(torch.arange(len(rows)), 0).numpy()):
-                pieces[row.document].append(ce_L[len(self._begin) : row.length])
+                # by tokens seen of those that are scored: BOS is one of them on our own trunk
+                drop = 0 if self._first else len(self._begin)
+                pieces[row.document].append(ce_L[drop : drop + row.length - len(self._begin)])
         return [
             self._add_up(ids, text, np.concatenate(mine))
             if mine

@@ -45,6 +45,8 @@ class Network:
         """Count from zero, without a cache, for canvases whose given tokens guidance will hide."""
         self._forget()
         self._is_given_BL = canvas_BL != self.mask_id
+        # what a causal LM predicts the first token from stays, as it did in training
+        self._is_given_BL[:, : getattr(self.model, "first_maskable", 0)] = False
         if self.guidance and not bool(self._is_given_BL.any()):
             raise UserError(
                 "guidance weighs what given tokens change, and nothing is given here: leave it "

@@ -129,6 +129,15 @@ def attention(mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
     return {"is_causal": False} if mask is None else {"attention_mask": mask}
 
 
+def dropout_rates(config: Mapping[str, Any]) -> list[str]:
+    """Names of the dropout rates of a Hugging Face config that are above 0."""
+    return [
+        name
+        for name, value in config.items()
+        if name.endswith(("dropout", "pdrop")) and isinstance(value, float) and value > 0
+    ]
+
+
 def make_language_model(config: Mapping[str, Any], dropout: float) -> Any:
     """A causal LM of this Hugging Face config with random weights; probed.
 
@@ -136,9 +145,7 @@ def make_language_model(config: Mapping[str, Any], dropout: float) -> Any:
     """
     transformers = import_transformers("a pretrained backbone")
     values = dict(config)
-    for name, value in values.items():
-        if name.endswith(("dropout", "pdrop")) and isinstance(value, float) and value > 0:
-            values[name] = dropout
+    values |= dict.fromkeys(dropout_rates(config), dropout)
     kind = values.pop("model_type", None)
     try:
         with quiet():

@@ -7,10 +7,23 @@ from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES, Remasking
+from bellmask.generate.settings import Sampling
 
 V, MASK = 6, 6
 EVERY_RULE = RULES | {"cap": Remasking(0.3), "rescale": Remasking(0.5, "rescale")}
 each = pytest.mark.parametrize("rule", EVERY_RULE)
+SAMPLINGS = [
+    Sampling(steps=8),
+    Sampling(rule="first_hitting"),
+    Sampling(rule="most_confident", steps=4, guidance=0.5),
+    Sampling(steps=8, remask=0.1),
+    Sampling(steps=8, block_length=4),
+    Sampling(grid="count", per_step=3),
+    Sampling(rule="most_confident", steps=6, block_length=4),
+    Sampling(rule="margin", steps=6, block_length=4),
+    Sampling(rule="margin", steps=6, block_length=4, cache="prefix"),
+]
+"""Of every kind, for what must not depend on the batch."""
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -1,0 +1,139 @@
+"""Hugging Face causal LMs as starts: config, tokenizer and chat template; then their weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bellmask.data.tokenizer import FastTokenizer, from_transformers
+from bellmask.errors import UserError
+from bellmask.model.pretrained import PretrainedDenoiser, mean_row
+from bellmask.runfolder import Backbone
+from bellmask.transformers_library import first_line, import_transformers, quiet
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gpt2-tiny": {
+        "model_type": "gpt2",
+        "n_layer": 4,
+        "n_embd": 96,
+        "n_head": 4,
+        "n_positions": 256,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+}
+"""Small causal LMs to pretrain and adapt on a laptop."""
+
+
+def read_architecture(name: str) -> tuple[Backbone, str]:
+    """(a backbone by name or from a config.json, what identifies it)."""
+    values = ARCHITECTURES[name] if name in ARCHITECTURES else _read_config(Path(name))
+    transformers = import_transformers("--start")
+    try:
+        with quiet():
+            made = transformers.AutoConfig.for_model(**values).to_dict()
+    except Exception as error:  # unknown kinds, impossible sizes
+        raise UserError(f"start.architecture={name}: {first_line(error)}") from None
+    return Backbone(_plain(made)), json.dumps(values, sort_keys=True)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values["model_type"], str):
+            raise ValueError("model_type is not a name")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"start.architecture: {file} is not a Hugging Face config.json "
+            f"({type(error).__name__}: {error}); built in: {', '.join(ARCHITECTURES)}"
+        ) from None
+    return values
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """A Hugging Face config without what belongs to one machine or one file."""
+    left_out = ("_name_or_path", "quantization_config", "transformers_version", "dtype")
+    kept = {k: v for k, v in values.items() if k not in left_out and not k.startswith("_")}
+    return json.loads(json.dumps(kept, default=str))
+
+
+def read_causal_lm(path: str) -> tuple[FastTokenizer, Backbone]:
+    """The tokenizer and backbone of a folder or hub name, without its weights."""
+    transformers = import_transformers("--start")
+    try:
+        with quiet():
+            values = transformers.AutoConfig.from_pretrained(path).to_dict()
+    except Exception as error:  # no network, no such name, damaged files
+        raise UserError(
+            f"start.model={path}: cannot load it ({first_line(error)}); give a run folder, a "
+            "folder that holds a Hugging Face causal LM, its name on the hub, or smollm2"
+        ) from None
+    tokenizer = from_transformers(path)
+    with quiet():
+        template = transformers.AutoTokenizer.from_pretrained(path).chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    # a pad that is also EOS would never learn; ours are never looked at
+    changed = {"vocab_size": len(_rows(tokenizer)), "pad_token_id": None}
+    return tokenizer, Backbone({**_plain(values), **changed}, template)
+
+
+def _rows(tokenizer: FastTokenizer) -> list[int]:
+    """The model's own row of each of our tokens; a pad that we added has none and comes last."""
+    theirs = tokenizer.original_ids[: tokenizer.num_tokens].tolist()
+    return [row for row in theirs if row >= 0]
+
+
+def _load_causal_lm(path: str) -> Any:
+    transformers = import_transformers("--start")
+    try:
+        with quiet():
+            source, about = transformers.AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, output_loading_info=True
+            )
+    except Exception as error:  # no weights, damaged ones, others than the config says
+        raise UserError(f"{path}: cannot load its weights ({first_line(error)})") from None
+    if missing := sorted(about["missing_keys"]):
+        raise UserError(f"{path}: not a whole causal LM, it has no weights {missing[0]} ...")
+    return source
+
+
+@torch.no_grad()
+def fill_from_causal_lm(
+    network: PretrainedDenoiser, path: str, tokenizer: FastTokenizer, mask_token: int | None
+) -> None:
+    """Copy the weights in, rows in our order; the mask's begins as the mean or as a token's."""
+    source, rows = _load_causal_lm(path), _rows(tokenizer)
+    embedding, head = source.get_input_embeddings(), source.get_output_embeddings()
+    if max(rows) >= embedding.num_embeddings:
+        raise UserError(f"{path}: its tokenizer has more tokens than the model")
+    if mask_token is not None and not 0 <= mask_token < embedding.num_embeddings:
+        known = embedding.num_embeddings
+        raise UserError(f"start.mask_token={mask_token}: the model has ids below {known}")
+    picked = torch.tensor(rows)
+    new = network.language_model
+    changed = {id(embedding.weight), id(head.weight), id(head.bias)}
+    weights = dict(source.named_parameters())
+    for name, parameter in new.named_parameters():
+        value = weights[name]
+        parameter.copy_(value[picked] if id(value) in changed else value)
+    buffers = dict(source.named_buffers())
+    for name, buffer in new.named_buffers():
+        if name in buffers and buffers[name].shape == buffer.shape:
+            buffer.copy_(buffers[name])
+    row = mean_row(new.get_input_embeddings())
+    network.mask_row.copy_(row if mask_token is None else embedding(torch.tensor(mask_token)))
+
+
+def fingerprint(path: str) -> str:
+    """A folder by the names, sizes and times of its files; another model by its name."""
+    if not Path(path).is_dir():
+        return path
+    files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(Path(path).iterdir())]
+    return hashlib.sha256(repr(files).encode()).hexdigest()
