@@ -235,13 +235,14 @@ class _Training:
             "num_tokens": self.tokenizer.num_tokens,
             "mask_id": self.tokenizer.mask_id,
             "tokenizer_fingerprint": self.tokenizer.fingerprint,
-            **describe_blocks(self.config, self.train_blocks, self.valid_blocks),
+            **describe_blocks(self.config, self.train_blocks, self.valid_blocks, self.counts),
         }
 
     def _unigram(self) -> float:
         """Cross-entropy of training frequencies: where a model without context would be."""
-        num_tokens = self.tokenizer.num_tokens
-        return unigram_cross_entropy(self.train_blocks, self.valid_blocks, num_tokens)
+        return unigram_cross_entropy(
+            self.train_blocks, self.valid_blocks, self.tokenizer.num_tokens
+        )
 
     def _introduce(self, checkpoint: Path | None) -> None:
         config, state = self.config, self.state
@@ -256,8 +257,7 @@ class _Training:
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
             self.display.say(f"examples: {told}")
-        cautions = [*self.start.notes, learning_caution(config)]
-        for caution in filter(None, cautions):
+        for caution in filter(None, [*self.start.notes, learning_caution(config)]):
             self.display.say(f"note: {caution}")
 
     def _validate(self, state: TrainState) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bellmask.config import RunConfig
 from bellmask.data.blocks import Blocks
-from bellmask.data.example_blocks import load_example_blocks
+from bellmask.data.example_blocks import IN_CONVERSATIONS, load_example_blocks
 from bellmask.data.prepare import LoadedData, load_data
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.data.turns import has_turns
 from bellmask.data.writing import OnProgress
+from bellmask.options import SftOptions
 from bellmask.runfolder import Backbone
 
 RESPONSES_LOOKED_AT = 10_000
@@ -35,8 +36,13 @@ def load_inputs(
     return replace(data, train=data.train.starting_at(first), valid=data.valid.starting_at(first))
 
 
-def describe_blocks(config: RunConfig, train: Blocks, valid: Blocks) -> dict[str, Any]:
-    """What run.json says of the data; of responses, how long a gap generation should leave."""
+def describe_blocks(
+    config: RunConfig, train: Blocks, valid: Blocks, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """What run.json says of the data; of responses, how long a gap generation should leave.
+
+    ``counts`` are those of :class:`bellmask.data.prepare.LoadedData`.
+    """
     about: dict[str, Any] = {
         "train_fingerprint": train.fingerprint,
         "valid_fingerprint": valid.fingerprint,
@@ -45,6 +51,13 @@ def describe_blocks(config: RunConfig, train: Blocks, valid: Blocks) -> dict[str
     }
     if config.sft.train is not None:
         sizes = train.num_maskable(slice(0, RESPONSES_LOOKED_AT)).float()
-        about["has_turns"] = has_turns(config.sft)
+        about["has_turns"] = _has_turns(config.sft, counts)
         about["response_tokens"] = int(sizes.quantile(0.9, interpolation="higher"))
     return about
+
+
+def _has_turns(sft: SftOptions, counts: Mapping[str, int]) -> bool:
+    """Roles were marked: by the template in all rows, or in at least half of them."""
+    if sft.template == "auto":
+        return 2 * counts.get(IN_CONVERSATIONS, 0) >= counts["rows"]
+    return sft.template == "chat"

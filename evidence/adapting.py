@@ -246,6 +246,6 @@ NOTE = [
 ]
 STAGES_NOTE = [
     "stories260K, adapted as above (base and bell, the same runs), then 300 steps of writing four",
-    "to eight letters backwards (`toy:reverse`), with either objective. In the paper the bell at the",
-    "first stage counts for most; the objective of fine-tuning makes little difference.",
+    "to eight letters backwards (`toy:reverse`), with either objective. In the paper the bell at",
+    "the first stage counts for most; the objective of fine-tuning makes little difference.",
 ]

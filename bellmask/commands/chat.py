@@ -174,7 +174,7 @@ class Chat:
         """A note, beside the answers."""
         from rich.text import Text
 
-        from bellmask.report.chat_view import visible_lines
+        from bellmask.report.tokens import visible_lines
 
         self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
 
@@ -206,8 +206,8 @@ class Chat:
         self._answer(self.talk.retry)
 
     def _answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
-        from bellmask.report.chat_view import AnswerView, visible_lines
-        from bellmask.report.tokens import visible
+        from bellmask.report.chat_view import AnswerView
+        from bellmask.report.tokens import visible, visible_lines
 
         view = AnswerView(self.talk.answerer.run.tokenizer, fps=self.fps, console=self.console)
         start = time.monotonic()

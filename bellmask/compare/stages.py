@@ -112,7 +112,7 @@ def plan_stages(
                 place = root / _tuned_key(tuned, folder.name, "/".join(marks))
                 run = PlannedRun(cell.name, tuned.train.seed, "", tuned, place)
                 cells.append((cell, run))
-    about = describe_blocks(sft, data.train, data.valid)
+    about = describe_blocks(sft, data.train, data.valid, data.counts)
     return Plan(cells, data.valid, tokenizer, about["response_tokens"])
 
 

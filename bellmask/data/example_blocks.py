@@ -41,8 +41,10 @@ __all__ = [
     "prepare_examples",
 ]
 
-VERSION = 1
-"""Part of every cache key; raise it when rows would come out differently."""
+VERSION = 2
+"""Part of every cache key; raise it when rows or counts would come out differently."""
+IN_CONVERSATIONS = "answers in conversations"
+"""The count of rows whose example came with roles."""
 EXAMPLES_AT_ONCE = 1024
 
 
@@ -79,7 +81,7 @@ def load_example_blocks(
 
 def _check(rules: ExampleRules, tokenizer: Tokenizer) -> None:
     if rules.round_to < 1:
-        raise UserError(f"sft.round_to={rules.round_to} must be 1 or more")
+        raise UserError(f"sft.round_to={rules.round_to} must be at least 1")
     if rules.block_length <= rules.round_to:
         raise UserError(
             f"data.block_length={rules.block_length} has no room for a prompt and a response of "
@@ -185,8 +187,10 @@ def _draft(
     examples = source.read(counts)
     with path.open("wb") as stream:
         while batch := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
-            for row, text in encode_examples(batch, encoder, rules, counts):
+            rows = encode_examples(batch, encoder, rules, counts)
+            for (_, example), (row, text) in zip(batch, rows, strict=True):
                 if row is not None:
+                    counts.update([IN_CONVERSATIONS] if example.is_conversation else [])
                     stream.write(row.ids.astype(dtype).tobytes())
                     marks.append((row.length, row.document, row.start, len(text.encode())))
                     size += marks[-1][3]

@@ -7,7 +7,6 @@ list of messages with roles. What it is, is told by its columns; anything else i
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bellmask.data.formats import kind_of, readable_errors, text_stream
+from bellmask.data.formats import kind_of, parse_json, readable_errors, text_stream
 from bellmask.data.messages import Example, ExampleSource, Numbered, turns
 from bellmask.data.sharegpt import tidy
-from bellmask.data.sources import find_files
+from bellmask.data.sources import find_files, find_on_hub
 from bellmask.errors import UserError
 
 Record = dict[str, Any]
@@ -62,20 +61,13 @@ def read_records(path: Path) -> Iterator[Record]:
 def _read_json(lines: Any, name: str) -> Iterator[Record]:
     first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("["):
-        try:
-            rows = json.loads(first + lines.read())
-        except json.JSONDecodeError as error:
-            raise UserError(f"{name} is not JSON: {error}") from None
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(parse_json(first + lines.read(), name), start=1):
             yield _record(row, f"{name}, record {number}")
         return
     for number, line in enumerate((first, *lines), start=1):
         if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{name}, record {number} is not JSON: {error}") from None
-            yield _record(row, f"{name}, record {number}")
+            place = f"{name}, record {number}"
+            yield _record(parse_json(line, place), place)
 
 
 def _record(row: Any, place: str) -> Record:
@@ -132,35 +124,10 @@ def hub_records(
     name: str, repository: str, config: str | None, split: str, revision: str | None = None
 ) -> RecordSource:
     """A split of a data set on the hub, streamed; its commit is its identity."""
-    try:
-        import datasets
-        import huggingface_hub
-    except ImportError:
-        raise UserError(
-            f"{name!r} comes from the hub, which needs datasets: pip install 'bellmask[text]'"
-        ) from None
-    try:
-        commit = huggingface_hub.HfApi().dataset_info(repository, revision=revision).sha
-    except Exception as error:
-        raise UserError(
-            f"cannot reach {repository} on the hub ({_reason(error)}). Offline? Download its files "
-            "where there is a network and give them instead: --sft.train FILE or tasks:FOLDER"
-        ) from None
-    place = f"{repository}/{config or 'default'}/{split}"
-
-    def read() -> Iterator[Record]:
-        try:
-            yield from datasets.load_dataset(
-                repository, config, split=split, revision=commit, streaming=True
-            )
-        except Exception as error:
-            raise UserError(f"cannot read {place} from the hub: {_reason(error)}") from None
-
-    return RecordSource(name, identity_of([f"{place}@{commit}"]), read, {place: str(commit)})
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    found = find_on_hub(
+        name, repository, config, split, revision, "instead: --sft.train FILE or tasks:FOLDER"
+    )
+    return RecordSource(name, identity_of([found.mark]), found.rows, found.origin)
 
 
 # --- records → examples ----------------------------------------------------------------------
@@ -218,10 +185,11 @@ def example_files(pattern: str) -> ExampleSource:
     return from_records(record_files(find_files(pattern), pattern))
 
 
-def example_hub(name: str) -> ExampleSource:
-    """``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
-    repository, _, rest = name.removeprefix("hub:").partition(":")
+def hub_named(name: str) -> RecordSource:
+    """The records of ``[sharegpt:]hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
+    _, _, place = name.partition("hub:")
+    repository, _, rest = place.partition(":")
     config, _, split = rest.partition(":")
     if repository.count("/") != 1:
         raise UserError(f"{name!r}: write hub:OWNER/NAME, hub:OWNER/NAME:CONFIG or with :SPLIT")
-    return from_records(hub_records(name, repository, config or None, split or "train"))
+    return hub_records(name, repository, config or None, split or "train")

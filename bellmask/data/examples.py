@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bellmask.data.example_files import example_files, example_hub, record_files
+from bellmask.data.example_files import (
+    RecordSource,
+    example_files,
+    from_records,
+    hub_named,
+    record_files,
+)
 from bellmask.data.messages import Example, ExampleSource, Message, Role, turns
 from bellmask.data.sharegpt import from_sharegpt
 from bellmask.data.sources import find_files, is_hub_name
@@ -18,25 +24,19 @@ from bellmask.data.toy_examples import open_toy
 from bellmask.errors import UserError
 from bellmask.options import SftOptions
 
-__all__ = ["Example", "ExampleSource", "Message", "Role", "is_tasks", "open_examples", "turns"]
-
-
-def is_tasks(source: str) -> bool:
-    """True for ``tasks`` and ``tasks:FOLDER``, to which ``--sft.counts`` applies."""
-    return source == "tasks" or source.startswith("tasks:")
+__all__ = ["Example", "ExampleSource", "Message", "Role", "open_examples", "turns"]
 
 
 def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSource:
-    """The examples that ``--sft.train`` or ``--sft.valid`` names, not read yet."""
+    """The examples that ``--sft.train`` or ``--sft.valid`` names, not read yet.
+
+    Of the options only ``counts`` is read, and only for the task mix.
+    """
     kind, sign, rest = source.partition(":")
-    if options.counts and not any(is_tasks(name or "") for name in (options.train, options.valid)):
-        raise UserError(
-            f"sft.counts is for the task mix (--sft.train tasks); {options.train!r} has no counts"
-        )
     if source == "tasks":
         return open_tasks(None, options.counts)
     if is_hub_name(source):
-        return example_hub(source)
+        return from_records(hub_named(source))
     if sign and kind in _OPENERS and not Path(source).exists():
         if not rest:
             raise UserError(f"{source!r}: what comes after {kind}: is missing")
@@ -45,16 +45,21 @@ def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSourc
     if is_a_word:
         raise UserError(
             f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
-            "toy:copy, toy:reverse, toy:sums, stories:FILE, or a .jsonl, .json or .parquet file)"
+            "sharegpt:hub:OWNER/NAME, toy:copy, toy:reverse, toy:sums, stories:FILE, or a .jsonl, "
+            ".json or .parquet file)"
         )
     return example_files(source)
 
 
+def _sharegpt_records(rest: str) -> RecordSource:
+    """Of files, or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
+    name = f"sharegpt:{rest}"
+    return hub_named(name) if is_hub_name(rest) else record_files(find_files(rest), name)
+
+
 _OPENERS = {
     "tasks": lambda rest, options: open_tasks(rest, options.counts),
-    "sharegpt": lambda rest, options: from_sharegpt(
-        record_files(find_files(rest), f"sharegpt:{rest}")
-    ),
+    "sharegpt": lambda rest, options: from_sharegpt(_sharegpt_records(rest)),
     "toy": lambda rest, options: open_toy(f"toy:{rest}"),
     "stories": lambda rest, options: open_stories(rest),
 }

@@ -162,6 +162,16 @@ def readable_errors(name: str) -> Iterator[None]:
         raise
 
 
+def parse_json(text: str, place: str) -> Any:
+    """What a JSON text holds; ``place`` is named where it cannot be read."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number without end, lists in lists in lists
+        raise UserError(f"{place} cannot be read: {error}") from None
+
+
 def _suffixes(path: Path) -> tuple[str, str]:
     """(format suffix, compression suffix or nothing)."""
     if path.suffix in _COMPRESSED:
@@ -198,10 +208,7 @@ def _read_json_lines(lines: Iterable[str], column: str, name: str) -> Iterator[P
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{name}, line {number} is not JSON: {error}") from None
+        row = parse_json(line, f"{name}, line {number}")
         if not isinstance(row, dict):
             raise UserError(f"{name}, line {number} is not a JSON object")
         yield Piece(_column(row, column, f"{name}, line {number}"))

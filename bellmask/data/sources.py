@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bellmask.data.formats import (
     RULES,
@@ -25,6 +26,7 @@ from bellmask.data.formats import (
 )
 from bellmask.data.wheels import Wheel
 from bellmask.errors import UserError
+from bellmask.transformers_library import first_line
 
 
 @dataclass(frozen=True)
@@ -100,20 +102,30 @@ def wheel_source(
     return Source(name, _identity(origin.values()), pieces, origin)
 
 
-def hub_source(
-    name: str,
-    repository: str,
-    config: str | None,
-    split: str,
-    *,
-    column: str,
-    revision: str | None,
-    line_rule: str | None = None,
-) -> Source:
-    """A data set on the Hugging Face hub, streamed from Parquet; its commit is its identity.
+@dataclass(frozen=True)
+class OnHub:
+    """A split of a data set on the Hugging Face hub, at a commit."""
 
-    A row is a document, or a line of text to which ``line_rule`` applies.
-    """
+    place: str
+    commit: str
+    rows: Callable[[], Iterator[dict[str, Any]]]
+    """Streams it from Parquet, from the start."""
+
+    @property
+    def mark(self) -> str:
+        """What pins its content."""
+        return f"{self.place}@{self.commit}"
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """For the data card."""
+        return {self.place: self.commit}
+
+
+def find_on_hub(
+    name: str, repository: str, config: str | None, split: str, revision: str | None, advice: str
+) -> OnHub:
+    """Ask the hub for the commit, nothing else; ``advice``: how files are given where it fails."""
     try:
         import datasets
         import huggingface_hub
@@ -124,23 +136,42 @@ def hub_source(
     try:
         commit = huggingface_hub.HfApi().dataset_info(repository, revision=revision).sha
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"cannot reach {repository} on the hub ({reason}). Offline? Download its files where "
-            f"there is a network and give them with --from PATH (any of txt, jsonl, csv, parquet)"
+            f"cannot reach {repository} on the hub ({first_line(error)}). Offline? Download its "
+            f"files where there is a network and give them {advice}"
         ) from None
-
     place = f"{repository}/{config or 'default'}/{split}"
 
-    def texts() -> Iterator[str]:
+    def rows() -> Iterator[dict[str, Any]]:
         try:
-            rows = datasets.load_dataset(
+            yield from datasets.load_dataset(
                 repository, config, split=split, revision=commit, streaming=True
             )
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"cannot read {place} from the hub: {reason}") from None
-        for row in rows:
+            raise UserError(f"cannot read {place} from the hub: {first_line(error)}") from None
+
+    return OnHub(place, str(commit), rows)
+
+
+def hub_source(
+    name: str,
+    repository: str,
+    config: str | None,
+    split: str,
+    *,
+    column: str,
+    revision: str | None,
+    line_rule: str | None = None,
+) -> Source:
+    """A data set on the hub; its commit is its identity.
+
+    A row is a document, or a line of text to which ``line_rule`` applies.
+    """
+    advice = "with --from PATH (any of txt, jsonl, csv, parquet)"
+    found = find_on_hub(name, repository, config, split, revision, advice)
+
+    def texts() -> Iterator[str]:
+        for row in found.rows():
             text = row.get(column)
             if not isinstance(text, str):
                 raise UserError(f"{repository} has no text column {column!r}: {', '.join(row)}")
@@ -151,8 +182,8 @@ def hub_source(
             return (Piece(text) for text in texts())
         return RULES[line_rule](texts())
 
-    identity = _identity([f"{place}@{commit}", f"rows as lines: {line_rule}"])
-    return Source(name, identity, pieces, {place: str(commit)})
+    identity = _identity([found.mark, f"rows as lines: {line_rule}"])
+    return Source(name, identity, pieces, found.origin)
 
 
 def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.errors import UserError
+from bellmask.transformers_library import first_line
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
@@ -24,10 +25,6 @@ def _library() -> Any:
     return huggingface_hub
 
 
-def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
 def local_folder(name: str) -> Path:
     """A path as it is, or the local copy of a hub repository, fetched if need be.
 
@@ -42,7 +39,7 @@ def local_folder(name: str) -> Path:
         return Path(library.snapshot_download(repo_id=name))
     except Exception as error:  # no network, no such name, no access: all are the user's to mend
         raise UserError(
-            f"there is no folder {name}, and the hub does not give it ({_reason(error)}); "
+            f"there is no folder {name}, and the hub does not give it ({first_line(error)}); "
             "check the name, the network, and 'hf auth login' for private ones"
         ) from None
 
@@ -62,7 +59,7 @@ def push_folder(folder: Path, name: str, *, is_private: bool = False, api: Any =
         )
     except Exception as error:  # the export stays; only the upload must be done again
         raise UserError(
-            f"{folder} is written, but could not be pushed to {name} ({_reason(error)}); log in "
+            f"{folder} is written, but could not be pushed to {name} ({first_line(error)}); log in "
             f"with 'hf auth login' and try: hf upload {name} {folder}"
         ) from None
     return str(made)

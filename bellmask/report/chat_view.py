@@ -7,72 +7,39 @@ folded anywhere, as a terminal folds the finished answer. One row, L length.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from rich.cells import chop_cells
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.text import Text
 
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
-from bellmask.generate.steps import Step, TokenTexts
-from bellmask.report.tokens import MASK, REMASKED, plain_ascii, visible
-from bellmask.report.watch import STYLES, Frame
+from bellmask.generate.steps import Step
+from bellmask.report.tokens import MASK, REMASKED, plain_ascii, visible_lines
+from bellmask.report.watch import STYLES, Frame, LiveView
 
 END = "|"
 """Where the answer ends."""
 DEFAULT_FPS = 24.0
 
 
-def visible_lines(text: str) -> str:
-    """Lines stay; other control characters, which would steer the terminal, become signs."""
-    return "\n".join(visible(line) for line in text.split("\n"))
-
-
-class AnswerView:
+class AnswerView(LiveView):
     """``with AnswerView(tokenizer) as view: ...`` and ``on_step=view``, for one answer.
 
     ``fps`` is the most changes shown per second; 0 does not wait. The view goes away at the end,
     when the finished answer is to be printed; of an interrupted one the last frame stays.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        fps: float = DEFAULT_FPS,
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        if not 0 <= fps < float("inf"):
-            raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
-        self.console = console or Console(stderr=True, highlight=False)
-        self.seconds_waited = 0.0
-        """How long steps were held to be seen; no part of the model's time."""
-        self._mask_id, self._eos_id = tokenizer.mask_id, tokenizer.eos_id
-        self._texts = TokenTexts(tokenizer)
-        self._fps, self._clock, self._sleep = fps, clock, sleep
-        self._frame: Frame | None = None
+    def __init__(self, tokenizer: Tokenizer, *, fps: float = DEFAULT_FPS, **more: Any) -> None:
+        super().__init__(tokenizer, fps=fps, keep_last=False, **more)
+        self._eos_id = tokenizer.eos_id
         self._shown: Text | None = None
-        self._next_time = 0.0
-        self._live = Live(
-            console=self.console, auto_refresh=False, transient=True, vertical_overflow="crop"
-        )
 
     @property
     def step(self) -> Step | None:
         """The last one, if any."""
         return None if self._frame is None else self._frame.step
-
-    def __enter__(self) -> AnswerView:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
 
     def __exit__(
         self,
@@ -81,30 +48,16 @@ class AnswerView:
         trace: TracebackType | None,
     ) -> None:
         self._live.transient = kind is None
-        if self.console.is_terminal:
-            self._live.stop()
+        super().__exit__(kind, error, trace)
 
     def __call__(self, step: Step) -> None:
         """Show one step, if it changes anything that is seen."""
-        step = replace(step, ids_BL=step.ids_BL.clone())
-        last = self._frame
-        if last is None:
-            self._frame = Frame(step, step.ids_BL, step.ids_BL, self._mask_id)
-        else:
-            self._frame = Frame(step, last.step.ids_BL, last.canvas_BL, self._mask_id)
-        answer = self._answer(self._frame)
+        frame = self._take(step)
+        answer = self._answer(frame)
         if self.console.is_terminal and answer != self._shown:
             self._shown = answer
             self._wait()
-            self._live.update(Group(*self._lines(answer, step)), refresh=True)
-
-    def _wait(self) -> None:
-        """Hold a frame until the one before it has been seen."""
-        if self._fps:
-            seconds = max(0.0, self._next_time - self._clock())
-            self.seconds_waited += seconds
-            self._sleep(seconds)
-            self._next_time = self._clock() + 1 / self._fps
+            self._live.update(Group(*self._lines(answer, frame.step)), refresh=True)
 
     def render(self) -> list[Text]:
         """The latest frame: the answer's lines, as many as fit on the screen, and the step."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bellmask.errors import UserError
+from bellmask.report.tokens import visible_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +81,7 @@ class SideBySide:
             console.print(Text(self.settings, style="dim"))
 
     def _asked(self, number: int) -> str:
-        return _visible(self.prompts[number]) or "(nothing given)"
+        return visible_lines(self.prompts[number]) or "(nothing given)"
 
     def _heading(self, number: int) -> Text:
         from rich.text import Text
@@ -110,7 +111,7 @@ class SideBySide:
         from rich.text import Text
 
         given, made = self._split(number, text)
-        return Text.assemble((_visible(given), "dim"), _visible(made))
+        return Text.assemble((visible_lines(given), "dim"), visible_lines(made))
 
     def _split(self, number: int, text: str) -> tuple[str, str]:
         """(given beginning, what was made); of a canvas, which has gaps, nothing is told apart."""
@@ -134,7 +135,7 @@ class SideBySide:
         for name, of_run in zip(self.runs, self.texts, strict=True):
             boxes = ""
             for text in of_run[number]:
-                given, made = (html.escape(_visible(p)) for p in self._split(number, text))
+                given, made = (html.escape(visible_lines(p)) for p in self._split(number, text))
                 # a line end right behind <pre> would be dropped; the element keeps it
                 boxes += f'<pre><span class="given">{given}</span>{made}</pre>'
             runs += f'<div class="run"><h3>{html.escape(name)}</h3>{boxes}</div>'
@@ -180,13 +181,6 @@ def show_side_by_side(
         print(path)
 
 
-def _visible(text: str) -> str:
-    """Lines stay; other control characters, which would steer a terminal, become signs."""
-    from bellmask.report.tokens import visible
-
-    return "\n".join(visible(line) for line in text.split("\n"))
-
-
 def _one_line(text: str) -> str:
     """A line of Markdown without markup."""
     signs = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|&"})
@@ -195,7 +189,7 @@ def _one_line(text: str) -> str:
 
 def _fenced(text: str) -> str:
     """A code block whose fence is longer than any run of backticks inside."""
-    text, fence = _visible(text), "```"
+    text, fence = visible_lines(text), "```"
     while fence in text:
         fence += "`"
     return f"{fence}text\n{text}\n{fence}"

@@ -19,6 +19,11 @@ def visible(text: str) -> str:
     return "".join(_SIGNS.get(c) or (c if c.isprintable() else "·") for c in text)
 
 
+def visible_lines(text: str) -> str:
+    """Lines stay; other control characters, which would steer the terminal, become signs."""
+    return "\n".join(visible(line) for line in text.split("\n"))
+
+
 def plain_ascii(text: str) -> str:
     """For screens that know ASCII only."""
     text = text.replace(MASK, "_").replace(REMASKED, "#").replace(LINE_END, "/")

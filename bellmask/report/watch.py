@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any, Self
 
 from rich.cells import chop_cells
 from rich.console import Console, Group
@@ -71,8 +72,8 @@ def _kind(now: int, before: int, canvas: int, mask_id: int) -> str:
     return "old" if now == before else "changed"
 
 
-class Watch:
-    """A live view of a generation: ``with Watch(tokenizer) as watch: ...`` and ``on_step=watch``.
+class LiveView:
+    """What views of a generation share: the screen, the pace, steps beside those before them.
 
     ``fps`` is the most steps shown per second (a quick model is slowed down to be seen); 0 shows
     them as they come. The view is on stderr, so texts can be piped; ``keep_last`` leaves the last
@@ -83,9 +84,8 @@ class Watch:
         self,
         tokenizer: Tokenizer,
         *,
-        title: str = "",
-        fps: float = 12.0,
-        keep_last: bool = True,
+        fps: float,
+        keep_last: bool,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -93,11 +93,12 @@ class Watch:
         if not 0 <= fps < float("inf"):
             raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
         self.console = console or Console(stderr=True, highlight=False)
+        self.seconds_waited = 0.0
+        """How long steps were held to be seen; no part of the model's time."""
         self._mask_id, self._texts = tokenizer.mask_id, TokenTexts(tokenizer)
-        self._title = title
         self._fps, self._clock, self._sleep = fps, clock, sleep
         self._frame: Frame | None = None
-        self._next_time, self._printed = 0.0, -1
+        self._next_time = 0.0
         self._live = Live(
             console=self.console,
             auto_refresh=False,
@@ -105,7 +106,7 @@ class Watch:
             vertical_overflow="crop",
         )
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         if self.console.is_terminal:
             self._live.start()
         return self
@@ -118,31 +119,65 @@ class Watch:
     ) -> None:
         if self.console.is_terminal:
             self._live.stop()
-        else:
-            self._print_last()
 
-    def __call__(self, step: Step) -> None:
-        """Show one step."""
-        step = replace(step, ids_BL=step.ids_BL.clone())
-        if self._frame is None or step.number == 0:
-            if not self.console.is_terminal:
-                self._print_last()
-            self._printed = -1
+    def _take(self, step: Step) -> Frame:
+        """A step, kept as it is now, beside the last one; step 0 begins anew."""
+        step, last = replace(step, ids_BL=step.ids_BL.clone()), self._frame
+        if last is None or step.number == 0:
             self._frame = Frame(step, step.ids_BL, step.ids_BL, self._mask_id)
         else:
-            last = self._frame
             self._frame = Frame(step, last.step.ids_BL, last.canvas_BL, self._mask_id)
-        if self.console.is_terminal:
-            self._wait()
-            self._live.update(self.render(self._frame), refresh=True)
-        elif self._is_due(step):
-            self._print_last()
+        return self._frame
 
     def _wait(self) -> None:
         """Hold a frame until the one before it has been seen."""
         if self._fps:
-            self._sleep(max(0.0, self._next_time - self._clock()))
+            seconds = max(0.0, self._next_time - self._clock())
+            self.seconds_waited += seconds
+            self._sleep(seconds)
             self._next_time = self._clock() + 1 / self._fps
+
+
+class Watch(LiveView):
+    """A live view of a generation: ``with Watch(tokenizer) as watch: ...`` and ``on_step=watch``.
+
+    Options as for :class:`LiveView`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        title: str = "",
+        fps: float = 12.0,
+        keep_last: bool = True,
+        **more: Any,
+    ) -> None:
+        super().__init__(tokenizer, fps=fps, keep_last=keep_last, **more)
+        self._title, self._printed = title, -1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if not self.console.is_terminal:
+            self._print_last()
+
+    def __call__(self, step: Step) -> None:
+        """Show one step."""
+        if self._frame is None or step.number == 0:
+            if not self.console.is_terminal:
+                self._print_last()
+            self._printed = -1
+        frame = self._take(step)
+        if self.console.is_terminal:
+            self._wait()
+            self._live.update(self.render(frame), refresh=True)
+        elif self._is_due(step):
+            self._print_last()
 
     def _is_due(self, step: Step) -> bool:
         if step.number == 0:

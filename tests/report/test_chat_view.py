@@ -11,7 +11,8 @@ from rich.console import Console
 from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.errors import UserError
 from bellmask.generate.steps import Step
-from bellmask.report.chat_view import AnswerView, visible_lines
+from bellmask.report.chat_view import AnswerView
+from bellmask.report.tokens import visible_lines
 from bellmask.report.watch import STYLES
 
 BYTES = ByteTokenizer()

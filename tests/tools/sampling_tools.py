@@ -18,7 +18,7 @@ SAMPLINGS = [
     Sampling(rule="most_confident", steps=4, guidance=0.5),
     Sampling(steps=8, remask=0.1),
     Sampling(steps=8, block_length=4),
-    Sampling(grid="count", per_step=3),
+    Sampling(rule="most_confident", grid="count", per_step=3),
     Sampling(rule="most_confident", steps=6, block_length=4),
     Sampling(rule="margin", steps=6, block_length=4),
     Sampling(rule="margin", steps=6, block_length=4, cache="prefix"),
