@@ -209,9 +209,8 @@ class _Training:
 
     def _open_folder(self, checkpoint: Path | None) -> None:
         """Write what describes the run, and undo what happened after the checkpoint."""
-        before: dict[str, Any] = {}
+        before = {} if checkpoint is None else read_description(self.folder)
         if checkpoint is not None:
-            before = read_description(self.folder)
             check_same_run(before, self._description(), self.config, self.folder)
         self.run_id = before.get("id", self.run_id)
         description = {**self._description(), "id": self.run_id}
@@ -240,9 +239,8 @@ class _Training:
 
     def _unigram(self) -> float:
         """Cross-entropy of training frequencies: where a model without context would be."""
-        return unigram_cross_entropy(
-            self.train_blocks, self.valid_blocks, self.tokenizer.num_tokens
-        )
+        num_tokens = self.tokenizer.num_tokens
+        return unigram_cross_entropy(self.train_blocks, self.valid_blocks, num_tokens)
 
     def _introduce(self, checkpoint: Path | None) -> None:
         config, state = self.config, self.state

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hub_tools import install_hub
 from sampling_tools import SAMPLINGS
 
 from bellmask.answers import DEFAULT_STEPS, Answerer, Question
@@ -198,6 +199,42 @@ def test_causal_runs_continue_one_at_a_time(
 
 
 # --- conversations -----------------------------------------------------------------------------
+
+
+TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+PAIR = {"prompt": "a", "response": "b"}
+
+
+@pytest.mark.parametrize(
+    ("template", "talks", "pairs", "is_known"),
+    [
+        ("auto", 8, 0, True),
+        ("auto", 0, 8, False),
+        ("auto", 3, 9, False),
+        ("auto", 9, 3, True),
+        ("plain", 8, 0, False),
+        ("chat", 0, 8, True),
+    ],
+)
+def test_a_run_remembers_whether_roles_were_marked(
+    monkeypatch: pytest.MonkeyPatch,
+    small_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    template: str,
+    talks: int,
+    pairs: int,
+    is_known: bool,
+) -> None:
+    """Whatever the first example is, and wherever it comes from."""
+    install_hub(monkeypatch, [*[PAIR] * pairs, *[TALK] * talks])
+    options = f"--sft.train hub:owner/set-{talks}-{pairs} --sft.round-to 8 --data.block-length 48"
+    options += f" --sft.template {template} --train.steps 1"
+    train_run(small_config(*options.split()), tmp_path / "run", is_quiet=True)
+    assert Answerer(load_run(tmp_path / "run")).knows_turns is is_known
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    del about["has_turns"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    assert Answerer(load_run(tmp_path / "run")).knows_turns is False
 
 
 def test_a_talk_remembers_what_was_said_where_it_should(answerer: Answerer) -> None:

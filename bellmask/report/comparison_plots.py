@@ -13,6 +13,9 @@ from matplotlib.figure import Figure
 
 from bellmask.report.plots import COLOURS, save_figure, write_svg
 
+SHORT_ARROW = 1.4
+"""Speed-ups below it have arrows too short to centre a label on."""
+
 
 def colour_of(results: Mapping[str, Any], name: str) -> str:
     """Red for the reference; the others in order."""
@@ -84,12 +87,13 @@ def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
             arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.5},
         )
         at_least = "≥ " if comparison["is_bound"] else ""
+        is_short = ratio < SHORT_ARROW  # its label would reach beyond the last step
         axes.text(
-            (steps + steps / ratio) / 2,
+            steps if is_short else (steps + steps / ratio) / 2,
             height + 0.012 * (high - low),
             f"{at_least}{ratio:.2f}x sooner" + (f" ({name})" if len(compared) > 1 else ""),
             color=colour,
-            ha="center",
+            ha="right" if is_short else "center",
             va="bottom",
             fontsize=9,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},

@@ -164,6 +164,19 @@ def test_what_was_left_out_is_counted(load: Any, tmp_path: Path) -> None:
     }
 
 
+def test_answers_in_conversations_are_counted_where_they_became_rows(
+    load: Any, tmp_path: Path
+) -> None:
+    path = conversations(tmp_path / "a.jsonl", 5)
+    with Path(path).open("a") as stream:
+        stream.write(json.dumps({"prompt": "p", "response": "r"}) + "\n")
+        talk = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a" * 200}]
+        stream.write(json.dumps({"messages": talk}) + "\n")
+    load(path, length=128)
+    counts = example_counts(read_card(folders(tmp_path)[0]))
+    assert (counts["rows"], counts["answers in conversations"]) == (16, 15)
+
+
 def test_mistakes_leave_nothing_behind(load: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"prompt": "p", "response": "r" * 99}) + "\n")
@@ -175,7 +188,7 @@ def test_mistakes_leave_nothing_behind(load: Any, tmp_path: Path) -> None:
     assert folders(tmp_path) == []
     for options, message in (
         ({"length": 32}, r"data\.block_length=32 has no room"),
-        ({"round_to": 0}, r"sft\.round_to=0 must be 1 or more"),
+        ({"round_to": 0}, r"sft\.round_to=0 must be at least 1"),
     ):
         with pytest.raises(UserError, match=message):
             load("toy:copy", **options)

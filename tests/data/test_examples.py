@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import sys
-import types
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_tools import FakeHub, install_hub
 
 from bellmask.data.examples import Example, ExampleSource, Message, open_examples, turns
 from bellmask.errors import UserError
@@ -119,6 +117,10 @@ def test_the_identity_is_the_content(tmp_path: Path) -> None:
         ('{"prompt": "a", "response": "b"}\n{"prompt"', "record 2 is not JSON"),
         ("[1]", "record 1 is not a JSON object"),
         ('["a"', "is not JSON"),
+        ("[" * 100_000, r"a\.json cannot be read: .*recursion"),
+        ('{"prompt": ' + "[" * 100_000, "record 1 cannot be read: .*recursion"),
+        ('{"prompt": ' + "1" * 5_000 + "}", "record 1 cannot be read: .*digits"),
+        ('[{"prompt": ' + "1" * 5_000 + "}]", r"a\.json cannot be read: .*digits"),
     ],
 )
 def test_what_is_no_example_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -137,6 +139,7 @@ def test_what_is_no_example_is_named(tmp_path: Path, text: str, message: str) ->
         ("toy:sums:x", "a number from 1 to 9"),
         ("stories:", "what comes after stories: is missing"),
         ("hub:name", "write hub:OWNER/NAME"),
+        ("sharegpt:hub:name", "'sharegpt:hub:name': write hub:OWNER/NAME"),
         ("no/such.jsonl", "there is no file"),
     ],
 )
@@ -145,42 +148,18 @@ def test_names_that_lead_nowhere(name: str, message: str) -> None:
         opened(name)
 
 
-def test_other_files_and_counts_out_of_place_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=r"\.jsonl, \.json, \.parquet or \.arrow"):
         pairs(opened(tmp_path / "a.txt"))
-    with pytest.raises(UserError, match=r"sft\.counts is for the task mix"):
-        opened("toy:copy", counts=("piqa=3",))
 
 
 # --- the hub ---------------------------------------------------------------------------------
 
 
-class FakeHub:
-    """Stands for ``datasets`` and ``huggingface_hub``: rows, and what was asked."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows, self.commit, self.asked = rows, "c0ffee", []  # type: ignore[var-annotated]
-        self.error: Exception | None = None
-
-    def dataset_info(self, repository: str, revision: str | None) -> Any:
-        if self.error:
-            raise self.error
-        return types.SimpleNamespace(sha=self.commit)
-
-    def load_dataset(self, *args: Any, **named: Any) -> Iterator[dict[str, Any]]:
-        self.asked.append((*args, named["split"], named["revision"]))
-        return iter(self.rows)
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    fake = FakeHub(ROWS)
-    data = types.SimpleNamespace(load_dataset=fake.load_dataset)
-    monkeypatch.setitem(sys.modules, "datasets", data)
-    api = types.SimpleNamespace(HfApi=lambda: fake)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", api)
-    return fake
+    return install_hub(monkeypatch, ROWS)
 
 
 def test_hub_rows_are_read_at_their_commit(hub: FakeHub) -> None:
@@ -199,3 +178,38 @@ def test_a_hub_out_of_reach_gives_advice(hub: FakeHub) -> None:
     with pytest.raises(UserError, match=r"owner/set.*\(not known\)\. Offline\?") as caught:
         opened("hub:owner/set")
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_breaks_off_says_so_in_one_line(hub: FakeHub) -> None:
+    hub.error_after = ConnectionError("reset by peer\nmore")
+    with pytest.raises(UserError, match=r"owner/set/default/train.*: reset by peer$"):
+        pairs(opened("hub:owner/set"))
+
+
+def test_sharegpt_from_the_hub_is_cleaned_and_grouped_as_from_files(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    def talk(name: str, *said: str) -> dict[str, Any]:
+        sides = ("human", "gpt") * len(said)
+        return {"id": name, "conversations": [{"from": s, "value": v} for s, v in zip(sides, said)]}
+
+    hub.rows = [
+        talk("a_0", "Hi 1 / 1", "<div>Hello &amp; welcome</div>"),
+        talk("b", "Code? 1 / 1", "```pythonCopy codex = 1\n```"),
+        talk("a_2", "More?", "Yes<br>no"),
+        {"id": "c", "conversations": [{"from": "human", "value": "alone"}]},
+    ]
+    counts: list[Counter[str]] = [Counter(), Counter()]
+    source = opened("sharegpt:hub:owner/set:conf:test")
+    found = list(source.read(counts[0]))
+    assert hub.asked == [("owner/set", "conf", "test", "c0ffee")]
+    assert [(n, e.response) for n, e in found] == [
+        (0, "Hello & welcome"),
+        (1, "```python\nx = 1\n```"),
+        (0, "Yes\nno"),
+    ]
+    assert all(example.is_conversation for _, example in found)
+    path = write_lines(tmp_path / "a.jsonl", hub.rows)
+    assert list(opened(f"sharegpt:{path}").read(counts[1])) == found
+    assert counts[0] == counts[1]
+    assert source.identity != opened("hub:owner/set:conf:test").identity

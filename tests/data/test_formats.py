@@ -284,6 +284,9 @@ def test_bad_json_is_named_by_its_line(tmp_path: Path) -> None:
     refused(path, "line 3 is not JSON")
     path.write_text('{"text": "a"}\n["b"]\n')
     refused(path, "line 2 is not a JSON object")
+    for odd in ("[" * 100_000, "1" * 5_000):
+        path.write_text('{"text": "a"}\n{"text": ' + odd + "}\n")
+        refused(path, "line 2 cannot be read")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
