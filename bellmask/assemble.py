@@ -16,7 +16,7 @@ from bellmask.build import (
     build_recipe,
     build_rules,
     describe_learning,
-    learning_caution,
+    learning_cautions,
 )
 from bellmask.config import RunConfig
 from bellmask.data.prepare import LoadedData, make_tokenizer
@@ -29,7 +29,7 @@ from bellmask.evaluate.result import Likelihood
 from bellmask.files import write_text
 from bellmask.inputs import describe_blocks, load_inputs
 from bellmask.intervals import Interval
-from bellmask.model.transformer import count_parameters
+from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.records import MetricsFile
 from bellmask.report.console import preparing_bar
 from bellmask.resume import check_same_run, find_start
@@ -246,7 +246,7 @@ class _Training:
         config, state = self.config, self.state
         where = f"resuming from step {state.step}" if checkpoint else "starting"
         self.display.say(
-            f"{self.folder}: {where}; {count_parameters(state.model):,} parameters, "
+            f"{self.folder}: {where}; {describe_size(state.model)}, "
             f"{len(self.train_blocks):,} blocks of {self.train_blocks.block_length}, "
             f"{describe_learning(config)}, "
             f"{self.world.size} process(es) on {self.world.device.type}, "
@@ -254,8 +254,9 @@ class _Training:
         )
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-            self.display.say(f"examples: {told}")
-        for caution in filter(None, [*self.start.notes, learning_caution(config)]):
+            held = f"{len(self.valid_blocks):,} for validation"
+            self.display.say(f"examples: {told}; {held}")
+        for caution in [*self.start.notes, *learning_cautions(config)]:
             self.display.say(f"note: {caution}")
 
     def _validate(self, state: TrainState) -> None:

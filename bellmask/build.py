@@ -93,18 +93,26 @@ def build_framework(config: RunConfig) -> Framework:
 
 def describe_learning(config: RunConfig) -> str:
     """What a run minimises, in a few words."""
-    framework = config.resolved().framework
+    framework, steps = config.resolved().framework, config.start.anneal_steps
     if framework.name == "mdm":
-        return f"objective {config.objective.name}, law {build_law(config.law)}"
+        opening = f", attention open from step {steps} on" if steps > 1 else ""
+        return f"objective {config.objective.name}, law {build_law(config.law)}{opening}"
     return f"framework {framework.name}, {framework.encoding} positions"
 
 
-def learning_caution(config: RunConfig) -> str | None:
-    """What a person should know of the law before training; None where all is as expected."""
+def learning_cautions(config: RunConfig) -> list[str]:
+    """What a person should know before training; nothing where all is as expected."""
+    found = []
     law, schedule = build_law(config.law), build_schedule(config.schedule)
     if config.objective.name == "bell" and not bell_test(law, schedule).is_bell_shaped:
-        return f"{law} is not bell-shaped (Def. 4.1) under {schedule}"
-    return None
+        found.append(f"{law} is not bell-shaped (Def. 4.1) under {schedule}")
+    opening, steps = config.start.anneal_steps, config.train.steps
+    if opening > steps:
+        found.append(
+            f"attention opens over {opening} steps (--start.anneal-steps), and the run ends after "
+            f"{steps}, {steps / opening:.0%} open; validation and generation use full attention"
+        )
+    return found
 
 
 def build_rules(options: DataOptions, tokenizer: Tokenizer) -> AttentionRules:

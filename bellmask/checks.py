@@ -66,7 +66,8 @@ def _data(config: RunConfig) -> Iterator[str]:
 
 def _model(config: RunConfig) -> Iterator[str]:
     width, heads = config.model.width, config.model.num_heads
-    if heads >= 1 and (width % heads or (width // heads) % 2):
+    is_own = config.start.model is None and config.start.architecture is None
+    if is_own and heads >= 1 and (width % heads or (width // heads) % 2):
         good = [h for h in range(1, min(width, 64) + 1) if width % (2 * h) == 0]
         yield (
             f"model.width={width} must be an even multiple of model.num_heads={heads}; "

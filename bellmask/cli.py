@@ -250,6 +250,9 @@ def run_command(argv: Sequence[str]) -> int:
         return look_up("command", args[0], COMMANDS)(args[1:])
     except UserError as error:
         code, message = 2, str(error)
+    except BrokenPipeError:  # whoever read our output has had enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (else Python complains at exit)
+        return 0
     except OSError as error:
         code, message = 2, f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     except TrainingError as error:

@@ -33,6 +33,9 @@ def load_inputs(
         data = load_example_blocks(
             config.data, config.sft, tokenizer, template, on_progress, bos_first=first == 1
         )
+        # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
+        bare = [replace(part, num_bytes=0.0) for part in (data.train, data.valid)]
+        data = replace(data, train=bare[0], valid=bare[1])
     return replace(data, train=data.train.starting_at(first), valid=data.valid.starting_at(first))
 
 

@@ -140,9 +140,10 @@ class SftOptions:
     """Fine-tuning on prompts and responses: prompts are never masked (Sec. 5.3, LLaDA's recipe)."""
 
     train: str | None = None
-    """Examples in place of --data.train: a JSONL, JSON or Parquet file, hub:OWNER/NAME[:CONFIG
-    [:SPLIT]], tasks (the paper's mix from the hub) or tasks:FOLDER, sharegpt:FILE,
-    toy:copy|reverse|sums[:SIZE], stories:FILE (questions on stories)."""
+    """Examples in place of --data.train (which then only teaches a bpe tokenizer): a JSONL, JSON or
+    Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the hub) or
+    tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
+    stories:FILE (questions on stories)."""
     valid: str | None = None
     """Held-out examples, given alike. Default: the last --data.valid-fraction of --sft.train."""
     template: Literal["auto", "plain", "chat"] = "auto"

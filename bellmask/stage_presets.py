@@ -65,7 +65,7 @@ def sft_sharegpt() -> RunConfig:
     return replace(
         tasks,
         data=DataOptions(block_length=1024),
-        sft=SftOptions(train="hub:shibing624/sharegpt_gpt4", template="chat"),
+        sft=SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4", template="chat"),
         start=StartOptions(model="runs/sft_tasks", checkpoint="2000"),
         optim=replace(tasks.optim, lr=1e-4),
         validation=replace(tasks.validation, batch_size=16),

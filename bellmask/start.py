@@ -82,6 +82,12 @@ def _open(config: RunConfig) -> Start:
     assert options.model is not None
     if options.model == SMOLLM2:
         return _from_causal_lm(config, str(smollm2_folder(config.data.cache)))
+    path = Path(options.model)
+    if path.parts[0] == "runs" and not path.exists():
+        raise UserError(
+            f"there is no run folder {path}; train that stage first, for a preset of that name "
+            f"with: bellmask train {path.name} --out {path}"
+        )
     found = local_folder(options.model)
     if (found / "run.json").exists():
         return _from_run(config, found)

@@ -20,6 +20,8 @@ def check_start(config: RunConfig) -> Iterator[str]:
     start, plain = config.start, StartOptions()
     if start.model is not None and start.architecture is not None:
         yield "start.model brings its own architecture: leave start.architecture out"
+    if "" in (start.model, start.architecture):
+        yield "start.model and start.architecture must not be empty; leave them out instead"
     if start.anneal_steps < 1:
         yield f"start.anneal_steps={start.anneal_steps} must be at least 1"
     if start.lora_rank < 0 or start.lora_alpha <= 0:

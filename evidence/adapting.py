@@ -54,8 +54,8 @@ def story_options(model: str, text: str) -> list[str]:
 def measure_stages(model: str, text: str) -> None:
     """CPT base/bell x SFT base/bell on those runs."""
     cpt = shlex.join(["cpt_tiny", *story_options(model, text)])
-    sft = "sft_tiny --sft.train toy:reverse:4 --sft.round-to 10 --train.steps 300"
-    sft += " --validation.every '30 steps'"
+    sft = "sft_tiny --sft.train toy:reverse:4 --sft.round-to 10 --train.steps 500"
+    sft += " --validation.every '50 steps'"
     out = RUNS / "stages"
     suite = ["compare", "--suite", "cpt_sft", "--cpt", cpt, "--sft", sft, "--seeds", "3"]
     suite += ["--jobs", "2", "--out", str(out), "--runs", str(RUNS / "runs")]
@@ -246,7 +246,7 @@ NOTE = [
     "before any step. NLLs are of tokens, so only rows of one table compare.",
 ]
 STAGES_NOTE = [
-    "stories260K, adapted as above (base and bell, the same runs), then 300 steps of writing four",
+    "stories260K, adapted as above (base and bell, the same runs), then 500 steps of writing four",
     "letters backwards (`toy:reverse:4`), with either objective. In the paper the bell at the",
     "first stage counts for most; the objective of fine-tuning makes little difference.",
 ]

@@ -171,6 +171,9 @@ def test_watchers_see_questions_in_order_without_padding(answerer: Answerer) -> 
     steps.clear()
     answerer.answer(QUESTIONS[:1] * 3, length=12, on_step=steps.append)
     assert {tuple(step.ids_BL.shape) for step in steps} == {(3, 26)}, "one prompt, one batch"
+    steps.clear()
+    answerer.answer(QUESTIONS[0::2][:2], length=12, on_step=steps.append)
+    assert {tuple(step.ids_BL.shape) for step in steps} == {(1, 26), (1, 28)}, "of one width"
 
 
 def test_odd_texts_are_answered(answerer: Answerer) -> None:

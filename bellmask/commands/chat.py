@@ -181,6 +181,8 @@ class Chat:
     def take(self, line: str) -> bool:
         """Answer a line or do what its command says; False when it is over."""
         if not line.strip():
+            if not self.is_live:
+                print()  # line n of the output belongs to line n of the input
             return True
         try:
             command = re.fullmatch(r"/([a-z]+)(?:\s+(.*))?", line.strip(), re.DOTALL)

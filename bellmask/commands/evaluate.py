@@ -202,7 +202,7 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     )
     for title, points in (
         ("NLL by context count: bins of the draws above", report["context_curve"]),
-        ("NLL at exact context counts: the first 512 blocks", report["exact_contexts"]),
+        ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
     ):
         rows = [
             [
@@ -213,5 +213,6 @@ def _show(report: dict[str, Any], folder: Path) -> None:
             ]
             for p in points
         ]
-        print_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
+        if rows:  # few blocks make no bins
+            print_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
     print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")

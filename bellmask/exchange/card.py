@@ -56,7 +56,7 @@ def model_card(run: Run, name: str, *, weights: str) -> str:
         _text(run),
         "## Use\n",
         _use(run, name) if is_masked else _use_causal(name),
-        _use_here(name),
+        _use_here(run, name),
     ]
     return "\n".join(parts)
 
@@ -194,7 +194,19 @@ logits = model(input_ids=row["input_ids"]).logits  # at each position about the 
 """
 
 
-def _use_here(name: str) -> str:
+def _use_here(run: Run, name: str) -> str:
+    if run.config.sft.train is not None:
+        return f"""It was fine-tuned on prompts and responses. bellmask writes prompts as in
+training; talk to it with `bellmask chat {name}`, or:
+
+```python
+import bellmask
+from bellmask.answers import Answerer, Question
+
+run = bellmask.load("{name}")
+print(Answerer(run).answer([Question.plain("A question")])[0].text)
+```
+"""
     return f"""With bellmask, for likelihoods, samples and infilling:
 
 ```python

@@ -47,8 +47,9 @@ def load(
         return _load_export(folder, checkpoint, weights, device)
     if folder.exists() and not (folder / "checkpoints").exists() and (folder / MODEL).exists():
         raise UserError(
-            f"{name} holds weights, but not of bellmask; for mdlm's layout use: "
-            f"bellmask import {name} --format mdlm --out FOLDER"
+            f"{name} holds weights, but not of bellmask; a causal LM becomes a masked model with: "
+            f"bellmask train cpt_tiny --start.model {name}; mdlm's layout is read by: bellmask "
+            f"import {name} --format mdlm --out FOLDER"
         )
     return load_run(folder, checkpoint=checkpoint, weights=weights, device=device)
 

@@ -121,6 +121,8 @@ def _question(line: str, where: str) -> Asked:
             f'{where}: write {{"prompt": "..."}} or {{"messages": [{{"role": "user", "content": '
             '"..."}]}'
         )
+    if "response" in content:  # a file of examples: what was right goes beside the answer
+        content = {("reference" if k == "response" else k): v for k, v in content.items()}
     for name in RESULTS:
         if name in content:
             raise UserError(f"{where}: {name!r} is a key of the answer; call it otherwise")

@@ -280,5 +280,12 @@ def hash_weights(model: nn.Module) -> str:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Numbers that are trained."""
+    """Numbers in all weights, trained or frozen."""
     return sum(p.numel() for p in model.parameters())
+
+
+def describe_size(model: nn.Module) -> str:
+    """``260,096 parameters``, and how many of them are trained where some are frozen."""
+    total = count_parameters(model)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return f"{total:,} parameters" + ("" if trained == total else f" ({trained:,} trained)")

@@ -57,7 +57,7 @@ class Suite:
     def stages(self, steps: str = STEPS) -> tuple[str, str]:
         """--cpt and --sft."""
         cpt = f"cpt_tiny {SMALL} {steps} --data.train {self.text} --data.cache {self.cache}"
-        sft = f"sft_tiny {SMALL} {steps} --sft.train toy:copy:2 --data.cache {self.cache}"
+        sft = f"sft_tiny {SMALL} {steps} --sft.train toy:copy:2 --sft.round-to 8 --data.cache {self.cache}"
         return f"{cpt} --start.anneal-steps 2", sft
 
     def args(self, place: Path, *more: str, steps: str = STEPS) -> list[str]:

@@ -50,7 +50,6 @@ def turns(*roles: str) -> str:
         ("[1]", "line 2: write"),
         ('{"canvas": "a [MASK]"}', "line 2: write"),
         ('{"prompt": "a", "messages": []}', "line 2: write"),
-        ('{"prompt": "a", "response": "b"}', "line 2: 'response' is a key of the answer"),
         ('{"prompt": "a", "sample": 1}', "'sample' is a key of the answer"),
         ('{"prompt": " "}', "'prompt' must be a text that is not empty"),
         ('{"prompt": 3}', "'prompt' must be a text"),
@@ -77,3 +76,11 @@ def test_there_must_be_something_to_answer(tmp_path: Path) -> None:
         read_questions(tmp_path / "none")
     with pytest.raises(UserError, match="nothing to answer"):
         Asked.plain(" ")
+
+
+def test_a_file_of_examples_can_be_asked(tmp_path: Path) -> None:
+    """What was right is passed on beside the answer, under another name."""
+    path = file(tmp_path, "q.jsonl", '{"prompt": "a", "response": "b", "id": 3}')
+    (asked,) = read_questions(path)
+    assert asked.line == {"prompt": "a", "reference": "b", "id": 3}
+    assert asked.text == "a"
