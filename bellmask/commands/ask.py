@@ -39,7 +39,8 @@ def answer_and_write(options: GenerateOptions, loaded: Run) -> int:
     nfe = sum(answer.nfe for answer in answers) / len(answers)
     tokens = sum(answer.num_tokens for answer in answers)
     print(
-        f"{len(answers)} answer(s), {tokens} tokens, {nfe:.1f} network calls per answer",
+        f"{len(answers)} {'answer' if len(answers) == 1 else 'answers'}, {tokens} tokens, "
+        f"{nfe:.1f} network calls per answer",
         file=sys.stderr,
     )
     return 0

@@ -97,3 +97,23 @@ def cross_entropy_rows(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor) -> 
         for h, y in zip(h_ND.split(CHUNK_ROWS), y_N.split(CHUNK_ROWS), strict=True)
     ]
     return torch.cat(parts) if parts else h_ND.new_zeros(0, dtype=torch.float32)
+
+
+def predict(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor,
+    y_N: Tensor | None = None,
+    weight_N: Tensor | None = None,
+    *,
+    reduce: bool = True,
+) -> Tensor:
+    """Logits [N, V] (no targets); the sum of weight * cross-entropy (targets); or each row's
+    cross-entropy [N], without gradient (targets and ``reduce=False``).
+    """
+    if y_N is None:
+        dtype = compute_dtype(h_ND)
+        return F.linear(h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype))
+    if reduce:
+        return cross_entropy_sum(h_ND, w_VD, b_V, y_N, weight_N)
+    return cross_entropy_rows(h_ND, w_VD, b_V, y_N)

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bellmask.errors import UserError
-from bellmask.model.head import compute_dtype, cross_entropy_rows, cross_entropy_sum
+from bellmask.model.head import predict
 from bellmask.transformers_library import first_line, import_transformers, quiet
 
 PROBE_LENGTH = 8
@@ -79,19 +78,12 @@ class PretrainedDenoiser(nn.Module):
         mask: Tensor | None = None,
         reduce: bool = True,
     ) -> Tensor:
-        """Logits [N, V] of the rows (no targets); the sum of weight * cross-entropy (targets); or
-        each row's cross-entropy [N], without gradient (targets and ``reduce=False``).
-        """
+        """Logits or cross-entropies of the rows: see :func:`bellmask.model.head.predict`."""
         h_BLD = self.hidden(x_BL, mask=mask)
         h_ND = h_BLD.flatten(0, 1).index_select(0, rows_N - 1)  # token i is predicted at i - 1
         head = self.language_model.get_output_embeddings()
         bias = head.bias if head.bias is not None else h_ND.new_zeros(len(head.weight))
-        if targets_N is None:
-            dtype = compute_dtype(h_ND)
-            return F.linear(h_ND.to(dtype), head.weight.to(dtype), bias.to(dtype))
-        if reduce:
-            return cross_entropy_sum(h_ND, head.weight, bias, targets_N, weight_N)
-        return cross_entropy_rows(h_ND, head.weight, bias, targets_N)
+        return predict(h_ND, head.weight, bias, targets_N, weight_N, reduce=reduce)
 
     def hidden(self, x_BL: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Final hidden states [B, L, D]; ``mask`` [B or 1, 1, 1 or L, L] is True where seen."""

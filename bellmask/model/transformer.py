@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bellmask.model.attention import attend, rotary_table, rotate
 from bellmask.model.cache import KeyValues
 from bellmask.model.dropout import draw_kept, dropout_scale
-from bellmask.model.head import compute_dtype, cross_entropy_rows, cross_entropy_sum
+from bellmask.model.head import predict
 from bellmask.model.modulation import ModulatedNorm, TimeEmbedding, make_modulation, pick_vectors
 from bellmask.options import ModelOptions
 
@@ -193,9 +193,7 @@ class Denoiser(nn.Module):
         cache: KeyValues | None = None,
         reduce: bool = True,
     ) -> Tensor:
-        """Logits [N, V] of the rows (no targets); the sum of weight * cross-entropy (targets); or
-        each row's cross-entropy [N], without gradient (targets and ``reduce=False``).
-        """
+        """Logits or cross-entropies of the rows: see :func:`bellmask.model.head.predict`."""
         h_ND = self.hidden(
             x_BL,
             rows_N,
@@ -205,13 +203,8 @@ class Denoiser(nn.Module):
             mask=mask,
             cache=cache,
         )
-        weight, bias = self.head.weight, self.head.bias
-        if targets_N is None:
-            dtype = compute_dtype(h_ND)
-            return F.linear(h_ND.to(dtype), weight.to(dtype), bias.to(dtype))
-        if reduce:
-            return cross_entropy_sum(h_ND, weight, bias, targets_N, weight_N)
-        return cross_entropy_rows(h_ND, weight, bias, targets_N)
+        head = self.head
+        return predict(h_ND, head.weight, head.bias, targets_N, weight_N, reduce=reduce)
 
     def hidden(
         self,

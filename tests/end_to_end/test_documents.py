@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from remote_code import keep_modules
 from torch import nn
 
 from bellmask.assemble import train_run
@@ -196,6 +197,7 @@ def test_the_commands_of_the_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path
 ) -> None:
     """As printed, but for a smaller model, fewer steps and text that needs no network."""
+    keep_modules(monkeypatch, tmp_path)
     monkeypatch.setattr("bellmask.compare.comparison.execute", train_here)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))

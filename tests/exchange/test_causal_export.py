@@ -8,7 +8,6 @@ import ast
 import json
 import math
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from remote_code import keep_modules
 from torch import Tensor
 
 import bellmask
@@ -39,12 +39,7 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 
 @pytest.fixture(autouse=True)
 def _modules_stay_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """transformers copies the code of a folder before it imports it."""
-    place = str(tmp_path / "modules")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in [m for m in sys.modules if m.startswith("transformers_modules")]:
-        monkeypatch.delitem(sys.modules, name)
+    keep_modules(monkeypatch, tmp_path)
 
 
 def save_tokenizer(folder: Path, specials: list[str], **roles: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from remote_code import keep_modules
 
 import bellmask
 from bellmask.cli import run_command
@@ -44,12 +44,7 @@ TIMED = ModelOptions(2, 16, 2, dropout=0.0, modulation="time", time_input="sigma
 
 @pytest.fixture(autouse=True)
 def _modules_stay_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """transformers copies the code of a folder before it imports it."""
-    place = str(tmp_path / "modules")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in [m for m in sys.modules if m.startswith("transformers_modules")]:
-        monkeypatch.delitem(sys.modules, name)
+    keep_modules(monkeypatch, tmp_path)
 
 
 def exported(run: Run, folder: Path, weights: str = "ema") -> Path:
