@@ -107,6 +107,7 @@ def measure_comparison(name: str, config: RunConfig, variants: list[str], seeds:
         jobs=2,
     )
     kept: dict[str, Any] = trimmed(results)
+    kept["data"]["train"] = Path(kept["data"]["train"]).name  # no paths of a machine
     kept["causal_before"] = nll_before(config, "arm")
     kept["masked_before"] = nll_before(config, "mdm")
     kept["options"] = {
@@ -227,16 +228,28 @@ def _stages(figures: Path) -> list[str]:
     columns, rows = stage_rows(found, bold=("**", "**"), italic=("*", "*"))
     save_figure(stage_figure(found), figures / "adapting-stages")
     picture = "![NLL of held-out responses](figures/adapting-stages.png)"
-    return [
-        *lines,
-        *STAGES_NOTE,
-        "",
-        markdown_table(columns, rows),
-        *stage_notes(found),
-        "",
-        picture,
-        "",
-    ]
+    lines += [*STAGES_NOTE, "", markdown_table(columns, rows), *_stage_verdicts(found), ""]
+    return [*lines, *(f"- {note}" for note in stage_notes(found)), "", picture, ""]
+
+
+WHERE = {
+    ("bell", "base"): "at the first stage",
+    ("base", "bell"): "at the second stage",
+    ("bell", "bell"): "at both stages",
+}
+
+
+def _stage_verdicts(found: Mapping[str, Any]) -> list[str]:
+    """Exact match against base at both stages, by the interval over training seeds."""
+    lines = []
+    for row in found["rows"]:
+        where = WHERE.get((row["cpt"], row["sft"]))
+        if where is not None:
+            difference = row["difference"]["exact_match"]
+            is_more, is_less = difference["low"] > 0, difference["high"] < 0
+            verdict = AGREES if is_more else DISAGREES if is_less else UNTOLD
+            lines.append(f"- more right answers with the bell {where}: **{verdict}**")
+    return lines
 
 
 NOTE = [
