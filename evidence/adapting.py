@@ -247,8 +247,8 @@ def _stage_verdicts(found: Mapping[str, Any]) -> list[str]:
         if where is not None:
             difference = row["difference"]["exact_match"]
             is_more, is_less = difference["low"] > 0, difference["high"] < 0
-            verdict = AGREES if is_more else DISAGREES if is_less else UNTOLD
-            lines.append(f"- more right answers with the bell {where}: **{verdict}**")
+            told = "yes" if is_more else "no, fewer" if is_less else UNTOLD
+            lines.append(f"- more right answers with the bell {where}? **{told}**")
     return lines
 
 
