@@ -254,8 +254,7 @@ class _Training:
         )
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-            held = f"{len(self.valid_blocks):,} for validation"
-            self.display.say(f"examples: {told}; {held}")
+            self.display.say(f"examples: {told}; {len(self.valid_blocks):,} for validation")
         for caution in [*self.start.notes, *learning_cautions(config)]:
             self.display.say(f"note: {caution}")
 

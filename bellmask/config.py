@@ -36,12 +36,11 @@ from bellmask.options import (
     ObjectiveOptions,
     OptimOptions,
     ScheduleOptions,
-    SftOptions,
-    StartOptions,
     TrainOptions,
     ValidationOptions,
 )
 from bellmask.parsing import choices_of, parse_options
+from bellmask.stage_options import SftOptions, StartOptions
 
 
 @dataclass(frozen=True)

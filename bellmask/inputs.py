@@ -12,8 +12,8 @@ from bellmask.data.example_blocks import IN_CONVERSATIONS, load_example_blocks
 from bellmask.data.prepare import LoadedData, load_data
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
-from bellmask.options import SftOptions
 from bellmask.runfolder import Backbone
+from bellmask.stage_options import SftOptions
 
 RESPONSES_LOOKED_AT = 10_000
 

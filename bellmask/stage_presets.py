@@ -20,11 +20,10 @@ from bellmask.options import (
     ModelOptions,
     ObjectiveOptions,
     OptimOptions,
-    SftOptions,
-    StartOptions,
     TrainOptions,
     ValidationOptions,
 )
+from bellmask.stage_options import SftOptions, StartOptions
 
 
 def cpt_gpt2_large() -> RunConfig:

@@ -22,10 +22,11 @@ from bellmask.errors import UserError
 from bellmask.exchange.hub import local_folder
 from bellmask.model.lora import merge_lora
 from bellmask.model.pretrained import PretrainedDenoiser, dropout_rates
-from bellmask.options import ModelOptions, StartOptions
+from bellmask.options import ModelOptions
 from bellmask.runfolder import Backbone, read_backbone, read_tokenizer
 from bellmask.smollm2 import NAME as SMOLLM2
 from bellmask.smollm2 import smollm2_folder
+from bellmask.stage_options import StartOptions
 from bellmask.start_checks import FROM_START
 
 

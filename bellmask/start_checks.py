@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bellmask.options import DataOptions, SftOptions, StartOptions
+from bellmask.options import DataOptions
+from bellmask.stage_options import SftOptions, StartOptions
 
 if TYPE_CHECKING:
     from bellmask.config import RunConfig

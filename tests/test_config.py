@@ -19,8 +19,8 @@ from bellmask.diffusion.objectives import ChainRule
 from bellmask.errors import UserError
 from bellmask.intervals import Interval, Progress
 from bellmask.model.transformer import Denoiser, count_parameters
-from bellmask.options import StartOptions
 from bellmask.presets import PRESETS, preset, tiny
+from bellmask.stage_options import StartOptions
 
 PACKAGE = Path(bellmask.__file__).parent
 

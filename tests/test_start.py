@@ -20,10 +20,10 @@ from bellmask.config import RunConfig, load_config, override
 from bellmask.errors import UserError
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
-from bellmask.options import StartOptions
 from bellmask.presets import tiny
 from bellmask.run import load_run
 from bellmask.runfolder import read_backbone
+from bellmask.stage_options import StartOptions
 from bellmask.start import open_start
 from bellmask.transformers_library import quiet
 

@@ -29,8 +29,9 @@ from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
 from bellmask.errors import UserError
 from bellmask.files import whole_folder
-from bellmask.options import DataOptions, SftOptions
+from bellmask.options import DataOptions
 from bellmask.rng import hash_counters, stream_key
+from bellmask.stage_options import SftOptions
 
 __all__ = [
     "ExampleRules",

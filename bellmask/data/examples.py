@@ -22,7 +22,7 @@ from bellmask.data.story_questions import open_stories
 from bellmask.data.task_files import open_tasks
 from bellmask.data.toy_examples import open_toy
 from bellmask.errors import UserError
-from bellmask.options import SftOptions
+from bellmask.stage_options import SftOptions
 
 __all__ = ["Example", "ExampleSource", "Message", "Role", "open_examples", "turns"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.config import RunConfig
-from bellmask.options import StartOptions
+from bellmask.stage_options import StartOptions
 
 
 def exported_options(config: RunConfig, *, is_pushed: bool) -> dict[str, Any]:

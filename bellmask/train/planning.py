@@ -85,7 +85,7 @@ class Recipe:
     """What pretraining, adapting and fine-tuning do differently in a step."""
 
     anneal_steps: int = 1
-    """Attention opens over so many steps (:class:`bellmask.options.StartOptions`)."""
+    """Attention opens over so many steps (:class:`bellmask.stage_options.StartOptions`)."""
     counts_examples: bool = False
     """Each row has the same weight in the loss, not each token."""
     min_masks: int = 0

@@ -21,7 +21,8 @@ from bellmask.data.example_blocks import (
 from bellmask.data.examples import open_examples
 from bellmask.data.tokenizer import ByteTokenizer, SymbolTokenizer
 from bellmask.errors import UserError
-from bellmask.options import DataOptions, SftOptions
+from bellmask.options import DataOptions
+from bellmask.stage_options import SftOptions
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 BYTES = ByteTokenizer()

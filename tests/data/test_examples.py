@@ -14,7 +14,7 @@ from hub_tools import FakeHub, install_hub
 
 from bellmask.data.examples import Example, ExampleSource, Message, open_examples, turns
 from bellmask.errors import UserError
-from bellmask.options import SftOptions
+from bellmask.stage_options import SftOptions
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -18,7 +18,7 @@ from bellmask.data.sharegpt import (
     conversation_id,
     tidy,
 )
-from bellmask.options import SftOptions
+from bellmask.stage_options import SftOptions
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SHORT = {"h": "human", "g": "gpt", "s": "system", "x": "critic"}

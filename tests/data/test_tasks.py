@@ -30,7 +30,7 @@ from bellmask.data.tasks import (
 )
 from bellmask.data.wheels import cache_folder
 from bellmask.errors import UserError
-from bellmask.options import SftOptions
+from bellmask.stage_options import SftOptions
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PUBLISHED = {

@@ -11,7 +11,7 @@ import pytest
 
 from bellmask.data.examples import ExampleSource, open_examples
 from bellmask.data.story_questions import MOST_WORDS, opening, questions
-from bellmask.options import SftOptions
+from bellmask.stage_options import SftOptions
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
