@@ -1,0 +1,1 @@
+"""Scores on downstream tasks: multiple choice, completion, infilling."""

@@ -1,0 +1,89 @@
+"""Results kept by key in a file that only grows, so that nothing is computed or asked twice.
+
+One JSON object per line, ``{"key": ..., ...}``. A line is on disk before :meth:`Kept.add` returns;
+the torn last line of a process that was killed is dropped, and what it held is done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bellmask.errors import UserError
+
+
+def content_key(*parts: Any) -> str:
+    """A name for everything that decides a result; equal content, equal name."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Kept:
+    """Records by key; of two with one key the first counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._records: dict[str, dict[str, Any]] = {}
+        self._is_torn = False
+        if path.exists():
+            for record in self._read():
+                self._records.setdefault(record["key"], record)
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        lines = self.path.read_bytes().split(b"\n")
+        self._is_torn = lines[-1] != b""
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                record = json.loads(line)
+                if not isinstance(record["key"], str):
+                    raise TypeError
+            except (ValueError, KeyError, TypeError):
+                if line:  # an empty one follows a torn one
+                    raise UserError(
+                        f"{self.path}, line {number} is damaged; delete that line (what it held "
+                        "is done again) or the file"
+                    ) from None
+            else:
+                yield record
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._records.values())
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What is kept under a key, or None."""
+        return self._records.get(key)
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        return self._records[key]
+
+    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Keep records, each with its ``key``; they are on disk when this returns."""
+        new = [dict(record) for record in records if record["key"] not in self._records]
+        if not new:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = b"".join(json.dumps(r, ensure_ascii=True).encode() + b"\n" for r in new)
+        if self._is_torn:
+            self._drop_torn_line()
+        with self.path.open("ab") as stream:
+            stream.write(lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+        for record in new:
+            self._records.setdefault(record["key"], record)
+
+    def _drop_torn_line(self) -> None:
+        with self.path.open("r+b") as stream:
+            content = stream.read()
+            stream.truncate(content.rfind(b"\n") + 1)
+        self._is_torn = False
