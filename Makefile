@@ -3,7 +3,7 @@
 #   make test   lint, types, tests, and a training with the built wheel
 # make evidence rebuilds docs/results.md; with LM1B='files/*' it reads those instead of the hub, with
 # TEXTS='ptb=ptb.valid.txt arxiv=papers.jsonl' and COLUMNS='arxiv=text' zero-shot sets, with STORIES=stories260K
-# STORIES_TEXT=stories.txt it adapts that small causal LM
+# STORIES_TEXT=stories.txt it adapts that small causal LM and asks it the benchmarks (with BENCHMARKS=folder also LAMBADA and ROCStories)
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -51,7 +51,7 @@ bench: $(STAMP)
 evidence: $(STAMP)
 	$(BIN)/python evidence/run.py $(if $(LM1B),--lm1b '$(LM1B)') $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(COLUMNS),--columns $(COLUMNS)) $(if $(STORIES),--stories '$(STORIES)') \
-		$(if $(STORIES_TEXT),--stories-text '$(STORIES_TEXT)')
+		$(if $(STORIES_TEXT),--stories-text '$(STORIES_TEXT)') $(if $(BENCHMARKS),--benchmarks '$(BENCHMARKS)')
 
 clean:
 	rm -rf .venv .venv-wheel build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

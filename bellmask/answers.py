@@ -106,7 +106,7 @@ class Answerer:
         """(the prompt and a gap of ``length`` tokens, whether the prompt was cut)."""
         length = self.check_length(self.length if length is None else length)
         given, is_cut = begin_row(
-            self._prompt_ids(question),
+            self.prompt_ids(question),
             self._block - length,
             self.run.tokenizer,
             self.run.model.first_maskable > 0,
@@ -115,7 +115,7 @@ class Answerer:
         row = torch.cat([torch.from_numpy(given), gap])
         return Canvas(row, self.run.tokenizer.mask_id), is_cut
 
-    def _prompt_ids(self, question: Question) -> Ids:
+    def prompt_ids(self, question: Question) -> Ids:
         """By the template; a run that was never fine-tuned gets a single prompt as it is."""
         said = [replace(message, text=sound(message.text)) for message in question.messages]
         if not self.is_tuned and len(said) == 1:
@@ -135,11 +135,13 @@ class Answerer:
         sampling: Sampling | None = None,
         seed: int = 0,
         first_sample: int = 0,
+        samples: Sequence[int] | None = None,
         batch_size: int = 32,
         on_batch: Callable[[int], None] | None = None,
         on_step: OnStep | None = None,
     ) -> list[Answer]:
-        """An answer to each; number ``first_sample + i`` has its own noise, whatever the batch.
+        """An answer to each; number ``first_sample + i``, or ``samples[i]``, has its own noise,
+        whatever the batch.
 
         ``on_step`` is told of the questions in order, a batch having prompts of one length, and
         does not see padding.
@@ -152,6 +154,7 @@ class Answerer:
             longest=self._block,
             seed=seed,
             first_sample=first_sample,
+            samples=samples,
             batch_size=batch_size,
             on_batch=on_batch,
             on_step=on_step,

@@ -146,6 +146,20 @@ def report(args: list[str]) -> int:
     return run(args)
 
 
+def judge(args: list[str]) -> int:
+    """Compare two models' answers by a judge."""
+    from bellmask.commands.judge import run
+
+    return run(args)
+
+
+def lm_eval(args: list[str]) -> int:
+    """Run lm-eval's tasks on a run."""
+    from bellmask.commands.harness import run
+
+    return run(args)
+
+
 def analyze(args: list[str]) -> int:
     """Run one of the paper's analyses: gradients, contexts, orders, masks, entropies."""
     from bellmask.commands.analyze import run
@@ -219,6 +233,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": evaluate,
     "generate": generate,
     "chat": chat,
+    "judge": judge,
+    "lm-eval": lm_eval,
     "analyze": analyze,
     "import": import_,
     "export": export,

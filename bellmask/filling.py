@@ -43,11 +43,13 @@ def fill_rows(
     longest: int,
     seed: int = 0,
     first_sample: int = 0,
+    samples: Sequence[int] | None = None,
     batch_size: int = 64,
     on_batch: Callable[[int], None] | None = None,
     on_step: OnStep | None = None,
 ) -> list[Filled]:
-    """Fill the gap at the end of each row; row i has the noise of sample ``first_sample + i``.
+    """Fill the gap of each row; row i has the noise of sample ``first_sample + i``, or of
+    ``samples[i]``.
 
     No row is padded beyond ``longest``. ``on_batch`` is told the rows done so far. ``on_step`` is
     told of rows in order, a batch having rows of one length, and does not see padding.
@@ -57,7 +59,10 @@ def fill_rows(
     size = 1 if work.is_one_by_one else batch_size
     found: dict[int, Filled] = {}
     for numbers in _batches(groups, size, in_order=on_step is not None):
-        made = work.fill([rows[n] for n in numbers], first_sample + torch.tensor(numbers))
+        samples_B = torch.tensor(
+            [first_sample + n if samples is None else samples[n] for n in numbers]
+        )
+        made = work.fill([rows[n] for n in numbers], samples_B)
         found.update(zip(numbers, made, strict=True))
         if on_batch:
             on_batch(len(found))

@@ -75,10 +75,12 @@ class Kept:
         lines = b"".join(json.dumps(r, ensure_ascii=True).encode() + b"\n" for r in new)
         if self._is_torn:
             self._drop_torn_line()
+        self._is_torn = True  # until all of it is there
         with self.path.open("ab") as stream:
             stream.write(lines)
             stream.flush()
             os.fsync(stream.fileno())
+        self._is_torn = False
         for record in new:
             self._records.setdefault(record["key"], record)
 
@@ -86,4 +88,3 @@ class Kept:
         with self.path.open("r+b") as stream:
             content = stream.read()
             stream.truncate(content.rfind(b"\n") + 1)
-        self._is_torn = False

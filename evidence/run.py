@@ -1,7 +1,7 @@
 """Train what docs/results.md is made of: resumable, a few minutes a run on two CPU cores.
 
 usage: python evidence/run.py [--lm1b GLOB] [--texts NAME=PATH ...] [--columns NAME=COLUMN ...]
-                              [--stories MODEL --stories-text FILE]
+                              [--stories MODEL --stories-text FILE] [--benchmarks FOLDER]
                               [--settings NAME ...] [--jobs N] [--only PART]
 
 Writes one small results file per comparison to docs/results/ and then rebuilds docs/results.md.
@@ -26,6 +26,7 @@ from bellmask.presets import small
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import measure_adapting
 from analyses import analyze_everything, trimmed
+from downstream import measure_downstream
 from perplexities import measure_perplexities
 from write import RESULTS, write_document
 
@@ -91,7 +92,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--stories", help="folder of stories260K, a small pretrained causal LM")
     parser.add_argument("--stories-text", help="stories, separated by <|endoftext|>")
-    parts = ["analyses", "perplexities", "comparisons", "adapting", "document"]
+    parser.add_argument("--benchmarks", help="folder with LAMBADA's and ROCStories' files")
+    parts = ["analyses", "perplexities", "comparisons", "adapting", "downstream", "document"]
     parser.add_argument("--only", choices=parts, help="one part instead of all")
     given = parser.parse_args()
     chosen = {k: v for k, v in settings(given.lm1b).items() if k in given.settings}
@@ -107,6 +109,8 @@ def main() -> int:
         is_whole &= compare_everything(chosen, given.jobs)
     if given.only in (None, "adapting"):
         is_whole &= measure_adapting(given.stories, given.stories_text)
+    if given.only in (None, "downstream"):
+        is_whole &= measure_downstream(given.stories, given.stories_text, given.benchmarks)
     write_document()
     return 0 if is_whole else 1
 

@@ -16,6 +16,7 @@ from bellmask.report.tables import sentence, show_speed_up
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import adapting_section
 from claims import AGREES, CLAIMS, DISAGREES, NOISE_UNITS, UNTOLD
+from downstream import downstream_section
 from perplexities import perplexity_section
 from why import analysis_sections, findings_section
 
@@ -214,7 +215,7 @@ def write_document() -> None:
     head = HEAD.format(model=size, steps=results["steps"], minutes=minutes)
     head += "".join(epoch_lines(found))
     parts = [head, *headline_section(found), *perplexity_section()]
-    parts += [*adapting_section(FIGURES), *findings_section()]
+    parts += [*adapting_section(FIGURES), *downstream_section(), *findings_section()]
     parts += [*claim_section(found), *analysis_sections(FIGURES), *suite_sections(found)]
     (DOCS / "results.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 

@@ -17,7 +17,9 @@ from bellmask.commands.analyze import ANALYSES
 from bellmask.commands.evaluate import EvaluateOptions
 from bellmask.commands.generate import GenerateOptions
 from bellmask.commands.generative import GenerativeOptions
+from bellmask.commands.judge_options import PairwiseOptions
 from bellmask.commands.options import parse_command, resolve, start_config, take_option
+from bellmask.commands.paper_suite import PaperOptions
 from bellmask.commands.stages import StagesOptions, is_meant
 from bellmask.commands.zero_shot import ZeroShotOptions
 from bellmask.compare.suites import SUITES
@@ -25,7 +27,11 @@ from bellmask.compare.variants import SUFFIXES, check_shared, parse_variants
 from bellmask.errors import UserError
 from bellmask.presets import PRESETS
 
-EVALUATIONS: dict[str, Any] = {"zero-shot": ZeroShotOptions, "generative": GenerativeOptions}
+EVALUATIONS: dict[str, Any] = {
+    "zero-shot": ZeroShotOptions,
+    "generative": GenerativeOptions,
+    "paper": PaperOptions,
+}
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper-map.md"
 PAPER = ROOT.parent / "shared" / "paper.tex"
@@ -183,6 +189,9 @@ def check_command(text: str) -> None:
     elif command == "evaluate":
         suite = take_option(args, "--suite")
         parse_command(EVALUATIONS[suite[-1]] if suite else EvaluateOptions, args, command=command)
+    elif command == "judge":
+        assert args[0] == "pairwise"
+        parse_command(PairwiseOptions, args[1:], command="judge pairwise")
     elif command == "generate":
         parse_command(GenerateOptions, args, command=command)
     else:
@@ -231,6 +240,8 @@ def test_everything_it_names_is_there() -> None:
         "bellmask train lm2b",
         "bellmask train small --law laplac",
         "bellmask dance",
+        "bellmask judge pairwise RUN BASE --juge gpt-4o",
+        "bellmask evaluate RUN --suite papers",
         "make nothing",
         "--no-such-option",
         "_gone",

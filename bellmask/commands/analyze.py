@@ -44,6 +44,9 @@ ANALYSES = {
     "estimators": _Entry(
         "estimators", "ESTIMATORS", "App. C.3: noise of the NELBO against passes, beside mdlm's"
     ),
+    "choices": _Entry(
+        "choices", "CHOICES", "Table 4's multiple choice: what exact sums and common numbers save"
+    ),
 }
 
 HELP = """The paper's analyses on your runs, and exact ones that need no run.

@@ -37,6 +37,8 @@ class EvaluateOptions:
     bellmask evaluate runs/base runs/bell --suite zero-shot
 
     bellmask evaluate runs/base runs/bell --suite generative
+
+    bellmask evaluate runs/base runs/bell --suite paper
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -66,6 +68,7 @@ class EvaluateOptions:
 SUITES = {
     "zero-shot": "bellmask.commands.zero_shot",
     "generative": "bellmask.commands.generative",
+    "paper": "bellmask.commands.paper_suite",
 }
 """Suites by name; the module's ``run(args)`` is the command, with options of its own."""
 

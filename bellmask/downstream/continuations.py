@@ -116,7 +116,8 @@ class ContinuationScorer:
             plan = make_plan(ask, self.estimator, seed=seed, uses_time=self.uses_time)
             return _MaskedJob(ask, plan, self.run.tokenizer.mask_id)
         is_exact = self.run.framework.is_exact
-        return _OrderedJob(ask, 1 if is_exact else self.estimator.draws, seed, is_exact)
+        draws = 1 if is_exact else self.estimator.draws
+        return _OrderedJob(ask, draws, self.estimator.key(ask, seed), is_exact)
 
     def width(self, ask: Ask) -> int:
         """Tokens of the ask's padded rows."""
@@ -250,7 +251,8 @@ class _OrderedJob:
 
     ask: Ask
     draws: int = 1
-    seed: int = 0
+    key: int = 0
+    """Names the orders that are drawn."""
     is_exact: bool = True
 
     def __len__(self) -> int:
@@ -265,7 +267,7 @@ class _OrderedJob:
         tokens = torch.tensor(_clean(self.ask))
         start, stop = len(self.ask.given), len(self.ask.given) + len(self.ask.target)
         numbers = SHOWN_FIRST + torch.arange(len(tokens), dtype=torch.float64)
-        key = stream_key(self.seed, "continuation orders", self.ask.noise, place)
+        key = stream_key(self.key, "orders", place)
         numbers[start:stop] = uniform(key, torch.arange(stop - start))
         return _Row(self.ask, tokens, torch.ones(len(tokens), dtype=torch.bool), numbers=numbers)
 

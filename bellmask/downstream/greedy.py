@@ -76,7 +76,8 @@ def _one_pass(
             rows.append(_OrderedJob(asks[number]).left_to_right())
             continue
         mask = hidden[number][None]
-        plan = Plan("left_to_right", mask, mask, np.ones(1), mask.sum(1) / (mask.shape[1] + 1))
+        rate = mask.sum(1) / asks[number].length  # as sampling tells a time-conditioned model
+        plan = Plan("left_to_right", mask, mask, np.ones(1), rate)
         rows.append(_MaskedJob(asks[number], plan, run.tokenizer.mask_id).row(0))
     problem, mask_or_none = scorer.problem(rows)
     with autocast(run.device, pick_precision(run.config.train.precision, run.device)):

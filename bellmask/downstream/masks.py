@@ -12,8 +12,9 @@ with masks and weights, log p ~ - sum_r weight_r * (sum of cross-entropies that 
 | diffullama    | rate t = (r + 1) / R, each token apart     | L / (R n)        | biased   |
 | left_to_right | token i and all behind it; scores i        | 1                | none     |
 
-diffullama counts a pass without a mask as 0; left_to_right is another chain of factors, the
-likelihood of writing the tokens in that order.
+bernoulli's variance is infinite, if only by a logarithm: a mask at a tiny rate has a huge weight.
+diffullama counts a pass without a mask as 0, and with one draw it always masks all. left_to_right
+is another chain of factors, the likelihood of writing the tokens in that order.
 
 R passes, L tokens of the continuation.
 """
@@ -65,6 +66,11 @@ class Estimator:
                 f"{self.longest_exact}"
             )
         return self
+
+    def key(self, ask: Ask, seed: int) -> int:
+        """Names the random numbers of an ask."""
+        own = () if self.is_common else ("-".join(map(str, ask.target)),)
+        return stream_key(seed, "continuations", ask.noise, *own)
 
     def kind_for(self, length: int, uses_time: bool = False) -> Kind:
         """The kind that a continuation of so many tokens gets.
@@ -160,8 +166,7 @@ def _numbers(
     ask: Ask, estimator: Estimator, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(the shared shift of all strata, one number per pass and token), both in [0, 1)."""
-    own = () if estimator.is_common else ("-".join(map(str, ask.target)),)
-    key = stream_key(seed, "continuations", ask.noise, *own)
+    key = estimator.key(ask, seed)
     draws, length = estimator.draws, len(ask.target)
     counters = torch.arange(draws)[:, None] * _STRIDE + torch.arange(length)
     u_RL = uniform(key, counters).numpy()

@@ -35,6 +35,7 @@ CITES = {
     "schedules": "App. C.4",
     "decompose": "Prop. 3.1",
     "estimators": "App. C.3",
+    "choices": "Table 4",
 }
 every_name = pytest.mark.parametrize("name", list(CITES))
 

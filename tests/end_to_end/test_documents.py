@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 import sys
@@ -115,6 +116,7 @@ SHRINK = (
 
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("data", "comparing", "frameworks")))
 PAGES += ("docs/exchange.md", "docs/zero-shot.md", "docs/adapting.md", "docs/chat.md")
+PAGES += ("docs/downstream.md", "docs/judging.md")
 PAGES_ON_RUNS = ("docs/sampling.md", "docs/generative-perplexity.md")
 """Pages that begin with runs of other pages."""
 
@@ -162,6 +164,13 @@ def smaller(args: list[str]) -> list[str]:
         args += "--blocks 4 --repeats 4 --draws 1 2".split()
     if args[:2] == ["analyze", "decompose"]:
         args += ["--rows", "8"]
+    if args[:2] == ["analyze", "choices"]:
+        args = args[: args.index("--tasks")]
+        args += "--tasks piqa --data-dir benchmarks --questions 2 --repeats 4 --draws 1 2".split()
+    if args[0] == "lm-eval":
+        args = [*args[: args.index("--tasks")], *"--tasks piqa --data-dir benchmarks".split()]
+    if args[0] == "judge":
+        args += "--seeds 1 --length 8 --steps 2".split()
     return args
 
 
@@ -177,12 +186,26 @@ def smaller_stage(name: str) -> list[str]:
 def smaller_suite(args: list[str]) -> list[str]:
     """A suite on text that is here, with a scorer that is here."""
     runs = [arg for arg in args if arg.startswith("runs/") and arg != "runs/arm"]
-    if "zero-shot" in args:
+    if "paper" in args:
+        few = "--tasks piqa --data-dir benchmarks --seeds 2 --draws 2"
+    elif "zero-shot" in args:
         few = "--corpora ptb --from ptb=my.txt --blocks 4 --seeds 2 --draws 2"
     else:
         few = "--scorer runs/arm --num 2 --seeds 2 --nfe 2 3"
     suite = args[args.index("--suite") + 1]
     return ["evaluate", *runs, "--suite", suite, *few.split()]
+
+
+def write_benchmarks(folder: Path) -> None:
+    """A task's records: a goal and two ways to reach it."""
+    folder.mkdir()
+    ways = [("Boil it.", "Freeze it, then wait."), ("Use a spoon.", "Use a very long ladder.")]
+    records = [
+        {"goal": f"Make tea, cup {n}", "sol1": ways[n % 2][0], "sol2": ways[n % 2][1], "label": 0}
+        for n in range(4)
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "piqa.jsonl").write_text(lines, encoding="utf-8")
 
 
 def train_here(runs: Sequence[PlannedRun], **_: Any) -> dict[Path, str]:
@@ -203,6 +226,7 @@ def test_the_commands_of_the_pages_run(
     monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "my.txt").write_text(text_file.read_text())
     (tmp_path / "prompts.txt").write_text("the \na \n")
+    write_benchmarks(tmp_path / "benchmarks")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setattr(sys, "stdin", io.StringIO("a b c\n"))  # what is said in a chat
     found = [shlex.split(command)[1:] for command in commands(page)]

@@ -1,0 +1,154 @@
+"""Texts written after contexts, as lm-eval's ``generate_until`` asks for them.
+
+A gap follows the context and is filled one token per step, the surest first; an ARM writes from
+left to right. A masked model is told the size of the gap, not of the answer: what follows EOS or
+the first stop text is cut off. A text depends on the seed, its stream and its number alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from bellmask.downstream.continuations import ContinuationScorer, OnDone
+from bellmask.downstream.harness_options import RequestOptions
+from bellmask.errors import UserError
+from bellmask.filling import fill_rows
+from bellmask.generate.settings import Sampling
+from bellmask.rng import stream_key
+
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names that tasks have for the most tokens to write; the first that is there counts."""
+UNDERSTOOD = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to write."""
+
+    context: str
+    settings: Mapping[str, Any]
+    """The task's own, by lm-eval's names."""
+    stream: str
+    """The task, say; its requests are numbered."""
+    number: int
+
+    @property
+    def length(self) -> int | None:
+        """The most tokens that the task wants."""
+        given = (self.settings.get(name) for name in LENGTHS)
+        return next((int(value) for value in given if value is not None), None)
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end an answer."""
+        until = self.settings.get("until") or []
+        return [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes with a run."""
+
+    scorer: ContinuationScorer
+    options: RequestOptions
+
+    def write(self, requests: Sequence[Request], on_done: OnDone | None = None) -> list[str]:
+        """A text for each request."""
+        _say_ignored(requests)
+        samplings = [self.sampling(request.settings) for request in requests]
+        found: dict[int, str] = {}
+        for numbers in _together(requests, samplings):
+            part = [requests[number] for number in numbers]
+            made = fill_rows(
+                self.scorer.run,
+                [self._row(request) for request in part],
+                samplings[numbers[0]],
+                longest=self._block,
+                seed=stream_key(self.options.seed, "lm-eval", part[0].stream),
+                first_sample=part[0].number,
+                batch_size=max(1, self.options.batch_tokens // self._block),
+                on_batch=on_done and partial(_further, on_done, len(found)),
+            )
+            for number, request, filled in zip(numbers, part, made, strict=True):
+                found[number] = self._text(filled.ids, request.stops)
+        return [found[number] for number in range(len(requests))]
+
+    def sampling(self, settings: Mapping[str, Any]) -> Sampling:
+        """As the task says; without ``do_sample`` a temperature above 0 asks for samples."""
+        temperature = float(settings.get("temperature") or 0.0)
+        samples = settings.get("do_sample")
+        if samples and settings.get("temperature") is None:
+            temperature = 1.0
+        temperature = temperature if samples or samples is None else 0.0
+        if self.options.temperature is not None:
+            temperature = self.options.temperature
+        rule, steps = self.options.rule, self.options.steps
+        one_by_one = steps is None and rule != "first_hitting"
+        sampling = Sampling(
+            rule=rule,
+            grid="count" if one_by_one else "uniform",
+            steps=steps,
+            temperature=temperature,
+            top_k=settings.get("top_k") or None,
+            top_p=settings.get("top_p") or None,
+        ).check()
+        return sampling.for_causal() if self.scorer.is_causal else sampling
+
+    @property
+    def _block(self) -> int:
+        return self.scorer.run.config.data.block_length
+
+    def _row(self, request: Request) -> torch.Tensor:
+        """The context and a gap; half of the block at least is the gap's, if it is asked for."""
+        maker = self.scorer.maker
+        context = maker.encode(request.context)
+        wanted = self.options.gap if request.length is None else request.length
+        if wanted < 1:
+            raise UserError(f"a task asks for {wanted} tokens of text; at least 1 is possible")
+        left = self._block - len(maker.begin) - len(context)
+        gap = min(wanted, max(left, self._block // 2))
+        given = maker.before(context, self._block - gap)
+        return torch.tensor([*given, *[self.scorer.run.tokenizer.mask_id] * gap])
+
+    def _text(self, ids: Sequence[int], stops: Sequence[str]) -> str:
+        tokenizer = self.scorer.run.tokenizer
+        end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
+        text = tokenizer.decode(torch.tensor(ids[:end], dtype=torch.int64).numpy())
+        return text[: min([text.find(stop) for stop in stops if stop in text], default=len(text))]
+
+
+def _further(on_done: OnDone, before: int, done: int) -> None:
+    on_done(before + done)
+
+
+def _together(requests: Sequence[Request], samplings: Sequence[Sampling]) -> Iterator[list[int]]:
+    """Places of requests of one stream and sampling that are numbered without a gap."""
+    order = sorted(
+        range(len(requests)),
+        key=lambda place: (requests[place].stream, str(samplings[place]), requests[place].number),
+    )
+    run: list[int] = []
+    for place in order:
+        if run:
+            last, this = requests[run[-1]], requests[place]
+            is_next = (this.stream, this.number) == (last.stream, last.number + 1)
+            if not is_next or samplings[place] != samplings[run[-1]]:
+                yield run
+                run = []
+        run.append(place)
+    if run:
+        yield run
+
+
+def _say_ignored(requests: Sequence[Request]) -> None:
+    names = {name for request in requests for name in request.settings} - set(UNDERSTOOD)
+    if names:
+        logging.getLogger("lm_eval").warning(
+            "the model bellmask does not know the generation settings %s", ", ".join(sorted(names))
+        )

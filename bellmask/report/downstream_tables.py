@@ -1,0 +1,276 @@
+"""Table 4's layout: models by benchmarks, on the screen, in Markdown and in LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape as escape_markup
+
+from bellmask.report.console import print_table
+from bellmask.report.markdown import markdown_table
+
+Numbers = Mapping[str, Any]
+NAMES = {
+    "per_token": "accuracy, per token",
+    "raw": "accuracy, sum",
+    "per_byte": "accuracy, per byte",
+    "word": "word",
+    "contains": "contains an answer",
+    "exact_match": "exact match",
+    "rouge_mean": "ROUGE, mean",
+    "rouge_1": "ROUGE-1",
+    "rouge_2": "ROUGE-2",
+    "rouge_l": "ROUGE-L",
+}
+OWN = "_own"
+"""Ends the name of a score whose gap does not have the gold answer's length."""
+MARK = "†"
+"""Behind columns whose score tells the model that length."""
+
+
+def score_name(score: str) -> str:
+    """A score in words."""
+    if score.endswith(OWN):
+        return f"{NAMES[score.removesuffix(OWN)]}, length not given"
+    return NAMES[score]
+
+
+def value(found: Mapping[str, Any]) -> str:
+    """``12.34 ± 0.56``: mean and deviation over seeds."""
+    deviation = found["deviation"]
+    return f"{found['mean']:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+
+
+def best_models(numbers: Numbers, task: Mapping[str, Any], score: str) -> set[str]:
+    """The models (no baselines) that are best as printed; none where nobody scored, nor of one."""
+    means = {
+        model["name"]: round(task["results"][model["name"]]["scores"][score]["mean"], 2)
+        for model in numbers["models"]
+        if model["is_model"]
+    }
+    top = max(means.values())
+    return {name for name, mean in means.items() if mean == top and top > 0 and len(means) > 1}
+
+
+def _title(task: Mapping[str, Any]) -> str:
+    unit = "" if task["name"] == "infilling" else " (%)"
+    return task["title"] + unit + (MARK if task["gives_length"] else "")
+
+
+def main_rows(
+    numbers: Numbers, bold: Callable[[str], str], change: Callable[[float, bool], str]
+) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows) of Table 4: the main score of each task, and its change to the first row."""
+    tasks = numbers["tasks"]
+    columns = ["model", *map(_title, tasks)]
+    rows = []
+    for model in numbers["models"]:
+        cells = [_label(model)]
+        for task in tasks:
+            found = task["results"][model["name"]]["scores"][task["main"]]
+            text = value(found)
+            if model["name"] in best_models(numbers, task, task["main"]):
+                text = bold(text)
+            gap = found.get("difference")
+            if gap is not None and model["is_model"]:
+                text += f" ({change(gap['mean'], gap['is_sure'])})"
+            cells.append(text)
+        rows.append(cells)
+    return columns, rows
+
+
+def _label(model: Mapping[str, Any]) -> str:
+    return model["name"] if model["step"] is None else f"{model['name']}, step {model['step']}"
+
+
+def signed(gap: float, is_sure: bool) -> str:
+    """A change, with a star where it is larger than its error."""
+    return f"{_as_printed(gap):+.2f}" + ("*" if is_sure else "")
+
+
+def _as_printed(number: float) -> float:
+    return round(number, 2) + 0.0  # never -0.00
+
+
+def full_rows(numbers: Numbers) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows): every score of every model, with both errors and the paired difference."""
+    columns = ["task", "score", "model", "mean", "deviation", "error", "difference ± error"]
+    rows = []
+    for task in numbers["tasks"]:
+        for score in task["results"][numbers["models"][0]["name"]]["scores"]:
+            for model in numbers["models"]:
+                found = task["results"][model["name"]]["scores"][score]
+                row = [task["title"], score_name(score), model["name"], f"{found['mean']:.2f}"]
+                row += [_or_dash(found["deviation"]), _or_dash(found["error"])]
+                rows.append([*row, _difference(found.get("difference"))])
+    return columns, rows
+
+
+def other_rows(numbers: Numbers) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows): the scores that are not in Table 4, models side by side."""
+    names = [model["name"] for model in numbers["models"]]
+    rows = []
+    for task in numbers["tasks"]:
+        results = [task["results"][name]["scores"] for name in names]
+        for score in results[0]:
+            if score != task["main"]:
+                label = f"{task['title']}: {score_name(score)}"
+                rows.append([label, *(value(found[score]) for found in results)])
+    return ["score", *names], rows
+
+
+def _or_dash(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
+
+
+def _difference(gap: Mapping[str, Any] | None) -> str:
+    if gap is None:
+        return "-"
+    return f"{_as_printed(gap['mean']):+.2f} ± {_or_dash(gap['error'])}" + (
+        " *" if gap["is_sure"] else ""
+    )
+
+
+# --- notes -----------------------------------------------------------------------------------
+
+
+def notes(numbers: Numbers) -> list[str]:
+    """What a reader must know to compare these numbers with others."""
+    tasks = numbers["tasks"]
+    lines = _errors(numbers)
+    if any(task["gives_length"] for task in tasks):
+        lines.append(f"{MARK} The model is told how many tokens the gold answer has.")
+    lines += [f"{t['note']}; {t['num_questions']:,} questions, {t['origin']}." for t in tasks]
+    lines += [*_estimator(numbers), *_prompts(numbers), *_cut(numbers), *_baselines(numbers)]
+    return [*lines, *(f"Left out, no data: {name}." for name in numbers["missing"])]
+
+
+def _errors(numbers: Numbers) -> list[str]:
+    seeds = len(numbers["seeds"])
+    lines = [f"Mean ± standard deviation over {seeds} evaluation seeds."]
+    if seeds == 1:
+        lines = ["One evaluation seed: no deviation is known."]
+    if len(_models(numbers)) > 1:
+        lines.append(
+            f"In brackets the change to {numbers['models'][0]['name']}, with * where it is more "
+            "than 1.96 standard errors over questions (paired; one training run each)."
+        )
+    return lines
+
+
+def _models(numbers: Numbers) -> list[Mapping[str, Any]]:
+    return [model for model in numbers["models"] if model["is_model"]]
+
+
+def _estimator(numbers: Numbers) -> list[str]:
+    choices = [task for task in numbers["tasks"] if task["main"] == "per_token"]
+    if not choices:
+        return []
+    how = f"{numbers['estimator']}, {numbers['draws']} masks"
+    if numbers["estimator"] == "auto":
+        how = f"all masks up to {numbers['longest_exact']} tokens, else {numbers['draws']} of them"
+    shares = []
+    for model in _models(numbers):
+        found = [task["results"][model["name"]]["exact_share"] for task in choices]
+        shares.append(f"{100 * sum(found) / len(found):.0f} % of {model['name']}'s")
+    return [f"Log-probabilities of choices: {how}; without noise are {', '.join(shares)}."]
+
+
+def _prompts(numbers: Numbers) -> list[str]:
+    what = {"plain": "lm-eval's", "tuned": "those of fine-tuning"}
+    names: dict[str, list[str]] = {}
+    for model in _models(numbers):
+        ending = ", EOS scored behind choices" if model["ending"] == "eos" else ""
+        names.setdefault(what[model["prompts"]] + ending, []).append(model["name"])
+    return [f"Prompts of {', '.join(mine)}: {form}." for form, mine in names.items()]
+
+
+def _cut(numbers: Numbers) -> list[str]:
+    return [
+        f"{model['name']}: {count:,} gold answers of {task['title']} are longer than half of its "
+        "block; their gaps are cut."
+        for model in _models(numbers)
+        for task in numbers["tasks"]
+        if (count := task["results"][model["name"]]["num_cut"])
+    ]
+
+
+def _baselines(numbers: Numbers) -> list[str]:
+    first = numbers["models"][0]["name"]
+    what = {
+        "random": "guesses in expectation, and texts of random tokens",
+        "unigram": f"each token by its frequency in the training text of {first}",
+    }
+    here = [model["name"] for model in numbers["models"] if not model["is_model"]]
+    return [f"{name}: {what[name]}." for name in here]
+
+
+# --- screen and Markdown ---------------------------------------------------------------------
+
+
+def show(numbers: Numbers) -> None:
+    """Table 4, the other scores and the notes, on the screen."""
+    columns, rows = main_rows(numbers, lambda text: f"[bold]{text}[/bold]", signed)
+    rows = [[escape_markup(name), *cells] for name, *cells in rows]
+    print_table("downstream benchmarks (Table 4)", columns, rows)
+    columns, rows = other_rows(numbers)
+    print_table("other scores", [escape_markup(column) for column in columns], rows)
+    print("\n".join(notes(numbers)))
+
+
+def markdown(numbers: Numbers) -> str:
+    """Table 4 and the notes as a page, then every score with its errors."""
+    columns, rows = main_rows(numbers, lambda text: f"**{text}**", signed)
+    parts = ["# Downstream benchmarks", markdown_table(columns, rows).rstrip()]
+    parts.append("\n".join(f"- {line}" for line in notes(numbers)))
+    parts += ["## Every score", markdown_table(*full_rows(numbers)).rstrip()]
+    return "\n\n".join(parts) + "\n"
+
+
+# --- LaTeX -----------------------------------------------------------------------------------
+
+_SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # at the start of a row it would be an option of the row before
+    "*": "{*}",
+    "±": r"$\pm$",
+    MARK: r"$^\dagger$",
+}
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX shows it."""
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)
+
+
+def latex(numbers: Numbers) -> str:
+    """A table for a paper; needs booktabs and xcolor."""
+    columns, rows = main_rows(numbers, lambda text: f"\\textbf{{{text}}}", _coloured)
+    lines = ["% needs \\usepackage{booktabs} and \\usepackage[dvipsnames]{xcolor}"]
+    lines += [f"\\begin{{tabular}}{{l{'c' * (len(columns) - 1)}}}", "\\toprule"]
+    lines += [_line([escape(column) for column in columns]), "\\midrule"]
+    is_model = [model["is_model"] for model in numbers["models"]]
+    for number, (name, *cells) in enumerate(rows):
+        if number and is_model[number - 1] and not is_model[number]:
+            lines.append("\\midrule")
+        lines.append(_line([escape(name), *(cell.replace("±", r"$\pm$") for cell in cells)]))
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    return "\n".join([*lines, *(f"% {line}" for line in notes(numbers))]) + "\n"
+
+
+def _coloured(gap: float, is_sure: bool) -> str:
+    shown, star = _as_printed(gap), "^*" if is_sure else ""
+    number = f"${shown:+.2f}{star}$"
+    if not shown:
+        return number
+    return f"\\textcolor{{{'ForestGreen' if shown > 0 else 'BrickRed'}}}{{{number}}}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"

@@ -1,0 +1,155 @@
+"""Results kept by key: torn lines, killed writers, damage, and what counts twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bellmask.errors import UserError
+from bellmask.kept import Kept, content_key
+
+WRITER = """
+import sys
+from pathlib import Path
+from bellmask.kept import Kept
+kept = Kept(Path(sys.argv[1]))
+start = int(sys.argv[2])
+print("open", len(kept), flush=True)
+for number in range(start, start + 100_000):
+    kept.add([{"key": f"k{number}", "value": "x" * (number % 700)}])
+    print(number, flush=True)
+"""
+
+
+def test_kept_is_there_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "kept.jsonl"
+    kept = Kept(path)
+    assert (len(kept), kept.get("a"), "a" in kept) == (0, None, False)
+    assert not path.exists(), "nothing is written before there is something"
+    kept.add(
+        [{"key": "a", "value": 1.5}, {"key": "b", "text": "na\u00efve \U0001f600 \u2028 \x00"}]
+    )
+    kept.add([])
+    again = Kept(path)
+    assert [dict(record) for record in again] == [dict(record) for record in kept]
+    assert again["b"]["text"] == "na\u00efve \U0001f600 \u2028 \x00"
+    assert again.get("a") == {"key": "a", "value": 1.5}
+    assert ("a" in again, len(again)) == (True, 2)
+    assert path.read_bytes().count(b"\n") == 2
+    with pytest.raises(KeyError):
+        again["c"]
+
+
+def test_of_two_with_one_key_the_first_counts(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    kept = Kept(path)
+    kept.add([{"key": "a", "value": 1}, {"key": "a", "value": 2}])
+    kept.add([{"key": "a", "value": 3}])
+    assert kept["a"]["value"] == Kept(path)["a"]["value"] == 1
+    with path.open("a") as stream:
+        stream.write('{"key": "a", "value": 4}\n')
+    assert Kept(path)["a"]["value"] == 1
+
+
+def test_two_writers_of_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    one, other = Kept(path), Kept(path)
+    one.add([{"key": "a", "value": 1}])
+    other.add([{"key": "b", "value": 2}, {"key": "a", "value": 3}])
+    assert {record["key"]: record["value"] for record in Kept(path)} == {"a": 1, "b": 2}
+
+
+def test_every_torn_end_is_dropped_and_written_over(tmp_path: Path) -> None:
+    """Cut after any number of bytes: whole lines count, and the file is whole after one more."""
+    path = tmp_path / "kept.jsonl"
+    Kept(path).add([{"key": "a", "v": "\u00e9"}, {"key": "b", "v": 2}])
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        kept = Kept(path)
+        assert len(kept) == whole[:size].count(b"\n")
+        kept.add([{"key": "b", "v": 2}, {"key": "c", "v": 3}])
+        lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+        assert path.read_bytes().endswith(b"\n")
+        keys = [line["key"] for line in lines]
+        assert keys == (["a"] if "a" in keys else []) + ["b", "c"]
+        assert len(Kept(path)) == len(lines)
+
+
+def test_a_write_that_failed_leaves_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full for a while: what was half written is dropped by the next record."""
+    path = tmp_path / "kept.jsonl"
+    kept = Kept(path)
+    kept.add([{"key": "a"}])
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        os.ftruncate(handle, path.stat().st_size - 4)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        kept.add([{"key": "b"}])
+    assert "b" not in kept
+    monkeypatch.setattr(os, "fsync", sync)
+    kept.add([{"key": "c"}])
+    assert [record["key"] for record in Kept(path)] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"key": "b"', b"null", b'{"value": 1}', b'{"key": 3}', b"[1]", b'"key"', b"\xff\xfe"]
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "kept.jsonl"
+    content = b'{"key": "a"}\n' + line + b'\n{"key": "c"}\n'
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"kept\.jsonl, line 2 is damaged; delete that line"):
+        Kept(path)
+    assert path.read_bytes() == content, "nothing is thrown away"
+
+
+def test_a_killed_writer_loses_nothing_that_was_added(tmp_path: Path) -> None:
+    path, start = tmp_path / "kept.jsonl", 0
+    for turn in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(start)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"open {start}\n"
+        time.sleep(0.05 + 0.03 * turn)
+        process.send_signal(signal.SIGKILL)
+        said = [line for line in process.stdout.read().split("\n")[:-1] if line]
+        process.stdout.close()
+        process.wait()
+        kept = Kept(path)
+        promised = int(said[-1]) + 1 if said else start
+        assert promised <= len(kept) <= promised + 1
+        assert all(f"k{number}" in kept for number in range(promised))
+        start = len(kept)
+    assert start > 10
+    for number in range(start):
+        assert kept[f"k{number}"]["value"] == "x" * (number % 700)
+
+
+def test_equal_content_equal_key() -> None:
+    one = content_key("a", {"x": 1, "y": [1.5, None]}, (1, 2))
+    assert one == content_key("a", {"y": [1.5, None], "x": 1}, [1, 2])
+    assert len(one) == 24
+    others = [
+        content_key("a", {"x": 1, "y": [1.5, None]}, (2, 1)),
+        content_key("a", {"x": "1", "y": [1.5, None]}, (1, 2)),
+        content_key("a", {"x": 1, "y": [1.5, None]}, 1, 2),
+        content_key("\u00e4", {"x": 1, "y": [1.5, None]}, (1, 2)),
+    ]
+    assert len({one, *others}) == 5

@@ -1,0 +1,62 @@
+"""Runs with random weights, made in milliseconds, and their log-probabilities by plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pretrained_tools import make_config, make_lm
+
+from bellmask.build import build_framework, build_model
+from bellmask.config import RunConfig
+from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.downstream.asks import Ask
+from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.run import Run
+
+EXACT = ["--train.precision", "float32"]
+
+
+def random_run(config: RunConfig, kind: str = "dit", seed: int = 0) -> Run:
+    """A byte-level run whose weights are so large that every visible token matters."""
+    tokenizer = ByteTokenizer()
+    count = tokenizer.num_tokens
+    if kind == "dit":
+        model: Any = build_model(config, count)
+        draw = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                centre = 1.0 if name.endswith("norm.weight") else 0.0
+                parameter.copy_(centre + 0.5 * torch.randn(parameter.shape, generator=draw))
+    else:
+        config = replace(config, model=replace(config.model, backbone="causal_lm"))
+        is_causal = config.framework.name == "arm"
+        model = PretrainedDenoiser(
+            make_lm(make_config(kind, count), seed=seed), count, is_causal=is_causal
+        )
+    device = torch.device("cpu")
+    return Run(Path("nowhere"), config, 0, tokenizer, model.eval(), build_framework(config), device)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
+
+
+def shown_row(ask: Ask, hidden: Sequence[int], mask_id: int) -> torch.Tensor:
+    """One row, without padding: the target's places in ``hidden`` are masked."""
+    target = [mask_id if place in hidden else token for place, token in enumerate(ask.target)]
+    return torch.tensor([[*ask.given, *target, *ask.after]])
+
+
+def log_p(run: Run, ask: Ask, hidden: Sequence[int], t: float = 0.5) -> dict[int, float]:
+    """Log-probability of each hidden token of the target, by one call with a single row."""
+    row = shown_row(ask, hidden, run.tokenizer.mask_id)
+    places = sorted(hidden)
+    rows = torch.tensor([len(ask.given) + place for place in places])
+    with torch.no_grad():
+        logits = run.model(row, rows, t_B=torch.tensor([t])).double()
+    found = logits.log_softmax(1)
+    return {place: float(found[n, ask.target[place]]) for n, place in enumerate(places)}

@@ -1,0 +1,70 @@
+"""Judges whose mind is known, for the loopback server: they read our own ("plain") prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from judge_server import ReplyRule, Response, good
+
+SHOWN = re.compile(
+    r"(?:=== Request\n(?P<request>.*?)\n\n)?"
+    r"=== (?:Answer|Conversation) A\n(?P<first>.*?)\n\n"
+    r"=== (?:Answer|Conversation) B\n(?P<second>.*?)\n\n"
+    r"(?:=== A right answer.*?\n\n)?=== Your task",
+    re.DOTALL,
+)
+
+
+def shown(body: dict[str, Any]) -> tuple[str, str]:
+    """What the judge sees as A and as B: an answer, or a conversation."""
+    found = SHOWN.fullmatch(body["messages"][-1]["content"].rpartition("\n")[0])
+    assert found is not None, body["messages"][-1]["content"]
+    return found["first"], found["second"]
+
+
+def chooses(pick: Callable[[str, str], str]) -> ReplyRule:
+    """A server's rule from one that takes (shown first, shown second) and says A, B or tie."""
+
+    def reply(body: dict[str, Any]) -> Response:
+        return good(f"I have thought.\nVerdict: {pick(*shown(body))}", usage=(100, 10))
+
+    return reply
+
+
+def longer(first: str, second: str) -> str:
+    return "tie" if len(first) == len(second) else "A" if len(first) > len(second) else "B"
+
+
+def shown_first(first: str, second: str) -> str:
+    return "A"
+
+
+def by_hash(first: str, second: str) -> str:
+    """At random, but the same each time; the order is not looked at."""
+    marks = [hashlib.sha256(text.encode()).hexdigest() for text in (first, second)]
+    return "A" if marks[0] > marks[1] else "B"
+
+
+def by_hash_of_both(first: str, second: str) -> str:
+    """At random, the order included."""
+    mark = hashlib.sha256(f"{first}\0{second}".encode()).digest()[0]
+    return "AB"[mark % 2] if mark % 5 else "tie"
+
+
+class EveryKth:
+    """Another rule's answers, but the so-manieth thing that is asked gets something else."""
+
+    def __init__(self, rule: ReplyRule, k: int, instead: Callable[[], Response]) -> None:
+        self.rule, self.k, self.instead = rule, k, instead
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, body: dict[str, Any]) -> Response:
+        with self._lock:
+            self.count += 1
+            is_odd = self.count % self.k == 0
+        return self.instead() if is_odd else self.rule(body)
