@@ -39,6 +39,8 @@ from bellmask.evaluate.errors import Floats
 
 OWN = "_own"
 """Ends the name of a score whose gap does not have the gold answer's length."""
+FEWEST_QUESTIONS = 20
+"""With fewer, the spread over questions says too little about the error."""
 SURE = 1.96
 """A difference of more standard errors is called larger than its error (95 %)."""
 
@@ -81,9 +83,10 @@ def _error(value_B: Floats) -> float | None:
     return float(value_B.std(ddof=1) / math.sqrt(len(value_B)))
 
 
-def is_sure(difference: float, error: float | None) -> bool:
-    """The difference is larger than its error."""
-    return error is not None and abs(difference) > SURE * error
+def is_sure(difference: float, error: float | None, num_questions: int) -> bool:
+    """The difference is larger than its error, and there are enough questions to know that."""
+    is_known = error is not None and num_questions >= FEWEST_QUESTIONS
+    return is_known and abs(difference) > SURE * (error or 0.0)
 
 
 # --- grading ---------------------------------------------------------------------------------
@@ -179,7 +182,7 @@ def summary(measured: Measured, reference: Measured | None) -> dict[str, Any]:
             scores[name]["difference"] = {
                 "mean": gap,
                 "error": error,
-                "is_sure": is_sure(gap, error),
+                "is_sure": is_sure(gap, error, measured.value_SB[name].shape[1]),
             }
     return {
         "scores": scores,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bellmask.errors import UserError
 from bellmask.judge.benchmarks import Benchmark
-from bellmask.judge.chat import Answer, Reply, Request
-from bellmask.judge.failures import EndpointError, RequestFailed
+from bellmask.judge.chat import Reply, Request
+from bellmask.judge.failures import EndpointError
 from bellmask.judge.local import LikelihoodJudge
 from bellmask.judge.prompts import UNREADABLE, Style
 from bellmask.judge.transcript import Transcript
@@ -54,23 +54,6 @@ class Judge(Protocol):
 
 
 # --- behind an endpoint ----------------------------------------------------------------------
-
-
-class _Listener:
-    """An endpoint; which requests it will never answer is remembered."""
-
-    def __init__(self, endpoint: Endpoint, refused: dict[str, str]) -> None:
-        self.name, self.options = endpoint.name, endpoint.options
-        self._endpoint, self._refused = endpoint, refused
-
-    def ask(self, request: Request, **more: Any) -> Answer:
-        """The endpoint's answer."""
-        try:
-            return self._endpoint.ask(request, **more)
-        except RequestFailed as error:
-            if error.is_refused:
-                self._refused[request.key] = str(error)
-            raise
 
 
 @dataclass(frozen=True)
@@ -122,8 +105,9 @@ class EndpointJudge:
         Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
         """
         assert self.endpoint is not None
-        requests, listener = self.requests(pairs), _Listener(self.endpoint, self.refused)
-        asked = self.transcript.ask_all(requests, listener, on_done, limit=self.limit)  # type: ignore[arg-type]
+        requests = self.requests(pairs)
+        asked = self.transcript.ask_all(requests, self.endpoint, on_done, limit=self.limit)
+        self.refused.update(asked.refused)
         failed = [why for key, why in asked.failed.items() if key not in self.refused]
         if failed:
             raise EndpointError(

@@ -35,6 +35,8 @@ class Asked:
     num_new: int
     failed: dict[str, str] = field(default_factory=dict)
     """Key of each request without an answer, and why; they are asked again next time."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Those of them that the endpoint will never answer: too long, filtered."""
 
 
 class Transcript:
@@ -107,7 +109,7 @@ class Transcript:
             show(0)
             round_ = _Round(self, missing, endpoint, limit, max_failures)
             failed = round_.run(show)
-        return Asked(kept, len(missing) - len(failed), failed)
+        return Asked(kept, len(missing) - len(failed), failed, round_.refused)
 
 
 @contextlib.contextmanager
@@ -147,6 +149,7 @@ class _Round:
         self._results: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
         self._writing = threading.Lock()
         self._failed: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
         self._num_new = self._in_a_row = 0
         for request in missing:
             self._todo.put(request)
@@ -213,6 +216,8 @@ class _Round:
         """The error that ends it all, if this was one failure too many."""
         with self._writing:
             self._failed[request.key] = str(error)
+            if error.is_refused:
+                self.refused[request.key] = str(error)
             self._in_a_row += not error.is_refused
             if self._in_a_row < self.max_failures or self.stop.is_set():
                 return None

@@ -74,13 +74,14 @@ def test_one_seed_or_question_has_no_error() -> None:
     assert one.deviation("raw") == pytest.approx(math.sqrt(5000))
     assert one.error("raw") is None
     assert one.difference(one, "raw") == (0.0, None)
-    assert not is_sure(50.0, None)
+    assert not is_sure(50.0, None, 100)
 
 
 def test_a_sure_difference_is_larger_than_its_error() -> None:
-    assert is_sure(-1.97, 1.0)
-    assert not is_sure(1.95, 1.0)
-    assert not is_sure(0.0, 0.0)
+    assert is_sure(-1.97, 1.0, 20)
+    assert not is_sure(1.95, 1.0, 20)
+    assert not is_sure(0.0, 0.0, 20)
+    assert not is_sure(-1.97, 1.0, 19), "too few questions to know"
 
 
 def test_summaries_are_strict_json() -> None:

@@ -18,10 +18,10 @@ from bellmask.assemble import train_run
 from bellmask.config import RunConfig
 from bellmask.data.wheels import cache_folder
 from bellmask.errors import UserError
-from bellmask.evaluate import load_scorer as loading
 from bellmask.evaluate.load_scorer import load_scorer
 from bellmask.evaluate.scorers import ArmRun, is_counted, join_documents
 from bellmask.run import Run, load_run
+from bellmask.smollm2 import SMOLLM2
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 STORIES = SHARED / "stories260K"
@@ -254,7 +254,7 @@ def test_what_cannot_be_loaded_is_said_in_one_line(
 def test_smollm2_by_wheel_finds_plain_english_likely() -> None:
     """2.248 nats per token: transformers alone, on the packed file, with <|endoftext|> in front."""
     stories = SHARED / "tinystories" / "tinystories.sample.txt"
-    if not loading.SMOLLM2.path(cache_folder()).exists() or not stories.exists():
+    if not SMOLLM2.path(cache_folder()).exists() or not stories.exists():
         pytest.skip("the wheel of SmolLM2 or the stories are not here")
     pytest.importorskip("gguf")
     scorer = load_scorer("smollm2", device="cpu")
