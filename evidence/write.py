@@ -215,7 +215,7 @@ def write_document() -> None:
     head = HEAD.format(model=size, steps=results["steps"], minutes=minutes)
     head += "".join(epoch_lines(found))
     parts = [head, *headline_section(found), *perplexity_section()]
-    parts += [*adapting_section(FIGURES), *downstream_section(), *findings_section()]
+    parts += [*adapting_section(FIGURES), *downstream_section(FIGURES), *findings_section()]
     parts += [*claim_section(found), *analysis_sections(FIGURES), *suite_sections(found)]
     (DOCS / "results.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
