@@ -189,6 +189,6 @@ SAVINGS_NOTE = [
     "`bellmask analyze choices` on the bell's adapted run: questions scored eight times with fresh",
     "masks, by each way of estimating. Noise is the standard deviation of the difference of the",
     "two best choices, per token: what decides. *auto* (ours) sums over all masks of choices up to",
-    "six tokens and draws strata with common numbers for longer ones. DiffuLLaMA's way is quiet but",
-    "biased where it draws few masks: most of them hide nearly everything.",
+    "six tokens and draws strata with common numbers for longer ones. DiffuLLaMA's way is quiet",
+    "but biased where it draws few masks: most of them hide nearly everything.",
 ]
