@@ -80,7 +80,7 @@ class AskMaker:
         before, target = self.split(context, continuation)
         if not target:
             raise UserError(f"the continuation {continuation!r} has no tokens: nothing to score")
-        behind = self.encode(after) if after else ()
+        behind = self.split(context + continuation, after)[1] if after else ()
         return self.windows(before, target, behind, noise)
 
     def rolling(self, text: str, *, noise: int = 0) -> list[Ask]:

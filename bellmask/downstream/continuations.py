@@ -5,14 +5,12 @@ the continuation partly masked behind a context that is always visible. A causal
 pass. Rows of all asks are sorted by width and go through the network together, padded to a multiple
 of 32 tokens that nobody attends to; the width depends on the ask alone.
 
-B rows of a batch, L their width, R passes of an ask.
+B rows of a batch, L their width, R passes of an ask (:mod:`bellmask.downstream.jobs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +19,23 @@ from torch import Tensor
 
 from bellmask.diffusion.orders import Mdm, Ordered, Problem
 from bellmask.downstream.asks import Ask, AskMaker, Score
-from bellmask.downstream.masks import Estimator, Plan, make_plan
+from bellmask.downstream.jobs import (
+    Job,
+    MaskedJob,
+    OrderedJob,
+    Row,
+    clean,
+    masked_row,
+    ordered_row,
+)
+from bellmask.downstream.masks import Estimator, make_plan
 from bellmask.errors import UserError
 from bellmask.filling import WIDTH, pad_rows
 from bellmask.model.attention import attention_mask
-from bellmask.rng import stream_key, uniform
 from bellmask.run import Run
 from bellmask.train.distributed import autocast, pick_precision
 
 OnDone = Callable[[int], None]
-SHOWN_FIRST = -1e6
-"""Where an order puts what is shown: before all that is asked for."""
 
 
 class ContinuationScorer:
@@ -111,20 +115,32 @@ class ContinuationScorer:
             if ask.after and not sees_behind:
                 raise UserError("an ARM cannot see what follows a gap; ask a masked run")
 
-    def _job(self, ask: Ask, seed: int) -> _Job:
+    def _job(self, ask: Ask, seed: int) -> Job:
         if not self.is_causal:
             plan = make_plan(ask, self.estimator, seed=seed, uses_time=self.uses_time)
-            return _MaskedJob(ask, plan, self.run.tokenizer.mask_id)
+            return MaskedJob(ask, plan, self.run.tokenizer.mask_id)
         is_exact = self.run.framework.is_exact
         draws = 1 if is_exact else self.estimator.draws
-        return _OrderedJob(ask, draws, self.estimator.key(ask, seed), is_exact)
+        return OrderedJob(ask, draws, self.estimator.key(ask, seed), is_exact)
+
+    def row_with(self, ask: Ask, is_masked: NDArray[np.bool_]) -> Row:
+        """A pass of a masked model with just these tokens of the target masked, all of them scored.
+
+        A time-conditioned model is told what sampling tells it: the share of the row.
+        """
+        rate = float(is_masked.sum()) / ask.length
+        return masked_row(ask, self.run.tokenizer.mask_id, is_masked, is_masked, rate)
+
+    def left_to_right_row(self, ask: Ask) -> Row:
+        """A pass of a causal model with the target in its own order, whatever the framework's."""
+        return ordered_row(ask, torch.arange(len(ask.target), dtype=torch.float64))
 
     def width(self, ask: Ask) -> int:
         """Tokens of the ask's padded rows."""
         rounded = -(-ask.length // WIDTH) * WIDTH
         return max(ask.length, min(rounded, self.run.config.data.block_length))
 
-    def _batches(self, jobs: Sequence[_Job]) -> Iterator[list[tuple[int, int]]]:
+    def _batches(self, jobs: Sequence[Job]) -> Iterator[list[tuple[int, int]]]:
         """(ask, pass) pairs of one width, all padded or none."""
         groups: dict[tuple[int, bool], list[tuple[int, int]]] = {}
         for number, job in enumerate(jobs):
@@ -137,7 +153,7 @@ class ContinuationScorer:
                 yield members[start : start + size]
 
     @torch.no_grad()
-    def _run_batch(self, rows: Sequence[_Row]) -> list[float]:
+    def _run_batch(self, rows: Sequence[Row]) -> list[float]:
         """The sum of cross-entropies that each row scores."""
         problem, mask = self.problem(rows)
         device = self.run.device
@@ -148,7 +164,7 @@ class ContinuationScorer:
         total_B = torch.zeros(len(rows), dtype=torch.float64)
         return total_B.index_add_(0, owner_N, ce_N.double().cpu()).tolist()
 
-    def problem(self, rows: Sequence[_Row]) -> tuple[Problem, Tensor | None]:
+    def problem(self, rows: Sequence[Row]) -> tuple[Problem, Tensor | None]:
         """(what the model is asked in a batch, its attention mask)."""
         width = self.width(rows[0].ask)
         pad, framework = self.run.tokenizer.pad_id, self.run.framework
@@ -169,7 +185,7 @@ class ContinuationScorer:
         is_scored_BL = torch.zeros_like(is_real_BL)
         for number, row in enumerate(rows):
             is_scored_BL[number, : len(row.is_scored)] = row.is_scored
-        targets_BL, _ = pad_rows([torch.tensor(_clean(row.ask)) for row in rows], width, pad)
+        targets_BL, _ = pad_rows([torch.tensor(clean(row.ask)) for row in rows], width, pad)
         rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
         rate_B = torch.tensor([row.rate for row in rows], dtype=torch.float64)
         problem = Problem(
@@ -182,11 +198,7 @@ class ContinuationScorer:
         return problem, None if is_full else attention_mask(is_real_BL)
 
 
-def _clean(ask: Ask) -> list[int]:
-    return [*ask.given, *ask.target, *ask.after]
-
-
-def _only_targets(whole: Problem, rows: Sequence[_Row], width: int) -> Problem:
+def _only_targets(whole: Problem, rows: Sequence[Row], width: int) -> Problem:
     """Of every slot's prediction those of the targets: what is shown comes first in any order."""
     shown_B = torch.tensor([row.ask.length - len(row.ask.target) for row in rows])
     length_B = torch.tensor([row.ask.length for row in rows])
@@ -201,91 +213,3 @@ def _only_targets(whole: Problem, rows: Sequence[_Row], width: int) -> Problem:
         whole.positions,
         whole.target_positions,
     )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One pass of one ask."""
-
-    ask: Ask
-    tokens: Tensor
-    """With masks where they are."""
-    is_scored: Tensor
-    rate: float = 0.0
-    numbers: Any = None
-    """The order of a causal run's tokens, smallest first."""
-
-
-@dataclass(frozen=True)
-class _MaskedJob:
-    """An ask to a masked model."""
-
-    ask: Ask
-    plan: Plan
-    mask_id: int
-
-    def __len__(self) -> int:
-        return len(self.plan.weight_R)
-
-    def is_needed(self, place: int) -> bool:
-        """A pass that scores nothing is not made."""
-        return bool(self.plan.is_scored_RL[place].any())
-
-    def row(self, place: int) -> _Row:
-        """One pass as a row of tokens."""
-        start, stop = len(self.ask.given), len(self.ask.given) + len(self.ask.target)
-        tokens = torch.tensor(_clean(self.ask))
-        tokens[start:stop][torch.from_numpy(self.plan.is_masked_RL[place])] = self.mask_id
-        is_scored = torch.zeros(len(tokens), dtype=torch.bool)
-        is_scored[start:stop] = torch.from_numpy(self.plan.is_scored_RL[place])
-        return _Row(self.ask, tokens, is_scored, float(self.plan.rate_R[place]))
-
-    def conclude(self, sum_R: NDArray[np.float64]) -> Score:
-        """The score from the sums of all passes."""
-        return self.plan.conclude(sum_R)
-
-
-@dataclass(frozen=True)
-class _OrderedJob:
-    """An ask to a causal model: left to right, or for an AoARM in random orders."""
-
-    ask: Ask
-    draws: int = 1
-    key: int = 0
-    """Names the orders that are drawn."""
-    is_exact: bool = True
-
-    def __len__(self) -> int:
-        return self.draws
-
-    def is_needed(self, place: int) -> bool:
-        """All are."""
-        return True
-
-    def row(self, place: int) -> _Row:
-        """What is shown comes first, in its own order, then the target in a drawn one."""
-        tokens = torch.tensor(_clean(self.ask))
-        start, stop = len(self.ask.given), len(self.ask.given) + len(self.ask.target)
-        numbers = SHOWN_FIRST + torch.arange(len(tokens), dtype=torch.float64)
-        key = stream_key(self.key, "orders", place)
-        numbers[start:stop] = uniform(key, torch.arange(stop - start))
-        return _Row(self.ask, tokens, torch.ones(len(tokens), dtype=torch.bool), numbers=numbers)
-
-    def left_to_right(self) -> _Row:
-        """The target in its own order."""
-        row = self.row(0)
-        start = len(self.ask.given)
-        numbers = row.numbers.clone()
-        numbers[start : start + len(self.ask.target)] = torch.arange(len(self.ask.target)).double()
-        return _Row(self.ask, row.tokens, row.is_scored, numbers=numbers)
-
-    def conclude(self, sum_R: NDArray[np.float64]) -> Score:
-        """Mean over orders."""
-        error = 0.0 if self.is_exact else np.nan
-        if self.draws > 1:
-            error = float(sum_R.std(ddof=1) / np.sqrt(self.draws))
-        length = len(self.ask.target)
-        return Score(-float(sum_R.mean()), error, length, self.draws, self.is_exact)
-
-
-_Job = _MaskedJob | _OrderedJob

@@ -31,7 +31,8 @@ def make_row(one: Contestant, kind: str, item: Item, variant: int | Variant) -> 
             length = one.own_length or _words(before, item.prompt, OWN_WORDS[kind])
     else:
         assert isinstance(item, Infilling)
-        before, after = _encode(one, item.before), _encode(one, item.after)
+        before = _encode(one, item.before)
+        after = _encode_after(one, item.before, item.after)
         behind = after if one.sees_behind else ()
         if variant == "own":  # as the story's other four sentences
             length = round((len(before) + len(after)) / 4)
@@ -56,7 +57,12 @@ def _gold_length(one: Contestant, item: Item) -> int:
     if isinstance(item, Completion):
         return len(one.pair(item.prompt, item.answer)[1])
     assert isinstance(item, Infilling)
-    return len(_encode(one, item.gold))
+    return len(_encode_after(one, item.before, item.gold))
+
+
+def _encode_after(one: Contestant, before: str, text: str) -> Tokens:
+    """A text's tokens where it stands: alone, some tokenizers put a space in front of it."""
+    return _encode(one, before + text)[len(_encode(one, before)) :]
 
 
 def _words(tokens: Tokens, text: str, count: int) -> int:

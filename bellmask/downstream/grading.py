@@ -19,14 +19,7 @@ from bellmask.errors import UserError
 
 # --- multiple choice -------------------------------------------------------------------------
 
-How = Literal["raw", "per_token", "per_byte", "per_character"]
-LM_EVAL_NAMES: dict[str, How] = {
-    "acc": "raw",
-    "acc_norm": "per_character",
-    "acc_bytes": "per_byte",
-}
-"""lm-eval's accuracies, and what each divides a choice's log-probability by. ``acc_norm`` counts
-characters; the lengths do not count the space in front."""
+How = Literal["raw", "per_token", "per_byte"]
 
 
 def choose(
@@ -39,20 +32,19 @@ def choose(
     """The choice with the highest log-probability (summed over tokens), or mean of it; the first
     of equals.
 
-    ``num_tokens`` is needed per token, ``continuations`` per byte and per character.
+    ``num_tokens`` is needed per token, ``continuations`` per byte: as lm-eval's acc_bytes, without
+    the space in front.
     """
     if any(math.isnan(value) for value in log_probabilities):
         raise ValueError(f"a choice without a score: {list(log_probabilities)}")
-    texts = [text.removeprefix(" ") for text in continuations]
     sizes: Sequence[int]
     if how == "raw":
         sizes = [1] * len(log_probabilities)
     elif how == "per_token":
         sizes = num_tokens
     elif how == "per_byte":
+        texts = [text.removeprefix(" ") for text in continuations]
         sizes = [len(text.encode("utf-8", "surrogatepass")) for text in texts]
-    elif how == "per_character":
-        sizes = [len(text) for text in texts]
     else:
         raise ValueError(f"unknown way to choose: {how!r}")
     means = [value / size for value, size in zip(log_probabilities, sizes, strict=True)]

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from bellmask.downstream.asks import Ask
-from bellmask.downstream.masks import Plan
 from bellmask.train.distributed import autocast, pick_precision
 
 if TYPE_CHECKING:
@@ -67,18 +66,11 @@ def _one_pass(
     hidden: dict[int, np.ndarray],
 ) -> list[bool | None]:
     """One token more of each ask (of a causal model all); None where it is not decided yet."""
-    from bellmask.downstream.continuations import _MaskedJob, _OrderedJob
-
     run = scorer.run
-    rows = []
-    for number in part:
-        if scorer.is_causal:
-            rows.append(_OrderedJob(asks[number]).left_to_right())
-            continue
-        mask = hidden[number][None]
-        rate = mask.sum(1) / asks[number].length  # as sampling tells a time-conditioned model
-        plan = Plan("left_to_right", mask, mask, np.ones(1), rate)
-        rows.append(_MaskedJob(asks[number], plan, run.tokenizer.mask_id).row(0))
+    if scorer.is_causal:
+        rows = [scorer.left_to_right_row(asks[number]) for number in part]
+    else:
+        rows = [scorer.row_with(asks[number], hidden[number]) for number in part]
     problem, mask_or_none = scorer.problem(rows)
     with autocast(run.device, pick_precision(run.config.train.precision, run.device)):
         logits_NV = problem.logits(run.model, run.device, mask_or_none).float().cpu()

@@ -53,7 +53,7 @@ class Estimator:
     longest_exact: int = 6
     """Tokens up to which auto takes all masks."""
     is_common: bool = True
-    """Choices of a question draw the same numbers; False for comparison."""
+    """Choices of a question draw the same numbers; False, for comparison: each draws its own."""
 
     def check(self) -> Estimator:
         """This, or a :class:`UserError`."""
@@ -69,7 +69,7 @@ class Estimator:
 
     def key(self, ask: Ask, seed: int) -> int:
         """Names the random numbers of an ask."""
-        own = () if self.is_common else ("-".join(map(str, ask.target)),)
+        own = () if self.is_common else ("-".join(map(str, (*ask.given, *ask.target))),)
         return stream_key(seed, "continuations", ask.noise, *own)
 
     def kind_for(self, length: int, uses_time: bool = False) -> Kind:

@@ -78,8 +78,6 @@ class TaskInfo:
     """Names of its scores (:mod:`bellmask.downstream.grading`); the first is the column's."""
     note: str
     """One line under the table."""
-    chance: float | None = None
-    """Percent that guessing gets right; None where nothing is to be chosen from."""
     gives_length: bool = False
     """The column's score tells the model how many tokens the gold answer has, as DiffuLLaMA does;
     a variant of it does not."""
@@ -96,9 +94,7 @@ STORY_SCORES = ("rouge_mean", "rouge_1", "rouge_2", "rouge_l")
 
 
 def _choice(title: str, num_choices: int, note: str) -> TaskInfo:
-    chance = 100 / num_choices
-    measure = f"accuracy, {num_choices} choices"
-    return TaskInfo(title, "choice", measure, CHOICE_SCORES, note, chance)
+    return TaskInfo(title, "choice", f"accuracy, {num_choices} choices", CHOICE_SCORES, note)
 
 
 TASKS: dict[str, TaskInfo] = {

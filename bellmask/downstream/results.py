@@ -122,7 +122,10 @@ def _guess(work: Work, task: TaskItems) -> Measured:
     return Measured({how: np.array([value] * len(work.seeds)) for how in CHOICE_SCORES})
 
 
-def _is_right(item: Choice, scores: list[Score], how: str) -> bool:
+def _is_right(item: Choice, scores: list[Score], how: str) -> float:
+    """1 or 0; who finds all choices equally likely (a unigram on WinoGrande) guesses."""
+    if len({(score.log_probability, score.num_tokens) for score in scores}) == 1:
+        return 1 / len(scores)
     ways: dict[str, How] = {"raw": "raw", "per_token": "per_token", "per_byte": "per_byte"}
     picked = choose(
         [score.log_probability for score in scores],

@@ -154,7 +154,7 @@ def _errors(numbers: Numbers) -> list[str]:
     if len(_models(numbers)) > 1:
         lines.append(
             f"In brackets the change to {numbers['models'][0]['name']}, with * where it is more "
-            "than 1.96 standard errors over questions (paired; one training run each)."
+            "than 1.96 standard errors over 20 questions or more (paired; one training run each)."
         )
     return lines
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from downstream_tools import Stub
 
+from bellmask.data.tokenizer import ByteTokenizer, Ids
 from bellmask.downstream.gaps import is_cut, make_row
 from bellmask.downstream.questions import Completion, Infilling
 
@@ -86,3 +88,18 @@ def test_broken_letters_are_question_marks() -> None:
     one = Stub()
     story = replace(STORY, before="a\ud800b", gold=" c", after=" d\udc00")
     assert row(one, "story", story, "gold") == "a?b" + MASK * 2 + " d?"
+
+
+class Prefixed(ByteTokenizer):
+    """Puts a space in front of every text, as SentencePiece does."""
+
+    def encode(self, text: str) -> Ids:
+        return np.concatenate([[32], super().encode(text)])
+
+
+def test_a_tokenizers_leading_space_is_not_doubled() -> None:
+    """The row is the running text, masks in place of the gold's own tokens."""
+    one = Stub()
+    one.tokenizer = Prefixed()
+    gap = MASK * len(STORY.gold.encode())
+    assert row(one, "story", STORY, "gold") == " " + STORY.before + gap + STORY.after

@@ -120,6 +120,9 @@ def test_one_number_one_mask(kind: Kind) -> None:
     )
     assert first.is_masked_RL.tolist() == again.is_masked_RL.tolist()
     assert first.is_masked_RL.tolist() != second.is_masked_RL.tolist()
+    # WinoGrande's choices differ in what is before them
+    other = make_plan(Ask((7,), (1, 2, 3, 4), (), 9), alone, seed=3)
+    assert first.is_masked_RL.tolist() != other.is_masked_RL.tolist()
 
 
 @pytest.mark.parametrize("kind", ["bernoulli", "diffullama"])

@@ -159,6 +159,13 @@ def test_choices_by_sum_token_and_byte(tmp_path: Path) -> None:
     assert measured.value_SB["per_byte"].tolist() == [[100, 0, 100, 0, 100]]
 
 
+def test_who_cannot_tell_choices_apart_guesses(tmp_path: Path) -> None:
+    """WinoGrande's two choices end alike: a unigram would always take the first."""
+    (measured,) = measure(Stub(), tasks("winogrande"), tmp_path, 1).values()
+    for values in measured.value_SB.values():
+        assert (values == 50).all()
+
+
 def test_seeds_are_graded_apart(tmp_path: Path) -> None:
     """Seed 0 finds the first choice most likely, seed 1 the second, if there is noise."""
 
