@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from bellmask.analyze.choice_noise import Repeats
 from bellmask.downstream.asks import Ask, Score, add_up
+from bellmask.downstream.contestants import RunContestant
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator, Kind
-from bellmask.downstream.questions import Choice
+from bellmask.downstream.questions import Choice, Prompts
 from bellmask.rng import stream_key
 from bellmask.run import Run
 
@@ -39,25 +40,27 @@ LABELS = {
 
 
 class Asker:
-    """A task's questions as asks to a run; each has numbers of its own."""
+    """A task's questions as the suite of Table 4 asks a run; each has numbers of its own."""
 
     def __init__(
         self,
         run: Run,
         task: str,
         items: Sequence[Choice],
+        prompts: Prompts = "plain",
         longest_exact: int = 6,
         batch_tokens: int = 8192,
     ) -> None:
         self.run, self.longest_exact, self.batch_tokens = run, longest_exact, batch_tokens
-        maker = self.scorer(OURS, 1)
+        ours = Estimator(OURS, longest_exact=longest_exact)
+        maker = RunContestant(run, ours, prompts=prompts)
         self.asks: list[Ask] = []
         self.place: list[tuple[int, int]] = []
         for number, item in enumerate(items):
             noise = stream_key(0, task, item.number) % (1 << 62)
             pairs = zip(item.contexts, item.continuations, strict=True)
             for choice, (context, continuation) in enumerate(pairs):
-                windows = maker.asks(context, continuation, noise=noise)
+                windows = maker.asks(context, continuation, noise)
                 self.asks += windows
                 self.place += [(number, choice)] * len(windows)
         self.gold_N = np.array([item.gold for item in items])

@@ -68,7 +68,8 @@ class ChoiceOptions:
     longest_exact: int = 6
     """Tokens of a choice up to which all masks are summed over."""
     prompts: Literal["plain", "tuned"] = "plain"
-    """plain: as lm-eval asks; tuned: as fine-tuned runs are asked."""
+    """plain: as lm-eval asks. tuned: as fine-tuned runs are asked, by the run's template and with
+    the EOS behind a choice."""
     data_dir: str | None = None
     """Folder with the tasks' records; default: a wheel of the package index, else the hub."""
     cache: str | None = None
@@ -169,7 +170,7 @@ def measure_questions(
     advance: Callable[[int], None],
 ) -> dict[str, Any]:
     """All numbers of one task on one run."""
-    asker = Asker(run, task, items, options.longest_exact, options.batch_tokens)
+    asker = Asker(run, task, items, options.prompts, options.longest_exact, options.batch_tokens)
     draws = sorted(options.draws)
     repeats = score_again(asker, draws, options.repeats, options.seed, advance)
     truth = repeats[OURS][-1]

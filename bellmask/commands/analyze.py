@@ -77,12 +77,12 @@ def run(args: list[str]) -> int:
     analysis = getattr(import_module(f"bellmask.analyze.{entry.module}"), entry.constant)
     options = parse_command(analysis.options, rest, command=f"analyze {name}")
 
-    from bellmask.report.console import print_table, staged_bar
+    from bellmask.report.console import print_plain_table, staged_bar
 
     with staged_bar(name, analysis.unit) as on_progress:
         numbers = analysis.measure(options, on_progress)
     for table in analysis.tables(numbers):
-        print_table(table.title, table.columns, table.rows)
+        print_plain_table(table.title, table.columns, table.rows)
     folder = _folder(name, options)
     _write(name, numbers, analysis.figure(numbers), folder)
     print(f"written: {folder / name}.json, .png and .svg")

@@ -220,7 +220,7 @@ def _folder(options: HarnessOptions) -> Path:
 
 
 def _show(numbers: Numbers) -> None:
-    from bellmask.report.console import print_table
+    from bellmask.report.console import print_plain_table
 
     runs = numbers["runs"]
     first = next(iter(runs.values()))["results"]
@@ -235,7 +235,7 @@ def _show(numbers: Numbers) -> None:
         if not metric.endswith("_stderr")
     ]
     limit = "" if numbers["limit"] is None else f", first {numbers['limit']:,} documents"
-    print_table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows)
+    print_plain_table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows)
     for task, note in numbers["notes"].items():
         print(f"* {task}: {note}")
     noise = [
@@ -245,7 +245,7 @@ def _show(numbers: Numbers) -> None:
     ]
     if noise:
         columns = ["run", "task", "log-probabilities", "exact", "median error (nats)", "passes"]
-        print_table("noise of what is not exact, a part of ± above", columns, noise)
+        print_plain_table("noise of what is not exact, a part of ± above", columns, noise)
 
 
 def _cell(result: Numbers, metric: str, way: str) -> str:

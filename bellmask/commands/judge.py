@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from bellmask.errors import UserError
 if TYPE_CHECKING:
     from bellmask.judge.answering import Side
     from bellmask.judge.benchmarks import Benchmark
+    from bellmask.judge.chat import Request
     from bellmask.judge.pairwise import Judge
     from bellmask.judge.verdicts import Judged, Pair
 
@@ -55,17 +57,19 @@ def _pairwise(options: PairwiseOptions) -> int:
     with opened_judge(options, benchmark) as judge:
         sides = open_sides(options)
         seeds = _seeds(options, sides)
-        pairs = _answered(sides, benchmark, seeds)
+        with _goes_on("answers", Path(options.out) / "answers"):
+            pairs = _answered(sides, benchmark, seeds)
         everything = [pair for seed in seeds for pair in pairs[seed]]
-        if not _announce(options, judge, everything):
+        missing = _announce(options, sides, judge, everything)
+        if options.dry_run:
             return 0
-        judged = _judged(judge, pairs)
+        judged = _judged(judge, pairs, missing, options)
 
     from bellmask.judge.numbers import seed_numbers, summarise
 
     results = [seed_numbers(judged[seed], calibration) for seed in seeds]
     cautions = [line for side in sides for line in side.cautions(benchmark, seeds)]
-    cautions += [*judge.cautions(everything), *_cautions(options, sides)]
+    cautions += [*judge.cautions(everything), *_cautions(options, sides, benchmark)]
     numbers = {
         "a": _about(options.a, sides[0]),
         "b": _about(options.b, sides[1]),
@@ -73,7 +77,7 @@ def _pairwise(options: PairwiseOptions) -> int:
         "num_tasks": len(benchmark.tasks),
         "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
         "seeds": seeds,
-        "over_seeds": summarise(results),
+        "over_seeds": summarise(results, [judged[seed] for seed in seeds]),
         "results": results,
         "cautions": cautions,
     }
@@ -108,11 +112,24 @@ def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int])
     return {seed: pairs_of(benchmark.tasks, *both) for seed, both in said.items()}
 
 
-def _announce(options: PairwiseOptions, judge: Judge, pairs: Sequence[Pair]) -> bool:
-    """Say what it will cost; False when that was all that is wanted."""
+@contextlib.contextmanager
+def _goes_on(what: str, folder: Path) -> Iterator[None]:
+    """Ctrl-C says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        words = f"interrupted; {what} so far are kept in {folder}: the same command goes on"
+        raise KeyboardInterrupt(str(stop) or words) from None
+
+
+def _announce(
+    options: PairwiseOptions, sides: Sequence[Side], judge: Judge, pairs: Sequence[Pair]
+) -> list[Request]:
+    """Say what it will cost; what will be asked."""
     from bellmask.judge.cost import estimate
     from bellmask.judge.pairwise import EndpointJudge
 
+    missing: list[Request] = []
     if isinstance(judge, EndpointJudge):
         missing = judge.transcript.missing(judge.requests(pairs))
         found = estimate(missing, prices(options))
@@ -120,22 +137,37 @@ def _announce(options: PairwiseOptions, judge: Judge, pairs: Sequence[Pair]) -> 
         if judge.limit is not None:
             judge.limit.check(found)
     if options.dry_run:
-        print(f"dry run: nothing was asked; answers are in {options.out}/answers")
-    return not options.dry_run
+        is_written = not all(side.is_fixed for side in sides)
+        place = f"; answers are in {options.out}/answers" if is_written else ""
+        print(f"dry run: nothing was asked{place}")
+    return missing
 
 
-def _judged(judge: Judge, pairs: BySeed) -> dict[int, list[Judged]]:
-    """All seeds at once, so that threads are never idle between them."""
+def _judged(
+    judge: Judge, pairs: BySeed, missing: Sequence[Request], options: PairwiseOptions
+) -> dict[int, list[Judged]]:
+    """All seeds at once, so that threads are never idle between them; then says what it cost."""
+    from bellmask.judge.pairwise import EndpointJudge
     from bellmask.report.console import staged_bar
 
-    with staged_bar("judging", "verdicts") as on_progress:
-        found = iter(judge.judge([pair for mine in pairs.values() for pair in mine], on_progress))
+    everything = [pair for mine in pairs.values() for pair in mine]
+    try:
+        with (
+            _goes_on("likelihoods", Path(options.out)),
+            staged_bar("judging", "verdicts") as on_progress,
+        ):
+            found = iter(judge.judge(everything, on_progress))
+    finally:  # money is gone after a failure, too
+        words = judge.spent(missing) if missing and isinstance(judge, EndpointJudge) else None
+        if words is not None:
+            print(words, flush=True)
     return {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
 
 
-def _cautions(options: PairwiseOptions, sides: Sequence[Side]) -> list[str]:
+def _cautions(options: PairwiseOptions, sides: Sequence[Side], benchmark: Benchmark) -> list[str]:
     """What a reader must know of the comparison itself."""
     from bellmask.judge.answering import RunSide
+    from bellmask.judge.benchmarks import NUM_INSTRUCTIONS
 
     lines = []
     marks = {side.fingerprint for side in sides if isinstance(side, RunSide)}
@@ -143,6 +175,11 @@ def _cautions(options: PairwiseOptions, sides: Sequence[Side]) -> list[str]:
         lines.append("A and B are the same model: all their answers are.")
     if options.difficulty is not None:
         lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
+        if (count := len(benchmark.tasks)) < NUM_INSTRUCTIONS:
+            lines.append(
+                f"AlpacaEval's full model is calibrated on all {NUM_INSTRUCTIONS} instructions; "
+                f"with {count} of them it is no leaderboard number."
+            )
     return lines
 
 

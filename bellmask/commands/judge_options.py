@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,7 +41,7 @@ class PairwiseOptions:
     same command goes on where it was stopped, and nothing is asked twice.
 
     Examples:
-    bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --max-usd 5
+    bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --max-usd 50
 
     bellmask judge pairwise runs/bell runs/base --benchmark alpaca-eval --judge gpt-4o --dry-run
 
@@ -57,8 +58,8 @@ class PairwiseOptions:
     """Name of a model at the endpoint, or local:MODEL (smollm2, an ARM run folder, a Hugging Face
     folder or name) for a likelihood."""
     benchmark: str = "alpaca-eval"
-    """alpaca-eval (805 instructions), mt-bench (80 questions, two turns) or a file with
-    instruction, prompt or turns in each record."""
+    """alpaca-eval (805 instructions; of two files of outputs: those that A holds), mt-bench (80
+    questions, two turns) or a file with instruction, prompt or turns in each record."""
     tasks: int = 0
     """Some of the benchmark's tasks, evenly spread; 0 means all."""
     seeds: int = 5
@@ -82,7 +83,8 @@ class PairwiseOptions:
     price_out: float | None = None
     """The same for tokens that it writes."""
     max_usd: float | None = None
-    """Spend at most so many US dollars; needs prices."""
+    """Spend at most so many US dollars; needs prices. The estimate, which must fit, is the worst
+    case: every verdict as long as it may be. What is spent is mostly far less."""
     dry_run: bool = False
     """Write answers, say what asking would cost, and stop. Needs no key."""
     difficulty: str | None = None
@@ -123,6 +125,10 @@ def check_options(options: PairwiseOptions) -> None:
     if Path(options.a).resolve() == Path(options.b).resolve():
         raise UserError(f"A and B are both {options.a}: there is nothing to compare")
     for name in (options.a, options.b):
+        if Path(name).is_file() and not name.endswith(FILES):
+            raise UserError(
+                f"{name} is neither a run folder nor a file of outputs ({', '.join(FILES)})"
+            )
         if name.endswith(FILES) and not Path(name).exists():
             raise UserError(f"there is no file {name}")
     _check_judge(options)
@@ -135,6 +141,11 @@ def _check_judge(options: PairwiseOptions) -> None:
         only = {"--style": options.style != "auto", "--max-usd": options.max_usd is not None}
         only |= {"--price-in": options.price_in is not None}
         only |= {"--price-out": options.price_out is not None}
+        only |= {
+            f"--{option.name.replace('_', '-')}": getattr(options.endpoint, option.name)
+            != option.default
+            for option in fields(EndpointOptions)
+        }
         for name in (name for name, is_given in only.items() if is_given):
             raise UserError(f"{name} goes with a judge at an endpoint, not with {options.judge}")
         return
@@ -150,10 +161,30 @@ def _check_judge(options: PairwiseOptions) -> None:
 def open_tasks(options: PairwiseOptions) -> Benchmark:
     """The benchmark, or some of its tasks."""
     from bellmask.data.wheels import cache_folder
-    from bellmask.judge.benchmarks import open_benchmark
+    from bellmask.judge.benchmarks import alpaca_of_outputs, open_benchmark
 
-    found = open_benchmark(options.benchmark, options.data_dir, cache_folder(options.cache_dir))
+    if _hold_instructions(options):
+        found = alpaca_of_outputs(Path(options.a))
+        print(
+            f"note: judging answers to the {len(found.tasks)} instructions in {options.a}; for "
+            "others give --data-dir or --benchmark FILE",
+            file=sys.stderr,
+        )
+    else:
+        cache = cache_folder(options.cache_dir)
+        found = open_benchmark(options.benchmark, options.data_dir, cache)
     return found.some(options.tasks) if options.tasks else found
+
+
+def _hold_instructions(options: PairwiseOptions) -> bool:
+    """Two files of outputs to AlpacaEval: nothing need be fetched."""
+    from bellmask.judge.answering import read_outputs
+
+    paths = [Path(options.a), Path(options.b)]
+    is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
+    if not (is_asked and all(path.is_file() for path in paths)):
+        return False
+    return all(read_outputs(path).by_turns for path in paths)
 
 
 def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibration | None:
@@ -162,6 +193,11 @@ def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibrat
 
     if options.difficulty is None or options.gamed is None:
         return None
+    if benchmark.name != "alpaca-eval":
+        raise UserError(
+            f"--difficulty goes by a task's place among AlpacaEval's 805 instructions, which "
+            f"{options.a} does not hold in full: give their folder, --data-dir FOLDER"
+        )
     if len(benchmark.tasks) < FOLDS:
         raise UserError(f"AlpacaEval's full length control needs at least {FOLDS} tasks")
     found = read_calibration(Path(options.difficulty), Path(options.gamed))
@@ -229,6 +265,7 @@ def _endpoint_judge(
         options.endpoint.url(),
         endpoint,
         spending_limit(options),
+        prices(options),
     )
     judge.check(benchmark)
     return judge
@@ -240,7 +277,8 @@ def _local_judge(options: PairwiseOptions) -> LocalJudge:
     from bellmask.judge.pairwise import LocalJudge
 
     name = options.judge.removeprefix(LOCAL)
-    scorer = load_scorer(name, device=options.device, cache=options.cache_dir)
+    option = f"--judge {LOCAL}NAME"
+    scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
     path = Path(options.out) / "likelihoods.jsonl"
     return LocalJudge(LikelihoodJudge(scorer, options.measure), path)
 
@@ -259,4 +297,4 @@ def spending_limit(options: PairwiseOptions) -> SpendingLimit | None:
 
     if options.max_usd is None:
         return None
-    return SpendingLimit(options.max_usd, prices(options))
+    return SpendingLimit(options.max_usd, prices(options), options.judge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -118,6 +118,8 @@ def _check(options: PaperOptions) -> None:
 def run(args: Sequence[str]) -> int:
     """Measure, print, write."""
     options = parse_command(PaperOptions, args, command="evaluate MODEL... --suite paper")
+    names = [name for given in options.tasks for name in given.split(",") if name]
+    options = replace(options, tasks=tuple(names))
     _check(options)
 
     from bellmask.downstream.suite import Suite
@@ -129,7 +131,13 @@ def run(args: Sequence[str]) -> int:
     seeds = range(options.seed, options.seed + options.seeds)
     suite = Suite(contestants, loaded, options.limit, seeds, folder / "kept")
     with progress_bar("paper suite", "answers", suite.missing()) as advance:
-        suite.do(advance)
+        try:
+            suite.do(advance)
+        except KeyboardInterrupt:
+            words = (
+                f"interrupted; answers so far are kept in {folder}/kept: the same command goes on"
+            )
+            raise KeyboardInterrupt(words) from None
     _write(options, {**suite.numbers(), "missing": missing}, folder)
     return 0
 
@@ -218,10 +226,11 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, Loaded], dict[str, str
         try:
             loaded[task] = open_task(task, options.data_dir, cache_folder(options.cache_dir))
         except MissingData as error:
-            if not options.skip_missing:
-                raise UserError(f"{error} (--skip-missing goes on without it)") from None
             missing[task] = str(error)
-            print(f"note: left out: {error}", file=sys.stderr)
+            if options.skip_missing:
+                print(f"note: left out: {error}", file=sys.stderr)
+    if missing and not options.skip_missing:
+        raise UserError(f"{' '.join(missing.values())} (--skip-missing goes on without)")
     if not loaded:
         raise UserError("there is no data for any of the tasks")
     return loaded, missing

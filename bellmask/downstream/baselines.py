@@ -47,7 +47,7 @@ class Unigram:
 
     def about(self) -> dict[str, Any]:
         """Facts for the files."""
-        none = {"step": None, "framework": None, "ending": "none"}
+        none = {"step": None, "framework": None, "ending": "none", "tokenizer": None}
         return {**none, "prompts": self.prompts, "block_length": self.block_length}
 
     def pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:

@@ -130,6 +130,7 @@ class RunContestant:
         return {
             "step": self.run.step,
             "framework": self.run.config.framework.name,
+            "tokenizer": self.tokenizer.fingerprint,
             "prompts": self.prompts,
             "ending": "eos" if self.has_eos else "none",
             "block_length": self.block_length,

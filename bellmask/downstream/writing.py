@@ -7,10 +7,9 @@ the first stop text is cut off. A text depends on the seed, its stream and its n
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -57,27 +56,37 @@ class Writer:
 
     scorer: ContinuationScorer
     options: RequestOptions
+    _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Settings that were seen before."""
 
     def write(self, requests: Sequence[Request], on_done: OnDone | None = None) -> list[str]:
-        """A text for each request."""
-        _say_ignored(requests)
-        samplings = [self.sampling(request.settings) for request in requests]
+        """A text for each request; settings that nobody reads are told, each once."""
+        self._say_ignored(requests)
+        groups: dict[tuple[str, Sampling], list[int]] = {}
+        for place, request in enumerate(requests):
+            group = request.stream, self.sampling(request.settings)
+            groups.setdefault(group, []).append(place)
         found: dict[int, str] = {}
-        for numbers in _together(requests, samplings):
-            part = [requests[number] for number in numbers]
+        for (stream, sampling), places in groups.items():
+
+            def advance(done: int, before: int = len(found)) -> None:
+                if on_done:
+                    on_done(before + done)
+
+            part = [requests[place] for place in places]
             made = fill_rows(
                 self.scorer.run,
                 [self._row(request) for request in part],
-                samplings[numbers[0]],
+                sampling,
                 longest=self._block,
-                seed=stream_key(self.options.seed, "lm-eval", part[0].stream),
-                first_sample=part[0].number,
+                seed=stream_key(self.options.seed, "lm-eval", stream),
+                samples=[request.number for request in part],
                 batch_size=max(1, self.options.batch_tokens // self._block),
-                on_batch=on_done and partial(_further, on_done, len(found)),
+                on_batch=advance,
             )
-            for number, request, filled in zip(numbers, part, made, strict=True):
-                found[number] = self._text(filled.ids, request.stops)
-        return [found[number] for number in range(len(requests))]
+            texts = [self._text(one.ids, request.stops) for one, request in zip(made, part)]
+            found.update(zip(places, texts, strict=True))
+        return [found[place] for place in range(len(requests))]
 
     def sampling(self, settings: Mapping[str, Any]) -> Sampling:
         """As the task says; without ``do_sample`` a temperature above 0 asks for samples."""
@@ -122,33 +131,12 @@ class Writer:
         text = tokenizer.decode(torch.tensor(ids[:end], dtype=torch.int64).numpy())
         return text[: min([text.find(stop) for stop in stops if stop in text], default=len(text))]
 
-
-def _further(on_done: OnDone, before: int, done: int) -> None:
-    on_done(before + done)
-
-
-def _together(requests: Sequence[Request], samplings: Sequence[Sampling]) -> Iterator[list[int]]:
-    """Places of requests of one stream and sampling that are numbered without a gap."""
-    order = sorted(
-        range(len(requests)),
-        key=lambda place: (requests[place].stream, str(samplings[place]), requests[place].number),
-    )
-    run: list[int] = []
-    for place in order:
-        if run:
-            last, this = requests[run[-1]], requests[place]
-            is_next = (this.stream, this.number) == (last.stream, last.number + 1)
-            if not is_next or samplings[place] != samplings[run[-1]]:
-                yield run
-                run = []
-        run.append(place)
-    if run:
-        yield run
-
-
-def _say_ignored(requests: Sequence[Request]) -> None:
-    names = {name for request in requests for name in request.settings} - set(UNDERSTOOD)
-    if names:
-        logging.getLogger("lm_eval").warning(
-            "the model bellmask does not know the generation settings %s", ", ".join(sorted(names))
-        )
+    def _say_ignored(self, requests: Sequence[Request]) -> None:
+        """On stderr: the log of lm-eval, where it would be looked for, may be switched off."""
+        names = {name for request in requests for name in request.settings}
+        for name in sorted(names - {*UNDERSTOOD} - self._told):
+            print(
+                f"note: the model bellmask does not know the generation setting {name}: ignored",
+                file=sys.stderr,
+            )
+        self._told.update(names)

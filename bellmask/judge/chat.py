@@ -91,7 +91,7 @@ class Answer:
     """What went wrong on the way."""
     seconds: float
     changes: tuple[str, ...] = ()
-    """Settings the model refused, and that were therefore not sent."""
+    """Settings the model refused: not sent, but max_tokens, which has a newer name."""
 
 
 class BadBody(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -59,6 +59,18 @@ def prices_of(
     return KNOWN_PRICES.get(model) if is_openai else None
 
 
+def why_unknown(model: str) -> str:
+    """Why there are no prices."""
+    if model in KNOWN_PRICES:
+        return f"known for {model} at OpenAI's own address only, not at --base-url"
+    return "not known"
+
+
+def cost_of(replies: Iterable[Reply], prices: Prices) -> float:
+    """Dollars that these answers cost."""
+    return sum(prices.usd(reply.prompt_tokens, reply.completion_tokens) for reply in replies)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """About how much a set of requests will cost. No failed attempts are counted."""
@@ -70,28 +82,26 @@ class Estimate:
     """Tokens, if each answer is as long as it may be."""
     usd: float | None
     """None: prices unknown."""
+    model: str = ""
+    """Who is asked."""
 
     def words(self) -> str:
         """One sentence."""
         if not self.num_requests:
             return "nothing to ask: all answers are kept from before"
         size = f"about {self.num_input:,} tokens in, at most {self.num_output:,} out"
-        cost = "price unknown" if self.usd is None else f"at most about ${self.usd:,.4f}"
+        why = f"prices are {why_unknown(self.model)}: give --price-in and --price-out"
+        cost = f"dollars unknown ({why})" if self.usd is None else f"at most about ${self.usd:,.4f}"
         return f"estimate: {self.num_requests:,} requests, {size}, {cost}"
 
 
-def estimate(
-    requests: Iterable[Request],
-    prices: Prices | None,
-    *,
-    count: Callable[[Sequence[tuple[str, str]]], int] = prompt_tokens,
-) -> Estimate:
-    """Before anything is sent; ``count`` gives the tokens of a prompt, estimated by default."""
+def estimate(requests: Iterable[Request], prices: Prices | None) -> Estimate:
+    """Before anything is sent."""
     unique = list({request.key: request for request in requests}.values())
-    num_input = sum(count(request.messages) for request in unique)
+    num_input = sum(prompt_tokens(request.messages) for request in unique)
     num_output = sum(request.max_tokens for request in unique)
     usd = prices.usd(num_input, num_output) if prices else None
-    return Estimate(len(unique), num_input, num_output, usd)
+    return Estimate(len(unique), num_input, num_output, usd, unique[0].model if unique else "")
 
 
 class SpendingStopped(EndpointError):
@@ -106,13 +116,13 @@ class SpendingLimit:
     lost may have been billed: they stay at their worst. Answers kept from before are free.
     """
 
-    def __init__(self, max_usd: float, prices: Prices | None) -> None:
+    def __init__(self, max_usd: float, prices: Prices | None, model: str = "") -> None:
         if not (math.isfinite(max_usd) and max_usd > 0):
             raise UserError(f"--max-usd must be above 0, got {max_usd}")
         if prices is None:
             raise UserError(
-                "--max-usd needs the judge's prices, which are not known: give --price-in and "
-                "--price-out (US dollars per million tokens)"
+                f"--max-usd needs the judge's prices, which are {why_unknown(model)}: give "
+                "--price-in and --price-out (US dollars per million tokens)"
             )
         self.max_usd, self.prices = max_usd, prices
         self.spent = 0.0

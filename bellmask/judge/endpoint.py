@@ -35,9 +35,10 @@ from bellmask.judge.failures import (
     Next,
     RequestFailed,
     Stopped,
+    is_nobody_there,
     of_status,
 )
-from bellmask.judge.pace import Pace, back_off
+from bellmask.judge.pace import Pace, Teller, back_off
 
 if TYPE_CHECKING:
     from bellmask.judge.cost import SpendingLimit
@@ -46,6 +47,8 @@ __all__ = ["Answer", "Endpoint", "EndpointOptions", "Reply", "Request"]
 
 SHORTEST_SECRET = 8
 """Shorter keys (EMPTY, none) are no secrets, and words that may well occur in an answer."""
+ATTEMPTS_AT_NOBODY = 3
+"""Where no connection was ever accepted, unless the user asks for another number of attempts."""
 MOST_BYTES = 16 << 20
 """Of a body; a longer one is no answer."""
 
@@ -84,8 +87,10 @@ class Endpoint:
             http_client=self._openai.DefaultHttpxClient(trust_env=not _is_loopback(self.name)),
         )
         self._pace = Pace(options.requests_per_minute, now)
+        self._teller, self._was_reached = Teller(now), False
         self._sleep, self._now, self._wall = sleep, now, wall
         self._changes: dict[str, frozenset[str]] = {}
+        """By model: settings it does not take. max_tokens goes by its newer name, others unsent."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -101,11 +106,6 @@ class Endpoint:
         at: TracebackType | None,
     ) -> None:
         self.close()
-
-    @property
-    def refused_settings(self) -> dict[str, tuple[str, ...]]:
-        """By model: settings it does not take. max_tokens goes by its newer name, others unsent."""
-        return {model: tuple(sorted(names)) for model, names in self._changes.items()}
 
     def close(self) -> None:
         """Let the connections go."""
@@ -132,13 +132,17 @@ class Endpoint:
             outcome = self._attempt(request, changes, limit, stop)
             attempts += 1
             if isinstance(outcome, Reply):
+                self._was_reached = True
                 seconds = self._now() - start
                 return Answer(outcome, attempts, tuple(errors), seconds, tuple(sorted(changes)))
             errors.append(outcome.words)
+            self._was_reached |= not outcome.is_nobody
             if self._has_changed(request, changes, outcome):
                 continue
             failures += 1
             self._raise_if_final(outcome, failures)
+            count = f"attempt {failures + 1} of {self._most_attempts()}"
+            self._teller.tell(f"{outcome.words}; trying again ({count})")
             if outcome.wait:
                 self._pace.hold(outcome.wait)
             self._pause(max(back_off(request.key, failures), outcome.wait or 0.0), stop)
@@ -148,6 +152,11 @@ class Endpoint:
             (self._sleep or stop.wait)(seconds)
         if stop.is_set():
             raise Stopped
+
+    def _most_attempts(self) -> int:
+        has_default = self.options.max_attempts == EndpointOptions.max_attempts
+        is_short = has_default and not self._was_reached
+        return ATTEMPTS_AT_NOBODY if is_short else self.options.max_attempts
 
     def _raise_if_final(self, failure: Failure, failures: int) -> None:
         where = f"the judge at {self.name}"
@@ -159,6 +168,11 @@ class Endpoint:
             raise EndpointError(
                 f"{where} asks to wait {failure.wait:,.0f} s ({failure.words}); "
                 "run the same command again later"
+            )
+        if not self._was_reached and failures >= self._most_attempts():
+            raise EndpointError(
+                f"nobody answers at {self.name} ({failure.words}, attempts: {failures}); check "
+                "--base-url and that the server runs"
             )
         if failures >= self.options.max_attempts:
             raise RequestFailed(
@@ -215,8 +229,10 @@ class Endpoint:
             return Failure(words, Next.AGAIN, may_be_billed=_was_sent(error))
         except (sdk.APIConnectionError, *_http_errors(sdk)) as error:
             why = self._clean(str(error.__cause__ or error)) or type(error).__name__
-            words = f"the connection failed: {why}"
-            return Failure(words, Next.AGAIN, may_be_billed=_was_sent(error))
+            is_nobody = is_nobody_there(error)
+            words = "connection refused" if is_nobody else f"the connection failed: {why}"
+            sent = _was_sent(error)
+            return Failure(words, Next.AGAIN, may_be_billed=sent, is_nobody=is_nobody)
 
     def _send(self, sent: Mapping[str, Any]) -> str:
         """The body of the reply; its reading has a time limit as a whole, not only per piece."""

@@ -32,6 +32,13 @@ class RequestFailed(Exception):
         """The endpoint will not answer this one; else it failed too often."""
 
 
+def is_nobody_there(error: BaseException | None) -> bool:
+    """Whether a refused connection is behind an error."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 class Stopped(Exception):
     """Asked to stop before an answer came."""
 
@@ -58,6 +65,8 @@ class Failure:
     """The endpoint may have made an answer that was lost on the way."""
     refusal: str = ""
     """What the endpoint said of a request it does not take."""
+    is_nobody: bool = False
+    """Nobody listens there: the connection was refused."""
 
 
 def of_status(status: int, headers: Mapping[str, str], body: str, wall: float) -> Failure:

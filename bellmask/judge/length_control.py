@@ -46,6 +46,8 @@ class LengthControlled:
     """Standard deviation of the length differences, in characters."""
     note: str | None = None
     """What a reader must know about this number."""
+    is_separated: bool = False
+    """No finite fit exists: the rate rests on the ridge."""
 
 
 def two_term(
@@ -72,7 +74,7 @@ def two_term(
             f"wins and losses separate perfectly, so no finite fit exists: fitted with a ridge of "
             f"{RIDGE}, without a standard error"
         )
-        return LengthControlled(rate, float("nan"), constant, slope, scale, note)
+        return LengthControlled(rate, float("nan"), constant, slope, scale, note, True)
     error = rate * (1 - rate) * float(np.sqrt(sandwich(x_N2, y_N, b_2, cluster_N)[0, 0]))
     return LengthControlled(rate, error, constant, slope, scale)
 

@@ -72,7 +72,7 @@ class LikelihoodJudge:
         batch_size: int = 8,
         on_batch: Callable[[int], None] | None = None,
     ) -> list[LocalVerdict]:
-        """A verdict on each pair; ``on_batch`` is told how many of :meth:`num_texts` are done.
+        """A verdict on each pair; ``on_batch`` is told how many texts are scored.
 
         An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
         request leaves no room for an answer in the model's context, nothing can be said.
@@ -82,11 +82,6 @@ class LikelihoodJudge:
         scores = self._scorer.score(samples, batch_size=batch_size, on_batch=on_batch)
         known = dict(zip(texts, scores, strict=True))
         return [self._verdict(pair, known) for pair in pairs]
-
-    @staticmethod
-    def num_texts(pairs: Sequence[Pair]) -> int:
-        """Forward passes, in rows, that :meth:`judge` needs; nothing is scored twice."""
-        return len(_texts(pairs))
 
     def _verdict(self, pair: Pair, known: dict[str, TextScore]) -> LocalVerdict:
         a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))

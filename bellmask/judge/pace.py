@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC
@@ -11,6 +12,25 @@ from bellmask.kept import content_key
 
 FIRST_WAIT = 1.0
 LONGEST_BACK_OFF = 60.0
+
+
+TELL_SECONDS = 30.0
+
+
+class Teller:
+    """Says on stderr that an endpoint fails: the first time, then at most every half minute."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._next = now, -float("inf")
+        self._lock = threading.Lock()
+
+    def tell(self, words: str) -> None:
+        """A note, unless there was one just now."""
+        with self._lock:
+            if self._now() < self._next:
+                return
+            self._next = self._now() + TELL_SECONDS
+        print(f"note: {words}", file=sys.stderr, flush=True)
 
 
 class Pace:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bellmask.errors import UserError
 from bellmask.judge.benchmarks import Benchmark
-from bellmask.judge.chat import Reply, Request
+from bellmask.judge.chat import CHANGEABLE, Reply, Request
+from bellmask.judge.cost import cost_of
 from bellmask.judge.failures import EndpointError
 from bellmask.judge.local import LikelihoodJudge
 from bellmask.judge.prompts import UNREADABLE, Style
@@ -18,12 +19,14 @@ from bellmask.judge.verdicts import SAME, Judged, Outcome, Pair, Verdict, combin
 from bellmask.kept import Kept, content_key
 
 if TYPE_CHECKING:
-    from bellmask.judge.cost import SpendingLimit
+    from bellmask.judge.cost import Prices, SpendingLimit
     from bellmask.judge.endpoint import Endpoint
 
 OnDone = Callable[[int, int], None]
 LOCAL_CHUNK = 16
 """Pairs whose likelihoods are computed before they are kept."""
+RENAMED = "max_tokens"
+"""A setting that a judge who refuses it is sent by another name."""
 ORDERS = (True, False)
 """A shown first, B shown first."""
 
@@ -68,8 +71,8 @@ class EndpointJudge:
     endpoint: Endpoint | None
     """None where nothing will be asked."""
     limit: SpendingLimit | None = None
-    refused: dict[str, str] = field(default_factory=dict)
-    """Key of each request that the endpoint will not answer (too long, filtered), and why."""
+    prices: Prices | None = None
+    """None: not known."""
 
     @property
     def label(self) -> str:
@@ -107,16 +110,17 @@ class EndpointJudge:
         assert self.endpoint is not None
         requests = self.requests(pairs)
         asked = self.transcript.ask_all(requests, self.endpoint, on_done, limit=self.limit)
-        self.refused.update(asked.refused)
-        failed = [why for key, why in asked.failed.items() if key not in self.refused]
-        if failed:
+        if failed := list(asked.failed.values()):
             raise EndpointError(
                 f"{len(failed)} requests have no answer ({failed[0]}); the others are kept in "
                 f"{self.transcript.path}: the same command asks only for the rest"
             )
-        if requests and not any(request in self.transcript for request in requests):
-            why = next(iter(self.refused.values()))
-            raise UserError(f"the judge at {self.place} answers none of the requests: {why}")
+        if asked.refused and not self._replies(pairs):
+            why = next(iter(asked.refused.values()))
+            raise UserError(
+                f"the judge at {self.place} answers none of the requests: {why}; that is kept in "
+                f"{self.transcript.path}: delete those lines to ask again"
+            )
         return [Judged(pair, self._outcome(pair)) for pair in pairs]
 
     def _outcome(self, pair: Pair) -> Outcome:
@@ -131,8 +135,9 @@ class EndpointJudge:
         return UNREADABLE if reply is None else self.style.read(reply.text, reply.top_logprobs)
 
     def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """Place, prompts, liking for a place, and what all the answers took."""
+        """Place, prompts, liking for a place, and what all the answers took, whenever asked for."""
         replies = self._replies(pairs)
+        usd = None if self.prices is None else cost_of(replies, self.prices)
         return {
             "endpoint": self.place,
             "style": self.style.name,
@@ -141,7 +146,21 @@ class EndpointJudge:
             "num_requests": len(replies),
             "tokens_in": sum(reply.prompt_tokens for reply in replies),
             "tokens_out": sum(reply.completion_tokens for reply in replies),
+            "usd": usd,
         }
+
+    def spent(self, missing: Sequence[Request]) -> str | None:
+        """What this command has spent on requests that were missing; None: prices are not known.
+
+        A limit also counts attempts whose answer was lost, at their worst.
+        """
+        if self.limit is not None:
+            return f"spent ${self.limit.spent:,.4f} of ${self.limit.max_usd:g}"
+        if self.prices is None:
+            return None
+        found = (self.transcript.get(request) for request in missing)
+        usd = cost_of([reply for reply in found if reply is not None], self.prices)
+        return f"spent ${usd:,.4f}"
 
     def _replies(self, pairs: Sequence[Pair]) -> list[Reply]:
         unique = {request.key: request for request in self.requests(pairs)}
@@ -158,11 +177,14 @@ class EndpointJudge:
         }
 
     def cautions(self, pairs: Sequence[Pair]) -> list[str]:
-        """Of requests that were refused."""
-        if not self.refused:
-            return []
-        why = next(iter(self.refused.values()))
-        return [f"The judge refused {len(self.refused)} requests ({why}): unreadable."]
+        """Of requests that were refused, and of those that were asked otherwise."""
+        requests, lines = self.requests(pairs), []
+        if refused := list(self.transcript.refused(requests).values()):
+            lines.append(f"The judge refused {len(refused)} requests ({refused[0]}): unreadable.")
+        changed = self.transcript.refused_settings(requests) - {RENAMED}
+        if names := ", ".join(name for name in CHANGEABLE if name in changed):
+            lines.append(f"The judge does not take {names}: asked without.")
+        return lines
 
 
 # --- here ------------------------------------------------------------------------------------
@@ -219,7 +241,10 @@ class LocalJudge:
         records = [self._kept[self._key(pair)] for pair in pairs]
         lines = []
         if cut := sum(record["a"]["is_cut"] or record["b"]["is_cut"] for record in records):
-            lines.append(f"{cut} of {len(pairs)} pairs did not fit into the judge's context.")
+            lines.append(
+                f"{cut} of {len(pairs)} pairs did not fit into the judge's context: the end of "
+                "the answer was cut off and not counted (unreadable where nothing was left of it)."
+            )
         other = sum(not (record["a"]["is_exact"] and record["b"]["is_exact"]) for record in records)
         if other:
             lines.append(

@@ -227,10 +227,25 @@ def _plain_identity() -> str:
     return content_key([write_plain(pair, True) for pair in pairs])
 
 
+_NAMED = re.compile(
+    r"""
+    \bverdict\b\W{0,5}
+    (?:a[ ]+(?=tie\b))?(A|B|tie)\b               # "a tie" is none for A
+    (?!['\u2019-]|\s*[/|&]|,\s*(?-i:A|B|tie)\b)  # nor are A/B, A-grade and "A, B or tie"
+    (?=\W*$|\s*[^\w\s]|\s+(?:wins|is\s+(?:the\s+)?(?:clearly\s+|much\s+)?better)\b)
+    """,
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
+)
+
+
 def read_plain(text: str, top: Mapping[str, float]) -> Verdict:
-    """'Verdict: A', B or tie; a bare A, B or tie will do too."""
+    """'Verdict: A', B or tie, at the end of a line or of a clause; a bare A, B or tie will do too.
+
+    "a" is also a word: what may be one ("Verdict: a clear win for B") is unreadable.
+    """
     plain = _without_markdown(text)
-    named = re.findall(r"\bverdict\b\W{0,5}(A|B|tie)\b(?!')", plain, re.IGNORECASE)
+    named = _NAMED.findall(plain)
     if not named:
-        named = re.findall(r"^\W*(A|B|tie)\W*$", plain.strip(), re.IGNORECASE)
+        pattern = r"^\W*(?:a +(?=tie\b))?(A|B|tie)\W*$"
+        named = re.findall(pattern, plain.strip(), re.IGNORECASE)
     return _one_choice(named)

@@ -31,16 +31,17 @@ class Asked:
     """What became of the requests of one call."""
 
     num_kept: int
-    """Answers that were there before."""
+    """Answers and refusals that were there before."""
     num_new: int
+    """Answers that came."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Key of each request without an answer, and why; they are asked again next time."""
+    """Key of each request that failed, and why; they are asked again next time."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Those of them that the endpoint will never answer: too long, filtered."""
+    """Of each that the endpoint will never answer (too long, filtered), now or before."""
 
 
 class Transcript:
-    """Answers by request, in a file that only grows."""
+    """Answers and refusals by request, in a file that only grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,22 +50,26 @@ class Transcript:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __contains__(self, request: Request) -> bool:
-        return request.key in self._kept
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._kept)
 
     def get(self, request: Request) -> Reply | None:
-        """The kept reply, or None."""
-        record = self._kept.get(request.key)
-        return None if record is None else Reply(**record["reply"])
+        """The kept reply; None where there is none, or a refusal."""
+        record = self._kept.get(request.key) or {}
+        return Reply(**record["reply"]) if "reply" in record else None
 
-    def __getitem__(self, request: Request) -> Reply:
-        return Reply(**self._kept[request.key]["reply"])
+    def refused(self, requests: Iterable[Request]) -> dict[str, str]:
+        """Key of each that the endpoint will never answer, and why."""
+        records = [self._kept.get(request.key) or {} for request in requests]
+        return {record["key"]: record["refused"] for record in records if "refused" in record}
+
+    def refused_settings(self, requests: Iterable[Request]) -> set[str]:
+        """Settings that the judge did not take when it answered these."""
+        records = [self._kept.get(request.key) or {} for request in requests]
+        return {name for record in records for name in record.get("refused_settings", ())}
 
     def missing(self, requests: Iterable[Request]) -> list[Request]:
-        """Those without an answer, each once, in their order."""
+        """Those with neither an answer nor a refusal, each once, in their order."""
         unique = {request.key: request for request in requests}
         return [request for key, request in unique.items() if key not in self._kept]
 
@@ -78,9 +83,14 @@ class Transcript:
             "errors": list(answer.errors),
             "refused_settings": list(answer.changes),
             "seconds": round(answer.seconds, 3),
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "at": _now(),
         }
         self._kept.add([record])
+
+    def add_refusal(self, request: Request, words: str) -> None:
+        """Keep that the endpoint will never answer, and why."""
+        about = {"key": request.key, "request": request.to_dict()}
+        self._kept.add([{**about, "refused": words, "at": _now()}])
 
     def ask_all(
         self,
@@ -93,8 +103,8 @@ class Transcript:
     ) -> Asked:
         """Ask what is missing, and keep each answer as it comes.
 
-        ``on_done`` gets (done, total), kept answers included. Errors and Ctrl-C are raised after
-        the answers under way have been kept; they say how many there are.
+        ``on_done`` gets (done, total), what was kept before included. Errors and Ctrl-C are raised
+        after the answers under way have been kept; they say how many there are.
         """
         everything = list({request.key: request for request in requests}.values())
         with _only_asker(self.path):
@@ -109,7 +119,11 @@ class Transcript:
             show(0)
             round_ = _Round(self, missing, endpoint, limit, max_failures)
             failed = round_.run(show)
-        return Asked(kept, len(missing) - len(failed), failed, round_.refused)
+        return Asked(kept, round_.num_new, failed, self.refused(everything))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager
@@ -149,13 +163,12 @@ class _Round:
         self._results: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
         self._writing = threading.Lock()
         self._failed: dict[str, str] = {}
-        self.refused: dict[str, str] = {}
-        self._num_new = self._in_a_row = 0
+        self.num_new = self._num_refused = self._in_a_row = 0
         for request in missing:
             self._todo.put(request)
 
     def run(self, show: Callable[[int], None]) -> dict[str, str]:
-        """Why each request without an answer has none."""
+        """Why each request that failed did."""
         num_threads = min(self.endpoint.options.num_threads, self.num)
         # daemons: after a second Ctrl-C nobody waits for them
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(num_threads)]
@@ -185,21 +198,28 @@ class _Round:
             except queue.Empty:
                 break
             try:
-                answer = self.endpoint.ask(request, limit=self.limit, stop=self.stop)
-                with self._writing:
-                    self.transcript.add(request, answer)
-                    self._num_new += 1
-                    self._in_a_row = 0
+                self._ask(request)
             except Stopped:
                 break
-            except RequestFailed as error:
-                self._results.put(self._note_failure(request, error) or _GOES_ON)
             except BaseException as error:
                 self.stop.set()
                 self._results.put(error)
             else:
                 self._results.put(_GOES_ON)
         self._results.put(_ENDED)
+
+    def _ask(self, request: Request) -> None:
+        """Ask, and keep what comes of it; raises what ends it all."""
+        try:
+            answer = self.endpoint.ask(request, limit=self.limit, stop=self.stop)
+        except RequestFailed as error:
+            with self._writing:
+                self._note_failure(request, error)
+            return
+        with self._writing:
+            self.transcript.add(request, answer)
+            self.num_new += 1
+            self._in_a_row = 0
 
     def _watch(self, num_threads: int, show: Callable[[int], None]) -> BaseException | None:
         """Until all threads have ended; the error that stopped them, if any."""
@@ -209,21 +229,21 @@ class _Round:
             if isinstance(result, BaseException):
                 first = first or result
             num_threads -= result == _ENDED
-            show(self._num_new)
+            show(self.num_new + self._num_refused)
         return first
 
-    def _note_failure(self, request: Request, error: RequestFailed) -> EndpointError | None:
-        """The error that ends it all, if this was one failure too many."""
-        with self._writing:
-            self._failed[request.key] = str(error)
-            if error.is_refused:
-                self.refused[request.key] = str(error)
-            self._in_a_row += not error.is_refused
-            if self._in_a_row < self.max_failures or self.stop.is_set():
-                return None
+    def _note_failure(self, request: Request, error: RequestFailed) -> None:
+        """Raises if this was one failure too many."""
+        if error.is_refused:
+            self.transcript.add_refusal(request, str(error))
+            self._num_refused += 1
+            return
+        self._failed[request.key] = str(error)
+        self._in_a_row += 1
+        if self._in_a_row >= self.max_failures and not self.stop.is_set():
             self.stop.set()
-        words = f"failed {self.max_failures} requests in a row: {error}"
-        return EndpointError(f"the judge at {self.endpoint.name} {words}")
+            words = f"failed {self.max_failures} requests in a row: {error}"
+            raise EndpointError(f"the judge at {self.endpoint.name} {words}")
 
     def _wait_for(self, threads: list[threading.Thread]) -> None:
         deadline = time.monotonic() + GRACE_SECONDS
@@ -233,6 +253,6 @@ class _Round:
 
     def _words(self) -> str:
         return (
-            f"{self._num_new} of {self.num} answers came and are kept in {self.transcript.path}; "
+            f"{self.num_new} of {self.num} answers came and are kept in {self.transcript.path}; "
             "the same command asks only for the rest"
         )

@@ -73,13 +73,13 @@ def win_rates(judged: Sequence[Judged]) -> WinRates:
     )
 
 
-def by_category(judged: Sequence[Judged]) -> dict[str, WinRates]:
-    """For each category, in the benchmark's order."""
+def by_category(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Outcomes of each category, in the benchmark's order."""
     return _by(judged, lambda one: one.pair.task.category)
 
 
-def by_turn(judged: Sequence[Judged]) -> dict[str, WinRates]:
-    """For each turn, named "1", "2", ..."""
+def by_turn(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Outcomes of each turn, named "1", "2", ..."""
     return _by(judged, lambda one: str(one.pair.turn + 1))
 
 
@@ -122,11 +122,11 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
     return OverSeeds(mean, float(known.std(ddof=1)) if len(known) > 1 else nan, len(known))
 
 
-def _by(judged: Sequence[Judged], name: Callable[[Judged], str]) -> dict[str, WinRates]:
+def _by(judged: Sequence[Judged], name: Callable[[Judged], str]) -> dict[str, list[Judged]]:
     groups: dict[str, list[Judged]] = {}
     for one in judged:
         groups.setdefault(name(one), []).append(one)
-    return {key: win_rates(group) for key, group in groups.items()}
+    return groups
 
 
 def _preferences(judged: Sequence[Judged]) -> tuple[Floats, Labels]:

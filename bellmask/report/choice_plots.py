@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import matplotlib.ticker
@@ -19,6 +19,7 @@ LINES = {
     "bernoulli_apart": ("Bernoulli, own numbers", "^--", COLOURS[3]),
     "diffullama": ("DiffuLLaMA's, own numbers (biased)", "v--", COLOURS[0]),
 }
+EXACT = "ours, exact: no noise left"
 WORDS = {"short": "short choices", "long": "long choices"}
 
 
@@ -38,24 +39,33 @@ def choices_figure(numbers: Mapping[str, Any]) -> Figure:
         for (place, group), axes in zip(kinds, line):
             task = run["tasks"][place]
             count = task["questions"].get(group, 0)
-            title = f"{task['task']}, {WORDS[group]} ({count} questions)"
+            title = f"{task['task']}, {WORDS[group]} ({count} question{'s' * (count != 1)})"
             axes.set_title(title if len(runs) == 1 else f"{run['name']}\n{title}", fontsize=9)
             if count:
                 _panel(axes, task, group)
         line[0].set_ylabel("noise of the difference of the\ntwo best choices (nats per token)")
     for axes in panels[-1]:
         axes.set_xlabel("forward passes per question")
-    shown: dict[str, Any] = {}
-    for axes in panels.flat:
-        handles, labels = axes.get_legend_handles_labels()
-        shown.update(zip(labels, handles))
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    _legend(figure, panels.flat)
     return figure
+
+
+def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """What any panel has, in the order of :data:`LINES`."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found.update(zip(labels, handles))
+    labels = [label for label in (EXACT, *(line[0] for line in LINES.values())) if label in found]
+    handles = [found[label] for label in labels]
+    columns = 4 if figure.get_figwidth() > 9 else 2
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
     """Every way that has noise; where ours is exact, what that costs."""
     for way, (label, style, colour) in LINES.items():
+        is_ours = way == "auto"  # broad and behind: without short choices it lies on strata's line
         rows = [row for row in task["rows"] if row["way"] == way]
         rows = [row for row in rows if row["noise"][group]["value"] > 0]
         if not rows:
@@ -66,15 +76,17 @@ def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
             yerr=[row["noise"][group]["error"] for row in rows],
             fmt=style,
             color=colour,
-            markersize=4,
+            markersize=7 if is_ours else 4,
             capsize=2,
-            linewidth=1.2,
+            linewidth=3 if is_ours else 1.2,
+            elinewidth=1.2,
+            alpha=0.6 if is_ours else 1,
             label=label,
-            zorder=3 if way == "auto" else 2,
+            zorder=2 if is_ours else 3,
         )
     if group == "short":
         passes = task["exact"]["passes"]
-        axes.axvline(passes, color=COLOURS[1], linewidth=2, label="ours, exact: no noise left")
+        axes.axvline(passes, color=COLOURS[1], linewidth=2, label=EXACT)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):

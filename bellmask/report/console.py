@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -113,7 +114,7 @@ def preparing_bar(*, is_quiet: bool = False) -> Iterator[Callable[[int, int, int
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; numbers to the right."""
+    """A table; numbers to the right. Text may have rich markup."""
     table = Table(title=title, title_justify="left")
     for number, name in enumerate(columns):
         if number == 0:  # never cut: names may differ in their last letters
@@ -126,3 +127,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=PIPE_WIDTH)
     console.print(table)
+
+
+def print_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The same where brackets are letters, as in names that people give: no rich markup."""
+    print_table(escape(title), [*map(escape, columns)], [[*map(escape, row)] for row in rows])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.markup import escape
+
 from bellmask.report.console import print_table
 from bellmask.report.markdown import markdown_table
 
@@ -35,7 +37,7 @@ def title(numbers: Numbers) -> str:
 
 
 def headlines(numbers: Numbers) -> Table:
-    """Mean ± deviation over seeds; beside it the error over tasks of one seed."""
+    """Mean ± deviation over seeds; beside it the error over tasks, from all seeds together."""
     count = len(numbers["seeds"])
     over = "one seed" if count == 1 else f"mean ± deviation of {count} seeds"
     columns = ["%", over, "standard error over tasks"]
@@ -44,6 +46,9 @@ def headlines(numbers: Numbers) -> Table:
         found = numbers["over_seeds"][name]
         # the full model's published error is the spread of its predictions: no error of the rate
         error = None if name == "published_length_controlled" else found["error"]
+        if not found.get("is_usable", True):  # a number that rests on no data misleads
+            rows.append([TITLES[name], "-", "-"])
+            continue
         rows.append([TITLES[name], percent(found["mean"], found["deviation"]), percent(error)])
     return columns, rows
 
@@ -86,7 +91,7 @@ def notes(numbers: Numbers) -> list[str]:
     if "num_requests" in judge:
         lines += [
             f"It answered {judge['num_requests']:,} requests: {judge['tokens_in']:,} tokens in, "
-            f"{judge['tokens_out']:,} out."
+            f"{judge['tokens_out']:,} out{_dollars(judge.get('usd'))}."
         ]
     unreadable = sum(result["counts"]["unreadable"] for result in numbers["results"])
     if unreadable:
@@ -97,23 +102,29 @@ def notes(numbers: Numbers) -> list[str]:
     return [*lines, *numbers["cautions"]]
 
 
+def _dollars(usd: float | None) -> str:
+    return "" if usd is None else f", ${usd:,.4f} in all"
+
+
 def _length_notes(numbers: Numbers) -> list[str]:
     """Why a length-controlled rate is what it is, each reason once."""
     found: dict[str, None] = {}
     for name in ("length_controlled", "published_length_controlled"):
         for result in numbers["results"]:
             if (result.get(name) or {}).get("note"):
-                found[f"{TITLES[name].capitalize()}: {result[name]['note']}."] = None
+                label = TITLES[name][0].upper() + TITLES[name][1:]
+                found[f"{label}: {result[name]['note']}."] = None
     return list(found)
 
 
 def show(numbers: Numbers) -> None:
     """Tables and notes, on the screen."""
-    print_table(title(numbers), *headlines(numbers))
+    print_table(escape(title(numbers)), *headlines(numbers))
     print_table("outcomes for A", *outcomes(numbers))
     for name, word in PARTS.items():
         columns, rows = part(numbers, name)
         if rows:
+            rows = [[escape(label), *cells] for label, *cells in rows]
             print_table(f"by {word}, all seeds", columns, rows)
     print("\n".join(notes(numbers)))
 

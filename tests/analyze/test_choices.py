@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from continuation_tools import EXACT, random_run
+from continuation_tools import EXACT, ids, random_run
 from torch import Tensor
 
-from bellmask.analyze.choice_repeats import LABELS, OURS, WAYS
+from bellmask.analyze.choice_repeats import LABELS, OURS, WAYS, Asker
 from bellmask.analyze.choices import CHOICES, ChoiceOptions, measure_questions
 from bellmask.assemble import train_run
 from bellmask.config import RunConfig
+from bellmask.data.messages import Message
+from bellmask.data.templates import join, make_template
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.questions import Choice
 from bellmask.errors import UserError
+from bellmask.report.choice_plots import LINES
 from bellmask.rng import stream_key
 from bellmask.run import load_run
 
@@ -135,6 +138,31 @@ def test_short_choices_are_exact_and_their_passes_counted(small_config: Config) 
     assert 0 < left < measured
 
 
+def test_tuned_prompts_are_those_of_fine_tuning(small_config: Config, tmp_path: Path) -> None:
+    """The run's template around the question, EOS behind every choice."""
+    config = small_config(*EXACT, "--data.block-length", "64")
+    config = replace(config, sft=replace(config.sft, train="toy:reverse", template="chat"))
+    (tmp_path / "run.json").write_text("{}")
+    run = replace(random_run(config), folder=tmp_path)
+    end, items = run.tokenizer.eos_id, [item(0, " abc", " abcdefgh"), item(1, " x", " y")]
+    template = make_template("chat", run.tokenizer, None)
+    shown = join(template.parts((Message("user", "q"),), False))
+    assert shown != "q"
+    asked = Asker(run, "piqa", items, "tuned")
+    texts = " abc", " abcdefgh", " x", " y"
+    assert [ask.given for ask in asked.asks] == [ids(shown)] * 4
+    assert [ask.target for ask in asked.asks] == [(*ids(text), end) for text in texts]
+    assert asked.is_drawn_NC.tolist() == [[False, True], [False, False]]
+    plain = Asker(run, "piqa", items, "plain")
+    assert [(ask.given, ask.target) for ask in plain.asks] == [
+        (ids("q"), ids(text)) for text in texts
+    ]
+    assert [ask.noise for ask in plain.asks] == [ask.noise for ask in asked.asks]
+    short = [item(0, " a", " b"), item(1, " a", " bc")]  # with EOS 7 + 7 and 7 + 15 masks
+    exact = known(small_config, short, repeats=4, prompts="tuned")["exact"]
+    assert exact["passes"] == (14 + 22) / 2
+
+
 # --- a whole run -----------------------------------------------------------------------------
 
 SOLUTIONS = [("it", "to", 0), ("the cat", "dog", 1), ("sat on the mat", "ran under a tree", 0)]
@@ -220,12 +248,16 @@ def test_the_tables_and_the_figure_show_every_number(numbers: dict[str, Any]) ->
     assert {row[1] for row in needed.rows} == {"never"}
     assert needed.columns[-1] == "noise at exact's 14 passes, short"
     short, long = CHOICES.figure(numbers).axes
-    assert short.get_title() == "piqa, short choices (1 questions)"
+    assert short.get_title() == "piqa, short choices (1 question)"
+    assert long.get_title() == "piqa, long choices (2 questions)"
     drawn = {box.get_label(): box.lines[0].get_ydata() for box in long.containers}
     values = [row_of(task, "strata", count)["noise"]["long"]["value"] for count in (1, 4)]
     assert list(drawn["strata, common numbers"]) == values
     assert len(drawn) == len(LABELS)
     assert not any(box.get_label().startswith("ours") for box in short.containers)
+    (legend,) = short.figure.legends
+    named = [text.get_text() for text in legend.get_texts()]
+    assert named == ["ours, exact: no noise left", *(label for label, *_ in LINES.values())]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from downstream_tools import Stub
 
 from bellmask.data.tokenizer import ByteTokenizer, Ids
-from bellmask.downstream.gaps import is_cut, make_row
-from bellmask.downstream.questions import Completion, Infilling
+from bellmask.downstream.gaps import is_cut, is_shortened, make_row
+from bellmask.downstream.questions import Choice, Completion, Infilling
 
 WORD = Completion(0, "the old cat saw a", " dog", ("dog",))
 STORY = Infilling(0, "One sat. Two ran.", " Three was very new.", " Four saw. Five.")
@@ -103,3 +103,15 @@ def test_a_tokenizers_leading_space_is_not_doubled() -> None:
     one.tokenizer = Prefixed()
     gap = MASK * len(STORY.gold.encode())
     assert row(one, "story", STORY, "gold") == " " + STORY.before + gap + STORY.after
+
+
+def test_questions_that_do_not_fit_are_known() -> None:
+    """By one token: WORD has 17 + 4 bytes, STORY 17 + 20 + 16, the choice 3 + 5."""
+    choice = Choice(0, ("who", "who"), (" I", " they"), 0)
+    for item, size in ((WORD, 21), (STORY, 53), (choice, 8)):
+        assert not is_shortened(Stub(block_length=size), item)
+        assert is_shortened(Stub(block_length=size - 1), item)
+    blind = Stub(block_length=40)
+    assert is_shortened(blind, STORY)
+    blind.sees_behind = False
+    assert not is_shortened(blind, STORY), "what is behind is not shown"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from continuation_tools import EXACT, ids, random_run
@@ -68,6 +69,25 @@ def test_a_masked_run_is_greedy_where_it_would_write_the_target(
     assert scorer.is_greedy(asks, told.append) == expected
     assert told[-1] == len(asks)
     assert scorer.is_greedy(asks[::-1]) == expected[::-1]
+
+
+def test_a_row_hides_just_what_it_is_told(make_run: Callable[..., Run]) -> None:
+    run, ask = make_run(), Ask(ids("the "), ids("cat"), ids(" ran"))
+    row = ContinuationScorer(run).row_with(ask, np.array([True, False, True]))
+    mask = run.tokenizer.mask_id
+    assert row.tokens.tolist() == [*ids("the "), mask, ord("a"), mask, *ids(" ran")]
+    assert row.is_scored.nonzero().squeeze(1).tolist() == [4, 6]
+    assert row.rate == 2 / 11
+    assert (ask.target, ask.length) == (ids("cat"), 11)
+
+
+def test_a_causal_row_is_the_context_and_then_the_target_in_order(
+    make_run: Callable[..., Run],
+) -> None:
+    run, ask = make_run("dit", "--framework", "aoarm"), Ask(ids("the "), ids("cat"), ids(" ran"))
+    row = ContinuationScorer(run).left_to_right_row(ask)
+    assert row.tokens.tolist() == list(ids("the cat ran"))
+    assert row.numbers.argsort().tolist() == [0, 1, 2, 3, 7, 8, 9, 10, 4, 5, 6]
 
 
 def test_the_order_matters(make_run: Callable[..., Run]) -> None:

@@ -68,6 +68,20 @@ def test_two_runs_on_a_task(command: Command, masked: Run, arm: Run, tmp_path: P
     assert "100%" in out
 
 
+def test_brackets_in_names_are_letters(
+    command: Command, masked: Run, arm: Run, tmp_path: Path
+) -> None:
+    names = "[red]x", "[bold]y"
+    for name, run in zip(names, (masked, arm), strict=True):
+        (tmp_path / name).symlink_to(run.folder)
+    runs = " ".join(shlex.quote(name) for name in names)
+    code, out, err = command(f"{runs} --tasks piqa --data-dir data --draws 2 --out scores")
+    assert code == 0, err
+    head = next(line for line in out.splitlines() if "metric" in line)
+    assert all(name in head for name in names)
+    assert len([line for line in out.splitlines() if "│ [red]x " in line]) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -193,17 +193,17 @@ def test_the_table_is_the_papers() -> None:
     assert [info.title for info in TASKS.values()] == titles
     assert set(TASKS) == set(PLACES) == {*PLAIN, "infilling"}
     for name, info in TASKS.items():
-        assert (info.chance is not None) == (info.kind == "choice") == (name in CHOICES)
+        assert (info.kind == "choice") == (name in CHOICES)
         assert info.gives_length == (info.kind != "choice")
         assert info.note.startswith(info.title)
     assert {name: TASKS[name].main_score for name in CHOICES} == dict.fromkeys(CHOICES, "per_token")
 
 
 @pytest.mark.parametrize("task", CHOICES)
-def test_chance_is_one_of_the_choices(task: str) -> None:
+def test_the_measure_says_how_many_choices_there_are(task: str) -> None:
     for item in make_items(task, some_records(task), "plain"):
         assert isinstance(item, Choice)
-        assert TASKS[task].chance == 100 / len(item.continuations)
+        assert TASKS[task].measure == f"accuracy, {len(item.continuations)} choices"
         assert len(item.contexts) == len(item.continuations)
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bellmask.downstream import writing
-from bellmask.filling import Filled
+from bellmask.downstream.continuations import ContinuationScorer
+from bellmask.downstream.harness_options import RequestOptions
+from bellmask.downstream.writing import Request, Writer
+from bellmask.filling import Filled, fill_rows
 from bellmask.generate.settings import Sampling
+from bellmask.rng import stream_key
 from bellmask.run import Run
 
 pytest.importorskip("lm_eval")
 
 from harness_tools import ask
 
-from bellmask.downstream.harness import BellmaskLM
+from bellmask.downstream.harness import BellmaskLM, quiet_lm_eval
 
 
 def texts(model: BellmaskLM, requests: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -78,6 +83,38 @@ def test_samples_depend_on_the_document_alone(name: str, request: pytest.Fixture
     )
 
 
+@pytest.mark.parametrize("name", ["masked", "arm"])
+def test_texts_are_those_of_one_row_at_a_time(name: str, request: pytest.FixtureRequest) -> None:
+    """Two streams, two temperatures, numbers in any order: each row filled by itself."""
+    run: Run = request.getfixturevalue(name)
+    options = RequestOptions(seed=5)
+    writer = Writer(ContinuationScorer(run), options)
+    numbers = [7, 3, 1 << 60, 4, 0, 12, 3, 8]
+    asked = []
+    for n, number in enumerate(numbers):
+        settings = {"temperature": 0.5 + n // 2 % 2, "max_gen_toks": 4 + n % 2}
+        asked.append(Request("the cat"[: 3 + n % 3], settings, f"task {n % 2}", number))
+    told: list[int] = []
+    made = writer.write(asked, told.append)
+    assert told == sorted(told)
+    assert told[-1] == 8
+    assert len(set(made)) > 4
+    for one, text in zip(asked, made, strict=True):
+        gap = [run.tokenizer.mask_id] * int(one.settings["max_gen_toks"])
+        given = [*writer.scorer.maker.begin, *run.tokenizer.encode(one.context).tolist()]
+        (filled,) = fill_rows(
+            run,
+            [torch.tensor([*given, *gap])],
+            writer.sampling(one.settings),
+            longest=run.config.data.block_length,
+            seed=stream_key(5, "lm-eval", one.stream),
+            first_sample=one.number,
+        )
+        ids = filled.ids
+        ids = ids[: ids.index(run.tokenizer.eos_id)] if run.tokenizer.eos_id in ids else ids
+        assert text == run.tokenizer.decode(np.array(ids))
+
+
 @pytest.mark.parametrize(
     ("settings", "temperature"),
     [
@@ -101,7 +138,22 @@ def test_temperatures(settings: dict[str, Any], temperature: float, masked: Run)
     assert fixed == Sampling("random", steps=3, temperature=0.5)
 
 
-def test_settings_that_nobody_reads_are_told(masked: Run, caplog: Any) -> None:
-    texts(BellmaskLM(run=masked), [("a", {"num_beams": 4, "until": ["."]})])
-    assert "num_beams" in caplog.text
-    assert "until" not in caplog.text
+def test_settings_that_nobody_reads_are_told_once(
+    masked: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, first = BellmaskLM(run=masked), {"num_beams": 4, "min_p": 0.1, "until": ["."]}
+    texts(model, [("a", first), ("b", first)])
+    texts(model, [("a", {**first, "penalty": 2})])
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
+    assert [line.split()[-2].rstrip(":") for line in notes] == ["min_p", "num_beams", "penalty"]
+
+
+def test_notes_are_told_where_lm_eval_is_silent(
+    masked: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = BellmaskLM(run=masked)
+    with quiet_lm_eval():
+        texts(model, [("a", {"min_p": 0.1, "max_gen_toks": 2})])
+    assert "note: the model bellmask does not know the generation setting min_p" in (
+        capsys.readouterr().err
+    )

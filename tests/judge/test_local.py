@@ -195,9 +195,8 @@ def test_requests_whose_tokens_change_are_marked() -> None:
 def test_nothing_is_scored_twice_and_progress_is_told() -> None:
     scorer, told = Counting({}), []
     pairs = [pair_of("x", "y"), pair_of("y", "x"), pair_of("x", "")]
-    judge = LikelihoodJudge(scorer)
-    judge.judge(pairs, on_batch=told.append)
-    assert len(scorer.asked) == len(set(scorer.asked)) == 3 == judge.num_texts(pairs)
+    LikelihoodJudge(scorer).judge(pairs, on_batch=told.append)
+    assert len(scorer.asked) == len(set(scorer.asked)) == 3
     assert told == [3]
 
 
@@ -228,3 +227,11 @@ def test_smollm2_prefers_sense_to_nonsense() -> None:
     assert [one.outcome.result for one in found] == ["win", "win"]
     assert all(one.a.is_exact and one.b.is_exact for one in found)
     assert judge.label.startswith("likelihood of smollm2, not")
+
+
+def test_errors_call_the_option_as_the_user_did(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="without network give --judge local:smollm2 "):
+        load_scorer(str(tmp_path / "empty"), option="--judge local:NAME")
+    with pytest.raises(UserError, match=r"there is no folder .*none for --judge local:NAME"):
+        load_scorer(str(tmp_path / "none"), option="--judge local:NAME")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -179,9 +180,40 @@ def test_a_pair_the_endpoint_refuses_is_unreadable(judge_at: JudgeAt, tmp_path: 
         (line,) = judge.cautions(PAIRS)
         assert line.startswith("The judge refused 1 requests (HTTP 400: x)")
         assert judge.about(PAIRS)["num_requests"] == 11
+        assert judge.cautions(PAIRS[:-1]) == [], "other pairs were not refused"
+        assert len(server.requests) == 12
+        again = judge_at(server, tmp_path)
+        assert results(again.judge(PAIRS)) == results(judge.judge(PAIRS))
+        assert again.cautions(PAIRS) == [line]
+        assert len(server.requests) == 12, "it would be refused again"
         server.reply = lambda body: (413, {}, "too large")
-        with pytest.raises(UserError, match="answers none of the requests: HTTP 413: too large"):
-            judge_at(server, tmp_path / "none").judge(PAIRS)
+        message = r"answers none of the requests: HTTP 413: too large; .* delete those lines"
+        for _ in range(2):
+            with pytest.raises(UserError, match=message):
+                judge_at(server, tmp_path / "none").judge(PAIRS)
+        assert len(server.requests) == 24
+
+
+def test_a_judge_that_does_not_take_a_setting_is_told(judge_at: JudgeAt, tmp_path: Path) -> None:
+    """By the records: also of answers that were there before. A newer name is no change."""
+
+    def reply(body: dict[str, Any]) -> Response:
+        for name in ("max_tokens", "logprobs", "temperature"):
+            if name in body:
+                return error(400, f"{name} is not supported")
+        return chooses(longer)(body)
+
+    with JudgeServer(chooses(longer)) as server:
+        judge = judge_at(server, tmp_path)
+        judge = replace(judge, style=replace(judge.style, logprobs=5))
+        judge.judge(PAIRS[:2])
+        server.reply = reply
+        judge.judge(PAIRS)
+        assert len(server.requests) > 12
+    assert judge.cautions(PAIRS[:2]) == []
+    for place in (judge.transcript, Transcript(tmp_path / "transcript.jsonl")):
+        (line,) = replace(judge, transcript=place).cautions(PAIRS)
+        assert line == "The judge does not take temperature, logprobs: asked without."
 
 
 def test_probabilities_are_averaged_over_both_orders(judge_at: JudgeAt, tmp_path: Path) -> None:
@@ -282,6 +314,7 @@ def test_likelihoods_are_computed_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert judge.grounds(PAIRS[0])["likelihood_b"]["num_tokens"] == 3
     lines = judge.cautions(PAIRS)
     assert lines[0].startswith("1 of 8 pairs did not fit")
+    assert "the end of the answer was cut off" in lines[0]
     assert lines[1].startswith("In 1 of 8 pairs")
 
 
@@ -319,8 +352,20 @@ def test_a_rate_at_equal_length_that_no_answer_is_near_says_so() -> None:
         replace(one, pair=replace(one.pair, answers_b=("y" * (5 + number),)))
         for number, one in enumerate(judged_as("wlwl"))
     ]
-    assert "all shorter than B's" in seed_numbers(short, None)["length_controlled"]["note"]
-    assert seed_numbers(judged_as("wlwlwl"), None)["length_controlled"]["note"] is None
+    found = seed_numbers(short, None)["length_controlled"]
+    assert "all shorter than B's" in found["note"]
+    assert found["note"].endswith("the fitted rate is in judge.json only")
+    assert 0 < found["value"] < 1
+    assert not found["is_usable"]
+    sound = seed_numbers(judged_as("wlwlwl"), None)
+    assert sound["length_controlled"]["note"] is None
+    assert sound["length_controlled"]["is_usable"]
+    separated = seed_numbers(judged_as("wwwwww"), None)
+    assert "separate perfectly" in separated["length_controlled"]["note"]
+    assert not separated["length_controlled"]["is_usable"]
+    both = [judged_as("wlwlwl"), judged_as("wwwwww")]
+    for results, is_usable in (([sound, sound], True), ([sound, separated], False)):
+        assert summarise(results, both)["length_controlled"]["is_usable"] is is_usable
 
 
 def test_a_length_control_that_cannot_be_had_does_not_lose_the_rest() -> None:
@@ -333,16 +378,37 @@ def test_a_length_control_that_cannot_be_had_does_not_lose_the_rest() -> None:
     assert math.isnan(found["published_length_controlled"]["value"])
 
 
+def over(*seeds: str) -> dict[str, Any]:
+    judged = [judged_as(values) for values in seeds]
+    return summarise([seed_numbers(one, None) for one in judged], judged)
+
+
+def test_outcomes_that_agree_are_no_certainty() -> None:
+    """An error of 0 is shown from 20 tasks on only; seeds that disagree are not each certain."""
+    for seeds in (("ww", "ll"), ("ww",), ("w" * 19,)):
+        found = over(*seeds)
+        assert math.isnan(found["non_tie"]["error"])
+        assert math.isnan(found["win_rate"]["error"])
+        assert math.isnan(found["by_turn"]["1"]["win_rate"]["error"])
+    assert over("w" * 20)["non_tie"]["error"] == 0
+    assert math.isnan(over("w" * 19 + "t")["non_tie"]["error"]), "19 tasks have a winner"
+    # a seed of wins only is no certainty when the other one lost: means of each task over seeds
+    found = over("www", "wll")
+    means = [1, 0.5, 0.5]
+    assert found["non_tie"]["error"] == pytest.approx(statistics.stdev(means) / 3**0.5)
+
+
 def test_numbers_over_seeds() -> None:
-    seeds = [seed_numbers(judged_as(values), None) for values in ("wwl", "wll", "ttt")]
-    found = summarise(seeds)
+    found = over("wwl", "wll", "ttt")
     assert found["win_rate"]["mean"] == pytest.approx((2 / 3 + 1 / 3 + 1 / 2) / 3)
     assert found["win_rate"]["deviation"] == pytest.approx(1 / 6)
-    # one standard error of (1, 1, 0) or (1, 0, 0) over three tasks is 1/3, of three ties 0
-    assert found["win_rate"]["error"] == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
+    # of the tasks' means over seeds
+    means = [(1 + 1 + 0.5) / 3, (1 + 0 + 0.5) / 3, (0 + 0 + 0.5) / 3]
+    assert found["win_rate"]["error"] == pytest.approx(statistics.stdev(means) / 3**0.5)
     assert found["non_tie"]["mean"] == pytest.approx(1 / 2)
     assert (found["non_tie"]["count"], found["win_rate"]["count"]) == (2, 3)
-    assert math.isnan(found["non_tie"]["error"]), "one seed has none"
+    # two seeds have winners, for each task
+    assert found["non_tie"]["error"] == pytest.approx(statistics.stdev([1, 0.5, 0]) / 3**0.5)
     part = found["by_category"]["all"]
     assert [part[name] for name in ("wins", "losses", "ties")] == [3, 3, 3]
     assert part["win_rate"]["mean"] == pytest.approx(1 / 2)

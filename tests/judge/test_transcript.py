@@ -20,6 +20,7 @@ from judge_server import (
     Clock,
     Drop,
     JudgeServer,
+    ReplyRule,
     Response,
     echo,
     error,
@@ -71,7 +72,8 @@ def test_every_answer_is_kept_with_its_request(tmp_path: Path) -> None:
     assert shown == sorted(shown)
     assert_whole(path, requests)
     fresh = Transcript(path)
-    assert [fresh[r].text for r in requests] == [f"answer to q{n}" for n in range(20)]
+    kept = [fresh.get(request) for request in requests]
+    assert [reply and reply.text for reply in kept] == [f"answer to q{n}" for n in range(20)]
     assert fresh.get(questions(1, start=99)[0]) is None
     assert len(fresh) == 20
 
@@ -101,7 +103,9 @@ def test_a_line_tells_the_whole_story(tmp_path: Path) -> None:
     assert record["seconds"] > 0
     assert record["at"].startswith("20")
     expected = Reply("m", {"m": -0.25}, 12, 1, "stop")
-    assert Transcript(tmp_path / "t.jsonl")[request] == transcript[request] == expected
+    again = Transcript(tmp_path / "t.jsonl")
+    assert again.get(request) == transcript.get(request) == expected
+    assert (again.refused([request]), again.refused_settings([request])) == ({}, set())
 
 
 def test_one_question_asked_twice_is_sent_once(tmp_path: Path) -> None:
@@ -175,6 +179,44 @@ def test_what_failed_for_good_is_told_and_asked_again_next_time(tmp_path: Path) 
     assert_whole(path, requests)
 
 
+def too_long(body: dict[str, Any]) -> Response:
+    """Refuses q1 and q4, by way of a temperature that it does not take."""
+    if "temperature" in body:
+        return error(400, "temperature is not supported")
+    is_long = body["messages"][-1]["content"] in ("q1", "q4")
+    return error(413, f"too long, {KEY}") if is_long else echo(body)
+
+
+def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path: Path) -> None:
+    path, requests, shown = tmp_path / "t.jsonl", questions(6), []
+    with JudgeServer(too_long) as server, connect(server, num_threads=1) as endpoint:
+        first = Transcript(path).ask_all(requests, endpoint, lambda *done: shown.append(done))
+        assert len(server.requests) == 7
+        words = "HTTP 413: too long, ***"
+        assert first.refused == {requests[n].key: words for n in (1, 4)}
+        assert (first.num_kept, first.num_new, first.failed) == (0, 4, {})
+        assert shown[-1] == (6, 6)
+        again = Transcript(path)
+        assert again.missing(requests) == []
+        second = again.ask_all(requests, endpoint)
+        assert (second.num_kept, second.num_new, second.failed) == (6, 0, {})
+        assert second.refused == first.refused
+        assert again.ask_all(requests[2:], endpoint).refused == {requests[4].key: words}
+        assert len(server.requests) == 7
+    assert [again.get(request) is None for request in requests] == [False, True, False] * 2
+    assert again.refused_settings(requests) == {"temperature"}
+    assert again.refused_settings(requests[1:2]) == again.refused_settings(questions(1, 9)) == set()
+    record = next(record for record in again if record["key"] == requests[4].key)
+    assert set(record) == {"key", "request", "refused", "at"}
+    assert record["request"] == requests[4].to_dict()
+
+
+def test_refusals_are_no_failures_in_a_row(tmp_path: Path) -> None:
+    with JudgeServer(lambda body: error(413, "no")) as server, connect(server) as endpoint:
+        asked = Transcript(tmp_path / "t").ask_all(questions(20), endpoint, max_failures=2)
+    assert (len(asked.refused), asked.failed) == (20, {})
+
+
 def test_an_endpoint_that_is_down_ends_it(tmp_path: Path) -> None:
     with (
         JudgeServer(lambda body: error(500, "down")) as server,
@@ -234,14 +276,17 @@ def test_two_askers_of_one_transcript(tmp_path: Path) -> None:
         assert len(server.requests) == 3
 
 
+@pytest.mark.parametrize(
+    ("method", "rule"), [("add", echo), ("add_refusal", lambda body: error(413, "too long"))]
+)
 def test_a_file_that_cannot_be_written_is_an_error_not_a_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, rule: ReplyRule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Transcript, request: Request, answer: Answer) -> None:
+    def full(self: Transcript, request: Request, what: Answer | str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Transcript, "add", full)
-    with JudgeServer() as server, connect(server, num_threads=2) as endpoint:
+    monkeypatch.setattr(Transcript, method, full)
+    with JudgeServer(rule) as server, connect(server, num_threads=2) as endpoint:
         with pytest.raises(OSError, match="No space left"):
             Transcript(tmp_path / "t").ask_all(questions(30), endpoint)
         assert len(server.requests) <= 4

@@ -109,7 +109,10 @@ def test_categories_and_turns_keep_their_order_and_add_up() -> None:
         one(1, "win", category="math"),
         one(1, "unreadable", turn=1, category="math"),
     ]
-    kinds, turns = by_category(judged), by_turn(judged)
+    kinds, turns = (
+        {name: win_rates(group) for name, group in groups.items()}
+        for groups in (by_category(judged), by_turn(judged))
+    )
     assert list(kinds) == ["writing", "math"]
     assert kinds["writing"].win_rate.value == 0.5
     assert kinds["math"].unreadable == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bellmask.report.downstream_notes import notes
 from bellmask.report.downstream_tables import (
     best_models,
     escape,
@@ -14,7 +15,6 @@ from bellmask.report.downstream_tables import (
     latex,
     main_rows,
     markdown,
-    notes,
     other_rows,
     show,
     signed,
@@ -32,20 +32,20 @@ def score(mean: float, gap: float | None = None, *, sure: bool = False) -> dict[
 
 def make_numbers(*names: str, means: tuple[float, ...] = (40.0, 45.5)) -> dict[str, Any]:
     """Models and a baseline on PIQA and LAMBADA."""
-    models = [
-        {"name": name, "is_model": True, "step": 4, "prompts": "plain", "ending": "none"}
-        for name in names
-    ]
+    facts = {"step": 4, "prompts": "plain", "ending": "none", "tokenizer": "bytes"}
+    facts |= {"framework": "mdm", "block_length": 64}
+    models = [{"name": name, "is_model": True, **facts} for name in names]
     models.append({**models[0], "name": "random", "is_model": False, "step": None})
     values = dict(zip(names, means, strict=True)) | {"random": 99.0}
     results: dict[str, Any] = {"piqa": {}, "lambada": {}}
+    fits = {"num_cut": 0, "num_shortened": 0}
     for place, (name, mean) in enumerate(values.items()):
         gap = None if place == 0 else mean - means[0]
         scores = {how: score(mean, gap, sure=place == 1) for how in ("per_token", "raw")}
         share = None if name == "random" else 0.25
-        results["piqa"][name] = {"scores": scores, "exact_share": share, "num_cut": 0}
+        results["piqa"][name] = {"scores": scores, "exact_share": share, **fits}
         words = {"word": score(0.0, gap and 0.0), "word_own": score(7.0, gap and -0.001)}
-        results["lambada"][name] = {"scores": words, "exact_share": None, "num_cut": 0}
+        results["lambada"][name] = {"scores": words, "exact_share": None, **fits}
     shared = {"num_questions": 1234, "origin": "a file"}
     return {
         "models": models,
@@ -178,12 +178,21 @@ def test_notes_say_what_was_measured() -> None:
         assert words in text
     assert "unigram" not in text
     assert "\nbase: " not in text
+    assert "Tokenizers differ" not in text
+    assert "ARM" not in text
+    numbers["tasks"][0]["results"]["bell"]["num_shortened"] = 1001
+    numbers["models"][1].update(tokenizer="bpe", framework="arm")
+    text = "\n".join(notes(numbers))
+    assert "bell: questions that did not fit into rows of 64 tokens" in text
+    assert "PIQA 1,001." in text
+    assert "Tokenizers differ, and scores per token with them: compare per byte." in text
+    assert "Log-probabilities of an ARM are exact" in text
     numbers["seeds"], numbers["estimator"] = [0], "bernoulli"
     text = "\n".join(notes(numbers))
     assert "One evaluation seed" in text
     assert "choices: bernoulli, 16 masks" in text
     numbers["tasks"] = numbers["tasks"][1:]
-    assert "Log-probabilities" not in "\n".join(notes(numbers))
+    assert "Log-probabilities of choices" not in "\n".join(notes(numbers))
 
 
 # --- names that mean something elsewhere -----------------------------------------------------

@@ -71,6 +71,13 @@ def test_the_full_models_spread_is_not_shown_as_an_error() -> None:
     assert headlines(found)[1] == [[name, "5.80", "-"]]
 
 
+def test_a_rate_that_rests_on_no_data_is_not_shown() -> None:
+    one = rate(1.0, 0.0, 0.0)
+    for is_usable, cells in ((True, ["100.00 ± 0.00", "0.00"]), (False, ["-", "-"])):
+        found = numbers(over_seeds={"length_controlled": {**one, "is_usable": is_usable}})
+        assert headlines(found)[1] == [["length-controlled, two terms", *cells]]
+
+
 def test_outcomes_and_parts() -> None:
     found = numbers(results=[result(), result(counts={"wins": 5, "unreadable": 2})])
     assert outcomes(found)[1] == [
@@ -95,7 +102,7 @@ def test_notes_say_what_a_reader_must_know() -> None:
         assert absent not in text
     judge = {"label": "likelihood of x, not a judgement of quality", "is_local": True}
     odd = numbers(
-        judge={**judge, "num_requests": 1200, "tokens_in": 34567, "tokens_out": 89},
+        judge={**judge, "num_requests": 1200, "tokens_in": 34567, "tokens_out": 89, "usd": 0.0169},
         seeds=[0],
         results=[
             result(counts={"unreadable": 3}, note="all short")
@@ -106,9 +113,9 @@ def test_notes_say_what_a_reader_must_know() -> None:
     assert "3 pairs without a readable verdict are in no rate." in text
     assert "no opinion" in text
     assert "One seed: no deviation." in text
-    assert "1,200 requests: 34,567 tokens in, 89 out" in text
+    assert "1,200 requests: 34,567 tokens in, 89 out, $0.0169 in all." in text
     assert "two terms: all short." in text
-    assert "full model: gamed.csv is reconstructed." in text
+    assert "Length-controlled, AlpacaEval's full model: gamed.csv is reconstructed." in text
     twice = numbers(results=[result(note="same"), result(note="same")])
     assert sum("same" in line for line in notes(twice)) == 1
 
@@ -127,3 +134,15 @@ def test_page_and_screen_hold_the_same(capsys: pytest.CaptureFixture[str]) -> No
     tables = [line for line in page.splitlines() if line.startswith("|")]
     widths = {line.count("|") for line in tables[:5]}
     assert len(widths) == 1
+
+
+def test_names_are_text_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Categories and names come from the user's files."""
+    found = numbers(a={"name": "[red]x"}, b={"name": "y[/b]"}, benchmark={"name": "[/i].jsonl"})
+    found["judge"]["label"] = "[bold]judge[/]"
+    one = found["over_seeds"]["by_category"]["all"]
+    found["over_seeds"]["by_category"] = {"[/b]": one, "[dim]c": one}
+    show(found)
+    screen = capsys.readouterr().out
+    for text in ("[red]x against y[/b], by [bold]judge[/]", "[/i].jsonl", " [/b] ", " [dim]c "):
+        assert text in screen

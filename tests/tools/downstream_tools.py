@@ -125,7 +125,7 @@ class Stub:
         self.calls: list[str] = []
 
     def about(self) -> dict[str, Any]:
-        none = {"step": 1, "framework": "stub", "ending": "none"}
+        none = {"step": 1, "framework": "stub", "ending": "none", "tokenizer": "bytes"}
         return {**none, "prompts": self.prompts, "block_length": self.block_length}
 
     def pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
