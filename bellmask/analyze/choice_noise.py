@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Found = dict[str, float]
 """``value`` and its ``error``."""
+ROUNDING = 1e-6
+"""Nats per token: sums of the same numbers in other batches differ by less."""
 SLOPES = (-1.0, -0.25)
 """Noise falls as passes to a power in between: independent masks as -1/2, strata faster at first.
 What noisy points say beyond is not believed."""
@@ -40,8 +42,9 @@ class Repeats:
         return np.asarray(both_KN2[..., 0] - both_KN2[..., 1])
 
     def difference_noise(self, pair_N2: NDArray[np.int64]) -> Floats:
-        """Per question: the standard deviation of the difference."""
-        return np.asarray(self.differences(pair_N2).std(axis=0, ddof=1))
+        """Per question: the standard deviation of the difference; 0 where it is just rounding."""
+        noise_N = self.differences(pair_N2).std(axis=0, ddof=1)
+        return np.where(noise_N > ROUNDING, noise_N, 0.0)
 
     def picks(self) -> NDArray[np.int64]:
         """The choice of each repetition and question [K, N]; the first of equals."""

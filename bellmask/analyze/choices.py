@@ -214,12 +214,12 @@ def _beside_exact(curves: Mapping[str, Curve], is_short_N: NDArray[np.bool_]) ->
 
 
 def _show(found: Found | None, digits: int = 4) -> str:
-    if found is None or np.isnan(found["value"]):
+    if found is None or found["value"] is None or np.isnan(found["value"]):
         return "-"
     if np.isinf(found["value"]):
         return "never"
-    error = "" if np.isnan(found["error"]) else f" ± {found['error']:.{digits}f}"
-    return f"{found['value']:.{digits}f}{error}"
+    is_known = found["error"] is not None and not np.isnan(found["error"])
+    return f"{found['value']:.{digits}f}" + (f" ± {found['error']:.{digits}f}" if is_known else "")
 
 
 def _tables(numbers: dict[str, Any]) -> list[Table]:

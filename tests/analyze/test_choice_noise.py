@@ -38,6 +38,8 @@ def test_repeats_by_hand() -> None:
     pair = two_best(score.mean(axis=0))
     assert pair.tolist() == [[0, 1], [0, 1]]
     assert found.difference_noise(pair) == pytest.approx([np.std([1, -1, 2], ddof=1), 1.0])
+    rounded = score[:1] + np.array([0.0, 1e-9, -1e-9])[:, None, None] * np.arange(3)
+    assert Repeats(rounded, np.ones(2)).difference_noise(pair).tolist() == [0.0, 0.0]
 
 
 def test_flips_are_the_share_of_pairs_that_differ() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from bellmask.analyze.choice_repeats import LABELS, OURS, WAYS, Asker
 from bellmask.analyze.choices import CHOICES, ChoiceOptions, measure_questions
 from bellmask.assemble import train_run
+from bellmask.compare.results import without_nan
 from bellmask.config import RunConfig
 from bellmask.data.messages import Message
 from bellmask.data.templates import join, make_template
@@ -237,6 +238,8 @@ def test_progress_ends_at_the_total(told: list[tuple[int, int]], numbers: dict[s
 
 def test_the_tables_and_the_figure_show_every_number(numbers: dict[str, Any]) -> None:
     (task,) = numbers["runs"][0]["tasks"]
+    stored = json.loads(json.dumps(without_nan(numbers), allow_nan=False))
+    assert len(CHOICES.tables(stored)) == len(CHOICES.tables(numbers)), "from a file, too"
     noise, needed = CHOICES.tables(numbers)
     assert [row[0] for row in noise.rows] == [LABELS[way] for way in LABELS for _ in (1, 4)]
     found = row_of(task, "strata", 4)["noise"]["long"]
