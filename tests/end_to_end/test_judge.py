@@ -316,7 +316,8 @@ def test_two_runs_and_two_turns(
     assert {text for key, text in said["a"].items() if key[0] == 0} != {
         text for key, text in said["a"].items() if key[0] == 1
     }
-    assert "mean ± deviation of 2 seeds" in out
+    page = (tmp_path / "out" / "judge.md").read_text(encoding="utf-8")
+    assert "mean ± deviation of 2 seeds" in page
     assert "by turn" in out
 
 
