@@ -65,7 +65,7 @@ class Answerer:
     def __init__(self, run: Run) -> None:
         self.run = run
         template = None if run.backbone is None else run.backbone.chat_template
-        self._encoder = PromptEncoder(
+        self.encoder = PromptEncoder(
             run.tokenizer, make_template(run.config.sft.template, run.tokenizer, template)
         )
 
@@ -120,7 +120,7 @@ class Answerer:
         said = [replace(message, text=sound(message.text)) for message in question.messages]
         if not self.is_tuned and len(said) == 1:
             return self.run.tokenizer.encode(said[0].text)
-        return self._encoder.encode_one(said, question.is_conversation)
+        return self.encoder.encode_one(said, question.is_conversation)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """What is asked, with :data:`DEFAULT_STEPS` where steps could be given and are not."""

@@ -30,7 +30,7 @@ from bellmask.report.tables import sentence, show_gap, show_speed_up
 from bellmask.start import open_start
 
 sys.path.insert(0, str(Path(__file__).parent))
-from analyses import RESULTS, ROOT, rounded, trimmed
+from analyses import ROOT, read_result, trimmed, write_result
 from claims import AGREES, DISAGREES, UNTOLD
 
 RUNS = ROOT.parent / "adapting"
@@ -64,7 +64,7 @@ def measure_stages(model: str, text: str) -> None:
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
     for stage in ("cpt", "sft"):  # no paths of a machine
         found[stage] = {"train": found[stage]["train"], "sft": found[stage]["sft"]}
-    write_result("stages", found)
+    write_result("adapting-stages", found)
 
 
 def on_smollm2() -> RunConfig:
@@ -118,13 +118,7 @@ def measure_comparison(name: str, config: RunConfig, variants: list[str], seeds:
         "lr": config.optim.lr,
         "format": TRAINING_FORMAT,
     }
-    write_result(name, kept)
-
-
-def write_result(name: str, content: Mapping[str, Any]) -> None:
-    """One small file for the document."""
-    text = json.dumps(rounded(dict(content)), separators=(",", ":"))
-    (RESULTS / f"adapting-{name}.json").write_text(text + "\n", encoding="utf-8")
+    write_result(f"adapting-{name}", kept)
 
 
 def measure_adapting(stories: str | None, text: str | None) -> bool:
@@ -146,12 +140,6 @@ def measure_adapting(stories: str | None, text: str | None) -> bool:
     return is_whole
 
 
-def read_result(name: str) -> dict[str, Any] | None:
-    """What was measured, or None."""
-    path = RESULTS / f"adapting-{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
 TITLES = {
     "stories": "stories260K (260K parameters, Llama) on TinyStories",
     "smollm2": "SmolLM2-135M on WikiText-2",
@@ -166,11 +154,11 @@ def adapting_section(figures: Path) -> list[str]:
     columns += ["bell - base", "sooner by", "the bell is better"]
     rows = []
     for name, title in TITLES.items():
-        found = read_result(name)
+        found = read_result(f"adapting-{name}")
         rows.append(_row(title, found) if found else [title, "not run yet", *[""] * 7])
     lines += [markdown_table(columns, rows), ""]
     for name, title in TITLES.items():
-        if found := read_result(name):
+        if found := read_result(f"adapting-{name}"):
             lines += _curves(found, f"adapting-{name}", title, figures)
     return [*lines, *_scratch(figures), *_stages(figures)]
 
@@ -203,7 +191,7 @@ def _curves(found: Mapping[str, Any], name: str, title: str, figures: Path) -> l
 
 def _scratch(figures: Path) -> list[str]:
     """What pretraining was worth."""
-    found = read_result("stories-scratch")
+    found = read_result("adapting-stories-scratch")
     if found is None:
         return []
     columns = ["variant", "final NLL", "against base"]
@@ -222,7 +210,7 @@ def _scratch(figures: Path) -> list[str]:
 def _stages(figures: Path) -> list[str]:
     """The two by two, as its suite tells it."""
     lines = ["### Fine-tuning, two by two (Table 4)", ""]
-    found = read_result("stages")
+    found = read_result("adapting-stages")
     if found is None:
         return [*lines, "Not run yet.", ""]
     columns, rows = stage_rows(found, bold=("**", "**"), italic=("*", "*"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,18 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def write_result(name: str, content: Mapping[str, Any]) -> None:
+    """One small file for the document."""
+    text = json.dumps(rounded(dict(content)), separators=(",", ":"))
+    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read_result(name: str) -> dict[str, Any] | None:
+    """What was measured, or None."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def trimmed(results: dict[str, Any]) -> dict[str, Any]:

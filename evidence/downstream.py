@@ -22,7 +22,7 @@ from bellmask.report.plots import save_figure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import story_options
-from analyses import RESULTS, ROOT, rounded
+from analyses import ROOT, read_result, write_result
 
 RUNS = ROOT.parent / "downstream"
 BOTH = ("base", "bell")
@@ -107,25 +107,13 @@ def measure_downstream(model: str | None, text: str | None, benchmarks: str | No
         out = RUNS / f"paper-{stage}"
         _run(*args, "--out", str(out))
         found = json.loads((out / "paper.json").read_text(encoding="utf-8"))
-        write_result(stage, found)
+        write_result(f"downstream-{stage}", found)
     out = RUNS / "choices"
     tasks = ["--tasks", "openbookqa", "social_iqa", "--data-dir", str(RUNS / "data/test")]
     _run("analyze", "choices", str(RUNS / "cpt-bell"), *tasks, *REPEATED, "--out", str(out))
     found = json.loads((out / "choices.json").read_text(encoding="utf-8"))
-    write_result("choices", found)
+    write_result("downstream-choices", found)
     return benchmarks is not None
-
-
-def write_result(name: str, content: Mapping[str, Any]) -> None:
-    """One small file for the document."""
-    text = json.dumps(rounded(dict(content)), separators=(",", ":"))
-    (RESULTS / f"downstream-{name}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def read_result(stage: str) -> dict[str, Any] | None:
-    """What was measured, or None."""
-    path = RESULTS / f"downstream-{stage}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 TITLES = {
@@ -139,7 +127,7 @@ def downstream_section(figures: Path) -> list[str]:
     lines = ["## Downstream benchmarks (Table 4)", "", *NOTE, ""]
     for stage, title in TITLES.items():
         lines += [f"### {title}", ""]
-        found = read_result(stage)
+        found = read_result(f"downstream-{stage}")
         if found is None:
             lines += ["Not run yet.", ""]
             continue
@@ -155,7 +143,7 @@ def downstream_section(figures: Path) -> list[str]:
 def _savings(figures: Path) -> list[str]:
     """How many passes exact sums and common random numbers save at equal noise."""
     lines = ["### What exact sums and common random numbers save", "", *SAVINGS_NOTE, ""]
-    found = read_result("choices")
+    found = read_result("downstream-choices")
     if found is None:
         return [*lines, "Not run yet.", ""]
     for table in CHOICES.tables(found):

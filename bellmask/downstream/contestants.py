@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bellmask.answers import Answerer, sound
 from bellmask.data.messages import Message
-from bellmask.data.templates import PromptEncoder, join, make_template, response_after
+from bellmask.data.templates import join, response_after
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.downstream.asks import Ask, Score, Tokens
 from bellmask.downstream.continuations import ContinuationScorer
@@ -22,8 +22,9 @@ from bellmask.downstream.questions import Prompts
 from bellmask.errors import UserError
 from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.model.transformer import hash_weights
+from bellmask.kept import content_key
 from bellmask.run import Run
+from bellmask.run_marks import run_marks
 
 OnDone = Callable[[int], None]
 Ending = Literal["auto", "none", "eos"]
@@ -110,15 +111,13 @@ class RunContestant:
         answerer = Answerer(run)
         self._is_tuned = answerer.is_tuned
         self._is_conversation = answerer.is_tuned and answerer.knows_turns
-        chat_template = None if run.backbone is None else run.backbone.chat_template
-        template = make_template(run.config.sft.template, run.tokenizer, chat_template)
-        self._encoder = PromptEncoder(run.tokenizer, template)
+        self._encoder = answerer.encoder
         is_tuned = answerer.is_tuned if prompts == "auto" else prompts == "tuned"
         self.prompts: Prompts = "tuned" if is_tuned else "plain"
         wants_eos = is_tuned if ending == "auto" else ending == "eos"
         self.has_eos = wants_eos and run.tokenizer.eos_id >= 0
         self.own_length = answerer.length if answerer.is_tuned else None
-        self.fingerprint = "/".join([*_marks(run), repr(self._scorer.estimator)])
+        self.fingerprint = content_key(run_marks(run), repr(self._scorer.estimator))
 
     @property
     def sees_behind(self) -> bool:
@@ -197,10 +196,3 @@ class RunContestant:
             on_batch=on_batch,
         )
         return [one.ids for one in made]
-
-
-def _marks(run: Run) -> list[str]:
-    """All that decides what a run says, but for what can be seen from the tokens of a question."""
-    config = run.config
-    own = [config.framework, config.model, config.schedule, config.train.precision]
-    return [run.tokenizer.fingerprint, hash_weights(run.model), *map(repr, own)]

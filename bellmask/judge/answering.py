@@ -18,8 +18,8 @@ from bellmask.errors import UserError
 from bellmask.generate.settings import Sampling
 from bellmask.judge.benchmarks import Benchmark, Task, check_answers, read_tasks
 from bellmask.kept import Kept, content_key
-from bellmask.model.transformer import hash_weights
 from bellmask.run import Run
+from bellmask.run_marks import run_marks
 
 FORMAT = 1
 """Raised when code changes what a run answers."""
@@ -186,15 +186,6 @@ class RunSide:
                 "tokens and lost their oldest tokens."
             )
         return lines
-
-
-def run_marks(run: Run) -> list[Any]:
-    """All that decides what a run writes after given tokens, and how a causal LM writes turns."""
-    config = run.config.resolved()
-    network = [asdict(config.model), None if run.backbone is None else asdict(run.backbone)]
-    order = [asdict(config.framework), asdict(config.schedule)]
-    weights = [run.tokenizer.fingerprint, hash_weights(run.model), config.train.precision]
-    return [weights, network, order]
 
 
 def _places(benchmark: Benchmark) -> Iterable[tuple[Task, int]]:
