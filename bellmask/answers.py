@@ -22,6 +22,7 @@ from bellmask.filling import fill_rows
 from bellmask.generate.canvas import Canvas
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import OnStep
+from bellmask.outside import sound
 from bellmask.run import Run
 from bellmask.runfolder import read_description
 
@@ -168,8 +169,3 @@ class Answerer:
         end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
         text = tokenizer.decode(torch.tensor(ids[:end], dtype=torch.int64).numpy()).strip()
         return Answer(text, tuple(ids), end, nfe, is_cut)
-
-
-def sound(text: str) -> str:
-    """Halves of surrogate pairs, which no tokenizer takes, as question marks; as in training."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,27 +23,27 @@ from bellmask.config import RunConfig
 from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.objectives import Objective
-from bellmask.errors import UserError
+from bellmask.errors import SavingError, TrainingError, UserError
 from bellmask.evaluate.context_curve import unigram_cross_entropy
-from bellmask.evaluate.likelihood import evaluate
-from bellmask.evaluate.result import Likelihood
-from bellmask.files import write_text
 from bellmask.inputs import describe_blocks, load_inputs
-from bellmask.intervals import Interval
+from bellmask.model.loss_kernels import using_loss_kernel
 from bellmask.model.transformer import count_parameters, describe_size
+from bellmask.periodic import Periodic
+from bellmask.placing import pick_placing, place
 from bellmask.records import MetricsFile
 from bellmask.report.console import preparing_bar
 from bellmask.resume import check_same_run, find_start
+from bellmask.run_state import RunState
 from bellmask.runfolder import drop_files_after, read_description, write_description
 from bellmask.start import Start, open_start
-from bellmask.train.checkpoint import FORMAT, CheckpointStore, load_tensors, read_state
-from bellmask.train.distributed import World, check_compiler, open_world, pick_precision
+from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
+from bellmask.train.distributed import World, open_world
 from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.planning import StepPlanner
+from bellmask.train.saving import Saver
 from bellmask.train.step import TrainStep
-from bellmask.train.trainer import Action, Trainer, TrainState
-from bellmask.training_samples import training_samples
+from bellmask.train.trainer import Trainer, TrainState
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,9 @@ class _Training:
         self.valid_blocks = data.valid.slice(0, min(limit, len(data.valid)))
         self.rules = build_rules(config.data, tokenizer)
         self.framework = build_framework(config)
-        self.precision = pick_precision(config.train.precision, world.device)
+        self.placing = pick_placing(config, world)
         model = build_model(config, tokenizer.num_tokens, self.backbone, start.fill)
-        model = model.to(world.device)
-        if config.train.compile:
-            check_compiler(world.device)
-            model.compile_blocks()
+        model = place(model, self.placing, config, world)
         ema = Ema(model, config.optim.ema) if config.optim.ema else None
         self.state = TrainState(model, Optimizer(model, config.optim), ema)
         planner = StepPlanner(
@@ -147,10 +145,14 @@ class _Training:
             mask_id=tokenizer.mask_id,
             divide_by_c=config.objective.divide_by_c,
             clip=config.optim.clip,
-            precision=self.precision,
+            precision=self.placing.precision,
         )
         self.run_id = uuid.uuid4().hex[:12]
-        self.store = CheckpointStore(folder / "checkpoints", config.checkpoint, world)
+        in_background = self.placing.in_background
+        savers = world.aside() if in_background else world
+        self.store = CheckpointStore(folder / "checkpoints", config.checkpoint, savers)
+        self.saver = Saver(self.store, in_background=in_background)
+        self.marks = RunState(folder, config.train.steps, world.size)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
 
@@ -158,54 +160,63 @@ class _Training:
         """Start or resume, train, and say how it ended."""
         self.world.on_main(lambda: self._open_folder(checkpoint))
         if checkpoint is not None:
-            load_tensors(checkpoint, self.state.tensors(), self.world)
+            load_tensors(checkpoint, self.state.tensors(), self.world, is_intact=True)
             self.state.restore(read_state(checkpoint))
         self._introduce(checkpoint)
-        log = self.config.log
         trackers = []
         if self.world.is_main:
             tracked = TrackedRun(self.folder, self.run_id, self.state.step, self.config)
             trackers = open_trackers(tracked)
-        with self.display:
-            self.trainer = Trainer(
-                self.state,
-                self.step,
-                self.world,
-                num_steps=self.config.train.steps,
-                optim=self.config.optim,
-                log_every=log.every,
-                actions=self._actions(),
-                metrics=self.metrics,
-                trackers=trackers,
-                display=self.display,
-            )
-            try:
-                stopped_by = self.trainer.fit()
-            finally:
-                for tracker in trackers:
-                    tracker.close()
-        return TrainResult(self.folder, self.state.step, self.state.nll, stopped_by)
+        periodic = Periodic(
+            self.config,
+            self.folder,
+            self.world,
+            self.tokenizer,
+            self.framework,
+            self.rules,
+            self.valid_blocks,
+            self.placing,
+            self.saver,
+        )
+        periodic.trainer = trainer = Trainer(
+            self.state,
+            self.step,
+            self.world,
+            num_steps=self.config.train.steps,
+            optim=self.config.optim,
+            log_every=self.config.log.every,
+            skip_limit=self.config.train.skip_limit,
+            actions=periodic.actions(),
+            saver=self.saver,
+            metrics=self.metrics,
+            trackers=trackers,
+            display=self.display,
+        )
+        try:
+            with self.display, using_loss_kernel(self.placing.loss_kernel):
+                return self._run(trainer)
+        finally:
+            for tracker in trackers:
+                tracker.close()
 
-    def _actions(self) -> list[Action]:
-        validation, checkpoint = self.config.validation, self.config.checkpoint
-        return [
-            Action(
-                Interval.parse(validation.every),
-                self._validate,
-                also_last=validation.every != "never",
-            ),
-            Action(
-                Interval.parse(validation.samples_every),
-                self._write_samples,
-                also_last=validation.samples_every != "never",
-            ),
-            Action(
-                Interval.parse(checkpoint.every),
-                self._save,
-                at_steps=checkpoint.keep_steps,
-                also_when_stopped=True,
-            ),
-        ]
+    def _run(self, trainer: Trainer) -> TrainResult:
+        """Train, and leave in the folder how it ended."""
+        is_main, state = self.world.is_main, self.state
+        if is_main:
+            self.marks.running(state.step)
+        try:
+            stopped_by = trainer.fit()
+        except TrainingError as error:
+            with contextlib.suppress(SavingError):
+                self.saver.wait()
+            if is_main:
+                self.marks.failed(state.step, str(error))
+            raise
+        if is_main and stopped_by is not None:
+            self.marks.stopped(state.step, stopped_by)
+        elif is_main:
+            self.marks.done()
+        return TrainResult(self.folder, state.step, state.nll, stopped_by)
 
     def _open_folder(self, checkpoint: Path | None) -> None:
         """Write what describes the run, and undo what happened after the checkpoint."""
@@ -220,6 +231,9 @@ class _Training:
         )
         step = 0 if checkpoint is None else read_state(checkpoint)["step"]
         self.metrics.cut_back(step)
+        skipped = MetricsFile(self.folder / "skipped.jsonl")
+        if skipped.path.exists():
+            skipped.cut_back(step)
         drop_files_after(self.folder, step)
         self.store.clean()
         self.store.drop_after(step)
@@ -229,7 +243,7 @@ class _Training:
             "device": str(self.world.device),
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
-            "precision": str(self.precision).removeprefix("torch."),
+            **self.placing.describe(),
             "parameters": count_parameters(self.state.model),
             "num_tokens": self.tokenizer.num_tokens,
             "mask_id": self.tokenizer.mask_id,
@@ -249,52 +263,12 @@ class _Training:
             f"{self.folder}: {where}; {describe_size(state.model)}, "
             f"{len(self.train_blocks):,} blocks of {self.train_blocks.block_length}, "
             f"{describe_learning(config)}, "
-            f"{self.world.size} process(es) on {self.world.device.type}, "
-            f"{str(self.precision).removeprefix('torch.')}"
+            f"{self.world.size} process(es) on {self.world.device.type}"
         )
+        choices = {**self.placing.describe(), "compile": str(self.placing.is_compiled).lower()}
+        self.display.say("; ".join(f"{name} {value}" for name, value in choices.items()))
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
             self.display.say(f"examples: {told}; {len(self.valid_blocks):,} for validation")
         for caution in [*self.start.notes, *learning_cautions(config)]:
             self.display.say(f"note: {caution}")
-
-    def _validate(self, state: TrainState) -> None:
-        options = self.config.validation
-        with state.evaluating() as model:
-            result: Likelihood = evaluate(
-                model,
-                self.valid_blocks,
-                mask_id=self.tokenizer.mask_id,
-                draws=options.draws,
-                seed=options.seed,
-                batch_size=options.batch_size,
-                framework=self.framework,
-                world=self.world,
-                precision=self.precision,
-                rules=self.rules,
-            )
-        state.nll = result.nll
-        self.trainer.record("validation", result.summary())
-        self.display.validated(state.step, result.nll, result.standard_error)
-        if self.world.is_main:
-            result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")
-
-    def _write_samples(self, state: TrainState) -> None:
-        if not self.world.is_main:
-            return
-        with state.evaluating() as model:
-            texts = training_samples(
-                model,  # type: ignore[arg-type]
-                self.config,
-                self.tokenizer,
-                self.framework,
-                self.valid_blocks,
-                self.world.device,
-            )
-        write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts)
-
-    def _save(self, state: TrainState) -> None:
-        if self.world.is_main:
-            self.metrics.sync()
-        scalars = {"format": FORMAT, "mask_id": self.tokenizer.mask_id, **state.scalars()}
-        self.store.save(state.step, state.tensors(), scalars)

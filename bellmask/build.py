@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -132,6 +133,21 @@ def build_recipe(config: RunConfig) -> Recipe:
         min_masks=config.sft.min_masks,
         sorts_by_length=is_sft,
     )
+
+
+def build_stored(
+    folder: Path, config: RunConfig, num_tokens: int, backbone: Backbone | None = None
+) -> Network:
+    """The backbone for the weights in a folder; sizes beyond their files are refused unbuilt."""
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    model = config.model
+    block = model.width**2 * (4 + 2 * model.mlp_ratio)  # numbers of its matrices
+    if model.backbone == "dit" and model.num_layers * block + num_tokens * model.width > size:
+        raise UserError(
+            f"config.json describes a larger model than the {size:,} bytes of weights in {folder} "
+            "can hold: it is another model's"
+        )
+    return build_model(config, num_tokens, backbone)
 
 
 def build_model(

@@ -12,8 +12,9 @@ import torch
 from bellmask.data.tokenizer import FastTokenizer, from_transformers
 from bellmask.errors import UserError
 from bellmask.model.pretrained import PretrainedDenoiser, mean_row
+from bellmask.outside import read_json
 from bellmask.runfolder import Backbone
-from bellmask.transformers_library import first_line, import_transformers, quiet
+from bellmask.transformers_library import check_shards, first_line, import_transformers, quiet
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2-tiny": {
@@ -45,7 +46,7 @@ def read_architecture(name: str) -> tuple[Backbone, str]:
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = read_json(file)
         if not isinstance(values["model_type"], str):
             raise ValueError("model_type is not a name")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -68,7 +69,9 @@ def read_causal_lm(path: str) -> tuple[FastTokenizer, Backbone]:
     transformers = import_transformers("--start")
     try:
         with quiet():
-            values = transformers.AutoConfig.from_pretrained(path).to_dict()
+            values = transformers.AutoConfig.from_pretrained(
+                path, trust_remote_code=False
+            ).to_dict()
     except Exception as error:  # no network, no such name, damaged files
         raise UserError(
             f"start.model={path}: cannot load it ({first_line(error)}); give a run folder, a "
@@ -76,7 +79,8 @@ def read_causal_lm(path: str) -> tuple[FastTokenizer, Backbone]:
         ) from None
     tokenizer = from_transformers(path)
     with quiet():
-        template = transformers.AutoTokenizer.from_pretrained(path).chat_template
+        reader = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    template = reader.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     # a pad that is also EOS would never learn; ours are never looked at
@@ -94,8 +98,9 @@ def _load_causal_lm(path: str) -> Any:
     transformers = import_transformers("--start")
     try:
         with quiet():
+            check_shards(path)
             source, about = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, output_loading_info=True
+                path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
             )
     except Exception as error:  # no weights, damaged ones, others than the config says
         raise UserError(f"{path}: cannot load its weights ({first_line(error)})") from None

@@ -32,7 +32,7 @@ def _numbers(config: RunConfig) -> Iterator[str]:
     )
     not_negative = (
         "optim.lr optim.warmup_steps optim.final_lr optim.eps optim.weight_decay optim.clip "
-        "validation.blocks checkpoint.keep_every train.seed validation.seed"
+        "validation.blocks checkpoint.keep_every train.seed validation.seed train.skip_limit"
     )
     shares = "model.dropout optim.ema optim.momentum objective.time_floor"
     flat = config.flat()
@@ -165,6 +165,11 @@ def _train(config: RunConfig) -> Iterator[str]:
         yield f"train.random_length_fraction={train.random_length_fraction} must be from 0 to 1"
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", train.device):
         yield f"train.device={train.device!r} must be auto, cpu, cuda or cuda:N"
+    size = config.scale.shard_size
+    if size is not None and size < 1:
+        yield f"scale.shard_size={size} must be at least 1"
+    if size is not None and config.scale.sharding not in ("auto", "hybrid"):
+        yield f"scale.shard_size belongs to scale.sharding=hybrid, not {config.scale.sharding}"
     if any(step < 1 for step in config.checkpoint.keep_steps):
         yield f"checkpoint.keep_steps={config.checkpoint.keep_steps}: steps start at 1"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bellmask import __version__
 from bellmask.commands.options import resolve, start_config, take_option, wants_help
-from bellmask.errors import TrainingError, UserError, look_up
+from bellmask.errors import SavingError, TrainingError, UserError, look_up
 
 TRAIN_HELP = """Train a masked diffusion language model.
 
@@ -132,6 +132,13 @@ def data(args: list[str]) -> int:
     return run(args)
 
 
+def plan(args: list[str]) -> int:
+    """Say what a run will need: memory, storage, time."""
+    from bellmask.commands.plan import run
+
+    return run(args)
+
+
 def compare(args: list[str]) -> int:
     """Measure how many times sooner a variant reaches the reference's NLL."""
     from bellmask.commands.compare import compare as run
@@ -227,6 +234,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": demo,
     "prepare": prepare,
     "data": data,
+    "plan": plan,
     "train": train,
     "compare": compare,
     "report": report,
@@ -271,12 +279,14 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     except OSError as error:
         code, message = 2, f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    except TrainingError as error:
+    except (TrainingError, SavingError) as error:
         code, message = 1, str(error)
     except KeyboardInterrupt as stop:
         code, message = 130, str(stop) or "interrupted"
     if is_main:
-        print(f"error: {message}", file=sys.stderr)
+        from bellmask.report.tokens import visible_lines
+
+        print(f"error: {visible_lines(message)}", file=sys.stderr)
     return code
 
 

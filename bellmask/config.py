@@ -18,11 +18,12 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bellmask.checks import find_problems
 from bellmask.errors import UserError, unknown
 from bellmask.options import (
+    DEFAULT_ENCODINGS,
     DEFAULT_MU,
     DEFAULT_POWER,
     DEFAULT_SCALE,
@@ -39,7 +40,9 @@ from bellmask.options import (
     TrainOptions,
     ValidationOptions,
 )
+from bellmask.outside import load_json
 from bellmask.parsing import choices_of, parse_options
+from bellmask.scale_options import ScaleOptions
 from bellmask.stage_options import SftOptions, StartOptions
 
 
@@ -57,6 +60,7 @@ class RunConfig:
     objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
     optim: OptimOptions = field(default_factory=OptimOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
+    scale: ScaleOptions = field(default_factory=ScaleOptions)
     validation: ValidationOptions = field(default_factory=ValidationOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     log: LogOptions = field(default_factory=LogOptions)
@@ -124,12 +128,6 @@ class RunConfig:
         text = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
-
-DEFAULT_ENCODINGS: dict[str, Literal["source", "literal", "crossed"]] = {
-    "arm": "source",
-    "sigma_arm": "source",
-    "aoarm": "literal",
-}
 
 _FLAT_NAMES = {
     "framework.name": "framework",
@@ -268,10 +266,10 @@ def read_tree(path: Path) -> dict[str, Any]:
         raise UserError(f"config file {path} must be .json or .toml")
     try:
         text = path.read_text(encoding="utf-8")
-        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        tree = tomllib.loads(text) if path.suffix == ".toml" else load_json(text)
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not text, not JSON, too deep
         raise UserError(f"cannot read config file {path}: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(
@@ -280,9 +278,10 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
-_ADDED_LATER = {"framework", "sft", "start"}
+_ADDED_LATER = {"framework", "sft", "start", "scale"}
 """Sections that files of earlier versions do not have; their defaults are what those runs did."""
-_OPTIONS_ADDED_LATER = {"model.time_input", "model.backbone"}
+_OPTIONS_ADDED_LATER = {"model.time_input", "model.backbone", "train.skip_limit"}
+_OPTIONS_ADDED_LATER |= {"checkpoint.saving", "checkpoint.when_damaged"}
 """The same of single options."""
 
 

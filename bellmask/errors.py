@@ -21,6 +21,10 @@ class TrainingError(RuntimeError):
     """Training cannot go on (a non-finite loss, say); the message explains it. Exit code 1."""
 
 
+class SavingError(RuntimeError):
+    """A checkpoint could not be written; earlier ones are intact. Exit code 1."""
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """The error for a name that is not in a table: nearest names first, then the whole list."""
     names = sorted(allowed)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bellmask.errors import UserError
+from bellmask.outside import sound
 
 
 def check_free(path: Path, what: str, *, is_file: bool = False) -> None:
@@ -58,10 +59,10 @@ def check_folder(path: str | None, option: str = "--out") -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a small file as a whole, durably."""
+    """Replace a small file as a whole, durably; what is not text in it becomes question marks."""
     scratch = path.with_name(f".{path.name}.writing")
     with scratch.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+        stream.write(sound(text))
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(scratch, path)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bellmask.errors import UserError
+from bellmask.outside import load_json
 
 
 def content_key(*parts: Any) -> str:
@@ -23,10 +24,15 @@ def content_key(*parts: Any) -> str:
 
 
 class Kept:
-    """Records by key; of two with one key the first counts."""
+    """Records by key; of two with one key the first counts.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    ``is_right`` says whether a record of the file holds what it should; others are damaged.
+    """
+
+    def __init__(
+        self, path: Path, is_right: Callable[[dict[str, Any]], bool] = lambda record: True
+    ) -> None:
+        self.path, self._is_right = path, is_right
         self._records: dict[str, dict[str, Any]] = {}
         self._is_torn = False
         if path.exists():
@@ -38,8 +44,8 @@ class Kept:
         self._is_torn = lines[-1] != b""
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                record = json.loads(line)
-                if not isinstance(record["key"], str):
+                record = load_json(line)
+                if not isinstance(record["key"], str) or not self._is_right(record):
                     raise TypeError
             except (ValueError, KeyError, TypeError):
                 if line:  # an empty one follows a torn one

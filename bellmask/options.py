@@ -17,6 +17,8 @@ DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
 FREE_OPTIONS = (
     "log.",
     "checkpoint.",
+    "scale.",
+    "train.skip_limit",
     "train.device",
     "data.cache",
     "validation.every",
@@ -31,6 +33,13 @@ LawName = Literal["uniform", "dirac", "gaussian", "laplace"]
 FrameworkName = Literal["mdm", "arm", "sigma_arm", "aoarm"]
 ScheduleName = Literal["linear", "cosine", "polynomial", "middle_flat"]
 ObjectiveName = Literal["nelbo", "bell", "importance"]
+Encoding = Literal["source", "literal", "crossed"]
+
+DEFAULT_ENCODINGS: dict[str, Encoding] = {
+    "arm": "source",
+    "sigma_arm": "source",
+    "aoarm": "literal",
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class FrameworkOptions:
     """mdm: masked diffusion. arm: left to right. sigma_arm: one fixed random order. aoarm: a new
     random order for every row. The last three are causal and have no times: law, schedule and
     objective do not apply to them."""
-    encoding: Literal["source", "literal", "crossed"] | None = None
+    encoding: Encoding | None = None
     """Causal ones: which positions rotate queries and keys in the second half of the layers.
     source: those of the tokens held. literal: those of the tokens predicted, as the paper says of
     AoARM. crossed: queries by the token predicted, keys by the one held. Default: literal for
@@ -220,6 +229,9 @@ class TrainOptions:
     compile: bool = False
     """Fuse the blocks' operations with torch.compile: half a minute at the start, then faster steps
     (docs/performance.md). On a CPU it needs a C++ compiler."""
+    skip_limit: int = 10
+    """Steps in a row without update because the loss or gradient is not finite; one more ends the
+    run. Their batches are written to skipped.jsonl. 0: the first such step ends it."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +271,12 @@ class CheckpointOptions:
     """Steps whose checkpoints are saved and kept whatever the other rules say."""
     keep_best: bool = True
     """Keep the checkpoint with the lowest validation NLL."""
+    saving: Literal["auto", "wait", "background"] = "auto"
+    """wait: training stands still during a save. background: it goes on while a copy is written.
+    auto: background on GPUs and with several processes."""
+    when_damaged: Literal["older", "stop"] = "older"
+    """What resuming does when the newest checkpoint is damaged: take the newest intact one and say
+    so, or refuse."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from bellmask.outside import has_kinds, is_whole, load_json
+
 TIME_FIELDS = ("seconds", "tokens_per_second")
 """Fields of metrics.jsonl that differ between repetitions of a run."""
 
@@ -41,9 +43,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().split(b"\n"):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = load_json(line)
+        except ValueError:
             continue  # the line that was being written when the process was killed
+        if has_kinds(record, {"step": int, "kind": str}) and is_whole(record["step"]):
+            records.append(record)
     return records

@@ -80,6 +80,9 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     check_resumable(folder / "config.json", config)
     store = CheckpointStore(folder / "checkpoints", config.checkpoint, world)
     found, complaints = store.newest_intact()
+    if complaints and config.checkpoint.when_damaged == "stop":
+        advice = "with --checkpoint.when-damaged older the newest intact one would be used"
+        raise UserError("\n".join([*complaints, advice]))
     if complaints and found is None:
         advice = "no intact checkpoint is left; delete the folder or choose another --out"
         raise UserError("\n".join([*complaints, advice]))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.build import Network, build_framework, build_model, build_rules
+from bellmask.build import Network, build_framework, build_rules, build_stored
 from bellmask.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
@@ -274,7 +274,7 @@ def load_run(
     tokenizer = read_tokenizer(folder)
     kind = _which_weights(weights, config)
     backbone = read_backbone(folder)
-    model = build_model(config, tokenizer.num_tokens, backbone)
+    model = build_stored(place, config, tokenizer.num_tokens, backbone)
     tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
     load_tensors(place, tensors)
     target = pick_device(device)

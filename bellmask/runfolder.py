@@ -18,6 +18,7 @@ from bellmask.config import RunConfig
 from bellmask.data.tokenizer import Tokenizer, from_description
 from bellmask.errors import UserError
 from bellmask.files import write_text
+from bellmask.outside import count_of, read_json
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -44,9 +45,14 @@ def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
     if not path.exists():
         return None
     try:
-        return Backbone(**json.loads(path.read_text(encoding="utf-8")))
+        found = Backbone(**read_json(path))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(found.language_model, dict) or not isinstance(
+        found.chat_template, str | None
+    ):
+        raise UserError(f"{path} is damaged: it describes no causal LM")
+    return found
 
 
 def write_description(
@@ -81,7 +87,7 @@ def write_description(
 def read_description(folder: Path) -> dict[str, Any]:
     """What run.json says."""
     try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        found = read_json(folder / "run.json")
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / 'run.json'}: {error}") from None
     if not isinstance(found, dict):
@@ -93,7 +99,7 @@ def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
     """The tokenizer kept in the run folder (or a folder inside), checked by its fingerprint."""
     path = folder / inside / "tokenizer.json"
     try:
-        tokenizer = from_description(json.loads(path.read_text(encoding="utf-8")))
+        tokenizer = from_description(read_json(path))
     except UserError:
         raise
     except Exception as error:  # a vocabulary can be damaged in many ways
@@ -106,5 +112,6 @@ def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
 def drop_files_after(folder: Path, step: int) -> None:
     """Remove validations and samples of later steps, which a resumed run will write again."""
     for later in [*folder.glob("validation/step-*"), *folder.glob("samples/step-*")]:
-        if int(later.stem.split("-")[1]) > step:
+        number = count_of(later.stem.removeprefix("step-"))
+        if number is not None and number > step:
             later.unlink()

@@ -6,9 +6,11 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bellmask.errors import UserError
+from bellmask.outside import inside, read_json
 
 
 def import_transformers(what: str) -> Any:
@@ -33,6 +35,15 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
+
+
+def check_shards(source: str) -> None:
+    """Refuse a folder whose index of weights names files outside of it."""
+    for index in Path(source).glob("*.index.json") if Path(source).is_dir() else ():
+        named = read_json(index)
+        named = named.get("weight_map") if isinstance(named, dict) else None
+        for name in set(named.values()) if isinstance(named, dict) else ():
+            inside(index.parent, name, str(index))
 
 
 def first_line(error: Exception) -> str:

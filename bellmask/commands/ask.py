@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bellmask.commands.generating import SEPARATOR, note, observing, write_out
 from bellmask.generate.prompts import Asked, read_questions
+from bellmask.outside import sound
 
 if TYPE_CHECKING:
     from bellmask.answers import Answer, Answerer
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 def answer_and_write(options: GenerateOptions, loaded: Run) -> int:
     """Answer every question ``--num`` times and write what was answered."""
-    from bellmask.answers import sound
-
     asked = _asked(options)
     answers = _answer(loaded, asked, options, options.sampling, "answering")
     if options.format == "jsonl":

@@ -11,6 +11,7 @@ from typing import Any
 from bellmask.commands import stages
 from bellmask.commands.options import peek_option, resolve, take_option, wants_help
 from bellmask.errors import UserError, look_up
+from bellmask.outside import count_of
 from bellmask.presets import PRESETS, tiny
 
 COMPARE_HELP = """How many times sooner does a variant reach the reference's final NLL?
@@ -83,9 +84,9 @@ def _one(values: list[str], default: str) -> str:
 
 def _count(values: list[str], option: str, default: int) -> int:
     text = _one(values, str(default))
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{option} must be a whole number of at least 1, got {text!r}")
-    return int(text)
+    if not (count := count_of(text)):
+        raise UserError(f"{option} must be a whole number of at least 1, got {text!r:.40}")
+    return count
 
 
 def _take_flag(args: list[str], name: str) -> bool:

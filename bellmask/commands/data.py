@@ -60,8 +60,16 @@ def require_text(options: DataOptions, split: str) -> None:
 
 def print_card(card: dict[str, Any], title: str) -> None:
     """The data card as a table."""
-    from bellmask.report.console import print_table
+    from bellmask.report.console import print_plain_table
 
+    try:
+        rows = _card_rows(card)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise UserError(f"the data card of {title} is damaged; delete the data cache") from None
+    print_plain_table(title, ["data card", ""], rows)
+
+
+def _card_rows(card: dict[str, Any]) -> list[list[str]]:
     ratio = card["text_tokens"] / max(1, card["text_bytes"])
     rows = [
         ["source", card["source"]],
@@ -79,7 +87,7 @@ def print_card(card: dict[str, Any], title: str) -> None:
         ["vocabulary", f"{card['num_token_kinds']:,} tokens and the mask"],
         ["fingerprint", card["fingerprint"]],
     ]
-    print_table(title, ["data card", ""], rows)
+    return [[str(cell) for cell in row] for row in rows]
 
 
 def _list() -> None:
@@ -107,6 +115,7 @@ def _show(args: list[str]) -> None:
     from bellmask.data.blocks import read_card
     from bellmask.data.prepare import locate, make_tokenizer, prepare
     from bellmask.report.console import preparing_bar
+    from bellmask.report.tokens import visible_lines
 
     tokenizer = make_tokenizer(options)
     with preparing_bar() as on_progress:
@@ -115,7 +124,7 @@ def _show(args: list[str]) -> None:
     print_card(read_card(folder), f"{options.train}, {split}")
     for number in (0, len(blocks) // 2, len(blocks) - 1):
         text = tokenizer.decode(blocks.rows(slice(number, number + 1))[0].numpy())
-        print(f"\nblock {number}:\n{text}")
+        print(f"\nblock {number}:\n{visible_lines(text)}")
 
 
 def run(args: Sequence[str]) -> int:

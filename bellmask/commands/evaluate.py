@@ -187,11 +187,11 @@ def _number(value: float | None) -> str:
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:
-    from bellmask.report.console import print_table
+    from bellmask.report.console import print_plain_table
 
     bits = report["bits_per_byte"]
     what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
-    print_table(
+    print_plain_table(
         f"{report['run']}, step {report['step']}, on {report['data']}",
         ["quantity", "value"],
         [
@@ -217,5 +217,5 @@ def _show(report: dict[str, Any], folder: Path) -> None:
             for p in points
         ]
         if rows:  # few blocks make no bins
-            print_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
+            print_plain_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
     print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")

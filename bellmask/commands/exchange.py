@@ -81,13 +81,13 @@ def _say(stage: str) -> None:
 
 
 def _show(imported: Imported, out: str) -> None:
-    from bellmask.report.console import print_table
+    from bellmask.report.console import print_plain_table
 
     model, data = imported.config.model, imported.config.data
     size = sum(t.numel() * t.element_size() for t in imported.stored.weights.values())
     average = "trained weights" if imported.ema is None else "trained weights, moving average"
     time = {"constant": "none (AdaLN folded into constants)", "time": "kept (sigma)"}
-    print_table(
+    print_plain_table(
         f"imported {imported.origin}",
         ["quantity", "value"],
         [

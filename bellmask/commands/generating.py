@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
+from bellmask.outside import sound
 
 if TYPE_CHECKING:
     from bellmask.commands.generate import GenerateOptions
@@ -96,9 +97,12 @@ def settings_of(options: GenerateOptions, is_answer: bool = False) -> dict[str, 
 
 
 def write_out(content: str, output: str | None) -> None:
-    """To the screen, or as a whole file."""
+    """As a whole file, or to a pipe; on a screen without control codes, which would steer it."""
     if output is None:
-        sys.stdout.write(content)
+        from bellmask.report.tokens import visible_lines
+
+        is_screen = sys.stdout.isatty()
+        sys.stdout.write(visible_lines(content) if is_screen else sound(content))
     else:
         from bellmask.files import write_text
 

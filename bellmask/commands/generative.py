@@ -198,9 +198,8 @@ def _write(numbers: dict[str, Any], folder: Path) -> None:
 
 
 def _show(numbers: Mapping[str, Any]) -> None:
-    from bellmask.report.console import print_table
+    from bellmask.report.console import print_lines, print_plain_table
     from bellmask.report.quality_tables import notes, rows, title
 
-    print_table(title(numbers), *rows(numbers))
-    for line in notes(numbers):
-        print(line)
+    print_plain_table(title(numbers), *rows(numbers))
+    print_lines(notes(numbers))

@@ -26,6 +26,7 @@ from bellmask.data.prepare import make_tokenizer
 from bellmask.errors import TrainingError, UserError
 from bellmask.files import write_text
 from bellmask.inputs import load_inputs
+from bellmask.outside import has_kinds, inside, is_whole, sound
 from bellmask.report.comparison_plots import write_curves
 from bellmask.report.console import preparing_bar
 from bellmask.report.page import render_page
@@ -153,14 +154,24 @@ def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
     plan = read_json(folder / PLAN)
     try:
         root = folder / plan["root"]
-        planned = [(r["variant"], r["seed"], r["point"], root / r["run"]) for r in plan["runs"]]
+        runs = [_planned(run, root, folder / PLAN) for run in plan["runs"]]
         reference, title, failed = plan["reference"], plan["title"], plan["failed"]
+        texts = [reference, title, *failed]
+        if not all(isinstance(text, str) and text == sound(text) for text in texts):
+            raise TypeError
     except (KeyError, TypeError):
         raise UserError(f"{folder / PLAN} is damaged; repeat the comparison") from None
-    if not planned:
+    if not runs:
         raise UserError(f"{folder / PLAN} names no runs; repeat the comparison")
-    entries = [Entry(variant, seed, point, read_run(run)) for variant, seed, point, run in planned]
+    entries = [Entry(variant, seed, point, read_run(run)) for variant, seed, point, run in runs]
     return entries, reference, title, failed
+
+
+def _planned(run: Any, root: Path, where: Path) -> tuple[str, int, str, Path]:
+    """(variant, seed, point, folder) of a run of the plan; its folder is one of ``root``'s own."""
+    if not has_kinds(run, {"variant": str, "point": str}) or not is_whole(run["seed"]):
+        raise TypeError
+    return run["variant"], run["seed"], run["point"], inside(root, run["run"], str(where))
 
 
 def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str]:

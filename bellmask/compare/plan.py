@@ -26,6 +26,7 @@ _NOT_IN_KEY = (
     "log.trackers",
     "log.project",
     "checkpoint.",
+    "scale.",
     "train.device",
     "data.cache",
     "validation.batch_size",

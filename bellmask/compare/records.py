@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bellmask import outside
 from bellmask.compare.speedup import Floats, detrended_spread
 from bellmask.config import RunConfig, load_config
 from bellmask.errors import UserError
@@ -50,7 +49,8 @@ class RunRecord:
 
     def summary(self) -> dict[str, Any]:
         """The numbers of results.json."""
-        norms = [math.log(max(line["gradient_norm"], 1e-30)) for line in self.train_lines]
+        norms = [line["gradient_norm"] for line in self.train_lines]
+        norms = [math.log(max(norm, 1e-30)) for norm in norms if norm is not None]
         return {
             "run": self.folder.name,
             "seed": self.config.train.seed,
@@ -84,7 +84,7 @@ def read_run(folder: Path) -> RunRecord:
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = load_config(folder / "config.json")
-    lines = read_metrics(folder / "metrics.jsonl")
+    lines = _whole_lines(folder / "metrics.jsonl")
     checks = [line for line in lines if line["kind"] == "validation"]
     if not checks or checks[-1]["step"] != config.train.steps:
         raise UserError(
@@ -97,6 +97,8 @@ def read_run(folder: Path) -> RunRecord:
     for line in checks:
         last = _load(folder, line["step"])
         block_nll.append(last.block_nll)
+    if len({len(values) for values in block_nll}) > 1:
+        raise UserError(f"{folder} was validated on different blocks; it cannot be compared")
     return RunRecord(
         folder,
         config,
@@ -111,13 +113,35 @@ def read_run(folder: Path) -> RunRecord:
     )
 
 
+_NUMBERS = {
+    "validation": ("nll", "seconds"),
+    "train": ("tokens_per_second", "largest_weight", "clipped_share"),
+}
+"""What is read of each kind of line."""
+_MAY_BE_ABSENT = {"validation": "nll_se", "train": "gradient_norm"}
+"""No error of a single block; no norm where every step was skipped."""
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; UserError where one lacks a number that is read."""
+    lines = read_metrics(path)
+    for line in lines:
+        names = list(_NUMBERS.get(line["kind"], ()))
+        extra = _MAY_BE_ABSENT.get(line["kind"])
+        names += [extra] if extra is not None and line.get(extra, "") is not None else []
+        for name in names:
+            if not outside.is_number(line.get(name)):
+                raise UserError(f"{path}, step {line['step']}: {name} is no number")
+    return lines
+
+
 def _load(folder: Path, step: int) -> Likelihood:
     path = folder / "validation" / f"step-{step:09d}.npz"
     try:
         return Likelihood.load(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; the run cannot be compared") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
 
 
@@ -155,6 +179,6 @@ def check_comparable(runs: list[RunRecord]) -> None:
 def read_json(path: Path) -> Any:
     """A JSON file, or a UserError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return outside.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None

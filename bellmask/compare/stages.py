@@ -268,8 +268,9 @@ def write_stages(results: dict[str, Any], out: Path, *, is_quiet: bool = False) 
     path = out / "results.json"
     if path.exists() and not is_quiet:
         before = read_json(path)
-        runs = [row["runs"] for row in before.get("rows", [])] if isinstance(before, dict) else None
-        if runs != [row["runs"] for row in results["rows"]]:
+        rows = before.get("rows") if isinstance(before, dict) else None
+        rows = [row.get("runs") for row in rows if isinstance(row, dict)] if rows else None
+        if rows != [row["runs"] for row in results["rows"]]:
             print(f"note: {out} held other results, which are replaced")
     write_text(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
     write_text(out / "table.md", stage_markdown(results))

@@ -21,7 +21,7 @@ from bellmask.allocator import keep_freed_memory
 from bellmask.assemble import train_run
 from bellmask.compare.execute import BROKE_DOWN
 from bellmask.config import RunConfig, override, to_args
-from bellmask.errors import TrainingError, UserError
+from bellmask.errors import SavingError, TrainingError, UserError
 
 
 @contextlib.contextmanager
@@ -50,8 +50,10 @@ def main(folder: Path) -> int:
         config = override(RunConfig(), to_args(tree)).check()
         with alone_in(folder):
             result = train_run(config, folder, resume="auto", is_quiet=True)
-    except (UserError, TrainingError, OSError) as error:
+    except (UserError, TrainingError, SavingError, OSError) as error:
         print(error, file=sys.stderr)
+        if isinstance(error, SavingError):
+            return 1
         return BROKE_DOWN if isinstance(error, TrainingError) else 2
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 

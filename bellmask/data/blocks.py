@@ -8,7 +8,6 @@ whole or absent: preparing writes beside it and renames.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from bellmask.data.packing import Row
 from bellmask.errors import UserError
+from bellmask.outside import is_whole, read_json
 
 TOKENS_PER_SHARD = 1 << 26
 """Rows are spread over files of about this many tokens."""
@@ -217,9 +217,12 @@ def shard_path(folder: Path, number: int) -> Path:
 def read_card(folder: Path) -> dict[str, Any]:
     """The data card of prepared blocks."""
     try:
-        return json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        card = read_json(folder / "card.json")
     except (OSError, ValueError):
         raise _damaged(folder) from None
+    if not isinstance(card, dict):
+        raise _damaged(folder)
+    return card
 
 
 def open_blocks(folder: Path, key: str) -> Blocks:
@@ -228,6 +231,10 @@ def open_blocks(folder: Path, key: str) -> Blocks:
     try:
         count, length = card["num_blocks"], card["block_length"]
         per_shard = card["rows_per_shard"]
+        if not all(is_whole(n, 1) for n in (count, length, per_shard)):
+            raise ValueError("sizes that are none")
+        if card["dtype"] not in ("uint16", "uint32"):
+            raise ValueError("not a type of tokens")
         shards = []
         for number in range(-(-count // per_shard)):
             rows = min(per_shard, count - number * per_shard)
@@ -238,12 +245,14 @@ def open_blocks(folder: Path, key: str) -> Blocks:
         starts = None
         if card.get("has_starts"):
             starts = np.fromfile(folder / "starts.bin", dtype=np.int64)
-        is_whole = card["fingerprint"] == key and len(lengths) == len(documents) == count
-        is_whole &= starts is None or len(starts) == count
+        fits = card["fingerprint"] == key and len(lengths) == len(documents) == count
+        fits &= starts is None or len(starts) == count
+        fits = fits and bool((lengths >= 0).all() and (lengths <= length).all())
+        fits = fits and (starts is None or bool((starts >= 0).all() and (starts <= length).all()))
         num_bytes = float(card["num_bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise _damaged(folder) from None
-    if not is_whole:
+    if not fits:
         raise _damaged(folder)
     return Blocks(ShardedTokens(shards), lengths, documents, key, num_bytes, starts)
 

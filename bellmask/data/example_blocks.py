@@ -30,6 +30,7 @@ from bellmask.data.writing import OnProgress
 from bellmask.errors import UserError
 from bellmask.files import whole_folder
 from bellmask.options import DataOptions
+from bellmask.outside import is_whole
 from bellmask.rng import hash_counters, stream_key
 from bellmask.stage_options import SftOptions
 
@@ -115,7 +116,15 @@ def prepare_examples(
 
 def example_counts(card: dict[str, Any]) -> dict[str, int]:
     """What became of the examples, from a folder's card: rows, drops and why, tasks' shares."""
-    return {"rows": card["num_blocks"], "documents": card["num_documents"], **card["counts"]}
+    counts: dict[str, Any] = {
+        "rows": card.get("num_blocks"),
+        "documents": card.get("num_documents"),
+    }
+    more = card.get("counts")
+    counts |= more if isinstance(more, dict) else {"counts": None}
+    if not all(map(is_whole, counts.values())):
+        raise UserError("the data card of the examples is damaged; delete the data cache")
+    return counts
 
 
 def _split(blocks: Blocks, folder: Path, fraction: float, name: str) -> tuple[Blocks, Blocks]:

@@ -19,6 +19,7 @@ from bellmask.data.messages import Example, ExampleSource, Numbered, turns
 from bellmask.data.sharegpt import tidy
 from bellmask.data.sources import find_files, find_on_hub
 from bellmask.errors import UserError
+from bellmask.outside import sound
 
 Record = dict[str, Any]
 PAIRS = {"prompt": "response", "instruction": "output", "question": "answer"}
@@ -140,7 +141,7 @@ def text_of(record: Record, column: str, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{place}: column {column!r} holds {type(value).__name__}, not text")
-    return value.encode("utf-8", "replace").decode("utf-8")
+    return sound(value)
 
 
 def examples_of(record: Record, counts: Counter[str], place: str) -> tuple[Example, ...]:

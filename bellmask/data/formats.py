@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bellmask.errors import UserError, look_up
+from bellmask.outside import count_of, sound
 
 PIECE_CHARACTERS = 1 << 20
 """A long document is handed on in pieces of about this size, cut after a line."""
@@ -97,10 +98,13 @@ RULES: dict[str, Rule] = {
 class _ZstdReader(io.RawIOBase):
     """Decompressed frames; unlike the library's own reader it notices when the last one is cut."""
 
+    CHUNK = 1 << 12
+    """Bytes unpacked at once: even of nothing but repetitions they give 128 MB at most."""
+
     def __init__(self, stream: BinaryIO, decompressor: Any) -> None:
         self._stream, self._decompressor = stream, decompressor
         self._frame = decompressor.decompressobj()
-        self._ready = b""
+        self._ready = memoryview(b"")
         self._is_inside = False
 
     def readable(self) -> bool:
@@ -108,7 +112,7 @@ class _ZstdReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            chunk = self._stream.read(1 << 16)
+            chunk = self._stream.read(self.CHUNK)
             if not chunk:
                 if self._is_inside:
                     raise EOFError("the compressed file ended before its end mark was reached")
@@ -119,12 +123,14 @@ class _ZstdReader(io.RawIOBase):
         return count
 
     def _feed(self, chunk: bytes) -> None:
+        ready = []
         while chunk:
-            self._ready += self._frame.decompress(chunk)
+            ready.append(self._frame.decompress(chunk))
             self._is_inside = not self._frame.eof
             chunk = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
                 self._frame = self._decompressor.decompressobj()
+        self._ready = memoryview(b"".join(ready))
 
 
 def _decompress(stream: BinaryIO, suffix: str) -> BinaryIO:
@@ -201,7 +207,7 @@ def _column(row: dict[str, Any], column: str, name: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{name}: column {column!r} holds {type(value).__name__}, not text")
     # JSON can hold half of a surrogate pair, which is not text: it becomes a question mark
-    return value.encode("utf-8", "replace").decode("utf-8")
+    return sound(value)
 
 
 def _read_json_lines(lines: Iterable[str], column: str, name: str) -> Iterator[Piece]:
@@ -220,9 +226,10 @@ def _read_csv(lines: Iterable[str], column: str, name: str) -> Iterator[Piece]:
     csv.field_size_limit(1 << 30)
     rows = (row for row in csv.reader(lines) if row)
     try:
-        if all(part.isdigit() for part in wanted):
+        numbers = [number for part in wanted if (number := count_of(part)) is not None]
+        if len(numbers) == len(wanted):
             for row in rows:
-                yield Piece(" ".join(row[int(part)] for part in wanted))
+                yield Piece(" ".join(row[number] for number in numbers))
             return
         header = next(rows, [])
         for row in rows:

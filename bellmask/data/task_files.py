@@ -72,7 +72,9 @@ def questions(task: str, records: Iterator[Record]) -> Iterator[Question | None]
         try:
             for part in passages(record, number) if task == "lambada" else (record,):
                 yield read(part)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
             raise UserError(
                 f"{task}, record {number + 1} is not a record of that task: {error!r} in the "
                 f"columns {', '.join(map(str, record))}"

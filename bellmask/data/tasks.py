@@ -24,6 +24,7 @@ from typing import Any
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.messages import Example
 from bellmask.errors import UserError, look_up
+from bellmask.outside import count_of
 from bellmask.rng import shuffle, stream_key
 
 Record = dict[str, Any]
@@ -56,7 +57,8 @@ def _chosen(prompt: str, choices: Sequence[Any], index: int) -> Question | None:
 
 def _number(value: Any) -> int:
     """A label that may be text; -1 where there is none."""
-    return int(value) if str(value).strip().isdecimal() else -1
+    found = count_of(str(value).strip())
+    return -1 if found is None else found
 
 
 # --- one function per task -------------------------------------------------------------------
@@ -164,14 +166,15 @@ def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
     counts = {name: task.count for name, task in TASKS.items()}
     seen: set[str] = set()
     for item in given:
-        name, sign, number = item.partition("=")
-        if not sign or not number.strip().isdecimal():
+        name, _, number = item.partition("=")
+        count = count_of(number.strip())
+        if count is None:
             raise UserError(f"sft.counts: write TASK=NUMBER such as triviaqa=5000, not {item!r}")
         look_up("task in sft.counts", name, TASKS)
         if name in seen:
             raise UserError(f"sft.counts names {name} twice")
         seen.add(name)
-        counts[name] = int(number)
+        counts[name] = count
     if not any(counts.values()):
         raise UserError("sft.counts leaves no task anything to take")
     return counts

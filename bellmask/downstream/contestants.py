@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from bellmask.answers import Answerer, sound
+from bellmask.answers import Answerer
 from bellmask.data.messages import Message
 from bellmask.data.templates import join, response_after
 from bellmask.data.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ from bellmask.errors import UserError
 from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.kept import content_key
+from bellmask.outside import sound
 from bellmask.run import Run
 from bellmask.run_marks import run_marks
 

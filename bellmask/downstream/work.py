@@ -24,6 +24,7 @@ from bellmask.downstream.gaps import TEMPERATURE, VARIANTS, Variant, make_row
 from bellmask.downstream.questions import Choice, Item
 from bellmask.errors import UserError
 from bellmask.kept import Kept, content_key
+from bellmask.outside import is_number, is_whole
 from bellmask.rng import shuffle, stream_key
 
 FORMAT = 1
@@ -87,8 +88,18 @@ class Work:
         """What is done is kept in ``folder``."""
         self.contestant, self.tasks, self.seeds = contestant, tasks, tuple(seeds)
         mark = content_key(FORMAT, contestant.fingerprint)
-        self._kept = Kept(folder / f"{mark}.jsonl")
+        self._kept = Kept(folder / f"{mark}.jsonl", self._is_unit)
         self._names: dict[tuple[str, int, int | Variant], tuple[_Name, ...]] = {}
+
+    def _is_unit(self, record: dict[str, Any]) -> bool:
+        """What a file has under a key: the tokens of a text, or a score."""
+        if "ids" in record:
+            ids, top = record["ids"], self.contestant.tokenizer.mask_id
+            return isinstance(ids, list) and all(is_whole(i) and i <= top for i in ids)
+        counts = [record.get(name) for name in ("num_tokens", "num_passes")]
+        is_error = record.get("error", "") is None or is_number(record.get("error"))
+        is_right = is_number(record.get("log_probability")) and is_error
+        return is_right and all(map(is_whole, counts)) and type(record.get("is_exact")) is bool
 
     def missing(self) -> int:
         """Units that are left to do."""

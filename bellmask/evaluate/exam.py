@@ -19,6 +19,7 @@ from bellmask.evaluate.exact_match import ExactMatch, Gap, ask, grade
 from bellmask.evaluate.sample_files import key_of
 from bellmask.files import write_text
 from bellmask.generate.settings import Sampling
+from bellmask.outside import read_json
 from bellmask.run import Run, load_run
 from bellmask.runfolder import read_description
 
@@ -82,11 +83,12 @@ class Exam:
     def _kept(self, folder: Path, step: int, seed: int) -> list[str] | None:
         """Answers of before; None where there are none, or damaged ones."""
         try:
-            found = json.loads(self._path(folder, step, seed).read_text(encoding="utf-8"))
+            found = read_json(self._path(folder, step, seed))
             answers = found.pop("answers")
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return None
-        is_ours = found == self._settings(folder, step, seed)
+        is_ours = found == self._settings(folder, step, seed) and isinstance(answers, list)
+        is_ours = is_ours and all(isinstance(answer, str) for answer in answers)
         return answers if is_ours and len(answers) == len(self.examples) else None
 
     def _settings(self, folder: Path, step: int, seed: int) -> dict[str, Any]:

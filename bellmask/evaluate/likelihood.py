@@ -24,6 +24,7 @@ from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.train.distributed import World, autocast
+from bellmask.train.sharding import is_sharded
 
 
 def mask_counts(
@@ -76,17 +77,19 @@ def evaluate(
         count_BR = count_BR.repeat(1, draws)
     ce_BR = torch.zeros(count_BR.shape, dtype=torch.float64)
     width = count_BR.shape[1] // draws
-    for part in _parts(len(blocks), batch_size, world):
+    for part, is_extra in _parts(len(blocks), batch_size, world, in_step=is_sharded(model)):
         index = torch.arange(part.start, part.stop)
         keys = None if row_keys is None else row_keys[part]
         for draw in range(draws):
             key = stream_key(seed, "evaluation masks", draw)
             columns = slice(draw * width, (draw + 1) * width)
             if is_causal:
-                ce_BR[part, columns] = scorer.by_context(index, key, keys)
+                found = scorer.by_context(index, key, keys)
             else:
                 context_B = length_B[part] - count_BR[part, draw]
-                ce_BR[part, columns] = scorer.mean(index, context_B, key, keys)[:, None]
+                found = scorer.mean(index, context_B, key, keys)[:, None]
+            if not is_extra:
+                ce_BR[part, columns] = found
         if on_batch:
             on_batch(part.stop)
     ce_BR = world.add_up(ce_BR.to(world.device)).cpu()
@@ -103,11 +106,21 @@ def evaluate(
     )
 
 
-def _parts(total: int, size: int, world: World) -> Iterator[slice]:
-    """This rank's batches of blocks: every world.size-th."""
-    for number, start in enumerate(range(0, total, size)):
-        if number % world.size == world.rank:
-            yield slice(start, min(start + size, total))
+def _parts(
+    total: int, size: int, world: World, *, in_step: bool = False
+) -> Iterator[tuple[slice, bool]]:
+    """This rank's batches of blocks: every world.size-th.
+
+    ``in_step``: all ranks get as many, because a model that is cut needs all of them in every call;
+    then the second value is True of a batch that only keeps others company.
+    """
+    starts = range(0, total, size)
+    num_rounds = -(-len(starts) // world.size)
+    for number in range(world.rank, num_rounds * world.size, world.size):
+        is_extra = number >= len(starts)
+        if in_step or not is_extra:
+            start = starts[0 if is_extra else number]
+            yield slice(start, min(start + size, total)), is_extra
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from bellmask.exchange.loading import load
 from bellmask.smollm2 import NAME as SMOLLM2
 from bellmask.smollm2 import smollm2_folder
 from bellmask.train.distributed import pick_device
-from bellmask.transformers_library import first_line, import_transformers, quiet
+from bellmask.transformers_library import check_shards, first_line, import_transformers, quiet
 
 
 def load_scorer(
@@ -46,8 +46,11 @@ def _load(name: str, source: str, device: str, context: int, option: str) -> Cau
     library = import_transformers(f"scorer {name!r}")
     try:
         with quiet():
-            tokenizer = library.AutoTokenizer.from_pretrained(source)
-            model: Any = library.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            check_shards(source)
+            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            model: Any = library.AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, trust_remote_code=False
+            )
     except Exception as error:  # no network, no such name, damaged files, another kind of model
         other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
         raise UserError(

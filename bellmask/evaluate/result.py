@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bellmask.arrays import read_arrays
 from bellmask.evaluate.errors import (
     Floats,
     clustered_error,
@@ -144,13 +145,34 @@ class Likelihood:
 
     @staticmethod
     def load(path: Path) -> Likelihood:
-        """Read what ``save`` wrote."""
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        scalars = {
-            "num_bytes": float(arrays["num_bytes"]),
-            "fingerprint": str(arrays["fingerprint"]),
-            "is_causal": bool(arrays.get("is_causal", False)),
-            "is_exact": bool(arrays.get("is_exact", False)),
-        }
-        return Likelihood(**{**arrays, **scalars})
+        """Read what ``save`` wrote; OSError or ValueError where that cannot be."""
+        arrays = read_arrays(path)
+        names = ("num_bytes", "fingerprint", "is_causal", "is_exact")
+        if any(arrays[name].shape for name in names if name in arrays):
+            raise ValueError("not an evaluation: a single value is a list")
+        try:
+            scalars: dict[str, Any] = {
+                "num_bytes": float(arrays["num_bytes"]),
+                "fingerprint": str(arrays["fingerprint"]),
+                "is_causal": bool(arrays.get("is_causal", False)),
+                "is_exact": bool(arrays.get("is_exact", False)),
+            }
+            found = Likelihood(**{**arrays, **scalars})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an evaluation: {error}") from None
+        _check_shapes(found)
+        return found
+
+
+def _check_shapes(found: Likelihood) -> None:
+    """Arrays of numbers that belong to one another."""
+    counts = (found.length_B, found.count_BR, found.document_B)
+    numbers = (found.level_B, found.ce_BR)
+    is_right = all(one.dtype.kind in "iu" for one in counts)
+    is_right &= all(one.dtype.kind == "f" for one in numbers)
+    is_right &= found.count_BR.ndim == 2 and found.count_BR.size > 0
+    is_right &= found.ce_BR.shape == found.count_BR.shape
+    blocks = found.count_BR.shape[:1]
+    is_right &= found.length_B.shape == found.level_B.shape == found.document_B.shape == blocks
+    if not is_right or found.length_B.min() < 0 or found.length_B.sum() < 1:
+        raise ValueError("its arrays do not fit together")

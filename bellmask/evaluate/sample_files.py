@@ -13,6 +13,7 @@ from typing import Any
 from bellmask import __version__
 from bellmask.evaluate.scorers import TextScorer
 from bellmask.files import write_text
+from bellmask.outside import is_number, is_whole, load_json, read_json
 
 
 def key_of(*parts: Any) -> str:
@@ -53,9 +54,10 @@ class Place:
         """None where the file is absent or damaged."""
         try:
             lines = self.samples.read_text(encoding="utf-8").split("\n")
-            return [Sample(**json.loads(line)) for line in lines if line]
+            found = [Sample(**load_json(line)) for line in lines if line]
         except (OSError, ValueError, TypeError):
             return None
+        return found if all(map(_is_sample, found)) else None
 
     def write_samples(self, samples: Sequence[Sample]) -> None:
         """One JSON object per line."""
@@ -66,7 +68,7 @@ class Place:
     def read_numbers(self) -> dict[str, Any] | None:
         """None unless they were made from the samples that are there now."""
         try:
-            found = json.loads(self.numbers.read_text(encoding="utf-8"))
+            found = read_json(self.numbers)
             return found if found["samples_sha256"] == self._digest() else None
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -78,3 +80,15 @@ class Place:
 
     def _digest(self) -> str:
         return hashlib.sha256(self.samples.read_bytes()).hexdigest()
+
+
+def _is_sample(sample: Sample) -> bool:
+    """Fields of the kinds that they should have."""
+    documents, ids, calls = sample.documents, sample.ids, sample.calls
+    return (
+        isinstance(documents, list)
+        and all(isinstance(text, str) for text in documents)
+        and isinstance(ids, list)
+        and all(map(is_whole, ids))
+        and (calls is None or is_number(calls))
+    )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,7 +193,7 @@ def _kept(path: Path) -> Likelihood | None:
     """A kept evaluation; None where there is none, or a damaged one."""
     try:
         return Likelihood.load(path)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except (OSError, ValueError):
         return None
 
 

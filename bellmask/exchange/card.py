@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from bellmask.data.prepare import parse_mixture
 from bellmask.exchange.exported_options import start_name, without_folders
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.model.transformer import count_parameters
+from bellmask.outside import is_number, is_whole, read_json
 from bellmask.records import read_metrics
 from bellmask.report.markdown import markdown_table
 from bellmask.run import Run
@@ -104,17 +104,27 @@ def measurements(run: Run) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for path in sorted(run.folder.glob("evaluation*/evaluation.json")):
         try:
-            report = json.loads(path.read_text(encoding="utf-8"))
+            report = read_json(path)
         except (OSError, ValueError):
             continue  # a file of another program, or one being written
-        if isinstance(report, dict) and report.get("step") == run.step and "nll" in report:
+        if _is_measured(report, run.step):
             own = "the run's" in str(report.get("data"))
             found.append(("validation" if own else Path(str(report["data"])).name, report))
     if any(text == "validation" for text, _ in found):
         return found
     records = read_metrics(run.folder / "metrics.jsonl")
-    mine = [r for r in records if r.get("kind") == "validation" and r.get("step") == run.step]
+    mine = [r for r in records if r["kind"] == "validation" and _is_measured(r, run.step)]
     return [("validation", mine[-1]), *found] if mine else found
+
+
+def _is_measured(report: Any, step: int) -> bool:
+    """Numbers of this step that a row of the table can be made of."""
+    if not isinstance(report, dict) or report.get("step") != step:
+        return False
+    needed = [report.get(name) for name in ("nll", "perplexity")]
+    needed += [v for name in ("nll_se", "bits_per_byte") if (v := report.get(name)) is not None]
+    counts = [report.get(name) for name in ("num_blocks", "num_draws")]
+    return all(map(is_number, needed)) and all(map(is_whole, counts))
 
 
 def _measured(run: Run) -> str:

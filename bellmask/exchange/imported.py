@@ -37,6 +37,7 @@ from bellmask.options import (
     OptimOptions,
     TrainOptions,
 )
+from bellmask.outside import is_number, is_whole
 from bellmask.runfolder import write_description
 from bellmask.train.checkpoint import FORMAT, CheckpointStore
 from bellmask.train.distributed import World
@@ -205,7 +206,7 @@ def _config(
             width=shape.width,
             num_heads=_num_heads(request.heads, options, shape, head_size),
             mlp_ratio=_mlp_ratio(shape),
-            dropout=options.get("dropout", ModelOptions.dropout),
+            dropout=_share(options, "dropout", ModelOptions.dropout),
             modulation="time" if has_time else "constant",
             time_input="sigma" if has_time else "stretched",
         ),
@@ -227,6 +228,10 @@ def _data_options(
         "packing": "unpacked" if is_padded else "packed",
         "pads": "noised" if is_padded else "ignored",
     }
+    kinds = {"wrap": (True, False), "packing": ("packed", "unpacked")}
+    for key, allowed in (kinds | {"pads": ("ignored", "noised")}).items():
+        if key in options and options[key] not in allowed:
+            raise UserError(f"config.json says {key}={options[key]!r:.40}: none of {allowed}")
     recipe |= {key: options[key] for key in recipe if key in options}
     return DataOptions(train=IMPORTED, tokenizer=name, block_length=length, **recipe)
 
@@ -255,8 +260,16 @@ def _num_heads(
 def _number(options: dict[str, Any], key: str) -> int | None:
     """A count that config.json may hold."""
     value = options.get(key)
-    if value is not None and (not isinstance(value, int) or value < 1):
+    if value is not None and not is_whole(value, 1):
         raise UserError(f"config.json says {key}={value!r}, which must be a count of 1 or more")
+    return value
+
+
+def _share(options: dict[str, Any], key: str, otherwise: float) -> float:
+    """A share that config.json may hold."""
+    value = options.get(key, otherwise)
+    if not is_number(value) or not 0 <= value < 1:
+        raise UserError(f"config.json says {key}={value!r:.40}, which must be in [0, 1)")
     return value
 
 

@@ -7,12 +7,13 @@ on a causal LM, ``bellmask/backbone.json``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from bellmask.build import build_framework, build_model
+from bellmask.build import build_framework, build_stored
 from bellmask.config import load_config
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.errors import UserError
@@ -20,6 +21,7 @@ from bellmask.exchange.causal_weights import from_export
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.outside import is_whole
 from bellmask.run import Run, Weights, load_run
 from bellmask.runfolder import read_backbone, read_description, read_tokenizer
 from bellmask.train.distributed import pick_device
@@ -68,17 +70,20 @@ def read_own_tokenizer(folder: Path) -> Tokenizer | None:
 
 def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Run:
     about = read_description(folder)
-    step, kind = int(about.get("step", 0)), about.get("weights", "raw")
+    step, kind = about.get("step", 0), about.get("weights", "raw")
+    if not is_whole(step) or not isinstance(kind, str):
+        raise UserError(f"{folder / 'run.json'} is damaged: its step or kind of weights is none")
     if checkpoint not in ("latest", str(step)):
         raise UserError(f"{folder} is an export of step {step}; it has no checkpoint {checkpoint}")
     if weights not in ("auto", kind):
         raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
     config = load_config(folder / OWN / "config.json")
+    config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
     tokenizer = read_tokenizer(folder, OWN)
     backbone = read_backbone(folder, OWN)
     if backbone is None and config.model.backbone == "causal_lm":
         raise UserError(f"{folder} is damaged: {OWN}/backbone.json is missing")
-    model = build_model(config, tokenizer.num_tokens, backbone)
+    model = build_stored(folder, config, tokenizer.num_tokens, backbone)
     _fill(model, folder, tokenizer)
     target = pick_device(device)
     return Run(
@@ -115,7 +120,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
 
 

@@ -128,10 +128,10 @@ def find_shape(weights: Tensors) -> Shape:
             f"{len(weights)} tensors (it begins with {held}). Their autoregressive models have no "
             "sigma_map; they are not masked diffusion and cannot be imported"
         )
-    numbers = [int(m[1]) for m in map(re.compile(r"blocks\.(\d+)\.").match, weights) if m]
+    numbers = [int(m[1]) for m in map(re.compile(r"blocks\.([0-9]{1,6})\.").match, weights) if m]
     vocabulary, width = weights[_EMBEDDING].shape
     shape = Shape(
-        num_layers=max(numbers) + 1,
+        num_layers=min(max(numbers) + 1, len(weights)),  # a missing one is named, not a million
         width=width,
         mlp_width=len(weights["blocks.0.mlp.0.weight"]),
         condition=len(weights["sigma_map.mlp.0.weight"]),

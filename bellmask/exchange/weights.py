@@ -7,7 +7,6 @@ weights, as a list in the order of the parameters.
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -15,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bellmask.errors import UserError
+from bellmask.outside import inside, is_number, is_whole, load_json, read_json
 
 METADATA = "bellmask"
 """Key of a safetensors file's metadata under which our export leaves what the layout cannot say."""
@@ -54,10 +55,9 @@ def _read_folder(folder: Path) -> Stored:
     options = _read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
         weights: dict[str, Tensor] = {}
-        for shard in shards:
-            weights |= _read_safetensors(folder / shard)[0]
+        for shard in _shards(index):
+            weights |= _read_safetensors(shard)[0]
         return Stored(folder, weights, options=options)
     for name in _WEIGHT_FILES:
         if (folder / name).exists():
@@ -67,9 +67,17 @@ def _read_folder(folder: Path) -> Stored:
     raise UserError(f"{folder} holds no weights: neither {' nor '.join(_WEIGHT_FILES)} is there")
 
 
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names, all of its own folder."""
+    named = _read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
+        raise UserError(f"{index} does not say which file holds which weights")
+    return [inside(index.parent, name, str(index)) for name in sorted(set(named.values()))]
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     if not isinstance(found, dict):
@@ -83,9 +91,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(str(path), framework="pt") as stream:
             weights = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-            options = json.loads((stream.metadata() or {}).get(METADATA, "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
+            options = load_json((stream.metadata() or {}).get(METADATA, "{}"))
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(options, dict) or not is_whole(options.get("step", 0)):
+        raise UserError(f"{path}: what it says of its model under {METADATA!r} is damaged")
     return weights, options
 
 
@@ -101,10 +111,11 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str
 
 
 def _read_torch(path: Path) -> Any:
-    import torch
-
     try:
+        _refuse_packed(path)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # a file that is none fails in many ways
         if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
             raise UserError(
@@ -119,16 +130,38 @@ def _read_torch(path: Path) -> Any:
         raise UserError(f"{path} is not a torch file, or a damaged one: {reason}") from None
 
 
+def _refuse_packed(path: Path) -> None:
+    """torch stores its files unpacked; a packed one may grow a thousandfold when it is read."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(info.file_size for info in archive.infolist())
+        if size > path.stat().st_size:
+            raise UserError(f"{path} is packed, which torch's files never are: not read")
+
+
 def _from_torch(path: Path, content: Any) -> Stored:
     if not isinstance(content, Mapping):
         raise UserError(f"{path} holds a {type(content).__name__}, not weights by name")
     inner = next((content[k] for k in ("state_dict", "model") if k in content), content)
-    weights = {k: v for k, v in inner.items() if isinstance(v, Tensor)}
+    inner = inner if isinstance(inner, Mapping) else {}
+    weights = {k: v for k, v in inner.items() if isinstance(v, Tensor) and isinstance(k, str)}
     if not weights:
         raise UserError(f"{path} holds no tensors by name")
     average = content.get("ema") if inner is not content else None
     shadow, decay = None, None
     if isinstance(average, Mapping) and average.get("shadow_params"):
-        shadow, decay = list(average["shadow_params"]), average.get("decay")
+        shadow, decay = average["shadow_params"], average.get("decay")
     step = content.get("global_step", 0) if inner is not content else 0
-    return Stored(path, weights, shadow, decay, int(step))
+    is_right = shadow is None or isinstance(shadow, list | tuple)
+    is_right &= is_whole(step) and (decay is None or (is_number(decay) and 0 <= decay <= 1))
+    if not is_right or not all(map(_is_plain, [*weights.values(), *(shadow or ())])):
+        raise UserError(f"{path} is damaged: its tensors, step or moving average are none")
+    return Stored(path, weights, None if shadow is None else list(shadow), decay, step)
+
+
+def _is_plain(value: Any) -> bool:
+    """Numbers that are all in the file: not sparse, not without memory, none read repeatedly."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+        return False
+    is_here = value.device.type == "cpu"
+    return is_here and value.numel() * value.element_size() <= value.untyped_storage().nbytes()

@@ -14,8 +14,12 @@ from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.orders import Framework, Ordered
 from bellmask.errors import UserError
 
-_GAP = re.compile(r"\[MASK(?:\*(\d+))?\]")
+_GAP = re.compile(r"\[MASK(?:\*([0-9]+))?\]")
 _ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)
+
+
+LONGEST = 1 << 20
+"""Tokens of a canvas: far more than a network can take at once, and little for the memory."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,14 @@ def check_rows(canvas_BL: Tensor, mask_id: int) -> None:
         )
 
 
+def _check_length(length: int) -> None:
+    if length > LONGEST:
+        raise UserError(f"a canvas has {LONGEST:,} tokens at most, not {length:,}")
+
+
 def empty_canvas(tokenizer: Tokenizer, length: int) -> Canvas:
     """Nothing given."""
+    _check_length(length)
     return Canvas(torch.full((length,), tokenizer.mask_id), tokenizer.mask_id)
 
 
@@ -62,6 +72,7 @@ def canvas_from_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> Can
         if isinstance(piece, str):
             ids += tokenizer.encode(piece).tolist()
         elif piece >= 1:
+            _check_length(len(ids) + piece)
             ids += [tokenizer.mask_id] * piece
         else:
             raise UserError(f"a gap needs at least one token, got {piece}")
@@ -75,7 +86,7 @@ def canvas_from_text(tokenizer: Tokenizer, text: str) -> Canvas:
     pieces: list[str | int] = []
     end = 0
     for gap in _GAP.finditer(text):
-        pieces += [text[end : gap.start()], int(gap[1] or 1)]
+        pieces += [text[end : gap.start()], _gap_size(gap[1] or "1")]
         end = gap.end()
     pieces.append(text[end:])
     for piece in pieces:
@@ -88,6 +99,14 @@ def canvas_from_text(tokenizer: Tokenizer, text: str) -> Canvas:
     return canvas_from_pieces(tokenizer, [p for p in pieces if p != ""])
 
 
+def _gap_size(digits: str) -> int:
+    """The number, if a canvas may have so many tokens; int() itself refuses thousands of digits."""
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > len(str(LONGEST)):
+        raise UserError(f"a canvas has {LONGEST:,} tokens at most, not {digits:.20}...")
+    return int(digits)
+
+
 def canvas_from_prefix(tokenizer: Tokenizer, prefix: str, length: int) -> Canvas:
     """A given beginning; the rest of ``length`` tokens is to be generated."""
     given = tokenizer.encode(prefix)
@@ -95,6 +114,7 @@ def canvas_from_prefix(tokenizer: Tokenizer, prefix: str, length: int) -> Canvas
         raise UserError(
             f"the prefix has {len(given)} tokens, the canvas {length}: nothing is left to generate"
         )
+    _check_length(length)
     ids = np.concatenate([given, np.full(length - len(given), tokenizer.mask_id)])
     return Canvas(torch.from_numpy(ids), tokenizer.mask_id)
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from bellmask.data.messages import Message, Role
 from bellmask.errors import UserError
+from bellmask.outside import load_json, sound
 
 RESULTS = ("response", "sample", "num_tokens", "prompt_cut")
 """Keys of a line of answers; a line of questions may have any other one."""
@@ -93,10 +94,10 @@ def _lines(path: Path) -> Iterator[tuple[str, str, bool]]:
 def _read_json(line: str, where: str) -> dict[str, Any]:
     """The object of a line; one without keys for any other content."""
     try:
-        content = json.loads(line)
+        content = load_json(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # a number without end, lists in lists in lists
+    except ValueError as error:  # a number without end, lists in lists in lists
         raise UserError(f"{where} cannot be read: {error}") from None
     return content if isinstance(content, dict) else {}
 
@@ -111,7 +112,7 @@ def _prompt(line: str, where: str) -> Prompt:
     (key,) = keys
     if not isinstance(content[key], str) or not content[key]:
         raise UserError(f"{where}: {key!r} must be a text that is not empty")
-    return Prompt(**{key: content[key]})
+    return Prompt(**{key: sound(content[key])})
 
 
 def _question(line: str, where: str) -> Asked:

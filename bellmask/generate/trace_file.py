@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.errors import UserError
+from bellmask.outside import read_json, sound
 
 VERSION = 1
+MOST = 10**9
+"""Steps and calls that a trace may have; larger numbers are damage."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,8 @@ def load_trace(path: Path) -> Trace:
             f"there is no trace {path}; 'bellmask generate RUN --trace {path}' makes one"
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = read_json(path)
+    except ValueError as error:
         raise UserError(f"{path} is not a trace: it is not JSON ({error})") from None
     try:
         return _read_trace(content)
@@ -127,7 +130,7 @@ def _want(is_right: bool, what: str) -> None:
         raise _Fault(what)
 
 
-def _is_count(value: Any, top: float = float("inf")) -> bool:
+def _is_count(value: Any, top: int = MOST) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= top
 
 
@@ -148,12 +151,13 @@ _KINDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number
 def _read_trace(content: Any) -> Trace:
     _want(isinstance(content, dict) and "version" in content, "it has no 'version'")
     version = content["version"]
-    _want(version == VERSION, f"version {version!r}; this bellmask reads version {VERSION}")
+    _want(version == VERSION, f"version {version!r:.40}; this bellmask reads version {VERSION}")
     kinds = {"title": str, "settings": dict, "num_calls": int, "samples": list}
     title, settings, num_calls, samples = _fields(content, "the file", kinds)
     _want(bool(samples), "it has no samples")
     read = [_read_sample(sample, f"sample {number}") for number, sample in enumerate(samples)]
-    return Trace(title, settings, num_calls, read)
+    settings = {sound(name): value for name, value in settings.items()}
+    return Trace(sound(title), settings, num_calls, read)
 
 
 def _read_sample(value: Any, where: str) -> Sample:
@@ -189,9 +193,13 @@ def _read_change(value: Any, where: str, is_masked: list[bool]) -> Change:
     for pair in tokens:
         is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
         is_right = is_pair and _is_count(pair[0], last)
-        _want(is_right, f"'set' of {where} must hold [position up to {last}, text], not {pair!r}")
+        _want(
+            is_right, f"'set' of {where} must hold [position up to {last}, text], not {pair!r:.60}"
+        )
     for position in unset:
-        _want(_is_count(position, last), f"'unset' of {where}: there is no position {position!r}")
+        _want(
+            _is_count(position, last), f"'unset' of {where}: there is no position {position!r:.40}"
+        )
         _want(not is_masked[position], f"{where} masks position {position}, which is masked")
         is_masked[position] = True
     for position, _ in tokens:

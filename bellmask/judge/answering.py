@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from bellmask.answers import Answerer, Question, sound
+from bellmask.answers import Answerer, Question
 from bellmask.data.example_files import Record, read_records
 from bellmask.data.messages import Message
 from bellmask.errors import UserError
 from bellmask.generate.settings import Sampling
 from bellmask.judge.benchmarks import Benchmark, Task, check_answers, read_tasks
 from bellmask.kept import Kept, content_key
+from bellmask.outside import has_kinds, sound
 from bellmask.run import Run
 from bellmask.run_marks import run_marks
 
@@ -88,7 +89,10 @@ class RunSide:
             self._answerer.length if length is None else length
         )
         self.fingerprint = content_key(FORMAT, self._marks(run))
-        self._kept = Kept(folder / f"{self.fingerprint}.jsonl")
+        self._kept = Kept(
+            folder / f"{self.fingerprint}.jsonl",
+            lambda record: has_kinds(record, {"text": str, "is_cut": bool}),
+        )
 
     def _marks(self, run: Run) -> list[Any]:
         """All that decides an answer but the seed and the task."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from bellmask.errors import UserError
 from bellmask.judge.tokens import estimate_tokens, prompt_tokens
 from bellmask.kept import content_key
+from bellmask.outside import is_number, load_json, sound
 
 MAX_TOP_LOGPROBS = 20
 """What the API gives at most."""
@@ -130,8 +130,8 @@ def read_reply(body: str, request: Request) -> Reply:
     if not body.strip():
         raise BadBody("an empty body")
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
+        content = load_json(body)
+    except ValueError:
         raise BadBody(f"not JSON: {shortened(body)!r}") from None
     if isinstance(content, dict) and content.get("error"):
         raise BadBody(f"an error instead of an answer: {error_message(body)}")
@@ -147,7 +147,7 @@ def read_reply(body: str, request: Request) -> Reply:
     reason = choice.get("finish_reason")
     counts = _usage(content)
     return Reply(
-        text=text,
+        text=sound(text),
         top_logprobs=_top_logprobs(choice) if request.logprobs else {},
         prompt_tokens=counts[0] if counts else prompt_tokens(request.messages),
         completion_tokens=counts[1] if counts else estimate_tokens(text),
@@ -175,21 +175,21 @@ def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
         return {}
     found: dict[str, float] = {}
     for token, value in pairs:
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        if isinstance(token, str) and is_number and value <= 0:
-            found.setdefault(token, float(value))
+        is_logprob = is_number(value) and math.isfinite(value) and value <= 0
+        if isinstance(token, str) and is_logprob:
+            found.setdefault(sound(token), float(value))
     return found
 
 
 def error_message(body: str) -> str:
     """What an endpoint says is wrong: its message where there is one, else how the body begins."""
     try:
-        error = json.loads(body)
+        error = load_json(body)
         error = error.get("error", error)
         message = error if isinstance(error, str) else error["message"]
         if not isinstance(message, str):
             raise TypeError
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         message = body
     return shortened(message) or "nothing"
 
@@ -197,9 +197,9 @@ def error_message(body: str) -> str:
 def error_code(body: str) -> str:
     """The API's word for what is wrong, or nothing."""
     try:
-        error = json.loads(body)["error"]
+        error = load_json(body)["error"]
         return str(error.get("code") or error.get("type") or "")
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ""
 
 

@@ -15,8 +15,18 @@ from bellmask.judge.failures import EndpointError
 from bellmask.judge.local import LikelihoodJudge
 from bellmask.judge.prompts import UNREADABLE, Style
 from bellmask.judge.transcript import Transcript
-from bellmask.judge.verdicts import SAME, Judged, Outcome, Pair, Verdict, combine, first_share
+from bellmask.judge.verdicts import (
+    SAME,
+    VALUES,
+    Judged,
+    Outcome,
+    Pair,
+    Verdict,
+    combine,
+    first_share,
+)
 from bellmask.kept import Kept, content_key
+from bellmask.outside import has_kinds, is_number
 
 if TYPE_CHECKING:
     from bellmask.judge.cost import Prices, SpendingLimit
@@ -194,7 +204,7 @@ class LocalJudge:
     """A causal LM's likelihood; outcomes are kept, so that none is computed twice."""
 
     def __init__(self, judge: LikelihoodJudge, path: Path) -> None:
-        self._judge, self._kept, self.label = judge, Kept(path), judge.label
+        self._judge, self._kept, self.label = judge, Kept(path, _is_outcome), judge.label
 
     def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
         """Outcomes of before, then the others some at a time."""
@@ -252,3 +262,12 @@ class LocalJudge:
                 "follows, so its likelihood is a little off."
             )
         return lines
+
+
+def _is_outcome(record: dict[str, Any]) -> bool:
+    """What a file of outcomes has under a key."""
+    sides = {"is_cut": bool, "is_exact": bool}
+    value = record.get("preference")
+    is_value = value is None or (is_number(value) and 0 <= value <= 1)
+    is_result = isinstance(record.get("result"), str) and record["result"] in VALUES
+    return is_result and is_value and all(has_kinds(record.get(side), sides) for side in "ab")

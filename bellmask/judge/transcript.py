@@ -19,6 +19,7 @@ from bellmask.judge.cost import SpendingLimit
 from bellmask.judge.endpoint import Endpoint
 from bellmask.judge.failures import EndpointError, RequestFailed, Stopped
 from bellmask.kept import Kept
+from bellmask.outside import has_kinds, is_number, is_whole
 
 MOST_FAILURES = 10
 """In a row, after which the endpoint is taken to be down."""
@@ -45,7 +46,7 @@ class Transcript:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._kept = Kept(path)
+        self._kept = Kept(path, _is_right)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -108,7 +109,7 @@ class Transcript:
         """
         everything = list({request.key: request for request in requests}.values())
         with _only_asker(self.path):
-            self._kept = Kept(self.path)  # another process may have answered some
+            self._kept = Kept(self.path, _is_right)  # another process may have answered some
             missing = self.missing(everything)
             kept = len(everything) - len(missing)
 
@@ -120,6 +121,23 @@ class Transcript:
             round_ = _Round(self, missing, endpoint, limit, max_failures)
             failed = round_.run(show)
         return Asked(kept, round_.num_new, failed, self.refused(everything))
+
+
+def _is_right(record: dict[str, Any]) -> bool:
+    """A line that holds a refusal, or a reply with all of its parts."""
+    if "reply" not in record:
+        return isinstance(record.get("refused"), str)
+    kinds = {"text": str, "top_logprobs": dict, "is_usage_estimated": bool}
+    reply, names = record["reply"], record.get("refused_settings", [])
+    return (
+        has_kinds(reply, kinds)
+        and reply.keys() <= Reply.__dataclass_fields__.keys()
+        and all(map(is_number, reply["top_logprobs"].values()))
+        and all(is_whole(reply.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
+        and isinstance(reply.get("finish_reason"), str | None)
+        and isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+    )
 
 
 def _now() -> str:

@@ -88,10 +88,10 @@ class ModulatedNorm(nn.Module):
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         """One fused kernel where shift and scale are vectors."""
-        shape = self.weight.shape
+        shape, weight = self.weight.shape, self.weight.to(x.dtype)
         if shift.ndim == 1:
-            return F.layer_norm(x, shape, self.weight * (1 + scale), shift)
-        return F.layer_norm(x, shape, self.weight) * (1 + scale) + shift
+            return F.layer_norm(x, shape, weight * (1 + scale.to(x.dtype)), shift.to(x.dtype))
+        return F.layer_norm(x, shape, weight) * (1 + scale) + shift
 
 
 def pick_vectors(vectors: Sequence[Tensor], rows_N: Tensor, length: int) -> list[Tensor]:

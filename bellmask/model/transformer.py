@@ -174,9 +174,13 @@ class Denoiser(nn.Module):
         """An empty cache for ``cache=``; see :class:`bellmask.model.cache.KeyValues`."""
         return KeyValues(keep)
 
+    def block_modules(self) -> list[nn.Module]:
+        """The transformer blocks."""
+        return list(self.blocks)
+
     def compile_blocks(self) -> None:
         """Fuse the operations of each block (``torch.compile``), from the next call on."""
-        for block in self.blocks:
+        for block in self.block_modules():
             block.compile()
 
     def forward(
@@ -232,6 +236,8 @@ class Denoiser(nn.Module):
                 raise ValueError("a model with modulation='time' needs the times t")
             condition = self.time_embedding(t_B)
         h_BLD = self.embedding(x_BL)
+        if torch.is_autocast_enabled(h_BLD.device.type):
+            h_BLD = h_BLD.float()  # the sum over blocks, also where weights were gathered shorter
         for number, block in enumerate(self.blocks, start=1):
             wanted = rows_N if number == len(self.blocks) else None
             shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])

@@ -24,6 +24,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from bellmask.report.tokens import visible_lines
+
 PIPE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe."""
 
@@ -114,7 +116,8 @@ def preparing_bar(*, is_quiet: bool = False) -> Iterator[Callable[[int, int, int
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; numbers to the right. Text may have rich markup."""
+    """A table; numbers to the right. Text may have rich markup, but no codes for the terminal."""
+    title, columns = visible_lines(title), [*map(visible_lines, columns)]
     table = Table(title=title, title_justify="left")
     for number, name in enumerate(columns):
         if number == 0:  # never cut: names may differ in their last letters
@@ -122,11 +125,17 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         else:
             table.add_column(name, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(visible_lines, row))
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=PIPE_WIDTH)
     console.print(table)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Sentences under a table; names in them cannot steer the terminal."""
+    for line in lines:
+        print(visible_lines(line))
 
 
 def print_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

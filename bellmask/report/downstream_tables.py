@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.markup import escape as escape_markup
 
-from bellmask.report.console import print_table
+from bellmask.report.console import print_lines, print_table
 from bellmask.report.downstream_notes import MARK, Numbers, notes
-from bellmask.report.markdown import markdown_table
+from bellmask.report.markdown import in_markdown, markdown_table
+from bellmask.report.tokens import visible
 
 NAMES = {
     "per_token": "accuracy, per token",
@@ -144,14 +145,14 @@ def show(numbers: Numbers) -> None:
     print_table("downstream benchmarks (Table 4)", columns, rows)
     columns, rows = other_rows(numbers)
     print_table("other scores", [escape_markup(column) for column in columns], rows)
-    print("\n".join(notes(numbers)))
+    print_lines(notes(numbers))
 
 
 def markdown(numbers: Numbers) -> str:
     """Table 4 and the notes as a page, then every score with its errors."""
     columns, rows = main_rows(numbers, lambda text: f"**{text}**", signed)
     parts = ["# Downstream benchmarks", markdown_table(columns, rows).rstrip()]
-    parts.append("\n".join(f"- {line}" for line in notes(numbers)))
+    parts.append("\n".join(f"- {in_markdown(line)}" for line in notes(numbers)))
     parts += ["## Every score", markdown_table(*full_rows(numbers)).rstrip()]
     return "\n\n".join(parts) + "\n"
 
@@ -174,7 +175,7 @@ _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 def escape(text: str) -> str:
     """Text as LaTeX shows it."""
-    return "".join(_SPECIAL.get(letter, letter) for letter in text)
+    return "".join(_SPECIAL.get(letter, letter) for letter in visible(text))
 
 
 def latex(numbers: Numbers) -> str:
@@ -189,7 +190,7 @@ def latex(numbers: Numbers) -> str:
             lines.append("\\midrule")
         lines.append(_line([escape(name), *(cell.replace("±", r"$\pm$") for cell in cells)]))
     lines += ["\\bottomrule", "\\end{tabular}"]
-    return "\n".join([*lines, *(f"% {line}" for line in notes(numbers))]) + "\n"
+    return "\n".join([*lines, *(f"% {visible(line)}" for line in notes(numbers))]) + "\n"
 
 
 def _coloured(gap: float, is_sure: bool) -> str:

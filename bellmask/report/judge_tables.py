@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from bellmask.report.console import print_table
-from bellmask.report.markdown import markdown_table
+from bellmask.report.console import print_lines, print_table
+from bellmask.report.markdown import in_markdown, markdown_table
 
 Numbers = Mapping[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -126,13 +126,13 @@ def show(numbers: Numbers) -> None:
         if rows:
             rows = [[escape(label), *cells] for label, *cells in rows]
             print_table(f"by {word}, all seeds", columns, rows)
-    print("\n".join(notes(numbers)))
+    print_lines(notes(numbers))
 
 
 def markdown(numbers: Numbers) -> str:
     """The same as a page."""
-    parts = [f"# {title(numbers)}", markdown_table(*headlines(numbers)).rstrip()]
-    parts += ["\n".join(f"- {line}" for line in notes(numbers))]
+    parts = [f"# {in_markdown(title(numbers))}", markdown_table(*headlines(numbers)).rstrip()]
+    parts += ["\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]
     parts += ["## Outcomes for A", markdown_table(*outcomes(numbers)).rstrip()]
     for name, word in PARTS.items():
         columns, rows = part(numbers, name)

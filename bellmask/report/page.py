@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from bellmask.report.tables import (
     sentence,
     weight_rows,
 )
+from bellmask.report.web import POLICY, page_text
 
 STYLE = """
 :root { color-scheme: light; }
@@ -44,9 +44,9 @@ small { color: #555; }
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    head = "".join(f"<th>{page_text(name)}</th>" for name in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{page_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'
@@ -57,14 +57,14 @@ def _figure(figure: Figure, caption: str, prefix: str, kind: str = "") -> str:
     svg = as_svg(figure)
     for reference in ('id="', 'xlink:href="#', "url(#"):
         svg = svg.replace(reference, f"{reference}{prefix}-")
-    label = html.escape(caption, quote=True)
+    label = page_text(caption)
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-    note = f"<figcaption><small>{html.escape(caption)}</small></figcaption>"
+    note = f"<figcaption><small>{label}</small></figcaption>"
     return f'<figure class="{kind}"><div class="scroll">{svg}</div>{note}</figure>'
 
 
 def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{''.join(parts)}</section>"
+    return f"<section><h2>{page_text(title)}</h2>{''.join(parts)}</section>"
 
 
 def _laws(results: Mapping[str, Any]) -> str:
@@ -82,30 +82,25 @@ def _laws(results: Mapping[str, Any]) -> str:
 def _samples(results: Mapping[str, Any]) -> str:
     parts = []
     for name, variant in results["variants"].items():
-        texts = "".join(f"<pre>{html.escape(_visible(text))}</pre>" for text in variant["samples"])
-        parts.append(f"<div><b>{html.escape(name)}</b>{texts or '<p>none written</p>'}</div>")
+        texts = "".join(f"<pre>{page_text(text)}</pre>" for text in variant["samples"])
+        parts.append(f"<div><b>{page_text(name)}</b>{texts or '<p>none written</p>'}</div>")
     return f'<div class="pair">{"".join(parts)}</div>'
-
-
-def _visible(text: str) -> str:
-    """Control characters, which samples of small byte models have, as a dot."""
-    return "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
 
 
 def _options(results: Mapping[str, Any]) -> str:
     differing = {name: v["options"] for name, v in results["variants"].items() if v["options"]}
     return (
         "<p>Of the reference; below, what each variant changes.</p>"
-        f"<pre>{html.escape(json.dumps(results['options'], indent=1))}</pre>"
-        f"<pre>{html.escape(json.dumps(differing, indent=1))}</pre>"
+        f"<pre>{page_text(json.dumps(results['options'], indent=1))}</pre>"
+        f"<pre>{page_text(json.dumps(differing, indent=1))}</pre>"
     )
 
 
 def render_page(results: Mapping[str, Any], title: str) -> str:
     """The whole page."""
     compared = [name for name, v in results["variants"].items() if "comparison" in v]
-    lead = "".join(f'<p class="lead">{html.escape(sentence(results, n))}</p>' for n in compared)
-    notes = "".join(f"<li>{html.escape(line)}</li>" for line in cautions(results))
+    lead = "".join(f'<p class="lead">{page_text(sentence(results, n))}</p>' for n in compared)
+    notes = "".join(f"<li>{page_text(line)}</li>" for line in cautions(results))
     data, machine = results["data"], results["machine"]
     facts = {**data, **machine, "bellmask": results["bellmask"], "seeds": results["seeds"]}
     weights = ""
@@ -145,8 +140,9 @@ def render_page(results: Mapping[str, Any], title: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{html.escape(title)}</title><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<title>{page_text(title)}</title><link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head><body><h1>{page_text(title)}</h1>"
         f"{lead}{''.join(sections)}</body></html>\n"
     )
 

@@ -8,6 +8,10 @@ from typing import IO, Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.mathtext import MathTextParser
+from matplotlib.text import Text
+
+from bellmask.report.tokens import visible_lines
 
 COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
 COLOURS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]
@@ -17,6 +21,7 @@ COLOURS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]
 def save_figure(figure: Figure, path: Path) -> list[Path]:
     """Write PNG and SVG, the same bytes for the same figure; returns their paths."""
     png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
+    _settle_texts(figure)
     figure.savefig(png, dpi=150, bbox_inches="tight")
     write_svg(figure, svg, bbox_inches="tight")
     return [png, svg]
@@ -24,8 +29,27 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
 
 def write_svg(figure: Figure, target: Path | IO[str], **options: Any) -> None:
     """SVG without a date and with names that depend on the drawing alone."""
+    _settle_texts(figure)
     with matplotlib.rc_context({"svg.hashsalt": "bellmask"}):
         figure.savefig(target, format="svg", metadata={"Date": None}, **options)
+
+
+def _settle_texts(figure: Figure) -> None:
+    """Names that people give may hold dollar signs: what is no formula is drawn as it is."""
+    for axes in figure.axes:
+        axes.get_xticklabels(), axes.get_yticklabels()  # gives the labels their texts
+    for text in figure.findobj(Text):
+        text.set_text(visible_lines(text.get_text()))
+        if not _is_formula(text.get_text()):
+            text.set_parse_math(False)
+
+
+def _is_formula(text: str) -> bool:
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def plot_context_curve(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bellmask.report.markdown import markdown_table
+from bellmask.report.markdown import in_markdown, markdown_table
 
 _COLUMNS = (
     ("gen. perplexity", "perplexity", 2),
@@ -116,5 +116,5 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     parts.append(markdown_table(*paper_rows(numbers)))
     parts.append("Mean over seeds, ± standard deviation:\n")
     parts.append(markdown_table(*rows(numbers)))
-    parts.append("\n".join(f"- {line}" for line in notes(numbers)) + "\n")
+    parts.append("\n".join(f"- {in_markdown(line)}" for line in notes(numbers)) + "\n")
     return "\n".join(parts)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bellmask.errors import UserError
-from bellmask.report.tokens import visible_lines
+from bellmask.report.tokens import visible, visible_lines
+from bellmask.report.web import POLICY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +79,7 @@ class SideBySide:
             console.print(self._heading(number))
             console.print(self._table(number, console.width))
         if self.settings:
-            console.print(Text(self.settings, style="dim"))
+            console.print(Text(visible(self.settings), style="dim"))
 
     def _asked(self, number: int) -> str:
         return visible_lines(self.prompts[number]) or "(nothing given)"
@@ -95,7 +96,7 @@ class SideBySide:
         if len(self.runs) * (NARROWEST + 3) + 1 <= width:
             table = Table(show_lines=True, expand=True)
             for name in self.runs:
-                table.add_column(Text(name), overflow="fold", ratio=1)
+                table.add_column(Text(visible(name)), overflow="fold", ratio=1)
             for row in zip(*(of_run[number] for of_run in self.texts), strict=True):
                 table.add_row(*(self._marked(number, text) for text in row))
             return table
@@ -103,7 +104,9 @@ class SideBySide:
         table.add_column(overflow="fold")
         for name, of_run in zip(self.runs, self.texts, strict=True):
             for text in of_run[number]:
-                table.add_row(Text.assemble((f"{name}\n", "bold"), self._marked(number, text)))
+                table.add_row(
+                    Text.assemble((f"{visible(name)}\n", "bold"), self._marked(number, text))
+                )
         return table
 
     def _marked(self, number: int, text: str) -> Text:
@@ -121,10 +124,11 @@ class SideBySide:
     def page(self) -> str:
         """A self-contained page."""
         sections = "".join(self._section(number) for number in range(len(self.prompts)))
-        title, note = html.escape(self.title), html.escape(self.settings)
+        title, note = (html.escape(visible(text)) for text in (self.title, self.settings))
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
             f'<title>{title}</title><link rel="icon" href="data:,"><style>{STYLE}</style></head>'
             f"<body><h1>{title}</h1><p>{note}</p>{sections}</body></html>\n"
         )
@@ -138,7 +142,7 @@ class SideBySide:
                 given, made = (html.escape(visible_lines(p)) for p in self._split(number, text))
                 # a line end right behind <pre> would be dropped; the element keeps it
                 boxes += f'<pre><span class="given">{given}</span>{made}</pre>'
-            runs += f'<div class="run"><h3>{html.escape(name)}</h3>{boxes}</div>'
+            runs += f'<div class="run"><h3>{html.escape(visible(name))}</h3>{boxes}</div>'
         heading = f"<h2><small>{number + 1}.</small> {prompt}</h2>"
         return f'<section>{heading}<div class="runs">{runs}</div></section>'
 
@@ -184,7 +188,7 @@ def show_side_by_side(
 def _one_line(text: str) -> str:
     """A line of Markdown without markup."""
     signs = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|&"})
-    return " ".join(text.split()).translate(signs)
+    return visible(" ".join(text.split())).translate(signs)
 
 
 def _fenced(text: str) -> str:

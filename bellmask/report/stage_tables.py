@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bellmask.report.console import print_table
-from bellmask.report.markdown import markdown_table
+from bellmask.report.console import print_lines, print_table
+from bellmask.report.markdown import in_markdown, markdown_table
 
 SECTIONS = {"cpt": "Continual pretraining", "sft": "Continual pretraining + fine-tuning"}
 NONE = "—"
@@ -111,7 +111,8 @@ def stage_markdown(results: Mapping[str, Any]) -> str:
     columns, rows = stage_rows(results, bold=("**", "**"), italic=("*", "*"))
     parts = [
         "# Continual pretraining and fine-tuning, base and bell",
-        f"The rows of the paper's Table 4, here {_title(results)}. Bold: best of the section.",
+        f"The rows of the paper's Table 4, here {in_markdown(_title(results))}. "
+        "Bold: best of the section.",
         markdown_table(columns, rows).rstrip(),
         "\n".join(f"- {line}" for line in stage_notes(results)),
     ]
@@ -123,4 +124,4 @@ def print_stages(results: Mapping[str, Any]) -> None:
     bold, italic = ("[bold]", "[/bold]"), ("[italic]", "[/italic]")
     columns, rows = stage_rows(results, bold=bold, italic=italic)
     print_table(_title(results).replace("[", "\\["), columns, rows)
-    print("\n".join(stage_notes(results)))
+    print_lines(stage_notes(results))

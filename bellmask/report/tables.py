@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bellmask.report.console import print_table
+from bellmask.report.console import print_lines, print_plain_table
 
 
 def show_speed_up(comparison: Mapping[str, Any], key: str = "speed_up") -> str:
@@ -172,22 +172,20 @@ def print_comparison(results: Mapping[str, Any], title: str) -> None:
     """Table, cautions, one sentence for each variant."""
     columns, rows = comparison_rows(results)
     kept = [0, 1, 2, 3, 4, 10]
-    print_table(title, [columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    print_plain_table(title, [columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
     kept = [0, 5, 6, 7, 8, 9]
-    print_table(
+    print_plain_table(
         "beside it: bootstrap over validation blocks, NLL (nats) with the fewest and the most "
         "tokens seen, detrended spreads",
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
     )
     if any("importance" in name for name in results["variants"]):
-        print_table("weights on masked rows", *weight_rows(results))
+        print_plain_table("weights on masked rows", *weight_rows(results))
     if "grid" in results:
-        print_table(
+        print_plain_table(
             "the grid, everything at the same point (above: best against best)", *grid_rows(results)
         )
-    for line in cautions(results):
-        print(line)
-    for name, variant in results["variants"].items():
-        if "comparison" in variant:
-            print(sentence(results, name))
+    print_lines(cautions(results))
+    compared = [name for name, variant in results["variants"].items() if "comparison" in variant]
+    print_lines([sentence(results, name) for name in compared])

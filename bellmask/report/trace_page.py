@@ -13,15 +13,14 @@ from typing import Any
 from bellmask.generate.trace_file import Sample, Trace
 from bellmask.report.tokens import LINE_END, reveal_colours, visible
 from bellmask.report.trace_script import SCRIPT, STYLE
+from bellmask.report.web import SCRIPT_POLICY
 
 SPEEDS = ("0.25", "0.5", "1", "2", "4", "8")
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""The browser itself refuses to fetch anything."""
 
 
 def render_trace_page(trace: Trace, first: int = 0) -> str:
     """The whole page; it opens at sample ``first``."""
-    title = html.escape(trace.title or "text being unmasked")
+    title = html.escape(visible(trace.title or "text being unmasked"))
     finished = "".join(
         f"<p><small>sample {number}</small></p><pre>{html.escape(_lines(sample.text))}</pre>"
         for number, sample in enumerate(trace.samples)
@@ -29,7 +28,7 @@ def render_trace_page(trace: Trace, first: int = 0) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{SCRIPT_POLICY}">'
         f'<title>{title}</title><link rel="icon" href="data:,"><style>{STYLE}</style></head>'
         f"<body><h1>{title}</h1><p>{_summary(trace)}</p>{_controls(trace)}"
         '<div class="text" id="text" role="region" aria-label="the text after this step"></div>'
@@ -80,7 +79,7 @@ def _legend() -> str:
 
 def _settings(trace: Trace) -> str:
     rows = "".join(
-        f"<tr><td>{html.escape(str(key))}</td><td>{html.escape(visible(str(value)))}</td></tr>"
+        f"<tr><td>{html.escape(visible(str(key)))}</td><td>{html.escape(visible(str(value)))}</td></tr>"
         for key, value in trace.settings.items()
     )
     return f"<h2>Settings</h2><table><tbody>{rows}</tbody></table>" if rows else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bellmask.report.console import print_table
-from bellmask.report.markdown import markdown_table
+from bellmask.report.console import print_lines, print_plain_table
+from bellmask.report.markdown import in_markdown, markdown_table
 
 NOT_HERE = "not here"
 EOS = {
@@ -85,11 +85,11 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
 
 def show(numbers: Mapping[str, Any]) -> None:
     """Both tables and the notes, on the screen."""
-    print_table("zero-shot perplexity (Table 7)", *result_rows(numbers))
+    print_plain_table("zero-shot perplexity (Table 7)", *result_rows(numbers))
     columns, rows = difference_rows(numbers)
     if rows:
-        print_table(f"difference to {numbers['runs'][0]['name']}", columns, rows)
-    print("\n".join(notes(numbers)))
+        print_plain_table(f"difference to {numbers['runs'][0]['name']}", columns, rows)
+    print_lines(notes(numbers))
 
 
 def markdown(numbers: Mapping[str, Any]) -> str:
@@ -116,4 +116,6 @@ def markdown(numbers: Mapping[str, Any]) -> str:
             f"## Difference to {numbers['runs'][0]['name']}",
             markdown_table(columns, rows).rstrip(),
         ]
-    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in notes(numbers))]) + "\n"
+    return (
+        "\n\n".join([*parts, "\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]) + "\n"
+    )

@@ -16,17 +16,23 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 
-from bellmask.errors import UserError
+from bellmask.errors import SavingError, UserError
 from bellmask.files import write_text
 from bellmask.options import CheckpointOptions
+from bellmask.outside import is_number, is_whole, read_json
 from bellmask.train.distributed import World
 
 _NAME = re.compile(r"^step-(\d{9})$")
@@ -43,6 +49,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def _cause(error: BaseException) -> str:
+    """Why a save failed, in one line, out of what DCP wraps around it."""
+    failures = getattr(error, "failures", None)  # CheckpointException: {rank: (error, stack)}
+    if failures:
+        rank, (inner, _) = sorted(failures.items())[0]
+        return f"{inner}" if len(failures) > 1 or rank == 0 else f"process {rank}: {inner}"
+    return str(error) or type(error).__name__
+
+
 def _digest(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -50,18 +65,32 @@ def _digest(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256}
 
 
-def find_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as it was written."""
+def find_damage(folder: Path, world: World | None = None) -> str | None:
+    """What is wrong with a checkpoint, or None when every file is as it was written.
+
+    Processes share the reading; all get the answer.
+    """
+    world = world or World()
+    return world.on_any(_own_damage(folder, world.rank, world.size)) or None
+
+
+def _own_damage(folder: Path, rank: int, size: int) -> str:
+    """What is wrong with every ``size``-th file; empty when nothing is."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        for name, expected in manifest.items():
+        for name, expected in list(manifest.items())[rank::size]:
+            if Path(name).name != name:
+                return f"{MANIFEST} names {name!r}, which is not a file of the folder"
             if not (folder / name).exists():
                 return f"{name} is missing"
             if _digest(folder / name) != expected:
                 return f"{name} has changed since it was written"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({error})"
-    return None if STATE in manifest else f"{STATE} is not in the manifest"
+    extra = {p.name for p in folder.glob("*.safetensors")} - set(manifest)
+    if extra:
+        return f"{sorted(extra)[0]} is not in the manifest"
+    return "" if STATE in manifest else f"{STATE} is not in the manifest"
 
 
 def step_of(folder: Path) -> int:
@@ -91,32 +120,80 @@ class CheckpointStore:
         return sorted(p for p in self.folder.iterdir() if _NAME.match(p.name))
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Write a checkpoint; it appears whole or not at all. Then remove what need not be kept."""
+        """Write a checkpoint; it appears whole or not at all. Then remove what need not be kept.
+
+        SavingError, on all ranks, when any of them cannot write.
+        """
         final = self.folder / f"step-{step:09d}"
         scratch = self.folder / f".writing-{step:09d}"
-        if self.world.is_main:
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir(parents=True)
-        self.world.barrier()
+        self._together(step, lambda: self._make_scratch(scratch), on_main=True)
+        self._together(step, lambda: self._write_tensors(scratch, tensors))
+        digests = self._hash_files(step, scratch)
+        self._together(step, lambda: self._finish(scratch, final, state, digests), on_main=True)
+        return final
+
+    def _together(self, step: int, work: Callable[[], object], *, on_main: bool = False) -> None:
+        """Do a part of a save on every rank, or the main one; all go on, or all stop."""
+        problem = ""
+        try:
+            if self.world.is_main or not on_main:
+                work()
+        except (Exception, CheckpointException) as error:  # the disk's, safetensors', DCP's own
+            problem = _cause(error)
+        problem = self.world.on_any(problem)
+        if problem:
+            if self.world.is_main:
+                shutil.rmtree(self.folder / f".writing-{step:09d}", ignore_errors=True)
+            raise SavingError(self._explain(step, problem))
+
+    def _explain(self, step: int, problem: str) -> str:
+        last = self.all()[-1:]
+        left = f"the newest good one is {last[0].name}" if last else "there is none before it"
+        return (
+            f"the checkpoint of step {step} could not be written to {self.folder}: {problem}; "
+            f"{left}. Make room, then go on with the same command and --resume auto."
+        )
+
+    def _make_scratch(self, scratch: Path) -> None:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+
+    def _write_tensors(self, scratch: Path, tensors: dict[str, Tensor]) -> None:
         writer = HuggingFaceStorageWriter(str(scratch), save_distributed=True)
+        is_alone = self.world.size == 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # says only that there is one process
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=self.world.size == 1)
-        self.world.barrier()
-        if self.world.is_main:
-            write_text(scratch / STATE, json.dumps(state, indent=1) + "\n")
+            group = self.world.group
+            dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=is_alone)
+
+    def _hash_files(self, step: int, scratch: Path) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of all files; ranks share the reading."""
+        found: dict[str, dict[str, Any]] = {}
+
+        def hash_own() -> None:
             files = sorted(p for p in scratch.iterdir() if p.is_file())
-            manifest = {p.name: _digest(p) for p in files}
-            write_text(scratch / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-            _sync_folder(scratch)
-            if final.exists():  # a repeated step, after a resume from an older checkpoint
-                self._remove(final)
-            os.replace(scratch, final)
-            _sync_folder(self.folder)
-            write_text(self.folder / LATEST, final.name + "\n")
-            self._prune()
-        self.world.barrier()
-        return final
+            own = files[self.world.rank :: self.world.size]
+            found.update({p.name: _digest(p) for p in own})
+
+        self._together(step, hash_own)
+        for part in self.world.texts(json.dumps(found)):
+            found.update(json.loads(part))
+        return found
+
+    def _finish(
+        self, scratch: Path, final: Path, state: dict[str, Any], digests: dict[str, dict[str, Any]]
+    ) -> None:
+        """State, manifest, the final name; on the main process."""
+        write_text(scratch / STATE, json.dumps(state, indent=1) + "\n")
+        manifest = {**digests, STATE: _digest(scratch / STATE)}
+        write_text(scratch / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        _sync_folder(scratch)
+        if final.exists():  # a repeated step, after a resume from an older checkpoint
+            self._remove(final)
+        os.replace(scratch, final)
+        _sync_folder(self.folder)
+        write_text(self.folder / LATEST, final.name + "\n")
+        self._prune()
 
     def _remove(self, folder: Path) -> None:
         trash = folder.with_name(f".removing-{folder.name}")
@@ -137,11 +214,11 @@ class CheckpointStore:
 
     def best(self) -> Path | None:
         """The checkpoint with the lowest validation NLL, among those validated at their step."""
-        scores = []
+        scores: list[tuple[float, Path]] = []
         for folder in self.all():
             with contextlib.suppress(UserError):  # a damaged one is never the best
                 nll = read_state(folder).get("nll")
-                scores += [(nll, folder)] if nll is not None else []
+                scores += [(nll, folder)] if nll is not None and is_number(nll) else []
         return min(scores, key=lambda item: item[0])[1] if scores else None
 
     def drop_after(self, step: int) -> None:
@@ -171,7 +248,7 @@ class CheckpointStore:
         """The newest undamaged checkpoint, and a sentence for each damaged one passed over."""
         complaints: list[str] = []
         for folder in reversed(self.all()):
-            damage = find_damage(folder)
+            damage = find_damage(folder, self.world)
             if damage is None:
                 return folder, complaints
             complaints.append(f"{folder} is damaged: {damage}")
@@ -181,20 +258,32 @@ class CheckpointStore:
 def read_state(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, tensors apart."""
     try:
-        state = json.loads((folder / STATE).read_text())
+        state = read_json(folder / STATE)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / STATE}: {error}") from None
     if not isinstance(state, dict) or state.get("format", FORMAT) != FORMAT:
         raise UserError(f"{folder} was written by another version of bellmask")
+    if not is_whole(state.get("step")):
+        raise UserError(f"{folder / STATE} is damaged: it says no step")
     return state
 
 
-def load_tensors(folder: Path, tensors: dict[str, Tensor], world: World | None = None) -> None:
-    """Fill ``tensors`` in place from a checkpoint, whatever number of processes wrote it."""
-    damage = find_damage(folder)
+def load_tensors(
+    folder: Path, tensors: dict[str, Tensor], world: World | None = None, *, is_intact: bool = False
+) -> None:
+    """Fill ``tensors`` in place from a checkpoint, whatever number of processes wrote it.
+
+    ``is_intact``: its files were compared with the manifest just now.
+    """
+    damage = None if is_intact else find_damage(folder, world)
     if damage:
         raise UserError(f"checkpoint {folder} is damaged: {damage}; use another one")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", UserWarning)
-        reader = HuggingFaceStorageReader(str(folder))
-        dcp.load(tensors, storage_reader=reader, no_dist=world is None or world.size == 1)
+        try:
+            reader = HuggingFaceStorageReader(str(folder))
+            dcp.load(tensors, storage_reader=reader, no_dist=world is None or world.size == 1)
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            raise UserError(
+                f"checkpoint {folder} does not hold what config.json describes: {_cause(error)}"
+            ) from None

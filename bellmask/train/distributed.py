@@ -1,7 +1,8 @@
 """Processes, devices, reductions and precision. One process needs no process group.
 
-Data parallel: every rank holds all weights and runs its slice of the global batch; gradients of
-loss *sums* are added up. (The loss is already divided by the whole step's tokens.)
+Every rank runs its slice of the global batch. Where each holds all weights, gradients of loss
+*sums* are added up here (the loss is already divided by the whole step's tokens); where weights
+are cut, FSDP2 does it (``sharding.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -39,6 +40,10 @@ class World:
     size: int = 1
     device: torch.device = CPU
     store: dist.Store | None = None
+    machine_size: int = 1
+    """Processes on this machine."""
+    group: dist.ProcessGroup | None = None
+    """Whose collective calls these are; None: the default group's."""
     _calls: list[int] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -49,7 +54,7 @@ class World:
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def agree(self, flag: bool) -> bool:
@@ -57,7 +62,7 @@ class World:
         if self.size == 1:
             return flag
         shared = torch.tensor([int(flag)], device=self.device)
-        dist.broadcast(shared, src=0)
+        dist.broadcast(shared, src=0, group=self.group)
         return bool(shared.item())
 
     def any(self, flag: bool) -> bool:
@@ -71,8 +76,37 @@ class World:
         if self.size == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.group)
         return float(shared.item())
+
+    def texts(self, text: str) -> list[str]:
+        """What every rank says, by rank."""
+        if self.size == 1:
+            return [text]
+        mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
+        length = int(self.largest(len(mine)))
+        padded = torch.zeros(length + 8, dtype=torch.uint8, device=self.device)
+        padded[: len(mine)] = mine
+        count = torch.tensor([len(mine)], device=self.device).view(torch.uint8)
+        padded[length:] = count
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded, group=self.group)
+        counts = [int(f[length:].clone().view(torch.int64).item()) for f in found]
+        return [bytes(f[:n].tolist()).decode() for f, n in zip(found, counts, strict=True)]
+
+    def on_any(self, problem: str) -> str:
+        """The first rank's problem that has one, on all ranks; empty when none has."""
+        return next((said for said in self.texts(problem) if said), "")
+
+    def aside(self) -> World:
+        """The same processes with a process group of their own, for work in another thread.
+
+        Collective calls of two threads in one group would meet each other's.
+        """
+        if self.size == 1:
+            return replace(self, device=CPU)
+        group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        return replace(self, device=CPU, store=None, group=group, _calls=[])
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Do something on the main process while the others wait, however long it takes.
@@ -104,7 +138,7 @@ class World:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
     def add_up_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replace each gradient by its sum over ranks."""
@@ -157,13 +191,16 @@ def open_world(device_option: str) -> Iterator[World]:
         yield World(device=device)
         return
     store, rank, size = next(rendezvous("env://"))
-    # a prefix by restart, so that a restarted group never meets the dead one's addresses
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        # a prefix by restart, so that a restarted group never meets the dead one's addresses; the
+        # agents of several machines count restarts apart and need a new store instead (slurm.sh)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt-{attempt}", store)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    machine_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     try:
-        yield World(rank, size, device, store)
+        yield World(rank, size, device, store, machine_size)
     finally:
         dist.destroy_process_group()
 

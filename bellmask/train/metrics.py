@@ -32,11 +32,16 @@ class Window:
     num_clipped: int = 0
     num_masked: int = 0
     num_maskable: int = 0
+    num_skipped: int = 0
     seconds: float = 0.0
 
     def add(self, result: StepResult, seconds: float) -> None:
-        """Take in one step."""
+        """Take in one step; of one without update only how long it took."""
         self.steps += 1
+        self.seconds += seconds
+        if not result.is_finite:
+            self.num_skipped += 1
+            return
         self.loss += result.loss
         self.gradient_norm += result.gradient_norm
         self.largest_gradient_norm = max(self.largest_gradient_norm, result.gradient_norm)
@@ -44,16 +49,17 @@ class Window:
         self.num_clipped += result.is_clipped
         self.num_masked += result.num_masked
         self.num_maskable += result.num_maskable
-        self.seconds += seconds
 
-    def means(self) -> dict[str, float]:
-        """One line's values."""
+    def means(self) -> dict[str, float | None]:
+        """One line's values: means over steps with an update; None where there was none."""
+        updates = self.steps - self.num_skipped
         return {
-            "loss": self.loss / self.steps,
-            "gradient_norm": self.gradient_norm / self.steps,
+            "loss": self.loss / updates if updates else None,
+            "gradient_norm": self.gradient_norm / updates if updates else None,
             "largest_gradient_norm": self.largest_gradient_norm,
             "largest_weight": self.largest_weight,
-            "clipped_share": self.num_clipped / self.steps,
+            "clipped_share": self.num_clipped / max(1, updates),
+            "skipped": self.num_skipped,
             "masked_share": self.num_masked / max(1, self.num_maskable),
             "tokens_per_second": self.num_maskable / max(self.seconds, 1e-9),
         }

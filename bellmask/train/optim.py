@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bellmask.options import OptimOptions
+from bellmask.train.sharding import own_part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -66,9 +68,12 @@ class Muon(torch.optim.Optimizer):
         gradient, average = parameter.grad, state["momentum_buffer"]
         assert gradient is not None
         average.lerp_(gradient, 1 - group["momentum"])
-        lookahead = gradient.lerp(average, group["momentum"])  # Nesterov
+        lookahead = whole(gradient.lerp(average, group["momentum"]))  # Nesterov
         dtype = torch.float32 if parameter.device.type == "cpu" else torch.bfloat16
         update = orthogonalize(lookahead, dtype).to(parameter.dtype)
+        if isinstance(parameter, DTensor):  # every process has the whole update: take its part
+            mesh, placements = parameter.device_mesh, parameter.placements
+            update = distribute_tensor(update, mesh, placements, src_data_rank=None)
         rate = group["lr"] * 0.2 * math.sqrt(max(parameter.shape))
         parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
@@ -187,4 +192,10 @@ class Ema:
     @torch.no_grad()
     def _exchange(self) -> None:
         for name, parameter in self.named.items():
-            parameter.data, self.shadow[name] = self.shadow[name], parameter.data
+            if isinstance(parameter, DTensor):  # its memory is known to FSDP2: change what is in it
+                weight, average = own_part(parameter), own_part(self.shadow[name])
+                kept = weight.clone()
+                weight.copy_(average)
+                average.copy_(kept)
+            else:
+                parameter.data, self.shadow[name] = self.shadow[name], parameter.data

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.orders import Framework
-from bellmask.errors import TrainingError
 from bellmask.rng import stream_key, torch_seed
 from bellmask.train.ahead import Ahead
 from bellmask.train.distributed import World, autocast
 from bellmask.train.planning import Microbatch, StepPlanner
+from bellmask.train.sharding import add_up_next_gradient, is_sharded, own_part, whole
 
 
 def microbatch_loss(
@@ -64,6 +64,11 @@ class StepResult:
     num_maskable: int
     largest_weight: float
 
+    @property
+    def is_finite(self) -> bool:
+        """False where an update would spoil the weights."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
 
 class TrainStep:
     """Forward, backward and gradient of one optimiser step (the update itself is the trainer's)."""
@@ -89,24 +94,33 @@ class TrainStep:
         """Leave the step's clipped gradient in the parameters; measure the loss."""
         plan = self.plan(step)
         scale = 1 / max(1, plan.normaliser) / self.c
+        # FSDP2 takes the mean over processes, and what is wanted is the sum
+        to_backward = scale * (self.world.size if is_sharded(self.model) else 1)
         sums = torch.zeros(2, dtype=torch.float64)
         largest = 0.0
-        for batch in plan.microbatches:
+        for number, batch in enumerate(plan.microbatches, start=1):
+            add_up_next_gradient(self.model, number == len(plan.microbatches))
             loss_sum, num_masked, weight = self._forward(step, batch)
-            (loss_sum * scale).backward()
+            (loss_sum * to_backward).backward()
             sums += torch.tensor([float(loss_sum.detach()), num_masked], dtype=torch.float64)
             largest = max(largest, weight)
         sums = self.world.add_up(sums.to(self.world.device)).cpu()
         largest = self.world.largest(largest)
         loss = float(sums[0]) * scale
+        norm = self._clip_gradient()
+        is_clipped = 0 < self.clip < norm
+        return StepResult(loss, norm, is_clipped, int(sums[1]), plan.num_maskable, largest)
+
+    def _clip_gradient(self) -> float:
+        """The gradient's norm over all processes, before it is clipped."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.world.add_up_gradients(parameters)
+        if not is_sharded(self.model):
+            self.world.add_up_gradients(parameters)
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        self._check_finite(step, loss, float(norm))
-        is_clipped = 0 < self.clip < float(norm)
-        if is_clipped:
+        norm = whole(norm)
+        if 0 < self.clip < float(norm):
             nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
-        return StepResult(loss, float(norm), is_clipped, int(sums[1]), plan.num_maskable, largest)
+        return float(norm)
 
     def _forward(self, step: int, batch: Microbatch) -> tuple[Tensor, int, float]:
         seed = self.planner.options.seed
@@ -121,21 +135,11 @@ class TrainStep:
                 self.world.device,
             )
 
-    def _check_finite(self, step: int, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
-            return
-        raise TrainingError(
-            f"step {step + 1}: the loss is {loss} and the gradient norm {norm}. The weights were "
-            f"not updated{self._first_bad()}. Common causes: a learning rate that is too high (try "
-            "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. "
-            "Checkpoints saved before are intact, but resuming repeats the same steps: change "
-            "options and start anew with another --out."
-        )
-
-    def _first_bad(self) -> str:
+    def first_bad(self) -> str:
+        """The first weight or gradient that is not finite, in words; empty when all are."""
         for what, read in (("weight", lambda p: p), ("gradient", lambda p: p.grad)):
             for name, parameter in self.model.named_parameters():
                 value = read(parameter)
-                if value is not None and not bool(torch.isfinite(value).all()):
+                if value is not None and not bool(torch.isfinite(own_part(value)).all()):
                     return f"; the first {what} that is not finite: {name}"
         return ""

@@ -17,13 +17,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bellmask.errors import TrainingError
 from bellmask.intervals import Interval, Progress
 from bellmask.options import OptimOptions
 from bellmask.records import MetricsFile
 from bellmask.train.distributed import World
 from bellmask.train.metrics import Display, Tracker, Window
 from bellmask.train.optim import Ema, Optimizer, learning_rate
-from bellmask.train.step import TrainStep
+from bellmask.train.saving import Saver
+from bellmask.train.sharding import let_go
+from bellmask.train.step import StepResult, TrainStep
 
 
 @dataclass
@@ -41,6 +44,8 @@ class TrainState:
     """Time spent in steps; validation and saving excluded."""
     nll: float | None = None
     """Validation NLL, if this very step was validated."""
+    skipped: int = 0
+    """Steps in a row, up to this one, that made no update."""
     window: Window = field(default_factory=Window)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -58,6 +63,7 @@ class TrainState:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "nll": self.nll,
+            "skipped": self.skipped,
             "window": self.window.state(),
         }
 
@@ -65,6 +71,7 @@ class TrainState:
         """Take back what ``scalars`` gave."""
         self.step, self.tokens = scalars["step"], scalars["tokens"]
         self.seconds, self.nll = scalars["seconds"], scalars["nll"]
+        self.skipped = scalars.get("skipped", 0)
         self.window = Window(**scalars["window"])
 
     @property
@@ -78,6 +85,7 @@ class TrainState:
         self.model.eval()
         with self.ema.applied() if self.ema else contextlib.nullcontext():
             yield self.model
+        let_go(self.model)
         self.model.train()
 
 
@@ -105,19 +113,18 @@ class Trainer:
         num_steps: int,
         optim: OptimOptions,
         log_every: int,
+        skip_limit: int,
         actions: Sequence[Action],
+        saver: Saver,
         metrics: MetricsFile,
         trackers: Sequence[Tracker],
         display: Display,
     ) -> None:
         self.state, self.step, self.world = state, step, world
         self.num_steps, self.optim, self.log_every = num_steps, optim, log_every
-        self.actions, self.metrics, self.trackers, self.display = (
-            actions,
-            metrics,
-            trackers,
-            display,
-        )
+        self.skip_limit, self.actions, self.saver = skip_limit, actions, saver
+        self.metrics, self.trackers, self.display = metrics, trackers, display
+        self.skipped = MetricsFile(metrics.path.with_name("skipped.jsonl"))
         self._signal: int | None = None
 
     def fit(self) -> int | None:
@@ -127,20 +134,26 @@ class Trainer:
             while self.state.step < self.num_steps:
                 before = self.state.progress
                 self._update()
-                is_stopped = self.world.any(self._signal is not None)
+                is_stopped = self.world.any(self._signal is not None or self.saver.has_failed)
                 self._act(before, is_stopped)
                 if is_stopped and self.state.step < self.num_steps:
+                    self.saver.wait()
                     return self._signal or signal.SIGTERM
+            self.saver.wait()
         return None
 
     def _update(self) -> None:
         state, started = self.state, time.perf_counter()
         result = self.step(state.step)
         lr = learning_rate(self.optim, state.step, self.num_steps)
-        state.optimizer.step(lr)
+        if result.is_finite:
+            state.optimizer.step(lr)
+            state.skipped = 0
+        else:
+            self._skip(result)
         state.optimizer.zero_grad()
         state.step += 1
-        if state.ema:
+        if state.ema and result.is_finite:
             state.ema.update(state.step)
         seconds = time.perf_counter() - started
         state.tokens += result.num_maskable
@@ -151,6 +164,33 @@ class Trainer:
         if state.step % self.log_every == 0 or state.step == self.num_steps:
             self.record("train", {**state.window.means(), "lr": lr})
             state.window = Window()
+
+    def _skip(self, result: StepResult) -> None:
+        """Write down a batch whose gradient is not finite; TrainingError after too many in a row.
+
+        Step numbers count from 1, as everywhere in a run folder.
+        """
+        state, step = self.state, self.state.step + 1
+        bad = self.world.on_any(self.step.first_bad())
+        state.skipped += 1
+        if self.world.is_main:
+            planner = self.step.planner
+            found = {"loss": str(result.loss), "gradient_norm": str(result.gradient_norm)}
+            rows = planner.plan.rows(state.step).tolist()
+            times = planner.times(state.step).tolist()
+            self.skipped.write({"step": step, **found, "rows": rows, "times": times})
+        what = f"step {step}: the loss is {result.loss} and the gradient norm "
+        what += f"{result.gradient_norm}. The weights were not updated{bad}."
+        if state.skipped <= self.skip_limit:
+            self.display.say(f"warning: {what} Its rows are in {self.skipped.path}")
+            return
+        raise TrainingError(
+            f"{what} That makes {state.skipped} step(s) in a row, and --train.skip-limit is "
+            f"{self.skip_limit}. Common causes: a learning rate that is too high (try "
+            "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. "
+            "Checkpoints saved before are intact, but resuming repeats the same steps: change "
+            "options and start anew with another --out."
+        )
 
     def _act(self, before: Progress, is_stopped: bool) -> None:
         now, is_last = self.state.progress, self.state.step == self.num_steps

@@ -26,7 +26,8 @@ from bellmask.options import LawOptions
 
 FREE = {"train.device", "data.cache", "validation.batch_size"}
 FREE |= {"log.trackers", "log.project"}
-FREE |= {f"checkpoint.{field.name}" for field in dataclasses.fields(RunConfig().checkpoint)}
+for part in ("checkpoint", "scale"):
+    FREE |= {f"{part}.{field.name}" for field in dataclasses.fields(getattr(RunConfig(), part))}
 OPTIONS = [
     f"{section.name}.{option.name}"
     for section in dataclasses.fields(RunConfig)
@@ -64,7 +65,7 @@ def run_in(folder, variant="v"):
 
 def test_there_are_options_of_both_kinds():
     assert set(OPTIONS) == set(RunConfig().flat())
-    assert len(FREE) == 10
+    assert len(FREE) == 17
     assert set(OPTIONS) > FREE
 
 

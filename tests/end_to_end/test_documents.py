@@ -116,7 +116,7 @@ SHRINK = (
 
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("data", "comparing", "frameworks")))
 PAGES += ("docs/exchange.md", "docs/zero-shot.md", "docs/adapting.md", "docs/chat.md")
-PAGES += ("docs/downstream.md", "docs/judging.md")
+PAGES += ("docs/downstream.md", "docs/judging.md", "docs/scaling.md")
 PAGES_ON_RUNS = ("docs/sampling.md", "docs/generative-perplexity.md")
 """Pages that begin with runs of other pages."""
 
@@ -125,8 +125,10 @@ def commands(page: str) -> list[str]:
     lines = [
         line.split(" #")[0].strip()
         for block in code_blocks(page, "(?:bash|sh)?")
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
     ]
+    # what torchrun starts is tried in one process here, and in several in tests/train
+    lines = [re.sub(r"^torchrun .*? -m bellmask", "bellmask", line) for line in lines]
     return [line for line in lines if line.startswith("bellmask ")]
 
 

@@ -273,13 +273,21 @@ def test_with_several_draws_the_first_blocks_keep_their_masks_when_blocks_are_ad
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5))
 @settings(deadline=None, max_examples=60, derandomize=True, database=None)
 def test_ranks_together_take_each_block_once(total, batch_size, num_ranks):
-    taken = [
-        number
-        for rank in range(num_ranks)
-        for part in _parts(total, batch_size, World(rank, num_ranks))
-        for number in range(part.start, part.stop)
-    ]
-    assert sorted(taken) == list(range(total))
+    for in_step in (False, True):
+        parts = [
+            list(_parts(total, batch_size, World(rank, num_ranks), in_step=in_step))
+            for rank in range(num_ranks)
+        ]
+        taken = [
+            number
+            for part, is_extra in itertools.chain(*parts)
+            if not is_extra
+            for number in range(part.start, part.stop)
+        ]
+        assert sorted(taken) == list(range(total))
+        assert all(part.stop > part.start for part, _ in itertools.chain(*parts))
+        assert in_step or not any(is_extra for _, is_extra in itertools.chain(*parts))
+    assert len({len(part) for part in parts}) == 1  # a cut model is called as often by every rank
 
 
 def test_the_shares_of_ranks_add_up_to_the_whole():

@@ -1,0 +1,104 @@
+"""What a training does now and then: validate, write samples, save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bellmask.config import RunConfig
+from bellmask.data.blocks import Blocks
+from bellmask.data.tokenizer import Tokenizer
+from bellmask.diffusion.orders import Framework
+from bellmask.evaluate.likelihood import evaluate
+from bellmask.files import write_text
+from bellmask.intervals import Interval
+from bellmask.model.attention import AttentionRules
+from bellmask.placing import Placing
+from bellmask.train.checkpoint import FORMAT
+from bellmask.train.distributed import World
+from bellmask.train.saving import Saver
+from bellmask.train.sharding import is_sharded
+from bellmask.train.trainer import Action, Trainer, TrainState
+from bellmask.training_samples import training_samples
+
+
+@dataclass
+class Periodic:
+    """The actions of one training; ``trainer`` is set when there is one."""
+
+    config: RunConfig
+    folder: Path
+    world: World
+    tokenizer: Tokenizer
+    framework: Framework
+    rules: AttentionRules
+    valid_blocks: Blocks
+    placing: Placing
+    saver: Saver
+    trainer: Trainer | None = None
+
+    def actions(self) -> list[Action]:
+        """Validation before samples before checkpoint, so that a checkpoint knows its NLL."""
+        validation, checkpoint = self.config.validation, self.config.checkpoint
+        return [
+            Action(
+                Interval.parse(validation.every),
+                self._validate,
+                also_last=validation.every != "never",
+            ),
+            Action(
+                Interval.parse(validation.samples_every),
+                self._write_samples,
+                also_last=validation.samples_every != "never",
+            ),
+            Action(
+                Interval.parse(checkpoint.every),
+                self._save,
+                at_steps=checkpoint.keep_steps,
+                also_when_stopped=True,
+            ),
+        ]
+
+    def _validate(self, state: TrainState) -> None:
+        assert self.trainer is not None
+        options = self.config.validation
+        with state.evaluating() as model:
+            result = evaluate(
+                model,
+                self.valid_blocks,
+                mask_id=self.tokenizer.mask_id,
+                draws=options.draws,
+                seed=options.seed,
+                batch_size=options.batch_size,
+                framework=self.framework,
+                world=self.world,
+                precision=self.placing.precision,
+                rules=self.rules,
+            )
+        state.nll = result.nll
+        self.trainer.record("validation", result.summary())
+        self.trainer.display.validated(state.step, result.nll, result.standard_error)
+        if self.world.is_main:
+            result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")
+
+    def _write_samples(self, state: TrainState) -> None:
+        """The main process's work; of a model that is cut, all call it together, alike."""
+        if not (self.world.is_main or is_sharded(state.model)):
+            return
+        with state.evaluating() as model:
+            texts = training_samples(
+                model,  # type: ignore[arg-type]
+                self.config,
+                self.tokenizer,
+                self.framework,
+                self.valid_blocks,
+                self.world.device,
+            )
+        if self.world.is_main:
+            write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts)
+
+    def _save(self, state: TrainState) -> None:
+        if self.world.is_main:
+            self.trainer.metrics.sync()  # type: ignore[union-attr]
+        scalars = {"format": FORMAT, "mask_id": self.tokenizer.mask_id, **state.scalars()}
+        self.saver.save(state.step, state.tensors(), scalars)

@@ -1,0 +1,78 @@
+"""A network on its devices: what is recomputed, compiled, cut, and by which kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bellmask.build import Network
+from bellmask.config import RunConfig
+from bellmask.model.loss_kernels import pick_loss_kernel
+from bellmask.train.distributed import World, check_compiler, pick_precision
+from bellmask.train.recompute import recompute_blocks
+from bellmask.train.saving import saves_in_background
+from bellmask.train.sharding import Layout, pick_layout, shard_model
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The choices for these processes, automatic ones made."""
+
+    layout: Layout
+    precision: torch.dtype
+    recompute: str
+    is_compiled: bool
+    loss_kernel: str
+    """Of the head's cross-entropy."""
+    in_background: bool
+    """Checkpoints are written beside training."""
+
+    def describe(self) -> dict[str, str | bool]:
+        """For run.json and the log."""
+        return {
+            "precision": str(self.precision).removeprefix("torch."),
+            "sharding": str(self.layout),
+            "recompute": self.recompute,
+            "compile": self.is_compiled,
+            "loss_kernel": self.loss_kernel,
+            "saving": "background" if self.in_background else "wait",
+        }
+
+
+def pick_placing(config: RunConfig, world: World) -> Placing:
+    """What the options mean on these processes; refuses what they cannot do."""
+    if config.train.compile:
+        check_compiler(world.device)
+    precision = pick_precision(config.train.precision, world.device)
+    kernel = pick_loss_kernel(config.scale.loss, world.device, precision)
+    return Placing(
+        pick_layout(config.scale, world),
+        precision,
+        config.scale.recompute,
+        config.train.compile,
+        "chunked" if _weighs_rows(config) else kernel,
+        saves_in_background(config.checkpoint.saving, world),
+    )
+
+
+def _weighs_rows(config: RunConfig) -> bool:
+    """True where the rows of a step count differently, which only our own kernel can do."""
+    is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
+    return is_weighted or config.sft.train is not None
+
+
+def place(model: Network, placing: Placing, config: RunConfig, world: World) -> Network:
+    """The same network, ready to train on this process's device.
+
+    Order matters: what is recomputed is inside what is compiled, and both inside what is cut.
+    """
+    blocks = model.block_modules()
+    recompute_blocks(blocks, placing.recompute)
+    if placing.is_compiled:
+        model.compile_blocks()
+    if not placing.layout.is_sharded:
+        return model.to(world.device)
+    # moves each block to the device as it is cut: the whole model is never there at once
+    shard_model(model, blocks, placing.layout, world.device, placing.precision, config.scale.reduce)
+    return model

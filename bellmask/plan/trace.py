@@ -1,0 +1,207 @@
+"""One microbatch and one update of a run, traced on tensors that have no memory.
+
+The real code runs: the network's forward and backward pass, autocast, recomputation, optimizer.
+The head's loss is our chunked kernel: inside others' nothing can be seen, and they do as much.
+
+B batch, L block length, N scored rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bellmask.build import build_objective
+from bellmask.config import RunConfig
+from bellmask.model.loss_kernels import using_loss_kernel
+from bellmask.plan.network import Planned, holding, shallow
+from bellmask.plan.tracer import Kernel, Trace, Tracer, tensors_of
+from bellmask.train.distributed import autocast
+from bellmask.train.optim import Ema, Optimizer
+from bellmask.train.recompute import recompute_blocks
+
+CPU = torch.device("cpu")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NUM_LEVELS = 1 << 14
+"""Points at which the mean mask rate of a law is summed."""
+
+
+def masked_share(config: RunConfig) -> float:
+    """E[1 - alpha(t)] under the times that are drawn; 1 for causal frameworks."""
+    if config.framework.name != "mdm":
+        return 1.0
+    objective = build_objective(config)
+    levels = (torch.arange(NUM_LEVELS, dtype=torch.float64) + 0.5) / NUM_LEVELS
+    return float((1 - objective.schedule.alpha(objective.times(levels))).mean())
+
+
+def scored_rows(config: RunConfig, batch_size: int, first_maskable: int) -> int:
+    """N of a microbatch, rounded: only these rows meet the head and the last block's MLP."""
+    length = config.data.block_length - first_maskable
+    return max(1, round(masked_share(config) * batch_size * length))
+
+
+def inputs(
+    config: RunConfig, batch_size: int, num_rows: int, *, is_weighted: bool
+) -> dict[str, Any]:
+    """Arguments of a training call, of the right shapes."""
+    length = config.data.block_length
+    given: dict[str, Any] = {
+        "x_BL": torch.zeros(batch_size, length, dtype=torch.long),
+        "rows_N": torch.zeros(num_rows, dtype=torch.long) + 1,
+        "targets_N": torch.zeros(num_rows, dtype=torch.long),
+        "weight_N": None,
+        "mask": _mask(config, batch_size, length),
+    }
+    if is_weighted:
+        given["weight_N"] = torch.ones(num_rows)
+    if config.framework.name == "mdm":
+        given["t_B"] = torch.full((batch_size,), 0.5)
+    elif config.model.backbone == "dit":
+        shape = (batch_size, length) if config.framework.name == "aoarm" else (length,)
+        given["positions"] = torch.zeros(shape, dtype=torch.long)
+        given["target_positions"] = torch.zeros(shape, dtype=torch.long)
+    return given
+
+
+def _mask(config: RunConfig, batch_size: int, length: int) -> Tensor | None:
+    """Where rows are padded or hold several documents that may not see one another."""
+    if config.framework.name != "mdm":
+        return None
+    if config.data.document_attention:
+        return torch.ones(batch_size, 1, length, length, dtype=torch.bool)
+    is_padded = config.data.packing == "unpacked" or config.sft.train is not None
+    if is_padded and config.data.pads == "ignored":
+        return torch.ones(batch_size, 1, 1, length, dtype=torch.bool)
+    return None
+
+
+TRACED_BLOCKS = 2
+"""All blocks do the same (but the last one, which leaves rows out): a few are traced."""
+
+
+def trace_microbatch(
+    planned: Planned,
+    batch_size: int,
+    precision: str,
+    *,
+    is_sharded: bool = False,
+    is_training: bool = True,
+) -> Trace:
+    """A forward and a backward pass, with gradients that are there already; or evaluation's pass.
+
+    ``is_sharded``: weights come gathered in the type of the products, as FSDP2 gives them.
+    """
+    config, network = planned.config, planned.network
+    rows = scored_rows(config, batch_size, network.first_maskable)
+    is_weighted = not build_objective(config).is_unweighted
+    dtype = DTYPES[precision]
+
+    def trace() -> Trace:
+        gathered = dtype if is_sharded else torch.float32
+        with planned.mode, holding(network, gathered), using_loss_kernel("chunked"):
+            given = inputs(config, batch_size, rows, is_weighted=is_weighted)
+            return (trace_call if is_training else trace_evaluation)(network, given, dtype)
+
+    depth = len(network.block_modules())
+    if depth <= TRACED_BLOCKS + 1:
+        return trace()
+    with shallow(network, TRACED_BLOCKS):
+        fewer = trace()
+    with shallow(network, TRACED_BLOCKS + 1):
+        one_more = trace()
+    return fewer.with_more_blocks(one_more, depth - TRACED_BLOCKS)
+
+
+def trace_evaluation(network: Any, given: dict[str, Any], dtype: torch.dtype) -> Trace:
+    """The forward pass alone, without gradients."""
+    known = [*network.parameters(), *network.buffers(), *tensors_of(given)]
+    given = {name: value for name, value in given.items() if name != "weight_N"}
+    with torch.no_grad(), Tracer(known) as tracer, autocast(CPU, dtype):
+        network(**given, reduce=False)
+    return tracer.trace
+
+
+def trace_call(network: Any, given: dict[str, Any], dtype: torch.dtype) -> Trace:
+    """The passes of a call, with tensors of any kind."""
+    trained = [p for p in network.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    gradients = [p.grad for p in trained if p.grad is not None]
+    known = [*network.parameters(), *network.buffers(), *gradients, *tensors_of(given)]
+    with Tracer(known) as tracer:
+        with autocast(CPU, dtype):
+            loss = network(**given)
+        tracer.begin_backward()
+        loss.backward()
+    for parameter in trained:
+        parameter.grad = None
+    return tracer.trace
+
+
+def prepare_tracing(planned: Planned, recompute: str) -> None:
+    """Dropout as GPUs draw it (a CPU's generator gives numbers, and here are none), recomputation
+    as the options say.
+    """
+    network = planned.network
+    rate = planned.config.model.dropout
+    if not planned.is_causal_lm and rate:
+
+        def draw(shape: Any, like: Tensor) -> list[Tensor | None]:
+            return [torch.rand(tuple(shape), device=like.device) >= rate for _ in range(2)]
+
+        network._draw_kept = draw  # type: ignore[method-assign, assignment]
+    if planned.is_causal_lm:
+        _fuse_attention_dropout(network)
+    recompute_blocks(network.block_modules(), recompute)
+
+
+def _fuse_attention_dropout(network: nn.Module) -> None:
+    """Fused attention keeps nothing for its dropout; without this it would be traced unfused."""
+    for part in network.modules():
+        for name in ("attn_dropout", "attention_dropout"):
+            found = getattr(part, name, None)
+            if isinstance(found, nn.Dropout):
+                found.p = 0.0
+            elif isinstance(found, float):
+                setattr(part, name, 0.0)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step, with the moving average."""
+
+    kernels: Counter[Kernel]
+    optimizer_bytes: int
+    average_bytes: int
+    num_tensors: int
+    """In a checkpoint: weights, optimizer state, average."""
+
+
+def trace_update(planned: Planned) -> Update:
+    """Norm, clipping, optimizer and average."""
+    config, network = planned.config, planned.network
+    with planned.mode:
+        optimizer = Optimizer(network, config.optim)
+        state = optimizer.tensors()
+        average = Ema(network, config.optim.ema) if config.optim.ema else None
+        trained = [p for p in network.parameters() if p.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        with Tracer(network.parameters()) as tracer:
+            norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            if config.optim.clip:
+                nn.utils.clip_grads_with_norm_(trained, config.optim.clip, norm)
+            optimizer.step(config.optim.lr)
+            if average is not None:
+                average.update(1)
+        optimizer.zero_grad()
+        shadow = [] if average is None else list(average.shadow.values())
+    size = sum(t.numel() * t.element_size() for t in state.values())
+    held = sum(t.numel() * t.element_size() for t in shadow)
+    tensors = len(list(network.parameters())) + len(state) + len(shadow)
+    return Update(tracer.trace.kernels, size, held, tensors)

@@ -1,0 +1,85 @@
+"""Faults inside a process: what tests give to warm processes as ``prepare``.
+
+Each function changes the process that it is called in, before the command begins.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def limit_file_size(size: int, rank: int | None = None) -> None:
+    """No file may grow beyond ``size`` bytes: writes fail as on a full disk (EFBIG)."""
+    if rank is None or int(os.environ.get("RANK", "0")) == rank:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def wait_in_step(step: int, seconds: float, note: str) -> None:
+    """One step takes long; ``note`` is a file that appears when it has begun."""
+    from bellmask.train.step import TrainStep
+
+    call = TrainStep.__call__
+
+    def slow(self: TrainStep, number: int) -> Any:
+        if number == step:
+            Path(note).touch()
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                time.sleep(0.01)
+        return call(self, number)
+
+    TrainStep.__call__ = slow  # type: ignore[method-assign]
+
+
+def no_space_for(part: str, rank: int) -> None:
+    """On one rank, no file whose path has that part can be opened for writing (ENOSPC)."""
+    if int(os.environ.get("RANK", "0")) != rank:
+        return
+    real = io.open
+
+    def full(file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
+        if part in str(file) and set(mode) & set("wax+"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        return real(file, mode, *args, **more)
+
+    io.open = full  # type: ignore[assignment]  # what pathlib calls
+
+
+def no_space_for_line(step: int) -> None:
+    """The lines of metrics.jsonl from that step on cannot be written (ENOSPC)."""
+    from bellmask.records import MetricsFile
+
+    write = MetricsFile.write
+
+    def full(self: MetricsFile, record: dict[str, Any]) -> None:
+        if record["step"] >= step:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        write(self, record)
+
+    MetricsFile.write = full  # type: ignore[method-assign]
+
+
+def spoil_loss(steps: list[int], value: float, rank: int | None = None) -> None:
+    """The loss of these steps (counted from 1) is multiplied by ``value``; on one rank, or all."""
+    from bellmask.train.step import TrainStep
+
+    if rank is not None and int(os.environ.get("RANK", "0")) != rank:
+        return
+    forward = TrainStep._forward
+
+    def spoilt(self: TrainStep, step: int, *args: Any) -> Any:
+        loss, *rest = forward(self, step, *args)
+        factor = value if step + 1 in steps else 1.0
+        return (loss * torch.tensor(factor), *rest)
+
+    TrainStep._forward = spoilt  # type: ignore[method-assign]

@@ -1,0 +1,63 @@
+"""Run by torchrun, or alone: trains a list of configs one after another, and writes what each saw.
+
+``python many_trainings.py jobs.json``; a job is {"config", "out", "resume"}. Each rank writes the
+inputs and times of all its training rows, and the hash of every tensor that is saved, gathered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bellmask.assemble import train_run
+from bellmask.config import RunConfig, override, to_args
+from bellmask.diffusion.orders import Problem
+from bellmask.train.saving import Saver
+from bellmask.train.sharding import whole
+
+rows: list[list[Any]] = []
+hashes: dict[str, dict[str, str]] = {}
+
+ask, save = Problem.ask, Saver.save
+
+
+def recording_ask(problem: Problem, *args: Any, **options: Any) -> Tensor:
+    if options.get("reduce", True):
+        times = [None] * len(problem.x_BL) if problem.t_B is None else problem.t_B.tolist()
+        rows.extend([*pair] for pair in zip(problem.x_BL.tolist(), times, strict=True))
+    return ask(problem, *args, **options)
+
+
+def recording_save(saver: Saver, step: int, tensors: dict[str, Tensor], state: Any) -> None:
+    saver.wait()
+    hashes[str(step)] = {
+        name: hashlib.sha256(whole(t).detach().cpu().numpy().tobytes()).hexdigest()
+        for name, t in tensors.items()
+    }
+    save(saver, step, tensors, state)
+
+
+def main(path: Path) -> None:
+    """Train all jobs."""
+    Problem.ask, Saver.save = recording_ask, recording_save  # type: ignore[method-assign]
+    torch.set_num_threads(1)
+    rank = os.environ.get("RANK", "0")
+    for number, job in enumerate(json.loads(path.read_text())):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # a part of the store of its own
+        rows.clear()
+        hashes.clear()
+        config = override(RunConfig(), to_args(job["config"])).check()
+        train_run(config, job["out"], resume=job.get("resume", "no"), is_quiet=True)
+        seen = {"rows": rows, "hashes": hashes}
+        (Path(job["out"]) / f"seen-{rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

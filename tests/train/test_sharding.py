@@ -1,0 +1,270 @@
+"""Weights held once or cut (FSDP2): the same rows, times and masks exactly, the losses nearly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretrained_tools import save_lm
+
+from bellmask.config import RunConfig
+from bellmask.errors import UserError
+from bellmask.records import read_metrics
+from bellmask.scale_options import ScaleOptions
+from bellmask.train.checkpoint import load_tensors
+from bellmask.train.distributed import World
+from bellmask.train.saving import saves_in_background
+from bellmask.train.sharding import pick_layout
+
+Config = Callable[..., RunConfig]
+OPTIONS = (
+    "--train.steps 6 --model.dropout 0 --validation.every 3 --log.every 1 --validation.blocks 50 "
+    "--validation.batch-size 8 --checkpoint.every 4 --optim.ema 0.9"
+)
+FULL = "--scale.sharding full"
+TOOL = Path(__file__).parents[1] / "tools" / "many_trainings.py"
+
+
+def train_all(jobs: list[dict[str, Any]], folder: Path, processes: int) -> None:
+    """Every job in one start of the processes."""
+    path = folder / f"jobs-{processes}-{jobs[0]['out'].name}.json"
+    path.write_text(json.dumps([{**j, "out": str(j["out"])} for j in jobs]))
+    command = [sys.executable, str(TOOL), str(path)]
+    if processes > 1:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *launch, str(TOOL), str(path)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def recorded(folder: Path, kind: str = "train", field: str = "loss") -> list[float]:
+    return [r[field] for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == kind]
+
+
+def seen(folder: Path) -> list[Any]:
+    """All training rows of all ranks with their times, in an order of their own."""
+    found = [json.loads(path.read_text())["rows"] for path in folder.glob("seen-*.json")]
+    return sorted(row for part in found for row in part)
+
+
+def check_alike(folder: Path, reference: Path, rel: float = 2e-5) -> None:
+    assert seen(folder) == seen(reference)
+    assert len(seen(folder)) > 0
+    for field in ("masked_share", "tokens"):
+        assert recorded(folder, field=field) == recorded(reference, field=field)
+    for kind, field in (("train", "loss"), ("train", "gradient_norm"), ("validation", "nll")):
+        expected = pytest.approx(recorded(reference, kind, field), rel=rel)
+        assert recorded(folder, kind, field) == expected, (folder.name, kind, field)
+
+
+VARIANTS = {
+    "plain": "",
+    "time": "--model.modulation time",
+    "base": "--objective nelbo --law uniform",
+    "any_order": "--framework aoarm --validation.draws 2",
+    "muon": "--optimizer muon",
+    "no_average": "--optim.ema 0 --optim.weight-decay 0.1",
+}
+LAYOUTS = {
+    "copies": "",
+    "full": FULL,
+    "full_in_parts": f"{FULL} --train.microbatch-size 1 --scale.recompute block",
+    "full_selective": f"{FULL} --scale.recompute selective --checkpoint.saving wait",
+    "hybrid_of_one": "--scale.sharding hybrid --scale.shard-size 1",
+}
+
+
+@pytest.fixture(scope="module")
+def trained(small_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of the above: one process as ``one-*``, two as ``two-*``."""
+    folder = tmp_path_factory.mktemp("trained")
+
+    def job(name: str, options: str) -> dict[str, Any]:
+        config = small_config(*OPTIONS.split(), *options.split())
+        return {"config": config.to_dict(), "out": folder / name}
+
+    train_all(
+        [
+            *(job(f"one-{name}", options) for name, options in VARIANTS.items()),
+            job("one-accumulated", "--train.microbatch-size 2"),
+            job("one-recomputed", "--scale.recompute block --train.microbatch-size 4"),
+            job("one-selective", "--scale.recompute selective"),
+            job("one-short", "--train.precision bfloat16"),
+        ],
+        folder,
+        1,
+    )
+    train_all(
+        [
+            *(job(f"two-{name}", options) for name, options in LAYOUTS.items()),
+            *(job(f"two-{name}", f"{VARIANTS[name]} {FULL}") for name in list(VARIANTS)[1:]),
+            job("two-short", f"--train.precision bfloat16 {FULL}"),
+        ],
+        folder,
+        2,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", ["accumulated", "recomputed", "selective"])
+def test_one_process_in_parts_learns_the_same(trained: Path, name: str) -> None:
+    check_alike(trained / f"one-{name}", trained / "one-plain")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_processes_learn_the_same_in_every_layout(trained: Path, name: str) -> None:
+    check_alike(trained / f"two-{name}", trained / "one-plain")
+
+
+@pytest.mark.parametrize("name", list(VARIANTS)[1:])
+def test_cut_weights_learn_the_same_in_every_variant(trained: Path, name: str) -> None:
+    check_alike(trained / f"two-{name}", trained / f"one-{name}")
+
+
+def test_short_products_with_cut_weights_are_as_good_as_without(trained: Path) -> None:
+    """Weights rounded when gathered instead of when multiplied: same rows, like losses."""
+    check_alike(trained / "two-short", trained / "one-short", rel=5e-3)
+    assert recorded(trained / "two-short") != recorded(trained / "one-plain")
+
+
+@pytest.mark.parametrize("name", ["two-full", "two-muon", "two-copies"])
+def test_a_checkpoint_of_cut_weights_is_read_whole(trained: Path, name: str) -> None:
+    """Every tensor as one process reads it: bit for bit what the processes had together."""
+    said = json.loads((trained / name / "seen-0.json").read_text())["hashes"]["4"]
+    folder = trained / name / "checkpoints" / "step-000000004"
+    tensors = empty_tensors(folder)
+    load_tensors(folder, tensors)
+    found = {k: hashlib.sha256(t.numpy().tobytes()).hexdigest() for k, t in tensors.items()}
+    assert found == said
+    assert any(name.startswith("ema.") for name in said)
+    assert all(bool(t.abs().sum() > 0) for k, t in tensors.items() if "exp_avg" in k)
+
+
+def empty_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Zeros of the shapes and types that a checkpoint says it has."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
+    return {
+        name: torch.zeros(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+
+
+def test_one_process_continues_cut_weights_and_the_reverse(
+    trained: Path, small_config: Config, tmp_path: Path
+) -> None:
+    def job(name: str, options: str = "", resume: str = "no") -> dict[str, Any]:
+        config = small_config(*OPTIONS.split(), "--train.steps", "9", *options.split())
+        return {"config": config.to_dict(), "out": tmp_path / name, "resume": resume}
+
+    import shutil
+
+    for name in ("one-plain", "two-full"):
+        shutil.copytree(trained / name, tmp_path / name)
+    train_all([job("nine"), job("two-full", resume="yes")], tmp_path, 1)
+    train_all([job("one-plain", FULL, resume="yes")], tmp_path, 2)
+    for name in ("two-full", "one-plain"):
+        for kind, field in (("train", "loss"), ("validation", "nll")):
+            expected = pytest.approx(recorded(tmp_path / "nine", kind, field), rel=2e-5)
+            assert recorded(tmp_path / name, kind, field) == expected
+        assert recorded(tmp_path / name, field="step") == list(range(1, 10))
+
+
+STAGES = {
+    "cpt": "--start.anneal-steps 4",
+    "cpt_low_rank": "--start.lora-rank 2",
+    "sft": "--sft.train toy:reverse:3 --sft.min-masks 1 --sft.round-to 8",
+}
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    small_config: Config, tmp_path_factory: pytest.TempPathFactory, text_file: Path
+) -> Path:
+    """Causal LMs opened and fine-tuned by one process, and by two that cut them."""
+    folder = tmp_path_factory.mktemp("adapted")
+    tied = save_lm(folder / "gpt2", "gpt2", text_file.read_text())
+    other = save_lm(folder / "llama", "llama", text_file.read_text())
+    for processes, more in ((1, ""), (2, FULL)):
+        jobs = []
+        for name, options in STAGES.items():
+            start = f"--start.model {other if name == 'sft' else tied} --data.block-length 48"
+            args = f"{OPTIONS} --train.microbatch-size 2 {start} {options} {more}"
+            config = small_config(*args.split())
+            jobs.append({"config": config.to_dict(), "out": folder / f"{processes}-{name}"})
+        train_all(jobs, folder, processes)
+    return folder
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_learn_the_same_with_cut_weights(adapted: Path, name: str) -> None:
+    check_alike(adapted / f"2-{name}", adapted / f"1-{name}", rel=1e-4)
+
+
+@pytest.mark.long
+def test_four_processes_in_two_groups_learn_what_one_does(
+    small_config: Config, tmp_path: Path
+) -> None:
+    for processes, more in ((1, ""), (4, "--scale.sharding hybrid --scale.shard-size 2")):
+        config = small_config(*OPTIONS.split(), "--train.microbatch-size", "1", *more.split())
+        job = {"config": config.to_dict(), "out": tmp_path / str(processes)}
+        train_all([job], tmp_path, processes)
+    check_alike(tmp_path / "4", tmp_path / "1")
+
+
+@pytest.mark.long
+def test_compiled_blocks_can_be_cut_and_recomputed(small_config: Config, tmp_path: Path) -> None:
+    compiled = f"--train.compile --scale.recompute selective {FULL}"
+    for processes, more in ((1, ""), (2, compiled)):
+        config = small_config(*OPTIONS.split(), *more.split())
+        job = {"config": config.to_dict(), "out": tmp_path / str(processes)}
+        train_all([job], tmp_path, processes)
+    check_alike(tmp_path / "2", tmp_path / "1", rel=1e-4)
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "world", "copies", "per_copy"),
+    [
+        (ScaleOptions(), World(), 1, 1),
+        (ScaleOptions("full"), World(), 1, 1),
+        (ScaleOptions(), World(0, 4, machine_size=4), 4, 1),
+        (ScaleOptions(), World(0, 4, GPU, machine_size=4), 1, 4),
+        (ScaleOptions(), World(0, 16, GPU, machine_size=8), 2, 8),
+        (ScaleOptions("none"), World(0, 16, GPU, machine_size=8), 16, 1),
+        (ScaleOptions("full"), World(0, 16, GPU, machine_size=8), 1, 16),
+        (ScaleOptions("hybrid"), World(0, 16, GPU, machine_size=8), 2, 8),
+        (ScaleOptions("hybrid", 4), World(0, 16, GPU, machine_size=8), 4, 4),
+        (ScaleOptions(shard_size=4), World(0, 16, machine_size=16), 4, 4),
+    ],
+)
+def test_layouts(options: ScaleOptions, world: World, copies: int, per_copy: int) -> None:
+    layout = pick_layout(options, world)
+    assert (layout.copies, layout.processes_per_copy) == (copies, per_copy)
+    assert layout.is_sharded == (per_copy > 1)
+    assert layout.reason in str(layout)
+
+
+def test_groups_that_do_not_divide_the_processes_are_refused() -> None:
+    with pytest.raises(UserError, match="shard_size=3 does not divide 16 processes"):
+        pick_layout(ScaleOptions("hybrid", 3), World(0, 16, machine_size=8))
+
+
+def test_saving_waits_only_for_one_process_on_a_cpu() -> None:
+    assert not saves_in_background("auto", World())
+    assert saves_in_background("auto", World(size=2))
+    assert saves_in_background("auto", World(device=GPU))
+    assert saves_in_background("background", World())
+    assert not saves_in_background("wait", World(size=2))
