@@ -33,11 +33,11 @@ from bellmask.placing import pick_placing, place
 from bellmask.records import MetricsFile
 from bellmask.report.console import preparing_bar
 from bellmask.resume import check_same_run, find_start
-from bellmask.run_state import RunState
+from bellmask.run_state import RunState, resume_command
 from bellmask.runfolder import drop_files_after, read_description, write_description
 from bellmask.start import Start, open_start
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
-from bellmask.train.distributed import World, open_world
+from bellmask.train.distributed import World, fork_rng, open_world
 from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.planning import StepPlanner
@@ -70,7 +70,7 @@ def train_run(
     objective = build_objective(config)
     find_trackers(config.log.trackers)
     folder = Path(out)
-    with open_world(config.train.device) as world, torch.random.fork_rng():
+    with open_world(config.train.device) as world, fork_rng(world.device):
         size = config.train.microbatch_size
         if config.train.batch_size % (world.size * (size or 1)):
             raise UserError(
@@ -151,8 +151,9 @@ class _Training:
         in_background = self.placing.in_background
         savers = world.aside() if in_background else world
         self.store = CheckpointStore(folder / "checkpoints", config.checkpoint, savers)
-        self.saver = Saver(self.store, in_background=in_background)
-        self.marks = RunState(folder, config.train.steps, world.size)
+        self.saver = Saver(self.store, world.device, in_background=in_background)
+        command = resume_command(folder, world.size, world.machine_size)
+        self.marks = RunState(folder, config.train.steps, command)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
 
@@ -177,6 +178,7 @@ class _Training:
             self.valid_blocks,
             self.placing,
             self.saver,
+            self.run_id,
         )
         periodic.trainer = trainer = Trainer(
             self.state,
@@ -201,21 +203,21 @@ class _Training:
 
     def _run(self, trainer: Trainer) -> TrainResult:
         """Train, and leave in the folder how it ended."""
-        is_main, state = self.world.is_main, self.state
-        if is_main:
-            self.marks.running(state.step)
+        state = self.state
+        # on_main: whoever left earlier would have torchrun end the one who writes the mark
+        self.world.on_main(lambda: self.marks.running(state.step))
         try:
             stopped_by = trainer.fit()
         except TrainingError as error:
+            reason = str(error)
             with contextlib.suppress(SavingError):
                 self.saver.wait()
-            if is_main:
-                self.marks.failed(state.step, str(error))
+            self.world.on_main(lambda: self.marks.failed(state.step, reason))
             raise
-        if is_main and stopped_by is not None:
-            self.marks.stopped(state.step, stopped_by)
-        elif is_main:
-            self.marks.done()
+        if stopped_by is None:
+            self.world.on_main(self.marks.done)
+        else:
+            self.world.on_main(lambda: self.marks.stopped(state.step, stopped_by))
         return TrainResult(self.folder, state.step, state.nll, stopped_by)
 
     def _open_folder(self, checkpoint: Path | None) -> None:
@@ -230,13 +232,13 @@ class _Training:
             self.folder, self.config, self.tokenizer, description, before, self.backbone
         )
         step = 0 if checkpoint is None else read_state(checkpoint)["step"]
+        self.store.clean()
+        self.store.set_aside_after(step)  # before its lines go: a kill here must not part them
         self.metrics.cut_back(step)
         skipped = MetricsFile(self.folder / "skipped.jsonl")
         if skipped.path.exists():
             skipped.cut_back(step)
         drop_files_after(self.folder, step)
-        self.store.clean()
-        self.store.drop_after(step)
 
     def _description(self) -> dict[str, Any]:
         return {

@@ -269,7 +269,7 @@ def run_command(argv: Sequence[str]) -> int:
     if args[0] in ("-V", "--version", "version"):
         print(f"bellmask {__version__}")
         return 0
-    is_main = os.environ.get("RANK", "0") == "0"
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
         return look_up("command", args[0], COMMANDS)(args[1:])
     except UserError as error:
@@ -283,7 +283,7 @@ def run_command(argv: Sequence[str]) -> int:
         code, message = 1, str(error)
     except KeyboardInterrupt as stop:
         code, message = 130, str(stop) or "interrupted"
-    if is_main:
+    if speaks:
         from bellmask.report.tokens import visible_lines
 
         print(f"error: {visible_lines(message)}", file=sys.stderr)

@@ -35,6 +35,7 @@ class Periodic:
     valid_blocks: Blocks
     placing: Placing
     saver: Saver
+    run_id: str
     trainer: Trainer | None = None
 
     def actions(self) -> list[Action]:
@@ -79,7 +80,8 @@ class Periodic:
         self.trainer.record("validation", result.summary())
         self.trainer.display.validated(state.step, result.nll, result.standard_error)
         if self.world.is_main:
-            result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")
+            with self.trainer.writing():
+                result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")
 
     def _write_samples(self, state: TrainState) -> None:
         """The main process's work; of a model that is cut, all call it together, alike."""
@@ -95,10 +97,16 @@ class Periodic:
                 self.world.device,
             )
         if self.world.is_main:
-            write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts)
+            assert self.trainer is not None
+            with self.trainer.writing():
+                write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts)
 
     def _save(self, state: TrainState) -> None:
+        assert self.trainer is not None
         if self.world.is_main:
-            self.trainer.metrics.sync()  # type: ignore[union-attr]
-        scalars = {"format": FORMAT, "mask_id": self.tokenizer.mask_id, **state.scalars()}
+            with self.trainer.writing():
+                self.trainer.metrics.sync()
+                self.trainer.skipped.sync()
+        scalars = {"format": FORMAT, "run": self.run_id, "mask_id": self.tokenizer.mask_id}
+        scalars |= state.scalars()
         self.saver.save(state.step, state.tensors(), scalars)

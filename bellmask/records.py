@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from bellmask.files import write_text
 from bellmask.outside import has_kinds, is_whole, load_json
 
 TIME_FIELDS = ("seconds", "tokens_per_second")
@@ -33,9 +34,7 @@ class MetricsFile:
     def cut_back(self, step: int) -> None:
         """Drop lines of later steps, and a last line that a kill left incomplete."""
         kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-        scratch = self.path.with_suffix(".writing")
-        scratch.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(scratch, self.path)
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -9,8 +9,11 @@ from typing import Any
 from bellmask.config import RunConfig, load_config
 from bellmask.errors import UserError, look_up
 from bellmask.options import FREE_OPTIONS
+from bellmask.outside import is_number
+from bellmask.runfolder import read_description
 from bellmask.train.checkpoint import CheckpointStore, read_state
 from bellmask.train.distributed import World
+from bellmask.train.metrics import Window
 
 _FREE_WITHOUT_DROPOUT = ("train.microbatch_size",)
 _FREE_WITH_CONSTANT_RATE = ("train.steps",)
@@ -66,7 +69,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     """The checkpoint to start from; refuses a folder that is in use or cannot be continued."""
     modes = {"no": False, "auto": True, "yes": True}
     may_resume = look_up("resume mode", resume, modes)
-    has_run = (folder / "config.json").exists()
+    has_run = world.agree((folder / "config.json").exists())
     if has_run and not may_resume:
         raise UserError(
             f"{folder} already holds a run; continue it with --resume auto, or choose another --out"
@@ -88,9 +91,28 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
         raise UserError("\n".join([*complaints, advice]))
     for complaint in complaints if world.is_main else []:
         print(f"warning: {complaint}; using an older one", file=sys.stderr)
-    if found is not None and read_state(found)["step"] > config.train.steps:
+    if found is not None:
+        _check_state(read_state(found), found, folder, config)
+    return found
+
+
+def _check_state(state: dict[str, Any], found: Path, folder: Path, config: RunConfig) -> None:
+    """Refuse a whole checkpoint that is not this run's, before anything is changed."""
+    if state["step"] > config.train.steps:
         raise UserError(
-            f"{folder} is at step {read_state(found)['step']}, beyond train.steps="
+            f"{folder} is at step {state['step']}, beyond train.steps="
             f"{config.train.steps}; give at least that many to resume it"
         )
-    return found
+    own = read_description(folder).get("id")
+    if state.get("run", own) != own:
+        raise UserError(f"{found} is of another run than {folder}; remove it, and an older is used")
+    window = state.get("window")
+    numbers = [state.get("tokens"), state.get("seconds"), state.get("skipped", 0)]
+    if (
+        not isinstance(window, dict)
+        or not set(window) <= set(Window.__dataclass_fields__)
+        or not all(map(is_number, [*window.values(), *numbers]))
+    ):
+        raise UserError(
+            f"{found}/state.json does not say where the run was; remove that checkpoint"
+        )

@@ -2,12 +2,14 @@
 
 ``RESUME_ME`` is there from the first step until the last one is done: whoever finds it without a
 process that trains can continue the run. ``FAILED`` is there instead when continuing would only
-repeat the failure. A finished run has neither. (Exit codes do not serve: torchrun's is always 1.)
+repeat the failure. A finished run has neither. (Exit codes do not serve: torchrun's is 1 whatever
+ended a run early.)
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -17,20 +19,22 @@ from bellmask.files import write_text
 RESUME, FAILED = "RESUME_ME", "FAILED"
 
 
-def resume_command(folder: Path, num_processes: int) -> str:
-    """What continues a run."""
-    launch = "bellmask"
+def resume_command(folder: Path, num_processes: int = 1, per_machine: int = 1) -> str:
+    """What continues a run; of several machines what each of them is told."""
+    words = ["bellmask"]
     if num_processes > 1:
-        launch = f"torchrun --nproc-per-node {num_processes} -m bellmask"
-    return f"{launch} train {folder / 'config.json'} --out {folder} --resume auto"
+        words = ["torchrun", "--nproc-per-node", str(per_machine), "-m", "bellmask"]
+    if num_processes > per_machine:
+        words[1:1] = ["--nnodes", str(num_processes // per_machine)]
+    words += ["train", str(folder / "config.json"), "--out", str(folder), "--resume", "auto"]
+    return shlex.join(words)
 
 
 class RunState:
     """Writes the marks of one run."""
 
-    def __init__(self, folder: Path, steps: int, num_processes: int) -> None:
-        self.folder, self.steps = folder, steps
-        self.command = resume_command(folder, num_processes)
+    def __init__(self, folder: Path, steps: int, command: str) -> None:
+        self.folder, self.steps, self.command = folder, steps, command
 
     def running(self, step: int) -> None:
         """Training begins, or goes on, after ``step``."""

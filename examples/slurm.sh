@@ -12,7 +12,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@300
-# ^ the batch script gets SIGTERM 300 seconds before the end: enough for a step and a save
+# ^ this script gets SIGTERM 300 seconds before the end: enough for a step and a save
 set -euo pipefail
 
 PRESET=${1:?usage: sbatch examples/slurm.sh PRESET [options of bellmask train]}
@@ -20,33 +20,40 @@ shift
 RUN=${RUN:-runs/$PRESET}
 PROCESSES=${PROCESSES:-${SLURM_GPUS_ON_NODE:-1}}   # per machine
 RESTARTS=${RESTARTS:-3}                             # of dead workers, before the job itself is requeued
-HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+
+newest() { cat "$RUN/checkpoints/latest" 2> /dev/null || true; }
+BEFORE=$(newest)
 
 # each restart gets a new store: agents on several machines count restarts apart, so that a prefix by
 # that number (what bellmask does on one machine) would not be the same everywhere
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 
-srun --kill-on-bad-exit=1 torchrun \
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" torchrun \
     --nnodes "$SLURM_NNODES" --nproc-per-node "$PROCESSES" --max-restarts "$RESTARTS" \
     --shutdown-timeout 240 \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:${PORT:-29500}" \
     --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
     -m bellmask train "$PRESET" --out "$RUN" --resume auto "$@" &
 STEP=$!
-trap 'kill -TERM $STEP' TERM INT
+# to the tasks, not to srun: that would end them at once
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM INT
 code=0
 wait $STEP || code=$?
-while kill -0 $STEP 2> /dev/null; do wait $STEP || code=$?; done   # a trap interrupts wait: let the save end
+while kill -0 $STEP 2> /dev/null; do   # a trap interrupts wait: let the save end
+    code=0
+    wait $STEP || code=$?
+done
 
-# torchrun exits with 1 whatever happened; the run folder says what is to be done
+# torchrun exits with 1 whatever ended the run early; the run folder says what is to be done
 if [ -e "$RUN/FAILED" ]; then
     echo "failed, and would fail again:" && cat "$RUN/FAILED"
     exit 1
 elif [ -e "$RUN/RESUME_ME" ]; then
     cat "$RUN/RESUME_ME"
-    if [ "${SLURM_RESTART_COUNT:-0}" -ge "${REQUEUES:-100}" ]; then
-        echo "requeued ${SLURM_RESTART_COUNT} times already: stopping" && exit 1
+    if [ "$(newest)" = "$BEFORE" ]; then
+        echo "no checkpoint was written since the job began: not requeued" && exit 1
     fi
     scontrol requeue "$SLURM_JOB_ID"
 else

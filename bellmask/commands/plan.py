@@ -46,9 +46,7 @@ def run(args: Sequence[str]) -> int:
 
         print(HELP.format(known=", ".join(DEVICES), efficiency=EFFICIENCY))
         return 0
-    own = {
-        name: take_option(args, f"--{name}") for name in ("devices", "nodes", "efficiency", "json")
-    }
+    own = {name: take_option(args, f"--{name}") for name in OWN}
     is_probed = "--probe" in args
     name, config = resolve([a for a in args if a != "--probe"], "bellmask plan")
     if not own["devices"] and not is_probed:

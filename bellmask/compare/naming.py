@@ -12,6 +12,8 @@ _NAMED = ("framework.", "objective.", "law.", "schedule.")
 _UNNAMED: tuple[str, ...] = (
     "train.seed",
     "train.device",
+    "train.skip_limit",
+    "scale.",
     "log.",
     "checkpoint.",
     "validation.",

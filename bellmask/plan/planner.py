@@ -198,7 +198,7 @@ def _timing(
         cluster,
         microbatches=microbatches,
         gathered_bytes=2 if holding.precision == "bfloat16" else 4,
-        reduced_bytes=2 if config.scale.reduce == "bfloat16" else 4,
+        reduced_bytes=2 if holding.precision == config.scale.reduce == "bfloat16" else 4,
     )
     return Timing(passes, update, communication, config.train.steps, source)
 

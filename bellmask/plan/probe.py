@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from bellmask.build import build_objective
 from bellmask.config import RunConfig
 from bellmask.errors import UserError
+from bellmask.model.loss_kernels import pick_loss_kernel, using_loss_kernel
 from bellmask.plan.devices import DEVICES, Cluster, Device
 from bellmask.plan.network import real_network
 from bellmask.plan.trace import inputs, scored_rows
@@ -50,15 +52,17 @@ def local_device(option: str = "auto") -> Device:
         return DEVICES["CPU"]
     name = torch.cuda.get_device_name(device)
     for known in sorted(DEVICES.values(), key=lambda d: -len(d.name)):
-        if known.name.lower() in name.lower().replace(" ", "-"):
-            return known
+        pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is no H200
+        if re.search(pattern, name.lower().replace(" ", "-")):
+            memory = float(torch.cuda.get_device_properties(device).total_memory)
+            return replace(known, memory=memory)  # there are kinds with less than the sheet's
     raise UserError(f"this machine's GPU, {name}, is not in the table; give --devices")
 
 
 def check_probe(config: RunConfig, cluster: Cluster) -> None:
     """UserError unless the plan is for what is here."""
     here = local_device(config.train.device)
-    if here != cluster.device:
+    if here.name != cluster.device.name:
         raise UserError(
             f"--probe measures this machine's device, {here.name}, and the plan is for "
             f"{cluster.device.name}: leave --probe out, or plan for {here.name}"
@@ -78,9 +82,10 @@ def probe(config: RunConfig, microbatch: int) -> Measured:
     given = inputs(config, size, rows, is_weighted=is_weighted)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
     precision = pick_precision(config.train.precision, device)
+    kernel = pick_loss_kernel(config.scale.loss, device, precision)
 
     def microbatches() -> None:
-        with autocast(device, precision):
+        with autocast(device, precision), using_loss_kernel(kernel):
             loss = network(**given)
         loss.backward()
 

@@ -108,10 +108,11 @@ class CheckpointStore:
         self.folder, self.options, self.world = folder, options, world
 
     def clean(self) -> None:
-        """Remove what an interrupted save or removal left."""
+        """Remove what an interrupted save or removal left, and what was set aside before."""
         if self.world.is_main and self.folder.exists():
-            for leftover in [*self.folder.glob(".writing-*"), *self.folder.glob(".removing-*")]:
-                shutil.rmtree(leftover, ignore_errors=True)
+            for kind in ("writing", "removing", "damaged"):
+                for leftover in self.folder.glob(f".{kind}-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
 
     def all(self) -> list[Path]:
         """Checkpoint folders, oldest first."""
@@ -151,7 +152,7 @@ class CheckpointStore:
         left = f"the newest good one is {last[0].name}" if last else "there is none before it"
         return (
             f"the checkpoint of step {step} could not be written to {self.folder}: {problem}; "
-            f"{left}. Make room, then go on with the same command and --resume auto."
+            f"{left}. Mend that (make room, say) and go on with the same command and --resume auto."
         )
 
     def _make_scratch(self, scratch: Path) -> None:
@@ -221,11 +222,14 @@ class CheckpointStore:
                 scores += [(nll, folder)] if nll is not None and is_number(nll) else []
         return min(scores, key=lambda item: item[0])[1] if scores else None
 
-    def drop_after(self, step: int) -> None:
-        """Remove checkpoints of later steps, which a resumed run will write again."""
+    def set_aside_after(self, step: int) -> None:
+        """Rename checkpoints of later steps: damaged ones, which a resumed run will write again.
+
+        They stay until the next start, for somebody who can mend them.
+        """
         for folder in self.all():
             if step_of(folder) > step:
-                self._remove(folder)
+                os.replace(folder, folder.with_name(f".damaged-{folder.name}"))
         if self.all():
             write_text(self.folder / LATEST, self.all()[-1].name + "\n")
 
@@ -245,9 +249,13 @@ class CheckpointStore:
         return found
 
     def newest_intact(self) -> tuple[Path | None, list[str]]:
-        """The newest undamaged checkpoint, and a sentence for each damaged one passed over."""
+        """The newest undamaged checkpoint, and a sentence for each damaged one passed over.
+
+        All ranks go by what the main one sees: file systems can show others an older list.
+        """
         complaints: list[str] = []
-        for folder in reversed(self.all()):
+        names = json.loads(self.world.texts(json.dumps([f.name for f in self.all()]))[0])
+        for folder in (self.folder / name for name in reversed(names)):
             damage = find_damage(folder, self.world)
             if damage is None:
                 return folder, complaints

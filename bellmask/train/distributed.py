@@ -30,6 +30,8 @@ BUCKET_NUMBERS = 8_000_000
 CPU = torch.device("cpu")
 LONGEST_WAIT = timedelta(days=7)
 """How long other ranks wait while the main one prepares data."""
+LONGEST_CALL = timedelta(hours=1)
+"""How long a collective call may take: the hashing of a large checkpoint is between two."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class World:
         """
         if self.size == 1:
             return replace(self, device=CPU)
-        group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        group = dist.new_group(backend="gloo", timeout=LONGEST_CALL)
         return replace(self, device=CPU, store=None, group=group, _calls=[])
 
     def on_main(self, work: Callable[[], object]) -> None:
@@ -180,6 +182,17 @@ def pick_device(option: str, local_rank: int = 0) -> torch.device:
     return torch.device(option)
 
 
+def _check_restarts() -> None:
+    """Several machines need a new store after each restart: their agents count restarts apart."""
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and is_shared and restarts != "0":
+        raise UserError(
+            "torchrun --max-restarts on several machines needs the environment variable "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/scaling.md)"
+        )
+
+
 @contextlib.contextmanager
 def open_world(device_option: str) -> Iterator[World]:
     """The processes that torchrun started, or this one alone."""
@@ -190,6 +203,7 @@ def open_world(device_option: str) -> Iterator[World]:
     if size == 1:
         yield World(device=device)
         return
+    _check_restarts()
     store, rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         # a prefix by restart, so that a restarted group never meets the dead one's addresses; the
@@ -197,12 +211,16 @@ def open_world(device_option: str) -> Iterator[World]:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt-{attempt}", store)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_CALL)
     machine_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    try:
-        yield World(rank, size, device, store, machine_size)
-    finally:
-        dist.destroy_process_group()
+    yield World(rank, size, device, store, machine_size)
+    # only after a good end: others may be in a call that never ends, and torchrun ends them
+    dist.destroy_process_group()
+
+
+def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Leave the generators of the caller as they were, of the CPU and of this process's GPU."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def has_native_bfloat16(device: torch.device) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
@@ -29,8 +30,10 @@ class Saver:
     itself at the next call, on all ranks.
     """
 
-    def __init__(self, store: CheckpointStore, *, in_background: bool) -> None:
-        self.store, self.in_background = store, in_background
+    def __init__(
+        self, store: CheckpointStore, device: torch.device, *, in_background: bool
+    ) -> None:
+        self.store, self.device, self.in_background = store, device, in_background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -49,6 +52,8 @@ class Saver:
 
     def _run(self, step: int, copies: dict[str, Tensor], state: dict[str, Any]) -> None:
         try:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # of this thread: else it is the first GPU
             self.store.save(step, copies, state)
         except BaseException as error:  # raised again by the thread that trains
             self._error = error

@@ -46,8 +46,9 @@ def microbatch_loss(
         weight_B = objective.weight(batch.t_B)
         weight_B = weight_B if batch.factor_B is None else weight_B * batch.factor_B
     if weight_B is not None:
-        weight_N = weight_B[rows_N // batch.x0_BL.shape[1]].float().to(device)
+        weight_N = weight_B[rows_N // batch.x0_BL.shape[1]].float()
         largest = float(weight_N.max()) if len(rows_N) else 0.0
+        weight_N = weight_N.to(device)
     mask = None if framework.is_causal else batch.attention_mask()
     return problem.ask(model, device, mask=mask, weight_N=weight_N), len(rows_N), largest
 
@@ -96,15 +97,17 @@ class TrainStep:
         scale = 1 / max(1, plan.normaliser) / self.c
         # FSDP2 takes the mean over processes, and what is wanted is the sum
         to_backward = scale * (self.world.size if is_sharded(self.model) else 1)
-        sums = torch.zeros(2, dtype=torch.float64)
-        largest = 0.0
+        device = self.world.device
+        total = torch.zeros((), dtype=torch.float64, device=device)  # read once: no wait in between
+        num_masked, largest = 0, 0.0
         for number, batch in enumerate(plan.microbatches, start=1):
             add_up_next_gradient(self.model, number == len(plan.microbatches))
-            loss_sum, num_masked, weight = self._forward(step, batch)
+            loss_sum, count, weight = self._forward(step, batch)
             (loss_sum * to_backward).backward()
-            sums += torch.tensor([float(loss_sum.detach()), num_masked], dtype=torch.float64)
+            total += loss_sum.detach()
+            num_masked += count
             largest = max(largest, weight)
-        sums = self.world.add_up(sums.to(self.world.device)).cpu()
+        sums = self.world.add_up(torch.stack([total, total.new_tensor(num_masked)])).cpu()
         largest = self.world.largest(largest)
         loss = float(sums[0]) * scale
         norm = self._clip_gradient()

@@ -8,6 +8,7 @@ before the step's checkpoint, which is why resuming can cut metrics.jsonl back t
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bellmask.errors import TrainingError
+from bellmask.errors import SavingError, TrainingError
 from bellmask.intervals import Interval, Progress
 from bellmask.options import OptimOptions
 from bellmask.records import MetricsFile
@@ -126,6 +127,7 @@ class Trainer:
         self.metrics, self.trackers, self.display = metrics, trackers, display
         self.skipped = MetricsFile(metrics.path.with_name("skipped.jsonl"))
         self._signal: int | None = None
+        self._problem = ""
 
     def fit(self) -> int | None:
         """Train; return the signal that ended it early, or None when all steps are done."""
@@ -134,7 +136,10 @@ class Trainer:
             while self.state.step < self.num_steps:
                 before = self.state.progress
                 self._update()
-                is_stopped = self.world.any(self._signal is not None or self.saver.has_failed)
+                has_failed = self.saver.has_failed or bool(self._problem)
+                is_stopped = self.world.any(self._signal is not None or has_failed)
+                if is_stopped:
+                    self._raise_problem()
                 self._act(before, is_stopped)
                 if is_stopped and self.state.step < self.num_steps:
                     self.saver.wait()
@@ -178,7 +183,10 @@ class Trainer:
             found = {"loss": str(result.loss), "gradient_norm": str(result.gradient_norm)}
             rows = planner.plan.rows(state.step).tolist()
             times = planner.times(state.step).tolist()
-            self.skipped.write({"step": step, **found, "rows": rows, "times": times})
+            with self.writing():
+                self.skipped.write(
+                    {"kind": "skipped", "step": step, **found, "rows": rows, "times": times}
+                )
         what = f"step {step}: the loss is {result.loss} and the gradient norm "
         what += f"{result.gradient_norm}. The weights were not updated{bad}."
         if state.skipped <= self.skip_limit:
@@ -204,16 +212,38 @@ class Trainer:
                 or (is_stopped and action.also_when_stopped)
             ):
                 action.run(self.state)
+                self._raise_problem()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around files that the main process writes: a failure ends the run on all ranks, later."""
+        try:
+            yield
+        except OSError as error:
+            self._problem = (
+                f"step {self.state.step}: {error.filename or self.metrics.path} could not be "
+                f"written: {error.strerror or error}. Checkpoints saved before are intact: make "
+                "room, then go on with the same command and --resume auto."
+            )
+
+    def _raise_problem(self) -> None:
+        """SavingError on all ranks where :meth:`writing` failed on one."""
+        problem = self.world.on_any(self._problem)
+        if problem:
+            with contextlib.suppress(SavingError):
+                self.saver.wait()  # what was to be saved before may still be good
+            raise SavingError(problem)
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """Write one line of metrics and send its numbers to the trackers."""
         if not self.world.is_main:
             return
         state = self.state
-        self.metrics.write(
-            {"kind": kind, "step": state.step, "tokens": state.tokens, **values}
-            | {"seconds": state.seconds}
-        )
+        with self.writing():
+            self.metrics.write(
+                {"kind": kind, "step": state.step, "tokens": state.tokens, **values}
+                | {"seconds": state.seconds}
+            )
         numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
         for tracker in self.trackers:
             tracker.log(numbers, state.step)
@@ -226,7 +256,8 @@ class Trainer:
         def remember(number: int, frame: FrameType | None) -> None:
             self._signal = number
             signal.signal(number, previous[number])
-            self.display.say("stopping after this step, saving a checkpoint ...")
+            if not self.display.console.quiet:  # not print: this may have interrupted one
+                os.write(1, b"stopping after this step, saving a checkpoint ...\n")
 
         for number in (int(signal.SIGINT), int(signal.SIGTERM)):
             with contextlib.suppress(ValueError):  # not in the main thread: leave signals alone
