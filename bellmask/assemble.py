@@ -150,10 +150,12 @@ class _Training:
         self.run_id = uuid.uuid4().hex[:12]
         in_background = self.placing.in_background
         savers = world.aside() if in_background else world
-        self.store = CheckpointStore(folder / "checkpoints", config.checkpoint, savers)
-        self.saver = Saver(self.store, world.device, in_background=in_background)
         command = resume_command(folder, world.size, world.machine_size)
         self.marks = RunState(folder, config.train.steps, command)
+        self.store = CheckpointStore(
+            folder / "checkpoints", config.checkpoint, savers, self.marks.running
+        )
+        self.saver = Saver(self.store, world.device, in_background=in_background)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
 
@@ -265,12 +267,14 @@ class _Training:
             f"{self.folder}: {where}; {describe_size(state.model)}, "
             f"{len(self.train_blocks):,} blocks of {self.train_blocks.block_length}, "
             f"{describe_learning(config)}, "
-            f"{self.world.size} process(es) on {self.world.device.type}"
+            f"{self.world.size} process{'es' * (self.world.size > 1)} on {self.world.device.type}"
         )
         choices = {**self.placing.describe(), "compile": str(self.placing.is_compiled).lower()}
         self.display.say("; ".join(f"{name} {value}" for name, value in choices.items()))
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
             self.display.say(f"examples: {told}; {len(self.valid_blocks):,} for validation")
-        for caution in [*self.start.notes, *learning_cautions(config)]:
+        if state.step == config.train.steps:
+            self.display.say("all steps are done already; for more give --train.steps")
+        for caution in [*self.start.notes, *self.placing.notes, *learning_cautions(config)]:
             self.display.say(f"note: {caution}")

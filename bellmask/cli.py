@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bellmask import __version__
 from bellmask.commands.options import resolve, start_config, take_option, wants_help
-from bellmask.errors import SavingError, TrainingError, UserError, look_up
+from bellmask.errors import LostProcessError, SavingError, TrainingError, UserError, look_up
 
 TRAIN_HELP = """Train a masked diffusion language model.
 
@@ -279,7 +279,7 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     except OSError as error:
         code, message = 2, f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    except (TrainingError, SavingError) as error:
+    except (TrainingError, SavingError, LostProcessError) as error:
         code, message = 1, str(error)
     except KeyboardInterrupt as stop:
         code, message = 130, str(stop) or "interrupted"

@@ -21,6 +21,10 @@ class TrainingError(RuntimeError):
     """Training cannot go on (a non-finite loss, say); the message explains it. Exit code 1."""
 
 
+class LostProcessError(RuntimeError):
+    """Another process of the run is gone; torchrun starts all again where it may. Exit code 1."""
+
+
 class SavingError(RuntimeError):
     """A checkpoint could not be written; earlier ones are intact. Exit code 1."""
 

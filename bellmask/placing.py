@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from bellmask.build import Network
 from bellmask.config import RunConfig
 from bellmask.model.loss_kernels import pick_loss_kernel
+from bellmask.scale_options import ScaleOptions
 from bellmask.train.distributed import World, check_compiler, pick_precision
 from bellmask.train.recompute import recompute_blocks
 from bellmask.train.saving import saves_in_background
@@ -27,6 +29,8 @@ class Placing:
     """Of the head's cross-entropy."""
     in_background: bool
     """Checkpoints are written beside training."""
+    notes: tuple[str, ...] = ()
+    """Options that were given and do not apply here."""
 
     def describe(self) -> dict[str, str | bool]:
         """For run.json and the log."""
@@ -46,14 +50,25 @@ def pick_placing(config: RunConfig, world: World) -> Placing:
         check_compiler(world.device)
     precision = pick_precision(config.train.precision, world.device)
     kernel = pick_loss_kernel(config.scale.loss, world.device, precision)
+    layout = pick_layout(config.scale, world)
     return Placing(
-        pick_layout(config.scale, world),
+        layout,
         precision,
         config.scale.recompute,
         config.train.compile,
         "chunked" if _weighs_rows(config) else kernel,
         saves_in_background(config.checkpoint.saving, world),
+        tuple(_notes(config.scale, layout, precision)),
     )
+
+
+def _notes(scale: ScaleOptions, layout: Layout, precision: torch.dtype) -> Iterator[str]:
+    wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
+    if wants_parts and not layout.is_sharded:
+        yield f"weights are not cut: {layout.reason}"
+    is_short = precision == torch.bfloat16 and layout.is_sharded
+    if scale.reduce == "bfloat16" and not is_short:
+        yield "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
 
 
 def _weighs_rows(config: RunConfig) -> bool:

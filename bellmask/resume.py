@@ -87,7 +87,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
         advice = "with --checkpoint.when-damaged older the newest intact one would be used"
         raise UserError("\n".join([*complaints, advice]))
     if complaints and found is None:
-        advice = "no intact checkpoint is left; delete the folder or choose another --out"
+        advice = "no intact checkpoint is left; move the folder away or choose another --out"
         raise UserError("\n".join([*complaints, advice]))
     for complaint in complaints if world.is_main else []:
         print(f"warning: {complaint}; using an older one", file=sys.stderr)

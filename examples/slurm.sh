@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run on several machines under Slurm that goes on after a time limit, a preemption or a dead node:
 #   sbatch examples/slurm.sh owt                                   a preset, options of "bellmask train" after it
-#   RUN=/shared/owt sbatch --nodes 4 examples/slurm.sh owt --train.microbatch-size 32
+#   RUN=/shared/owt sbatch --nodes 4 examples/slurm.sh owt --train.microbatch-size 16
 # The run folder and $BELLMASK_CACHE must be on a file system that all machines share.
 #SBATCH --job-name=bellmask
 #SBATCH --nodes=2
@@ -35,7 +35,7 @@ srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" torchrun \
     --shutdown-timeout 240 \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:${PORT:-29500}" \
     --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
-    -m bellmask train "$PRESET" --out "$RUN" --resume auto "$@" &
+    -m bellmask train "$PRESET" --out "$RUN" --resume auto --checkpoint.every "30 minutes" "$@" &
 STEP=$!
 # to the tasks, not to srun: that would end them at once
 trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM INT
@@ -52,8 +52,8 @@ if [ -e "$RUN/FAILED" ]; then
     exit 1
 elif [ -e "$RUN/RESUME_ME" ]; then
     cat "$RUN/RESUME_ME"
-    if [ "$(newest)" = "$BEFORE" ]; then
-        echo "no checkpoint was written since the job began: not requeued" && exit 1
+    if [ "$(newest)" = "$BEFORE" ] && [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ]; then
+        echo "requeued before, and still no new checkpoint: giving up" && exit 1
     fi
     scontrol requeue "$SLURM_JOB_ID"
 else

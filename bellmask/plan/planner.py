@@ -241,6 +241,6 @@ def _assumptions(
         found.append("every row has block_length tokens, all of them maskable: an upper bound")
     if config.start.anneal_steps > 1:
         found.append("attention counted as open: the mask of the annealing steps is left out")
-    if not device.is_gpu:
+    if not device.is_gpu and measured is None:
         found.append("CPU is a server of about 16 cores; yours may be very different: --probe")
     return found

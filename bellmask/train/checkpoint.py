@@ -10,7 +10,6 @@ which the next start removes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -34,9 +33,10 @@ from bellmask.files import write_text
 from bellmask.options import CheckpointOptions
 from bellmask.outside import is_number, is_whole, read_json
 from bellmask.train.distributed import World
+from bellmask.train.manifest import MANIFEST, STATE, digest, find_damage
 
 _NAME = re.compile(r"^step-(\d{9})$")
-MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
+LATEST = "latest"
 FORMAT = 1
 """Raised when a checkpoint's layout changes."""
 
@@ -58,41 +58,6 @@ def _cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _digest(path: Path) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        os.fsync(stream.fileno())
-    return {"bytes": path.stat().st_size, "sha256": sha256}
-
-
-def find_damage(folder: Path, world: World | None = None) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as it was written.
-
-    Processes share the reading; all get the answer.
-    """
-    world = world or World()
-    return world.on_any(_own_damage(folder, world.rank, world.size)) or None
-
-
-def _own_damage(folder: Path, rank: int, size: int) -> str:
-    """What is wrong with every ``size``-th file; empty when nothing is."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        for name, expected in list(manifest.items())[rank::size]:
-            if Path(name).name != name:
-                return f"{MANIFEST} names {name!r}, which is not a file of the folder"
-            if not (folder / name).exists():
-                return f"{name} is missing"
-            if _digest(folder / name) != expected:
-                return f"{name} has changed since it was written"
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        return f"{MANIFEST} cannot be read ({error})"
-    extra = {p.name for p in folder.glob("*.safetensors")} - set(manifest)
-    if extra:
-        return f"{sorted(extra)[0]} is not in the manifest"
-    return "" if STATE in manifest else f"{STATE} is not in the manifest"
-
-
 def step_of(folder: Path) -> int:
     """The step in a checkpoint folder's name."""
     match = _NAME.match(folder.name)
@@ -104,8 +69,15 @@ def step_of(folder: Path) -> int:
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, options: CheckpointOptions, world: World) -> None:
-        self.folder, self.options, self.world = folder, options, world
+    def __init__(
+        self,
+        folder: Path,
+        options: CheckpointOptions,
+        world: World,
+        on_saved: Callable[[int], None] | None = None,
+    ) -> None:
+        """``on_saved`` is told, on the main process, each step whose checkpoint is on disk."""
+        self.folder, self.options, self.world, self.on_saved = folder, options, world, on_saved
 
     def clean(self) -> None:
         """Remove what an interrupted save or removal left, and what was set aside before."""
@@ -174,7 +146,7 @@ class CheckpointStore:
         def hash_own() -> None:
             files = sorted(p for p in scratch.iterdir() if p.is_file())
             own = files[self.world.rank :: self.world.size]
-            found.update({p.name: _digest(p) for p in own})
+            found.update({p.name: digest(p) for p in own})
 
         self._together(step, hash_own)
         for part in self.world.texts(json.dumps(found)):
@@ -186,7 +158,7 @@ class CheckpointStore:
     ) -> None:
         """State, manifest, the final name; on the main process."""
         write_text(scratch / STATE, json.dumps(state, indent=1) + "\n")
-        manifest = {**digests, STATE: _digest(scratch / STATE)}
+        manifest = {**digests, STATE: digest(scratch / STATE)}
         write_text(scratch / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         _sync_folder(scratch)
         if final.exists():  # a repeated step, after a resume from an older checkpoint
@@ -194,6 +166,8 @@ class CheckpointStore:
         os.replace(scratch, final)
         _sync_folder(self.folder)
         write_text(self.folder / LATEST, final.name + "\n")
+        if self.on_saved is not None:
+            self.on_saved(step_of(final))
         self._prune()
 
     def _remove(self, folder: Path) -> None:

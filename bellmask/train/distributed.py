@@ -21,13 +21,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from bellmask.errors import UserError
+from bellmask.errors import LostProcessError, UserError
 
 BUCKET_NUMBERS = 8_000_000
 """Gradients are added up in flat buckets of about this many numbers."""
 
 
 CPU = torch.device("cpu")
+_LOST = re.compile(r"Connection (closed|reset|refused)|Broken pipe|NCCL.*(remote|abort|timeout)")
+"""What gloo and NCCL say on the processes that are left when one has died."""
 LONGEST_WAIT = timedelta(days=7)
 """How long other ranks wait while the main one prepares data."""
 LONGEST_CALL = timedelta(hours=1)
@@ -213,7 +215,13 @@ def open_world(device_option: str) -> Iterator[World]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_CALL)
     machine_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    yield World(rank, size, device, store, machine_size)
+    try:
+        yield World(rank, size, device, store, machine_size)
+    except RuntimeError as error:
+        if _LOST.search(str(error)):
+            first = str(error).splitlines()[0]
+            raise LostProcessError(f"another process of this run is gone ({first})") from None
+        raise
     # only after a good end: others may be in a call that never ends, and torchrun ends them
     dist.destroy_process_group()
 

@@ -7,6 +7,7 @@ values are a function of the run's options, apart from ``seconds`` and ``tokens_
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bellmask.config import RunConfig
 from bellmask.errors import UserError, look_up
 from bellmask.train.step import StepResult
+
+LINE_SECONDS = 60
+"""Where there is no terminal to draw a bar on, a line says how far a run is this often."""
 
 
 @dataclass
@@ -179,7 +183,7 @@ def open_trackers(run: TrackedRun) -> list[Tracker]:
 
 
 class Display:
-    """Progress bar on a terminal; plain lines elsewhere; silent on other ranks."""
+    """Progress bar on a terminal; a plain line now and then elsewhere; silent on other ranks."""
 
     def __init__(self, total: int, *, is_quiet: bool) -> None:
         self.console = Console(quiet=is_quiet, highlight=False)
@@ -194,6 +198,7 @@ class Display:
         )
         self._task = self._progress.add_task("training", total=total, note="")
         self._loss, self._nll, self._speed = "", "", ""
+        self._total, self._said = total, time.monotonic()
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -208,6 +213,9 @@ class Display:
         self._speed = f"{tokens_per_second:,.0f} tokens/s"
         note = "  ".join(part for part in (self._loss, self._nll, self._speed) if part)
         self._progress.update(self._task, completed=step, note=note)
+        if not self.console.is_terminal and time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            self.say(f"step {step:>7} of {self._total}  {note}")
 
     def validated(self, step: int, nll: float, error: float) -> None:
         """Show a validation."""

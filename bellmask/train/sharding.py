@@ -66,7 +66,7 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
         raise UserError(
             f"scale.shard_size={share} does not divide {size} processes; choose one that does"
         )
-    return Layout(size // share, share, reason)
+    return Layout(size // share, share, "hybrid with one group" if share == size else reason)
 
 
 def shard_model(

@@ -45,6 +45,7 @@ class Damaged:
     def expect_older(self, damaged: int = 1) -> None:
         """A warning for each damaged checkpoint; the end of the run is as it should be."""
         names = [c.name for c in checkpoints(self.run)]
+        before = [fingerprint(c) for c in checkpoints(self.run)[-damaged:]]
         code, said = self.train()
         assert code == 0, said
         warnings = [line for line in said.splitlines() if line.startswith("warning: ")]
@@ -52,7 +53,9 @@ class Damaged:
         for name, warning in zip(reversed(names), warnings, strict=False):
             assert f"{name} is damaged: " in warning
             assert warning.endswith("; using an older one")
-        assert_same(self.run, self.truth)
+        assert_same(self.run, self.truth, names[-damaged:])
+        kept = [self.run / "checkpoints" / f".damaged-{name}" for name in names[-damaged:]]
+        assert [fingerprint(c) for c in kept] == before
 
     def expect_error(self, *args: str, says: str = "") -> None:
         """One message, exit code 2, and the folder as it was."""
@@ -65,10 +68,11 @@ class Damaged:
 
     def expect_harmless(self) -> None:
         """Nothing that counts is damaged, or an older one is used, or there is a clear error."""
+        newest = self.newest.name
         code, said = self.train()
         assert code in (0, 2), said
         if code == 0:
-            assert_same(self.run, self.truth)
+            assert_same(self.run, self.truth, [newest] if "is damaged" in said else [])
         else:
             assert said.startswith("error: ")
 
@@ -76,7 +80,7 @@ class Damaged:
 def fingerprint(folder: Path) -> dict[str, str]:
     """All files and their hashes."""
     files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
-    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 def sign(checkpoint: Path) -> None:

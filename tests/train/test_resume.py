@@ -191,7 +191,7 @@ KILLER = """
 
     # every place where a save touches the disk
     for owner, name in (
-        (module, "write_text"), (module, "_digest"), (module, "_sync_folder"),
+        (module, "write_text"), (module, "digest"), (module, "_sync_folder"),
         (module.dcp, "save"), (module.os, "replace"), (module.shutil, "rmtree"),
     ):
         setattr(owner, name, deadly(getattr(owner, name)))

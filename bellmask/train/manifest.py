@@ -1,0 +1,49 @@
+"""manifest.json of a checkpoint: size and SHA-256 of its files, and whether they still fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from bellmask.train.distributed import World
+
+MANIFEST, STATE = "manifest.json", "state.json"
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """What the manifest says of a file, which is on disk for good then."""
+    with path.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        os.fsync(stream.fileno())
+    return {"bytes": path.stat().st_size, "sha256": sha256}
+
+
+def find_damage(folder: Path, world: World | None = None) -> str | None:
+    """What is wrong with a checkpoint, or None when every file is as it was written.
+
+    Processes share the reading; all get the answer.
+    """
+    world = world or World()
+    return world.on_any(_own_damage(folder, world.rank, world.size)) or None
+
+
+def _own_damage(folder: Path, rank: int, size: int) -> str:
+    """What is wrong with every ``size``-th file; empty when nothing is."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, expected in list(manifest.items())[rank::size]:
+            if Path(name).name != name:
+                return f"{MANIFEST} names {name!r}, which is not a file of the folder"
+            if not (folder / name).exists():
+                return f"{name} is missing"
+            if digest(folder / name) != expected:
+                return f"{name} has changed since it was written"
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    extra = {p.name for p in folder.glob("*.safetensors")} - set(manifest)
+    if extra:
+        return f"{sorted(extra)[0]} is not in the manifest"
+    return "" if STATE in manifest else f"{STATE} is not in the manifest"
