@@ -104,12 +104,8 @@ def assert_same(run: Path, truth: Path, aside: Sequence[str] = ()) -> None:
 
 
 def leftovers(run: Path) -> list[str]:
-    """Hidden files and folders, which only an interrupted write leaves.
-
-    Damaged checkpoints that were set aside do not count.
-    """
-    aside = {p for d in run.glob("checkpoints/.damaged-step-*") for p in [d, *d.rglob("*")]}
-    return sorted(str(p.relative_to(run)) for p in set(run.rglob(".*")) - aside)
+    """Hidden files and folders: what an interrupted write or a damaged checkpoint leaves."""
+    return sorted(str(p.relative_to(run)) for p in run.rglob(".*"))
 
 
 def mark_of(run: Path) -> dict[str, Any]:
