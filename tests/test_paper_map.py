@@ -25,6 +25,7 @@ from bellmask.commands.zero_shot import ZeroShotOptions
 from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import SUFFIXES, check_shared, parse_variants
 from bellmask.errors import UserError
+from bellmask.plan.devices import parse_devices
 from bellmask.presets import PRESETS
 
 EVALUATIONS: dict[str, Any] = {
@@ -181,6 +182,9 @@ def check_command(text: str) -> None:
     elif command == "train":
         take_option(args, "--out")
         resolve(args, "bellmask train")
+    elif command == "plan":
+        parse_devices(take_option(args, "--devices")[-1])
+        resolve(args, "bellmask plan")
     elif command == "compare":
         check_compare(args)
     elif command == "config":
