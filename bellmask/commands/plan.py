@@ -16,14 +16,16 @@ usage: bellmask plan PRESET --devices 4xH100 [--nodes N] [--probe] [--efficiency
 
 PRESET is a name from 'bellmask presets', a run folder or a config.json. Nothing is fetched or
 trained, and no GPU is needed.
-  --devices WHAT      4xH100, or 16x8xH100 for 16 machines of 8. Known: {known}.
-                      With --probe the default is this machine's device
+  --devices WHAT      4xH100, or 16x8xH100 for 16 machines of 8. With --probe the default is this
+                      machine's device. Known:
+                      {known}
   --nodes N           so many machines of --devices
   --probe             time a few real microbatches on this machine's device and plan with those
   --efficiency SHARE  share of the data sheet's speeds that kernels reach from start to end; default
                       {efficiency}, which the paper's three runs lie around. Compiled and tuned runs
                       reach more
-  --json FILE         also write all numbers there
+  --json FILE         also write all numbers there; "fits" of "memory" says whether it fits (the
+                      exit code is 0 also where it does not)
 
 examples:
   bellmask plan lm1b --devices 2xH200

@@ -78,8 +78,9 @@ def _memory(plan: Plan) -> None:
 def _storage(plan: Plan) -> None:
     kept, data = plan.checkpoints, plan.data
     each = show_bytes(kept.each)
+    average = ", moving average" if plan.config.optim.ema else ""
     rows = [
-        ["one checkpoint", each, "weights, optimizer, moving average"],
+        ["one checkpoint", each, "weights, optimizer" + average],
         ["all of them", show_bytes(kept.total), f"{kept.kept} kept, 1 being written"],
     ]
     size = "unknown" if data.num_bytes is None else show_bytes(data.num_bytes)
@@ -93,7 +94,8 @@ def _storage(plan: Plan) -> None:
 
 def _step(plan: Plan) -> str:
     length = plan.config.data.block_length
-    return f"{plan.cluster.size} devices x {plan.microbatches} x {plan.microbatch} rows of {length}"
+    devices = f"{plan.cluster.size} device" + "s" * (plan.cluster.size > 1)
+    return f"{devices} x {plan.microbatches} x {plan.microbatch} rows of {length}"
 
 
 def _time(plan: Plan) -> None:
