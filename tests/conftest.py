@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 
 from bellmask.config import RunConfig, override
 from bellmask.presets import tiny
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # started in the background of a shell; tests interrupt processes, which would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "the a cat dog sat ran on under mat tree and then saw old new red sun moon was".split()
 

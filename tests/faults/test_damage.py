@@ -139,7 +139,7 @@ def test_a_shard_that_nobody_named_is_not_loaded(
     damaged.expect_older()
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.long), "full"])
 def test_two_processes_agree_on_an_older_one(
     sharding: str, small_config: Config, warm: WarmProcesses, truth: Truth, tmp_path: Path
 ) -> None:

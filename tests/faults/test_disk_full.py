@@ -62,7 +62,7 @@ CASES = [
     pytest.param(2, "full", 0, "wait", marks=LONG),
     pytest.param(2, "full", 0, "background", marks=LONG),
     pytest.param(2, "full", 1, "wait", marks=LONG),
-    (2, "full", 1, "background"),
+    pytest.param(2, "full", 1, "background", marks=LONG),
 ]
 
 

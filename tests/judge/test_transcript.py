@@ -328,7 +328,7 @@ def interrupted(server: JudgeServer, path: Path, sign: signal.Signals) -> tuple[
 
 
 def slow_echo(body: dict[str, Any]) -> Response:
-    time.sleep(0.2)
+    time.sleep(0.05)
     return echo(body)
 
 

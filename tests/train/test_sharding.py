@@ -83,10 +83,8 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(small_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def train_layouts(small_config: Config, folder: Path) -> None:
     """All of the above: one process as ``one-*``, two as ``two-*``."""
-    folder = tmp_path_factory.mktemp("trained")
 
     def job(name: str, options: str) -> dict[str, Any]:
         config = small_config(*OPTIONS.split(), *options.split())
@@ -112,35 +110,29 @@ def trained(small_config: Config, tmp_path_factory: pytest.TempPathFactory) -> P
         folder,
         2,
     )
-    return folder
 
 
-@pytest.mark.parametrize("name", ["accumulated", "recomputed", "selective"])
-def test_one_process_in_parts_learns_the_same(trained: Path, name: str) -> None:
-    check_alike(trained / f"one-{name}", trained / "one-plain")
+def test_every_layout_learns_the_same(small_config: Config, tmp_path: Path) -> None:
+    """One test, because its trainings are shared by all that is asked of them."""
+    train_layouts(small_config, tmp_path)
+    for name in ("accumulated", "recomputed", "selective"):
+        check_alike(tmp_path / f"one-{name}", tmp_path / "one-plain")
+    for name in LAYOUTS:
+        check_alike(tmp_path / f"two-{name}", tmp_path / "one-plain")
+    for name in list(VARIANTS)[1:]:
+        check_alike(tmp_path / f"two-{name}", tmp_path / f"one-{name}")
+    # weights rounded when gathered instead of when multiplied: same rows, like losses
+    check_alike(tmp_path / "two-short", tmp_path / "one-short", rel=5e-3)
+    assert recorded(tmp_path / "two-short") != recorded(tmp_path / "one-plain")
+    for name in ("two-full", "two-muon", "two-copies"):
+        check_read_whole(tmp_path / name)
+    check_other_numbers_of_processes(small_config, tmp_path)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_two_processes_learn_the_same_in_every_layout(trained: Path, name: str) -> None:
-    check_alike(trained / f"two-{name}", trained / "one-plain")
-
-
-@pytest.mark.parametrize("name", list(VARIANTS)[1:])
-def test_cut_weights_learn_the_same_in_every_variant(trained: Path, name: str) -> None:
-    check_alike(trained / f"two-{name}", trained / f"one-{name}")
-
-
-def test_short_products_with_cut_weights_are_as_good_as_without(trained: Path) -> None:
-    """Weights rounded when gathered instead of when multiplied: same rows, like losses."""
-    check_alike(trained / "two-short", trained / "one-short", rel=5e-3)
-    assert recorded(trained / "two-short") != recorded(trained / "one-plain")
-
-
-@pytest.mark.parametrize("name", ["two-full", "two-muon", "two-copies"])
-def test_a_checkpoint_of_cut_weights_is_read_whole(trained: Path, name: str) -> None:
+def check_read_whole(run: Path) -> None:
     """Every tensor as one process reads it: bit for bit what the processes had together."""
-    said = json.loads((trained / name / "seen-0.json").read_text())["hashes"]["4"]
-    folder = trained / name / "checkpoints" / "step-000000004"
+    said = json.loads((run / "seen-0.json").read_text())["hashes"]["4"]
+    folder = run / "checkpoints" / "step-000000004"
     tensors = empty_tensors(folder)
     load_tensors(folder, tensors)
     found = {k: hashlib.sha256(t.numpy().tobytes()).hexdigest() for k, t in tensors.items()}
@@ -160,17 +152,13 @@ def empty_tensors(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_one_process_continues_cut_weights_and_the_reverse(
-    trained: Path, small_config: Config, tmp_path: Path
-) -> None:
+def check_other_numbers_of_processes(small_config: Config, tmp_path: Path) -> None:
+    """One process continues cut weights, and two that cut them what one began."""
+
     def job(name: str, options: str = "", resume: str = "no") -> dict[str, Any]:
         config = small_config(*OPTIONS.split(), "--train.steps", "9", *options.split())
         return {"config": config.to_dict(), "out": tmp_path / name, "resume": resume}
 
-    import shutil
-
-    for name in ("one-plain", "two-full"):
-        shutil.copytree(trained / name, tmp_path / name)
     train_all([job("nine"), job("two-full", resume="yes")], tmp_path, 1)
     train_all([job("one-plain", FULL, resume="yes")], tmp_path, 2)
     for name in ("two-full", "one-plain"):
@@ -187,12 +175,11 @@ STAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def adapted(
-    small_config: Config, tmp_path_factory: pytest.TempPathFactory, text_file: Path
-) -> Path:
+def test_stages_learn_the_same_with_cut_weights(
+    small_config: Config, tmp_path: Path, text_file: Path
+) -> None:
     """Causal LMs opened and fine-tuned by one process, and by two that cut them."""
-    folder = tmp_path_factory.mktemp("adapted")
+    folder = tmp_path
     tied = save_lm(folder / "gpt2", "gpt2", text_file.read_text())
     other = save_lm(folder / "llama", "llama", text_file.read_text())
     for processes, more in ((1, ""), (2, FULL)):
@@ -203,12 +190,8 @@ def adapted(
             config = small_config(*args.split())
             jobs.append({"config": config.to_dict(), "out": folder / f"{processes}-{name}"})
         train_all(jobs, folder, processes)
-    return folder
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_stages_learn_the_same_with_cut_weights(adapted: Path, name: str) -> None:
-    check_alike(adapted / f"2-{name}", adapted / f"1-{name}", rel=1e-4)
+    for name in STAGES:
+        check_alike(folder / f"2-{name}", folder / f"1-{name}", rel=1e-4)
 
 
 @pytest.mark.long
