@@ -157,6 +157,7 @@ class _Training:
         )
         self.saver = Saver(self.store, world.device, in_background=in_background)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
+        self.skipped = MetricsFile(folder / "skipped.jsonl")
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
 
     def fit(self, checkpoint: Path | None) -> TrainResult:
@@ -193,6 +194,7 @@ class _Training:
             actions=periodic.actions(),
             saver=self.saver,
             metrics=self.metrics,
+            skipped=self.skipped,
             trackers=trackers,
             display=self.display,
         )
@@ -237,9 +239,8 @@ class _Training:
         self.store.clean()
         self.store.set_aside_after(step)  # before its lines go: a kill here must not part them
         self.metrics.cut_back(step)
-        skipped = MetricsFile(self.folder / "skipped.jsonl")
-        if skipped.path.exists():
-            skipped.cut_back(step)
+        if self.skipped.path.exists():
+            self.skipped.cut_back(step)
         drop_files_after(self.folder, step)
 
     def _description(self) -> dict[str, Any]:
@@ -269,8 +270,8 @@ class _Training:
             f"{describe_learning(config)}, "
             f"{self.world.size} process{'es' * (self.world.size > 1)} on {self.world.device.type}"
         )
-        choices = {**self.placing.describe(), "compile": str(self.placing.is_compiled).lower()}
-        self.display.say("; ".join(f"{name} {value}" for name, value in choices.items()))
+        choices = self.placing.describe().items()
+        self.display.say("; ".join(f"{name} {value}" for name, value in choices))
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
             self.display.say(f"examples: {told}; {len(self.valid_blocks):,} for validation")

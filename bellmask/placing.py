@@ -32,13 +32,13 @@ class Placing:
     notes: tuple[str, ...] = ()
     """Options that were given and do not apply here."""
 
-    def describe(self) -> dict[str, str | bool]:
+    def describe(self) -> dict[str, str]:
         """For run.json and the log."""
         return {
             "precision": str(self.precision).removeprefix("torch."),
             "sharding": str(self.layout),
             "recompute": self.recompute,
-            "compile": self.is_compiled,
+            "compile": "blocks" if self.is_compiled else "nothing",
             "loss_kernel": self.loss_kernel,
             "saving": "background" if self.in_background else "wait",
         }

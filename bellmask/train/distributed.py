@@ -87,16 +87,12 @@ class World:
         """What every rank says, by rank."""
         if self.size == 1:
             return [text]
-        mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
-        length = int(self.largest(len(mine)))
-        padded = torch.zeros(length + 8, dtype=torch.uint8, device=self.device)
-        padded[: len(mine)] = mine
-        count = torch.tensor([len(mine)], device=self.device).view(torch.uint8)
-        padded[length:] = count
-        found = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(found, padded, group=self.group)
-        counts = [int(f[length:].clone().view(torch.int64).item()) for f in found]
-        return [bytes(f[:n].tolist()).decode() for f, n in zip(found, counts, strict=True)]
+        said = text.encode()
+        padded = said.ljust(int(self.largest(len(said))) + 1, b"\0")
+        mine = torch.tensor(list(padded), dtype=torch.uint8, device=self.device)
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(found, mine, group=self.group)
+        return [bytes(one.tolist()).rstrip(b"\0").decode() for one in found]
 
     def on_any(self, problem: str) -> str:
         """The first rank's problem that has one, on all ranks; empty when none has."""

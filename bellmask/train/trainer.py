@@ -118,14 +118,15 @@ class Trainer:
         actions: Sequence[Action],
         saver: Saver,
         metrics: MetricsFile,
+        skipped: MetricsFile,
         trackers: Sequence[Tracker],
         display: Display,
     ) -> None:
         self.state, self.step, self.world = state, step, world
         self.num_steps, self.optim, self.log_every = num_steps, optim, log_every
         self.skip_limit, self.actions, self.saver = skip_limit, actions, saver
-        self.metrics, self.trackers, self.display = metrics, trackers, display
-        self.skipped = MetricsFile(metrics.path.with_name("skipped.jsonl"))
+        self.metrics, self.skipped = metrics, skipped
+        self.trackers, self.display = trackers, display
         self._signal: int | None = None
         self._problem = ""
 

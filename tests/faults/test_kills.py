@@ -14,6 +14,7 @@ import pytest
 from fault_tools import (
     LONGEST,
     Torchrun,
+    assert_no_traceback,
     assert_same,
     command,
     last_step,
@@ -125,47 +126,39 @@ def test_kills_at_random_moments(
     assert_same(run, truth(config, 2))
 
 
-@pytest.mark.parametrize("saving", ["wait", pytest.param("background", marks=pytest.mark.long)])
-def test_one_process_killed_inside_a_save(
-    saving: str,
-    small_config: Config,
-    warm: WarmProcesses,
-    truth: Truth,
-    tmp_path: Path,
-    draw: random.Random,
-) -> None:
-    config = small_config(*OPTIONS, "--checkpoint.saving", saving)
-    run = tmp_path / "run"
-    for kind in ("step", "save"):
-        process = warm.start(command(config, run))
-        moment(kind, run, process.is_alive, draw)
-        process.signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        assert last_step(run) < STEPS
-    warm.run(command(config, run))
-    assert_same(run, truth(config))
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("sharding", ["full", pytest.param("none", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (1, "--checkpoint.saving wait"),
+        pytest.param(1, "--checkpoint.saving background", marks=LONG),
+        (2, "--scale.sharding full"),
+        pytest.param(2, "--scale.sharding none", marks=LONG),
+    ],
+)
 def test_all_processes_killed_then_the_same_command_again(
-    sharding: str,
+    size: int,
+    options: str,
     small_config: Config,
     warm: WarmProcesses,
     truth: Truth,
     tmp_path: Path,
     draw: random.Random,
 ) -> None:
-    config = small_config(*OPTIONS, "--scale.sharding", sharding)
+    """Between saves and inside one."""
+    config = small_config(*OPTIONS, *options.split())
     run = tmp_path / "run"
     for kind in ("step", "save"):
-        group = warm.start_group(command(config, run))
+        group = warm.start_group(command(config, run), size)
         moment(kind, run, group[0].is_alive, draw)
         for process in group:
             process.signal(signal.SIGKILL)
-        assert [process.wait() for process in group] == [-signal.SIGKILL] * 2
+        assert [process.wait() for process in group] == [-signal.SIGKILL] * size
         assert last_step(run) < STEPS
-    warm.run(command(config, run), 2)
-    assert_same(run, truth(config, 2))
+    warm.run(command(config, run), size)
+    assert_same(run, truth(config, size))
 
 
 @pytest.mark.long
@@ -182,3 +175,16 @@ def test_torchrun_and_workers_killed_then_the_same_command_again(
     with torchrun(command(config, run), log=log) as agent:
         assert agent.wait(LONGEST) == 0, agent.text()
     assert_same(run, truth(config, 2))
+
+
+def test_the_survivor_of_a_kill_says_so_in_one_line(
+    small_config: Config, warm: WarmProcesses, tmp_path: Path, draw: random.Random
+) -> None:
+    config, run = small_config(*OPTIONS), tmp_path / "run"
+    group = warm.start_group(command(config, run))
+    moment("step", run, group[0].is_alive, draw)
+    group[1].signal(signal.SIGKILL)
+    assert group[0].wait() == 1
+    said = group[0].text()
+    assert said.count("error: another process of this run is gone") == 1
+    assert_no_traceback(said)

@@ -144,6 +144,7 @@ def test_a_second_signal_acts_at_once(
     assert_no_traceback(process.text())
     assert last_step(run) == 2 * EVERY
     assert mark_of(run)["state"] == "running"
+    assert mark_of(run)["step"] == 2 * EVERY  # it follows what is saved
     warm.run(command(config, run))
     assert_same(run, truth(config))
 

@@ -56,15 +56,21 @@ def by_hash_of_both(first: str, second: str) -> str:
 
 
 class EveryKth:
-    """Another rule's answers, but the so-manieth thing that is asked gets something else."""
+    """Another rule's answers, but each k-th question gets something else the first time.
+
+    Asked again, it is answered: whether a question outlives its attempts does not depend on the
+    order in which threads come.
+    """
 
     def __init__(self, rule: ReplyRule, k: int, instead: Callable[[], Response]) -> None:
         self.rule, self.k, self.instead = rule, k, instead
-        self.count = 0
+        self.asked: set[str] = set()
         self._lock = threading.Lock()
 
     def __call__(self, body: dict[str, Any]) -> Response:
         with self._lock:
-            self.count += 1
-            is_odd = self.count % self.k == 0
+            question = str(body["messages"])
+            is_new = question not in self.asked
+            self.asked.add(question)
+            is_odd = is_new and len(self.asked) % self.k == 0
         return self.instead() if is_odd else self.rule(body)
