@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from warm_processes import WarmProcesses
 
 from bellmask.config import RunConfig, override
 from bellmask.presets import tiny
@@ -58,3 +59,11 @@ def small_config(
         return override(config, [*defaults.split(), *args]).check()
 
     return build
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcesses]:
+    """Processes without the seconds of importing."""
+    processes = WarmProcesses(tmp_path_factory.mktemp("warm"))
+    yield processes
+    processes.close()

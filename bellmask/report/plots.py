@@ -40,7 +40,7 @@ def _settle_texts(figure: Figure) -> None:
         axes.get_xticklabels(), axes.get_yticklabels()  # gives the labels their texts
     for text in figure.findobj(Text):
         text.set_text(visible_lines(text.get_text()))
-        if not _is_formula(text.get_text()):
+        if "$" in text.get_text() and not _is_formula(text.get_text()):
             text.set_parse_math(False)
 
 

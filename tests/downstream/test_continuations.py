@@ -159,7 +159,7 @@ def test_a_time_conditioned_run_is_told_a_time_of_its_mask(make_run: Callable[..
         hidden = np.flatnonzero(mask).tolist()
         total += float(weight) * sum(log_p(timed, ask, hidden, t=float(rate)).values())
     (found,) = scorer(timed, "auto", draws=6).score([ask], seed=5)
-    assert found.log_probability == pytest.approx(total, abs=2e-4)
+    assert found.log_probability == pytest.approx(total, rel=1e-6)
     assert not found.is_exact
     assert log_p(timed, ask, [0], t=0.1) != log_p(timed, ask, [0], t=0.9)
 

@@ -1,4 +1,4 @@
-"""The commands, run as a user runs them: in another process, looking at code, words and files."""
+"""The commands as a user runs them, looking at code, words and files."""
 
 from __future__ import annotations
 
@@ -26,17 +26,32 @@ SMALL = (
 ).split()
 
 
-def bellmask(*args: str, cwd: Path | None = None, code: int = 0) -> tuple[str, str]:
+Command = Callable[..., tuple[str, str]]
+
+
+def bellmask(*args: str, code: int = 0) -> tuple[str, str]:
+    """In another process, which takes seconds to start."""
     done = subprocess.run(
         [sys.executable, "-m", "bellmask", *map(str, args)],
         capture_output=True,
         text=True,
-        cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
     )
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done.stdout, done.stderr
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Command:
+    """In this process."""
+
+    def run(*args: str) -> tuple[str, str]:
+        capsys.readouterr()
+        assert run_command([*args]) == 0
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -73,33 +88,37 @@ def test_train_evaluate_generate(tmp_path: Path, text_file: Path) -> None:
     assert all(len(row["ids"]) == 16 for row in rows)
 
 
-def test_a_run_can_be_repeated_from_its_config(trained: Path, tmp_path: Path) -> None:
+def test_a_run_can_be_repeated_from_its_config(
+    trained: Path, tmp_path: Path, here: Command
+) -> None:
     again = tmp_path / "again"
-    bellmask("train", str(trained / "config.json"), "--out", str(again), "--quiet")
+    here("train", str(trained / "config.json"), "--out", str(again), "--quiet")
     a, b = (read_metrics(f / "metrics.jsonl") for f in (trained, again))
     assert [r.get("loss", r.get("nll")) for r in a] == [r.get("loss", r.get("nll")) for r in b]
 
 
-def test_samples_of_prompts_are_counted_through(trained: Path, tmp_path: Path) -> None:
+def test_samples_of_prompts_are_counted_through(
+    trained: Path, tmp_path: Path, here: Command
+) -> None:
     """The same beginning twice: other numbers, other noise."""
     (tmp_path / "prompts.txt").write_text("ab\nab\n")
     file = str(tmp_path / "prompts.txt")
     asked = ["generate", str(trained), "--prompts", file, "--num", "2", "--format", "jsonl"]
-    rows = [json.loads(line) for line in bellmask(*asked)[0].splitlines()]
+    rows = [json.loads(line) for line in here(*asked)[0].splitlines()]
     assert [(row["sample"], row["prompt"]) for row in rows] == [(i, "ab") for i in range(4)]
     assert len({tuple(row["ids"]) for row in rows}) == 4
 
 
-def test_given_tokens_are_kept_and_samples_do_not_depend_on_the_batch(trained: Path) -> None:
-    out, _ = bellmask("generate", str(trained), "--canvas", "The [MASK*4] cat [MASK*2].")
+def test_given_tokens_are_kept_and_samples_do_not_depend_on_the_batch(
+    trained: Path, here: Command
+) -> None:
+    out, _ = here("generate", str(trained), "--canvas", "The [MASK*4] cat [MASK*2].")
     assert out.startswith("The ")
     assert " cat " in out
-    out, _ = bellmask(
-        "generate", str(trained), "--prefix", "abc", "--length", "9", "--format", "jsonl"
-    )
+    out, _ = here("generate", str(trained), "--prefix", "abc", "--length", "9", "--format", "jsonl")
     assert json.loads(out)["ids"][:3] == [97, 98, 99]
     many = ["generate", str(trained), "--num", "5", "--format", "jsonl", "--steps", "6"]
-    (out, cost), (same, more) = bellmask(*many), bellmask(*many, "--batch-size", "2")
+    (out, cost), (same, more) = here(*many), here(*many, "--batch-size", "2")
     assert out == same
     calls = [int(said.splitlines()[-1].split(" network calls, ")[0]) for said in (cost, more)]
     assert calls[0] <= 6 < calls[1] <= 18
@@ -107,9 +126,9 @@ def test_given_tokens_are_kept_and_samples_do_not_depend_on_the_batch(trained: P
     assert (trained / "samples" / "step-000000008.txt").read_text().count("--------") == 3
 
 
-def test_output_goes_to_a_file(trained: Path, tmp_path: Path) -> None:
+def test_output_goes_to_a_file(trained: Path, tmp_path: Path, here: Command) -> None:
     target = tmp_path / "samples.txt"
-    out, _ = bellmask("generate", str(trained), "--output", str(target), "--steps", "2")
+    out, _ = here("generate", str(trained), "--output", str(target), "--steps", "2")
     assert out == ""
     assert target.read_text()
 
@@ -196,10 +215,10 @@ def test_a_wrong_command_line_ends_a_process_with_code_2_and_no_traceback() -> N
     )
 
 
-def test_config_show_and_diff() -> None:
-    out, _ = bellmask("config", "show", "lm1b", "--optim.lr", "1e-4")
+def test_config_show_and_diff(here: Command) -> None:
+    out, _ = here("config", "show", "lm1b", "--optim.lr", "1e-4")
     assert json.loads(out)["optim"]["lr"] == 1e-4
-    out, _ = bellmask("config", "diff", "tiny_base", "tiny_bell")
+    out, _ = here("config", "diff", "tiny_base", "tiny_bell")
     assert out.splitlines() == [
         'law.name: "uniform" -> "gaussian"',
         "law.mu: null -> 0.5",
@@ -208,7 +227,7 @@ def test_config_show_and_diff() -> None:
     ]
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, text_file: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, text_file: Path, here: Command) -> None:
     run = tmp_path / "run"
     args = [
         "train", "tiny", *SMALL, "--data.train", str(text_file), "--data.cache", str(tmp_path),
@@ -232,7 +251,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, text_file: Path) -> 
     assert (run / "checkpoints" / latest / "manifest.json").exists()
     step = int(latest.split("-")[1])
     resumed = [*args, "--resume", "auto", "--train.steps", str(step + 2)]
-    out, _ = bellmask(*resumed)
+    out, _ = here(*resumed)
     assert f"resuming from step {step}" in out
     assert f"done: step {step + 2}" in out
 

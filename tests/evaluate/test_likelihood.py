@@ -98,7 +98,7 @@ SOURCES = {
 }
 EXPERIMENTS = [
     # source, blocks, draws, repetitions
-    ("sticky", 192, 1, 1500),
+    ("sticky", 192, 1, 500),
     ("sticky", 64, 4, 400),
     ("register", 40, 1, 600),
     ("register", 47, 1, 500),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,6 @@ from fault_tools import command, copy_run
 from warm_processes import WarmProcesses
 
 from bellmask.config import RunConfig
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcesses]:
-    """Processes without the seconds of importing."""
-    processes = WarmProcesses(tmp_path_factory.mktemp("warm"))
-    yield processes
-    processes.close()
 
 
 @pytest.fixture(scope="session")

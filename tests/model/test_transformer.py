@@ -378,7 +378,7 @@ def test_dropout_keeps_the_mean_and_drops_the_branch_alone(
     """One branch's gate is zero: a linear readout has the mean of the model without dropout, and
     the variance b² p / (1 - p) of the branch b, independently for every element.
     """
-    rate, num_draws = 0.25, 1000
+    rate, num_draws, num_copies = 0.25, 1000, 100
     model = awake(replace(SMALL, num_layers=1, modulation=modulation, dropout=rate))
     silent = 5 if branch == "attention" else 2
     with torch.no_grad():
@@ -392,14 +392,16 @@ def test_dropout_keeps_the_mean_and_drops_the_branch_alone(
     model.blocks[0].register_forward_hook(lambda module, args, out: caught.append(out.detach()))
     x, t = tokens(2), torch.tensor([0.3, 0.6])
     rows = torch.tensor([1, 4, 15]) if is_picked else None
+    copies = (torch.arange(num_copies)[:, None] * x.numel() + rows).flatten() if is_picked else None
     with torch.no_grad():
         model.hidden(x, rows, t_B=t)
         model.train()
-        for seed in range(num_draws):
+        for seed in range(num_draws // num_copies):
             torch.manual_seed(seed)
-            model.hidden(x, rows, t_B=t)
+            model.hidden(x.repeat(num_copies, 1), copies, t_B=t.repeat(num_copies))
         embedded = model.embedding(x)
-    plain, drawn = caught[0].double(), torch.stack(caught[1:]).double()
+    plain = caught[0].double()
+    drawn = torch.stack(caught[1:]).double().view(num_draws, *plain.shape)
     branch_values = plain - (embedded if rows is None else embedded.flatten(0, 1)[rows])
     variance = branch_values.square() * rate / (1 - rate)
     error = (variance / num_draws).sqrt()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from warm_processes import WarmProcesses
 
 from bellmask.assemble import train_run
 from bellmask.config import RunConfig
@@ -171,47 +169,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     assert_same_run(tmp_path / "whole", tmp_path / "run", 6)
 
 
-KILLER = """
-    import os, shutil, signal, sys
-    from pathlib import Path
-    from bellmask.assemble import train_run
-    from bellmask.config import load_config
-    import bellmask.train.checkpoint as module
-
-    countdown = int(sys.argv[3])
-
-    def deadly(function):
-        def wrapper(*args, **kwargs):
-            global countdown
-            countdown -= 1
-            if countdown < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-        return wrapper
-
-    # every place where a save touches the disk
-    for owner, name in (
-        (module, "write_text"), (module, "digest"), (module, "_sync_folder"),
-        (module.dcp, "save"), (module.os, "replace"), (module.shutil, "rmtree"),
-    ):
-        setattr(owner, name, deadly(getattr(owner, name)))
-    train_run(load_config(sys.argv[1]), sys.argv[2], resume="auto", is_quiet=True)
-    print("finished")
-"""
-
-
-def run_killer(config: Path, folder: Path, countdown: int) -> bool:
-    """Train in another process that is killed at its countdown-th touch of the disk."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLER), str(config), str(folder), str(countdown)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return "finished" in done.stdout
-
-
 @pytest.mark.parametrize(
     "countdowns",
     [
@@ -220,7 +177,7 @@ def run_killer(config: Path, folder: Path, countdown: int) -> bool:
     ],
 )
 def test_a_kill_in_the_middle_of_a_save_loses_nothing(
-    small_config: Config, tmp_path: Path, countdowns: tuple[int, ...]
+    small_config: Config, tmp_path: Path, countdowns: tuple[int, ...], warm: WarmProcesses
 ) -> None:
     config = small_config("--train.steps", "5", "--checkpoint.every", "1", *OPTIONS)
     path = tmp_path / "config.json"
@@ -228,7 +185,10 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(
     train_run(config, tmp_path / "whole", is_quiet=True)
     kills = 0
     for countdown in countdowns:
-        kills += not run_killer(path, tmp_path / "run", countdown)
+        again = ["train", path, "--out", tmp_path / "run", "--resume", "auto", "--quiet"]
+        process = warm.start(again, prepare=["fault_hooks.kill_at_touch", countdown])
+        assert process.wait() in (0, -signal.SIGKILL), process.text()
+        kills += process.code != 0
     assert kills >= min(2, len(countdowns))
     train_run(config, tmp_path / "run", resume="auto", is_quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run", 5)
