@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -216,13 +217,24 @@ class _Training:
             reason = str(error)
             with contextlib.suppress(SavingError):
                 self.saver.wait()
-            self.world.on_main(lambda: self.marks.failed(state.step, reason))
+            self._mark_end(lambda: self.marks.failed(state.step, reason))
             raise
         if stopped_by is None:
-            self.world.on_main(self.marks.done)
+            self._mark_end(self.marks.done)
         else:
-            self.world.on_main(lambda: self.marks.stopped(state.step, stopped_by))
+            self._mark_end(lambda: self.marks.stopped(state.step, stopped_by))
         return TrainResult(self.folder, state.step, state.nll, stopped_by)
+
+    def _mark_end(self, mark: Callable[[], None]) -> None:
+        """Everything is saved: a mark that cannot be written changes nothing about that."""
+
+        def attempt() -> None:
+            try:
+                mark()
+            except OSError as error:
+                self.display.say(f"warning: {error}")
+
+        self.world.on_main(attempt)
 
     def _open_folder(self, checkpoint: Path | None) -> None:
         """Write what describes the run, and undo what happened after the checkpoint."""

@@ -1,86 +1,31 @@
 """The ``bellmask`` command: one thin function per subcommand, imports inside them.
 
-Exit codes: 0 done, 1 training failed or something is broken, 2 bad input, 130/143 stopped by a
-signal (the run can be resumed).
+Exit codes: 0 done, 1 training failed or something is broken (a full disk), 2 bad input, 130/143
+stopped by a signal (the run can be resumed).
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from bellmask import __version__
-from bellmask.commands.options import resolve, start_config, take_option, wants_help
+from bellmask.commands.options import resolve, start_config, wants_help
+from bellmask.commands.telling import finish_telling, tell
 from bellmask.errors import LostProcessError, SavingError, TrainingError, UserError, look_up
 
-TRAIN_HELP = """Train a masked diffusion language model.
-
-usage: bellmask train PRESET [--config FILE] [--out DIR] [--resume MODE] [--quiet] [options below]
-
-PRESET is a name from 'bellmask presets', another run's folder or its config.json. Defaults shown
-below are those of the preset, if one is given before --help.
-  --config FILE  options from a JSON or TOML file, over the preset and under the command line
-  --out DIR      run folder; default runs/<preset>-<hash of all options>
-  --resume MODE  no: refuse a folder that holds a run (default); auto: continue it or start it;
-                 yes: insist on continuing
-  --quiet        say nothing but errors
-
-examples:
-  bellmask train tiny
-  bellmask train tiny_base --train.steps 500 --out runs/base
-  bellmask train tiny --data.train 'texts/*.txt' --law laplace --law.scale 0.2
-  bellmask train runs/base/config.json --out runs/again
-  bellmask train tiny --out runs/bell --resume auto
-  torchrun --nproc-per-node 2 -m bellmask train lm1b --train.microbatch-size 64
-"""
-
-
-def _print_option_help(where: str, args: Sequence[str]) -> None:
-    """The options of a run with the defaults of a preset, if one is named."""
-    import tyro
-
-    from bellmask.config import RunConfig
-
-    named = [a for a in args if not a.startswith("-")]
-    default = start_config(named[0]) if named else RunConfig()
-    tyro.cli(
-        RunConfig, default=default, args=["--help"], prog=where, description="Options of a run."
-    )
+DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Of an OSError: not what the user gave, so the exit code is 1."""
 
 
 def train(args: list[str]) -> int:
     """Train a model."""
-    if wants_help(args):
-        print(TRAIN_HELP)
-        for option in ("--out", "--resume", "--config"):
-            take_option(args, option)
-        _print_option_help("bellmask train PRESET", args)
-        return 0
-    out, resume = take_option(args, "--out"), take_option(args, "--resume")
-    is_quiet = "--quiet" in args
-    args = [a for a in args if a != "--quiet"]
-    name, config = resolve(args, "bellmask train")
-    folder = Path(out[-1]) if out else Path("runs") / f"{name}-{config.fingerprint()}"
+    from bellmask.commands.train import run
 
-    from bellmask.assemble import train_run
-
-    result = train_run(config, folder, resume=resume[-1] if resume else "no", is_quiet=is_quiet)
-    is_main = os.environ.get("RANK", "0") == "0"
-    if result.stopped_by is not None:
-        if is_main:
-            print(
-                f"stopped at step {result.step}; continue with the same command and --resume auto "
-                f"--out {folder}",
-                file=sys.stderr,
-            )
-        return 128 + result.stopped_by
-    if is_main and not is_quiet:
-        last = f", validation NLL {result.nll:.4f} nats/token" if result.nll is not None else ""
-        print(f"done: step {result.step}{last}; run folder {folder}")
-    return 0
+    return run(args)
 
 
 def evaluate(args: list[str]) -> int:
@@ -275,10 +220,10 @@ def run_command(argv: Sequence[str]) -> int:
     except UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # whoever read our output has had enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (else Python complains at exit)
         return 0
     except OSError as error:
-        code, message = 2, f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        code = 1 if error.errno in DISK_FAILURES else 2
+        message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     except (TrainingError, SavingError, LostProcessError) as error:
         code, message = 1, str(error)
     except KeyboardInterrupt as stop:
@@ -286,7 +231,7 @@ def run_command(argv: Sequence[str]) -> int:
     if speaks:
         from bellmask.report.tokens import visible_lines
 
-        print(f"error: {visible_lines(message)}", file=sys.stderr)
+        tell(f"error: {visible_lines(message)}", sys.stderr)
     return code
 
 
@@ -295,4 +240,6 @@ def main() -> None:
     from bellmask.allocator import keep_freed_memory
 
     keep_freed_memory()
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    finish_telling()
+    sys.exit(code)

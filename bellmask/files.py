@@ -58,11 +58,20 @@ def check_folder(path: str | None, option: str = "--out") -> None:
         raise UserError(f"{option} {path} is a file; give a folder")
 
 
+def scratch_of(path: Path) -> Path:
+    """Where :func:`write_text` writes first: what a kill can leave behind."""
+    return path.with_name(f".{path.name}.writing")
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a small file as a whole, durably; what is not text in it becomes question marks."""
-    scratch = path.with_name(f".{path.name}.writing")
-    with scratch.open("w", encoding="utf-8") as stream:
-        stream.write(sound(text))
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(scratch, path)
+    scratch = scratch_of(path)
+    try:
+        with scratch.open("w", encoding="utf-8") as stream:
+            stream.write(sound(text))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from bellmask.config import RunConfig
 from bellmask.data.blocks import Blocks
 from bellmask.data.tokenizer import Tokenizer
@@ -15,7 +17,7 @@ from bellmask.intervals import Interval
 from bellmask.model.attention import AttentionRules
 from bellmask.placing import Placing
 from bellmask.train.checkpoint import FORMAT
-from bellmask.train.distributed import World
+from bellmask.train.distributed import World, autocast
 from bellmask.train.saving import Saver
 from bellmask.train.sharding import is_sharded
 from bellmask.train.trainer import Action, Trainer, TrainState
@@ -87,7 +89,9 @@ class Periodic:
         """The main process's work; of a model that is cut, all call it together, alike."""
         if not (self.world.is_main or is_sharded(state.model)):
             return
-        with state.evaluating() as model:
+        # weights that are cut are gathered in the run's precision, others are whole and float32
+        precision = self.placing.precision if is_sharded(state.model) else torch.float32
+        with state.evaluating() as model, autocast(self.world.device, precision):
             texts = training_samples(
                 model,  # type: ignore[arg-type]
                 self.config,

@@ -10,7 +10,7 @@ from bellmask.config import RunConfig, load_config
 from bellmask.errors import UserError, look_up
 from bellmask.options import FREE_OPTIONS
 from bellmask.outside import is_number
-from bellmask.runfolder import read_description
+from bellmask.runfolder import is_free, read_description
 from bellmask.train.checkpoint import CheckpointStore, read_state
 from bellmask.train.distributed import World
 from bellmask.train.metrics import Window
@@ -41,8 +41,11 @@ def check_same_run(
         "valid_fingerprint": "the validation text",
         "precision": "the precision of matrix products",
     }
-    if config.model.dropout:
-        watched["processes"] = "the number of processes, on which dropout's noise depends,"
+    if config.model.dropout and config.train.microbatch_size is None:
+        watched["processes"] = (
+            "the number of processes, on which dropout's noise depends where no "
+            "train.microbatch_size was given,"
+        )
     for key, what in watched.items():
         if before.get(key) != now[key]:
             values = "" if "fingerprint" in key else f" (was {before.get(key)}, now {now[key]})"
@@ -74,7 +77,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
         raise UserError(
             f"{folder} already holds a run; continue it with --resume auto, or choose another --out"
         )
-    if not has_run and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not has_run and not is_free(folder):
         raise UserError(f"{folder} exists and is not a run of bellmask; choose another --out")
     if not has_run and resume == "yes":
         raise UserError(f"{folder} holds no run to resume; use --resume auto to start one")

@@ -17,7 +17,7 @@ from bellmask import __version__
 from bellmask.config import RunConfig
 from bellmask.data.tokenizer import Tokenizer, from_description
 from bellmask.errors import UserError
-from bellmask.files import write_text
+from bellmask.files import scratch_of, write_text
 from bellmask.outside import count_of, read_json
 
 
@@ -65,10 +65,10 @@ def write_description(
 ) -> None:
     """Describe a run that starts, or goes on from what ``before`` describes."""
     folder.mkdir(parents=True, exist_ok=True)
-    if backbone is not None:
-        backbone.write(folder)
     # first of all: a folder with a config.json can always be resumed
     _write(folder / "config.json", config.resolved().to_dict())
+    if backbone is not None:
+        backbone.write(folder)
     _write(folder / "tokenizer.json", tokenizer.description())
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     machine = {
@@ -82,6 +82,14 @@ def write_description(
     _write(folder / "run.json", {**machine, **description})
     for part in ("checkpoints", "validation", "samples"):
         (folder / part).mkdir(exist_ok=True)
+
+
+def is_free(folder: Path) -> bool:
+    """True for a place where a run can begin: nothing there, or what a kill at once can leave."""
+    if not folder.exists():
+        return True
+    own = scratch_of(folder / "config.json")
+    return folder.is_dir() and all(path == own for path in folder.iterdir())
 
 
 def read_description(folder: Path) -> dict[str, Any]:

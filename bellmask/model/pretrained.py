@@ -45,6 +45,7 @@ class PretrainedDenoiser(nn.Module):
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
         self.has_windows = window is not None if kinds is None else "sliding_attention" in kinds
+        self.has_layer_norm = any(isinstance(m, nn.LayerNorm) for m in language_model.modules())
         self.mask_row = nn.Parameter(mean_row(language_model.get_input_embeddings()))
 
     @property
@@ -98,6 +99,11 @@ class PretrainedDenoiser(nn.Module):
         is_mask_BL = x_BL == self.mask_id
         known_BL = torch.where(x_BL < rows.num_embeddings, x_BL, 0)  # pads added to the tokenizer
         h_BLD = rows(known_BL)
+        # the sum over blocks is in float32, also where weights were gathered shorter; but for a
+        # LayerNorm on a CPU, whose autocast does not lift it as a GPU's does
+        device, is_stuck = h_BLD.device.type, self.has_layer_norm and h_BLD.device.type == "cpu"
+        if torch.is_autocast_enabled(device) and not is_stuck:
+            h_BLD = h_BLD.float()
         return torch.where(is_mask_BL[..., None], self.mask_row.to(h_BLD.dtype), h_BLD)
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,9 @@ FORMAT = 1
 """Raised when a checkpoint's layout changes."""
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Until a file, or the names in a folder, are on disk for good."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -78,6 +80,8 @@ class CheckpointStore:
     ) -> None:
         """``on_saved`` is told, on the main process, each step whose checkpoint is on disk."""
         self.folder, self.options, self.world, self.on_saved = folder, options, world, on_saved
+        # here and not around a save: filters belong to all threads, and a save may be in another
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
     def clean(self) -> None:
         """Remove what an interrupted save or removal left, and what was set aside before."""
@@ -133,20 +137,22 @@ class CheckpointStore:
 
     def _write_tensors(self, scratch: Path, tensors: dict[str, Tensor]) -> None:
         writer = HuggingFaceStorageWriter(str(scratch), save_distributed=True)
-        is_alone = self.world.size == 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # says only that there is one process
-            group = self.world.group
-            dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=is_alone)
+        is_alone, group = self.world.size == 1, self.world.group
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=is_alone)
 
     def _hash_files(self, step: int, scratch: Path) -> dict[str, dict[str, Any]]:
-        """Size and SHA-256 of all files; ranks share the reading."""
+        """Size and SHA-256 of all files, which are on disk for good then; ranks share the work.
+
+        All go by the names that any of them sees: file systems can show others an older list.
+        """
         found: dict[str, dict[str, Any]] = {}
+        listed = self.world.texts(json.dumps([p.name for p in scratch.iterdir() if p.is_file()]))
+        names = sorted({name for part in listed for name in json.loads(part)})
 
         def hash_own() -> None:
-            files = sorted(p for p in scratch.iterdir() if p.is_file())
-            own = files[self.world.rank :: self.world.size]
-            found.update({p.name: digest(p) for p in own})
+            for name in names[self.world.rank :: self.world.size]:
+                found[name] = digest(scratch / name)
+                _sync(scratch / name)
 
         self._together(step, hash_own)
         for part in self.world.texts(json.dumps(found)):
@@ -160,20 +166,23 @@ class CheckpointStore:
         write_text(scratch / STATE, json.dumps(state, indent=1) + "\n")
         manifest = {**digests, STATE: digest(scratch / STATE)}
         write_text(scratch / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-        _sync_folder(scratch)
+        _sync(scratch)
         if final.exists():  # a repeated step, after a resume from an older checkpoint
             self._remove(final)
         os.replace(scratch, final)
-        _sync_folder(self.folder)
+        _sync(self.folder)
         write_text(self.folder / LATEST, final.name + "\n")
-        if self.on_saved is not None:
-            self.on_saved(step_of(final))
-        self._prune()
+        try:
+            if self.on_saved is not None:
+                self.on_saved(step_of(final))
+            self._prune()
+        except OSError as error:  # the checkpoint is good all the same
+            print(f"warning: {final} is saved, but {error}", file=sys.stderr)
 
     def _remove(self, folder: Path) -> None:
         trash = folder.with_name(f".removing-{folder.name}")
         os.replace(folder, trash)
-        shutil.rmtree(trash)
+        shutil.rmtree(trash, ignore_errors=True)  # what is left, the next start removes
 
     def _prune(self) -> None:
         folders = self.all()

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,19 +22,28 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from bellmask.errors import LostProcessError, UserError
+from bellmask.errors import LostProcessError, SavingError, TrainingError, UserError
 
 BUCKET_NUMBERS = 8_000_000
 """Gradients are added up in flat buckets of about this many numbers."""
 
 
 CPU = torch.device("cpu")
-_LOST = re.compile(r"Connection (closed|reset|refused)|Broken pipe|NCCL.*(remote|abort|timeout)")
-"""What gloo and NCCL say on the processes that are left when one has died."""
+_LOST = re.compile(
+    r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Failed to recv|"
+    r"NCCL.*(remote|abort|timeout)"
+)
+"""What gloo, NCCL and a store say on the processes that are left when one has died."""
+_SHARED_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (UserError, SavingError, TrainingError)
+}
+"""What means the same on all ranks; of another error of the main process the others say that."""
 LONGEST_WAIT = timedelta(days=7)
 """How long other ranks wait while the main one prepares data."""
 LONGEST_CALL = timedelta(hours=1)
 """How long a collective call may take: the hashing of a large checkpoint is between two."""
+LONGEST_FAREWELL = 10.0
+"""Seconds that a failed main process waits for the others to hear of it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ class World:
     def on_main(self, work: Callable[[], object]) -> None:
         """Do something on the main process while the others wait, however long it takes.
 
-        A UserError there is raised everywhere, so that no rank is left in a collective call.
+        An error there is raised everywhere, so that no rank is left in a collective call.
         """
         if self.size == 1:
             work()
@@ -122,14 +132,23 @@ class World:
             try:
                 work()
             except BaseException as error:
-                self.store.set(key, f"error {error}")
+                self.store.set(key, f"{type(error).__name__} {error}")
+                self._let_others_hear(key)
                 raise
             self.store.set(key, "done")
             return
         self.store.wait([key], LONGEST_WAIT)
-        answer = self.store.get(key).decode()
-        if answer != "done":
-            raise UserError(answer.removeprefix("error "))
+        kind, _, text = self.store.get(key).decode().partition(" ")
+        if kind != "done":
+            self.store.add(f"{key}/heard", 1)
+            raise _SHARED_ERRORS.get(kind, LostProcessError)(text)
+
+    def _let_others_hear(self, key: str) -> None:
+        """Wait a little before leaving with an error: this process may hold the store."""
+        assert self.store is not None
+        until = time.monotonic() + LONGEST_FAREWELL
+        while self.store.add(f"{key}/heard", 0) < self.size - 1 and time.monotonic() < until:
+            time.sleep(0.01)
 
     def _next_call(self) -> int:
         self._calls.append(len(self._calls))
@@ -219,6 +238,7 @@ def open_world(device_option: str) -> Iterator[World]:
             raise LostProcessError(f"another process of this run is gone ({first})") from None
         raise
     # only after a good end: others may be in a call that never ends, and torchrun ends them
+    dist.barrier()  # on several machines the store is in the main process: all must be done with it
     dist.destroy_process_group()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ MANIFEST, STATE = "manifest.json", "state.json"
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """What the manifest says of a file, which is on disk for good then."""
+    """What the manifest says of a file."""
     with path.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        os.fsync(stream.fileno())
     return {"bytes": path.stat().st_size, "sha256": sha256}
 
 

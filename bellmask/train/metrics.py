@@ -6,6 +6,7 @@ values are a function of the run's options, apart from ``seconds`` and ``tokens_
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -182,11 +183,19 @@ def open_trackers(run: TrackedRun) -> list[Tracker]:
     return [look_up("tracker", name, TRACKERS)(run) for name in run.config.log.trackers]
 
 
+class _Console(Console):
+    """A console that falls silent when nobody reads it any more: a training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Instead of ending the process, as rich would."""
+        self.quiet = True
+
+
 class Display:
     """Progress bar on a terminal; a plain line now and then elsewhere; silent on other ranks."""
 
     def __init__(self, total: int, *, is_quiet: bool) -> None:
-        self.console = Console(quiet=is_quiet, highlight=False)
+        self.console = _Console(quiet=is_quiet, highlight=False)
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -223,5 +232,6 @@ class Display:
         self.say(f"step {step:>7}  validation {self._nll} nats/token")
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
-        self._progress.console.print(text, markup=False, soft_wrap=True)
+        """A line above the bar, if it can be written."""
+        with contextlib.suppress(OSError):
+            self._progress.console.print(text, markup=False, soft_wrap=True)

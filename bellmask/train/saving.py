@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from bellmask.train.checkpoint import CheckpointStore
 from bellmask.train.distributed import World
@@ -20,6 +19,11 @@ def saves_in_background(option: str, world: World) -> bool:
         "background": True,
         "auto": world.size > 1 or world.device.type != "cpu",
     }[option]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """In CPU memory; of a tensor that is cut, this process's part, cut as before."""
+    return tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().to("cpu")
 
 
 class Saver:
@@ -43,7 +47,7 @@ class Saver:
         if not self.in_background:
             self.store.save(step, tensors, state)
             return
-        copies = BlockingAsyncStager().stage(tensors)
+        copies = {name: _copy(tensor) for name, tensor in tensors.items()}
         # daemon: a process that was told to stop must not wait for ranks that are gone
         self._thread = threading.Thread(
             target=self._run, args=(step, copies, state), name="saving", daemon=True

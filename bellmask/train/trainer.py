@@ -245,9 +245,9 @@ class Trainer:
                 {"kind": kind, "step": state.step, "tokens": state.tokens, **values}
                 | {"seconds": state.seconds}
             )
-        numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
-        for tracker in self.trackers:
-            tracker.log(numbers, state.step)
+            numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
+            for tracker in self.trackers:
+                tracker.log(numbers, state.step)
 
     @contextlib.contextmanager
     def _catching_signals(self) -> Iterator[None]:
@@ -257,8 +257,10 @@ class Trainer:
         def remember(number: int, frame: FrameType | None) -> None:
             self._signal = number
             signal.signal(number, previous[number])
-            if not self.display.console.quiet:  # not print: this may have interrupted one
-                os.write(1, b"stopping after this step, saving a checkpoint ...\n")
+            if not self.display.console.quiet:
+                with contextlib.suppress(OSError):  # whoever read it may have had the signal too
+                    # not print: this may have interrupted one
+                    os.write(1, b"stopping after this step, saving a checkpoint ...\n")
 
         for number in (int(signal.SIGINT), int(signal.SIGTERM)):
             with contextlib.suppress(ValueError):  # not in the main thread: leave signals alone

@@ -21,7 +21,7 @@ from fault_tools import (
     torchrun,
     wait_for,
 )
-from warm_processes import WarmProcesses
+from warm_processes import WarmProcess, WarmProcesses
 
 from bellmask.config import RunConfig
 
@@ -33,6 +33,7 @@ OPTIONS = (
     "--model.dropout 0.1"
 ).split()
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
+HOLD = "fault_hooks.hold_in_step"
 
 
 def check_stopped(run: Path, number: int, size: int) -> list[str]:
@@ -47,6 +48,17 @@ def check_stopped(run: Path, number: int, size: int) -> list[str]:
     launcher = f"torchrun --nproc-per-node {size} -m bellmask".split() if size > 1 else ["bellmask"]
     assert words[: len(launcher)] == launcher
     return words[len(launcher) :]
+
+
+def held_group(
+    config: RunConfig, run: Path, warm: WarmProcesses, size: int, hook: str = HOLD
+) -> list[WarmProcess]:
+    """A run that is in its twelfth step until the file ``go`` is beside its folder."""
+    note, go = run.with_name("held"), run.with_name("go")
+    group = warm.start_group(command(config, run), size, [hook, 11, str(note), str(go)])
+    for rank, process in enumerate(group):
+        wait_for(run.with_name(f"held-{rank}").exists, process.is_alive)
+    return group
 
 
 @pytest.mark.parametrize(
@@ -69,14 +81,28 @@ def test_one_process_stops_and_goes_on(
     """The folder's name has a space: the command of the mark works all the same."""
     config = small_config(*OPTIONS, "--checkpoint.saving", saving)
     run = tmp_path / "my run"
-    process = warm.start(command(config, run))
-    wait_for(lambda: steps_logged(run) >= 10, process.is_alive)
+    (process,) = held_group(config, run, warm, 1)
     assert mark_of(run)["state"] == "running"
     process.signal(number)
+    (tmp_path / "go").touch()
     assert process.wait() == 128 + number
     assert_no_traceback(process.text())
     assert f"stopped at step {last_step(run)}" in process.text()
     warm.run(check_stopped(run, number, 1))
+    assert_same(run, truth(config))
+
+
+def test_a_stop_that_nobody_reads_of_is_a_stop(
+    small_config: Config, warm: WarmProcesses, truth: Truth, tmp_path: Path
+) -> None:
+    """As in ``bellmask train ... | tee log`` after Ctrl-C, which ends tee too."""
+    config, run = small_config(*OPTIONS), tmp_path / "run"
+    (process,) = held_group(config, run, warm, 1, "fault_hooks.nobody_reads")
+    process.signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    assert process.wait() == 128 + signal.SIGINT
+    assert process.text() == ""
+    warm.run(check_stopped(run, signal.SIGINT, 1))
     assert_same(run, truth(config))
 
 
@@ -86,9 +112,9 @@ def test_a_signal_to_one_worker_stops_all(
 ) -> None:
     config = small_config(*OPTIONS, "--scale.sharding", sharding)
     run = tmp_path / "run"
-    group = warm.start_group(command(config, run))
-    wait_for(lambda: steps_logged(run) >= 10, group[0].is_alive)
+    group = held_group(config, run, warm, 2)
     group[1].signal(signal.SIGTERM)
+    (tmp_path / "go").touch()
     assert [process.wait() for process in group] == [143, 143]
     for process in group:
         assert_no_traceback(process.text())

@@ -184,6 +184,22 @@ def test_the_masks_row_begins_as_the_mean_and_blocks_are_found() -> None:
         assert len(model.block_modules()) == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("gpt2", torch.bfloat16), ("llama", torch.float32)], ids=["gpt2", "llama"]
+)
+def test_blocks_are_added_up_in_float32_where_weights_are_shorter(
+    kind: str, dtype: torch.dtype
+) -> None:
+    """As with weights that FSDP gathers in bfloat16. A CPU's LayerNorm cannot."""
+    model = make_denoiser(kind).bfloat16()
+    caught: list[torch.dtype] = []
+    for block in model.block_modules():
+        block.register_forward_hook(lambda _, given, made: caught.append(given[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model.hidden(token_rows(1, 4))
+    assert set(caught) == {dtype}
+
+
 def test_no_square_mask_at_full_attention() -> None:
     """What the base model is given, in every case."""
     seen: list[dict[str, Any]] = []

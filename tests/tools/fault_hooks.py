@@ -44,6 +44,58 @@ def wait_in_step(step: int, seconds: float, note: str) -> None:
     TrainStep.__call__ = slow  # type: ignore[method-assign]
 
 
+def hold_in_step(step: int, note: str, go: str) -> None:
+    """One step waits until the file ``go`` is there; ``note`` appears when it has begun."""
+    from bellmask.train.step import TrainStep
+
+    call = TrainStep.__call__
+
+    def held(self: TrainStep, number: int) -> Any:
+        if number == step:
+            Path(f"{note}-{os.environ.get('RANK', '0')}").touch()
+            while not Path(go).exists():
+                time.sleep(0.01)
+        return call(self, number)
+
+    TrainStep.__call__ = held  # type: ignore[method-assign]
+
+
+def nobody_reads(step: int, note: str, go: str) -> None:
+    """Output goes into a pipe whose reader is gone; :func:`hold_in_step` besides."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for stream in (1, 2):
+        os.dup2(writer, stream)
+    hold_in_step(step, note, go)
+
+
+def leave_late(rank: int, seconds: float) -> None:
+    """One process comes late to the end of its training."""
+    from bellmask.train.trainer import Trainer
+
+    fit = Trainer.fit
+
+    def slow(self: Trainer) -> int | None:
+        stopped_by = fit(self)
+        time.sleep(seconds if self.world.rank == rank else 0)
+        return stopped_by
+
+    Trainer.fit = slow  # type: ignore[method-assign]
+
+
+def hear_late(rank: int, seconds: float) -> None:
+    """One process comes late to everything that the main one does alone."""
+    from bellmask.train.distributed import World
+
+    on_main = World.on_main
+
+    def slow(self: World, work: Callable[[], object]) -> None:
+        time.sleep(seconds if self.rank == rank else 0)
+        on_main(self, work)
+
+    World.on_main = slow  # type: ignore[method-assign]
+
+
 def kill_at_touch(countdown: int) -> None:
     """SIGKILL at the so-manieth time that a save touches the disk."""
     from bellmask.train import checkpoint
@@ -59,7 +111,7 @@ def kill_at_touch(countdown: int) -> None:
         return wrapper
 
     owners = (
-        (checkpoint, ("write_text", "digest", "_sync_folder")),
+        (checkpoint, ("write_text", "digest", "_sync")),
         (checkpoint.dcp, ("save",)),
         (os, ("replace",)),
         (shutil, ("rmtree",)),

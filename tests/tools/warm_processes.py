@@ -190,6 +190,6 @@ def serve() -> None:
 
 if __name__ == "__main__":
     serve()
-    from bellmask.cli import run_command
+    from bellmask.cli import main
 
-    sys.exit(run_command(sys.argv[1:]))
+    main()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,58 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     load_tensors(folder, loaded)
     assert torch.equal(loaded["model.a"], torch.full((3, 2), 5.0))
     assert json.loads((folder / "manifest.json").read_text()).keys() >= {"state.json"}
+
+
+def test_a_good_checkpoint_survives_housekeeping_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An old one cannot be removed, as where somebody has its files open on a network disk."""
+    target = store(tmp_path, keep_last=1)
+    save(target, 1)
+    replace = os.replace
+
+    def no_removing(old: Path, new: Path) -> None:
+        if ".removing-" in str(new):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(new))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", no_removing)
+    assert save(target, 2) == tmp_path / "step-000000002"
+    assert "step-000000002 is saved, but" in capsys.readouterr().err
+    assert find_damage(tmp_path / "step-000000002") is None
+
+
+def test_checking_a_checkpoint_only_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read-only file systems refuse to sync."""
+    folder = save(store(tmp_path), 1)
+
+    def refuse(handle: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert find_damage(folder) is None
+
+
+class Late(World):
+    """A process whose file system shows it another's file late."""
+
+    def texts(self, text: str) -> list[str]:
+        is_list = text.startswith("[")
+        return [text, json.dumps([*json.loads(text), "other.safetensors"]) if is_list else text]
+
+
+def test_the_manifest_has_files_that_only_another_process_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = CheckpointStore(tmp_path, CheckpointOptions(), Late())
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "other.safetensors").write_bytes(b"there")
+    (tmp_path / "hidden" / "own.safetensors").write_bytes(b"here")
+    listed = Path.iterdir
+
+    def stale(folder: Path) -> list[Path]:
+        return [p for p in listed(folder) if p.name != "other.safetensors"]
+
+    monkeypatch.setattr(Path, "iterdir", stale)
+    found = target._hash_files(1, tmp_path / "hidden")
+    assert sorted(found) == ["other.safetensors", "own.safetensors"]

@@ -14,6 +14,31 @@ from bellmask.config import RunConfig
 from bellmask.train.distributed import pick_device, pick_precision
 
 
+def test_a_process_that_is_late_at_the_end_ends_well(
+    small_config: Callable[..., RunConfig], tmp_path: Path, warm: WarmProcesses
+) -> None:
+    """The main process holds the store here, as on several machines: it must not leave first."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small_config("--train.steps", "2").to_dict()))
+    late = ["fault_hooks.leave_late", 1, 2.0]
+    warm.run(["train", path, "--out", tmp_path / "run"], 2, prepare=late)
+    assert not (tmp_path / "run" / "RESUME_ME").exists()
+
+
+def test_a_late_process_hears_what_went_wrong(
+    small_config: Callable[..., RunConfig], tmp_path: Path, warm: WarmProcesses
+) -> None:
+    path = tmp_path / "config.json"
+    config = small_config("--data.train", str(tmp_path / "nothing.txt"))
+    path.write_text(json.dumps(config.to_dict()))
+    late = ["fault_hooks.hear_late", 1, 2.0]
+    group = warm.start_group(["train", path, "--out", tmp_path / "run"], prepare=late)
+    assert [process.wait() for process in group] == [2, 2]
+    said = "".join(process.text() for process in group)
+    assert said.count("error: ") == 1
+    assert "nothing.txt" in said
+
+
 def test_a_batch_that_does_not_divide_is_refused_once(
     small_config: Callable[..., RunConfig], tmp_path: Path, warm: WarmProcesses
 ) -> None:

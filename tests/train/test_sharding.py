@@ -27,7 +27,8 @@ from bellmask.train.sharding import pick_layout
 Config = Callable[..., RunConfig]
 OPTIONS = (
     "--train.steps 6 --model.dropout 0 --validation.every 3 --log.every 1 --validation.blocks 50 "
-    "--validation.batch-size 8 --checkpoint.every 4 --optim.ema 0.9"
+    "--validation.batch-size 8 --checkpoint.every 4 --optim.ema 0.9 "
+    "--validation.samples-every 3 --validation.num-samples 1 --validation.sample-steps 2"
 )
 FULL = "--scale.sharding full"
 TOOL = Path(__file__).parents[1] / "tools" / "many_trainings.py"
@@ -66,6 +67,9 @@ def check_alike(folder: Path, reference: Path, rel: float = 2e-5) -> None:
         assert recorded(folder, kind, field) == expected, (folder.name, kind, field)
 
 
+SHORT = "--train.precision bfloat16"
+DROPOUT = "--model.dropout 0.1 --train.microbatch-size 2"
+"""With the microbatch given, its noise too is that of any number of processes."""
 VARIANTS = {
     "plain": "",
     "time": "--model.modulation time",
@@ -96,7 +100,9 @@ def train_layouts(small_config: Config, folder: Path) -> None:
             job("one-accumulated", "--train.microbatch-size 2"),
             job("one-recomputed", "--scale.recompute block --train.microbatch-size 4"),
             job("one-selective", "--scale.recompute selective"),
-            job("one-short", "--train.precision bfloat16"),
+            job("one-short", SHORT),
+            job("one-short_time", f"{SHORT} {VARIANTS['time']}"),
+            job("one-dropout", DROPOUT),
         ],
         folder,
         1,
@@ -105,7 +111,9 @@ def train_layouts(small_config: Config, folder: Path) -> None:
         [
             *(job(f"two-{name}", options) for name, options in LAYOUTS.items()),
             *(job(f"two-{name}", f"{VARIANTS[name]} {FULL}") for name in list(VARIANTS)[1:]),
-            job("two-short", f"--train.precision bfloat16 {FULL}"),
+            job("two-short", f"{SHORT} {FULL}"),
+            job("two-short_time", f"{SHORT} {VARIANTS['time']} {FULL}"),
+            job("two-dropout", f"{DROPOUT} {FULL}"),
         ],
         folder,
         2,
@@ -121,8 +129,12 @@ def test_every_layout_learns_the_same(small_config: Config, tmp_path: Path) -> N
         check_alike(tmp_path / f"two-{name}", tmp_path / "one-plain")
     for name in list(VARIANTS)[1:]:
         check_alike(tmp_path / f"two-{name}", tmp_path / f"one-{name}")
+    check_alike(tmp_path / "two-dropout", tmp_path / "one-dropout")
+    assert recorded(tmp_path / "one-dropout") != recorded(tmp_path / "one-plain")
     # weights rounded when gathered instead of when multiplied: same rows, like losses
-    check_alike(tmp_path / "two-short", tmp_path / "one-short", rel=5e-3)
+    for name in ("short", "short_time"):
+        check_alike(tmp_path / f"two-{name}", tmp_path / f"one-{name}", rel=5e-3)
+        assert (tmp_path / f"two-{name}" / "samples" / "step-000000006.txt").exists()
     assert recorded(tmp_path / "two-short") != recorded(tmp_path / "one-plain")
     for name in ("two-full", "two-muon", "two-copies"):
         check_read_whole(tmp_path / name)
