@@ -72,6 +72,7 @@ def write_text(path: Path, text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(scratch, path)
-    except OSError:
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a failed write does not say of what
         scratch.unlink(missing_ok=True)
         raise

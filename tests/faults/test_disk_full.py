@@ -140,21 +140,32 @@ def test_no_space_left_for_metrics(
     assert_same(run, truth(config, size))
 
 
-@pytest.mark.parametrize("name", ["config.json", "RESUME_ME"])
+@pytest.mark.parametrize(
+    ("prepare", "cause"),
+    [
+        (("fault_hooks.limit_file_size", 1500), "File too large: "),
+        (("fault_hooks.no_space_for", ".RESUME_ME.writing", 0), "No space left on device: "),
+    ],
+    ids=["config.json", "RESUME_ME"],
+)
 def test_no_space_left_at_the_start(
-    name: str, small_config: Config, warm: WarmProcesses, truth: Truth, tmp_path: Path
+    prepare: tuple[object, ...],
+    cause: str,
+    small_config: Config,
+    warm: WarmProcesses,
+    truth: Truth,
+    tmp_path: Path,
 ) -> None:
     """Not even for the first files; the same command starts the run when there is room."""
     config = small_config(*OPTIONS, "--train.steps", "10")
-    run = tmp_path / "run"
-    prepare = ("fault_hooks.no_space_for", f".{name}.writing", 0)
+    run, expected = tmp_path / "run", truth(config)  # which also prepares the text
     said = start_size(command(config, run), 1, warm, *prepare)
     assert said.count("error: ") == 1
-    assert "No space left on device" in said
+    assert cause in said
     assert_no_traceback(said)
     assert leftovers(run) == []
     warm.run(command(config, run))
-    assert_same(run, truth(config))
+    assert_same(run, expected)
 
 
 @pytest.fixture

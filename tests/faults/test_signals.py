@@ -106,6 +106,15 @@ def test_a_stop_that_nobody_reads_of_is_a_stop(
     assert_same(run, truth(config))
 
 
+def test_a_run_that_nobody_reads_of_is_a_run(
+    small_config: Config, warm: WarmProcesses, truth: Truth, tmp_path: Path
+) -> None:
+    config, run = small_config(*OPTIONS), tmp_path / "run"
+    process = warm.start(command(config, run), prepare=["fault_hooks.nobody_reads_at_all"])
+    assert process.wait() == 0
+    assert_same(run, truth(config))
+
+
 @pytest.mark.parametrize("sharding", ["full", pytest.param("none", marks=pytest.mark.long)])
 def test_a_signal_to_one_worker_stops_all(
     sharding: str, small_config: Config, warm: WarmProcesses, truth: Truth, tmp_path: Path

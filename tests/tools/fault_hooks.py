@@ -44,7 +44,7 @@ def wait_in_step(step: int, seconds: float, note: str) -> None:
     TrainStep.__call__ = slow  # type: ignore[method-assign]
 
 
-def hold_in_step(step: int, note: str, go: str) -> None:
+def hold_in_step(step: int, note: str, go: str, first: Callable[[], None] | None = None) -> None:
     """One step waits until the file ``go`` is there; ``note`` appears when it has begun."""
     from bellmask.train.step import TrainStep
 
@@ -52,6 +52,8 @@ def hold_in_step(step: int, note: str, go: str) -> None:
 
     def held(self: TrainStep, number: int) -> Any:
         if number == step:
+            if first is not None:
+                first()
             Path(f"{note}-{os.environ.get('RANK', '0')}").touch()
             while not Path(go).exists():
                 time.sleep(0.01)
@@ -60,13 +62,20 @@ def hold_in_step(step: int, note: str, go: str) -> None:
     TrainStep.__call__ = held  # type: ignore[method-assign]
 
 
-def nobody_reads(step: int, note: str, go: str) -> None:
-    """Output goes into a pipe whose reader is gone; :func:`hold_in_step` besides."""
+def nobody_reads_at_all() -> None:
+    """Output goes into a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     for stream in (1, 2):
         os.dup2(writer, stream)
-    hold_in_step(step, note, go)
+
+
+def nobody_reads(step: int, note: str, go: str) -> None:
+    """Output goes into a pipe whose reader leaves when :func:`hold_in_step` begins to wait."""
+    reader, writer = os.pipe()
+    for stream in (1, 2):
+        os.dup2(writer, stream)
+    hold_in_step(step, note, go, lambda: os.close(reader))
 
 
 def leave_late(rank: int, seconds: float) -> None:
