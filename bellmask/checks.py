@@ -18,6 +18,26 @@ if TYPE_CHECKING:
     from bellmask.config import RunConfig
 
 
+MOST = 2**53
+"""Of whole numbers in general; what would only fill memory is limited further."""
+_MOST = {
+    "train.steps": 999_999_999,  # names of checkpoints have nine digits
+    "train.batch_size": 2**31,
+    "data.block_length": 2**24,
+    "model.num_layers": 10_000,
+    "model.width": 2**20,
+    "model.num_heads": 2**20,
+    "model.mlp_ratio": 1024,
+    "validation.draws": 2**31,
+    "validation.batch_size": 2**31,
+}
+
+
+def _shown(value: int) -> str:
+    """A number, in full only where that has an end."""
+    return str(value) if abs(value) < 10**30 else "a number of very many digits"
+
+
 def find_problems(config: RunConfig) -> list[str]:
     """All that is wrong with a config, one sentence each; empty when nothing is."""
     parts = (_numbers, _data, _model, _framework, _times, _schedule, _objective, _train, _intervals)
@@ -39,6 +59,12 @@ def _numbers(config: RunConfig) -> Iterator[str]:
     for name in at_least_one.split():
         if flat[name] < 1:
             yield f"{name}={flat[name]} must be at least 1"
+    for name, value in flat.items():
+        most = _MOST.get(name, MOST)
+        if type(value) is int and abs(value) > most:
+            yield f"{name}={_shown(value)} is more than {most:,}"
+        if isinstance(value, str) and "\0" in value:
+            yield f"{name}={value!r} holds a null character"
     for name in not_negative.split():
         if not (flat[name] >= 0 and math.isfinite(flat[name])):
             yield f"{name}={flat[name]} must be a finite number that is not negative"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,14 @@ from bellmask.errors import LostProcessError, SavingError, TrainingError, UserEr
 
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Of an OSError: not what the user gave, so the exit code is 1."""
+
+
+OUT_OF_MEMORY = r"out of memory|can't allocate memory"
+"""What torch says, on GPUs and on CPUs."""
+LESS_MEMORY = (
+    "for a training try a smaller --train.microbatch-size or --scale.recompute block ('bellmask "
+    "plan' says what fits), for anything else a smaller --batch-size"
+)
 
 
 def train(args: list[str]) -> int:
@@ -226,6 +235,10 @@ def run_command(argv: Sequence[str]) -> int:
         message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     except (TrainingError, SavingError, LostProcessError) as error:
         code, message = 1, str(error)
+    except (MemoryError, RuntimeError) as error:
+        if not re.search(OUT_OF_MEMORY, str(error)) and not isinstance(error, MemoryError):
+            raise
+        code, message = 1, f"not enough memory ({str(error).splitlines()[0]}); {LESS_MEMORY}"
     except KeyboardInterrupt as stop:
         code, message = 130, str(stop) or "interrupted"
     if speaks:

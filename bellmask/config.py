@@ -9,6 +9,7 @@ misspelt option in a file is refused as one on the command line is. The resolved
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import json
@@ -154,10 +155,18 @@ def option_name(path: str) -> str:
 
 
 def to_args(tree: Mapping[str, Any]) -> list[str]:
-    """Nested values as command-line arguments, so that files and commands share one parser."""
+    """Nested values as command-line arguments, so that files and commands share one parser.
+
+    Names that are no options are refused here: the parser has options of its own, some of which
+    write files.
+    """
     args: list[str] = []
     for path, value in _flatten(tree):
         name = option_name(path)
+        if name not in _option_names():
+            near = difflib.get_close_matches(path, [n[2:] for n in _option_names()], n=3)
+            hint = f"; perhaps you meant {' or '.join(near)}" if near else ""
+            raise UserError(f"unknown option {path!r}{hint}")
         if isinstance(value, bool) and path not in _optional_switches():
             section, _, option = name[2:].rpartition(".")
             no = f"{section}.no-{option}" if section else f"no-{option}"
@@ -167,6 +176,12 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
         else:
             args += [name, str(value)]
     return args
+
+
+@functools.cache
+def _option_names() -> frozenset[str]:
+    """All options as they are typed."""
+    return frozenset(option_name(path) for path in RunConfig().flat())
 
 
 @functools.cache
@@ -257,13 +272,19 @@ def override(config: RunConfig, args: Sequence[str], where: str = "options") -> 
 
 def override_with_file(config: RunConfig, path: Path) -> RunConfig:
     """``config`` with the options of a JSON or TOML file applied."""
-    return override(config, to_args(read_tree(path)), where=str(path))
+    try:
+        args = to_args(read_tree(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return override(config, args, where=str(path))
 
 
 def read_tree(path: Path) -> dict[str, Any]:
     """The nested options in a JSON or TOML file."""
     if path.suffix not in (".json", ".toml"):
         raise UserError(f"config file {path} must be .json or .toml")
+    if path.exists() and not path.is_file():
+        raise UserError(f"cannot read config file {path}: not a file")
     try:
         text = path.read_text(encoding="utf-8")
         tree = tomllib.loads(text) if path.suffix == ".toml" else load_json(text)

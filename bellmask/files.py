@@ -59,20 +59,28 @@ def check_folder(path: str | None, option: str = "--out") -> None:
 
 
 def scratch_of(path: Path) -> Path:
-    """Where :func:`write_text` writes first: what a kill can leave behind."""
+    """Where :func:`replacing` writes first: what a kill can leave behind."""
     return path.with_name(f".{path.name}.writing")
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace a small file as a whole, durably; what is not text in it becomes question marks."""
+    with replacing(path) as scratch, scratch.open("x", encoding="utf-8") as stream:
+        stream.write(sound(text))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to, free until then; the file gets its own at the end."""
     scratch = scratch_of(path)
+    scratch.unlink(missing_ok=True)  # of a kill, or a link that somebody put there
     try:
-        with scratch.open("w", encoding="utf-8") as stream:
-            stream.write(sound(text))
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield scratch
         os.replace(scratch, path)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a failed write does not say of what
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)  # a failed write does not say of what
         scratch.unlink(missing_ok=True)
         raise

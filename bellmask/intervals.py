@@ -19,6 +19,7 @@ _UNITS: dict[str, Literal["steps", "tokens", "minutes"]] = {
     "minutes": "minutes",
 }
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+MOST = 1e18
 _PATTERN = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKMGB]?)\s*([a-z]*)\s*$")
 
 
@@ -42,9 +43,10 @@ class Interval:
             )
         amount = float(match[1].replace("_", "")) * _FACTORS[match[2]]
         unit = _UNITS[match[3]]
-        if amount <= 0 or (unit != "minutes" and amount != int(amount)):
+        if not 0 < amount < MOST or (unit != "minutes" and amount != int(amount)):
             raise ValueError(
-                f"{text!r} is not an interval: the amount must be a positive whole number"
+                f"{text!r} is not an interval: the amount must be a positive whole number "
+                f"below {MOST:.0e}"
             )
         return Interval(amount, unit)
 

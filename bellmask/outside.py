@@ -41,6 +41,8 @@ def _check_levels(found: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds; OSError or ValueError where it cannot be read."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("not a file")
     return load_json(path.read_text(encoding="utf-8"))
 
 
@@ -73,6 +75,11 @@ def is_whole(value: Any, least: int = 0) -> bool:
 def is_number(value: Any) -> bool:
     """Whole or not, nan and infinity too; no truth value."""
     return isinstance(value, float) or is_whole(value, -(1 << 63))
+
+
+def is_finite(value: Any) -> bool:
+    """A number that can be calculated with."""
+    return is_number(value) and abs(value) < 1e100
 
 
 def has_kinds(record: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:

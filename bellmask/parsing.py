@@ -56,6 +56,6 @@ def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) 
         with contextlib.redirect_stderr(stream):
             return tyro.cli(kind, default=default, args=list(args), prog=where)
     except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
+        if stop.code in (0, None):  # help, asked for in the place of a value
+            raise UserError(f"{where}: a value is missing before --help or -h") from None
         raise UserError(f"{where}: {_plain(stream.getvalue())}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ class Run:
         on_batch: Callable[[int], None] | None = None,
     ) -> Likelihood:
         """The NLL (bound) on blocks; see :func:`bellmask.evaluate.likelihood.evaluate`."""
-        return evaluate(
+        result = evaluate(
             self.model,
             blocks.starting_at(self.model.first_maskable),
             mask_id=self.tokenizer.mask_id,
@@ -99,6 +100,12 @@ class Run:
             row_keys=row_keys,
             on_batch=on_batch,
         )
+        if not math.isfinite(result.perplexity):
+            raise UserError(
+                f"the NLL of {self.folder} is {result.nll:.4g} nats per token: its training "
+                "diverged, or its weights are damaged; take another checkpoint"
+            )
+        return result
 
     def scorer(self, blocks: Blocks) -> Scorer:
         """Cross-entropies on blocks in contexts of given size, for curves by context count."""
@@ -274,6 +281,8 @@ def load_run(
     tokenizer = read_tokenizer(folder)
     kind = _which_weights(weights, config)
     backbone = read_backbone(folder)
+    if backbone is None and config.model.backbone == "causal_lm":
+        raise UserError(f"{folder} is damaged: it has no backbone.json")
     model = build_stored(place, config, tokenizer.num_tokens, backbone)
     tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
     load_tensors(place, tensors)

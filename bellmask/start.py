@@ -84,7 +84,7 @@ def _open(config: RunConfig) -> Start:
     if options.model == SMOLLM2:
         return _from_causal_lm(config, str(smollm2_folder(config.data.cache)))
     path = Path(options.model)
-    if path.parts[0] == "runs" and not path.exists():
+    if path.parts[:1] == ("runs",) and not path.exists():
         raise UserError(
             f"there is no run folder {path}; train that stage first, for a preset of that name "
             f"with: bellmask train {path.name} --out {path}"
@@ -136,11 +136,12 @@ def _begin(
 def _from_architecture(config: RunConfig, name: str) -> Start:
     """A Hugging Face config with random weights, sized for the run's own tokenizer later."""
     backbone, mark = read_architecture(name)
-    _check_length(config, backbone, name)
+    check_length(config, backbone, name)
     return _begin(config, config.model, backbone, None, None, mark)
 
 
-def _check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
+def check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
+    """Refuse rows that are longer than a causal LM has positions for."""
     length = config.data.block_length
     for key in ("max_position_embeddings", "n_positions"):  # GPT-2 calls it the second
         limit = backbone.language_model.get(key)
@@ -168,7 +169,7 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
 
     backbone = source.backbone
     if backbone is not None:
-        _check_length(config, backbone, str(folder))
+        check_length(config, backbone, str(folder))
     mark = hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
     return _begin(config, theirs.model, backbone, own, fill, f"{mark}/{source.step}")
 
@@ -214,7 +215,7 @@ def _from_causal_lm(config: RunConfig, path: str) -> Start:
     if config.start.checkpoint != StartOptions.checkpoint:
         raise UserError(f"start.checkpoint is of run folders, and {path} is a causal LM")
     tokenizer, backbone = read_causal_lm(path)
-    _check_length(config, backbone, path)
+    check_length(config, backbone, path)
 
     def fill(network: Network) -> None:
         assert isinstance(network, PretrainedDenoiser)

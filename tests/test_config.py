@@ -250,7 +250,7 @@ def test_all_problems_are_named_at_once() -> None:
     [
         ("{", "cannot read config file"),
         ("[1]", "must hold an object of sections"),
-        ('{"optim": {"lrr": 1}}', "--optim.lrr"),
+        ('{"optim": {"lrr": 1}}', "'optim.lrr'; perhaps you meant optim.lr"),
         ('{"law": {"name": "gauss"}}', "did you mean 'gaussian'"),
     ],
 )

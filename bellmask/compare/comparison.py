@@ -142,10 +142,11 @@ def write_report(
     results = without_nan({**summarize(entries, reference), "failed": list(failed)})
     others = ", ".join(name for name in results["variants"] if name != reference)
     title = title or f"bellmask: {others} against {reference}"
+    page = render_page(results, title)  # all that can fail comes before the first file
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
     write_curves(results, out)
-    write_text(out / "report.html", render_page(results, title))
+    write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_text(out / "report.html", page)
     return results
 
 

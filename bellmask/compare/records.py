@@ -73,7 +73,7 @@ class RunRecord:
     def samples(self, limit: int = 2) -> list[str]:
         """The last samples that the run wrote."""
         files = sorted((self.folder / "samples").glob("step-*.txt"))
-        text = files[-1].read_text(encoding="utf-8") if files else ""
+        text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
         return [part.strip("\n") for part in text.split("\n\n--------\n\n")][:limit] if text else []
 
 
@@ -130,8 +130,8 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
         extra = _MAY_BE_ABSENT.get(line["kind"])
         names += [extra] if extra is not None and line.get(extra, "") is not None else []
         for name in names:
-            if not outside.is_number(line.get(name)):
-                raise UserError(f"{path}, step {line['step']}: {name} is no number")
+            if not outside.is_finite(line.get(name)):
+                raise UserError(f"{path}, step {line['step']}: {name} is no finite number")
     return lines
 
 

@@ -14,6 +14,7 @@ from bellmask.compare.records import RunRecord, check_comparable
 from bellmask.compare.speedup import over_seeds, paired_bootstrap, speed_up
 from bellmask.errors import UserError
 from bellmask.options import FREE_OPTIONS
+from bellmask.outside import is_finite
 
 FORMAT = 1
 BOOTSTRAP_REPLICATES = 1000
@@ -45,6 +46,7 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
         for name in names
     }
     first = next(iter(chosen[reference].values()))
+    unigram = first.description.get("unigram_nll")
     variants = {name: _variant(name, chosen, reference) for name in names}
     for name in names:
         variants[name]["grid_point"] = best[name]
@@ -57,7 +59,7 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
         "data": _data(first),
         "machine": {k: first.description.get(k) for k in ("torch", "python", "machine", "device")},
         "options": first.config.resolved().to_dict(),
-        "unigram_nll": first.description.get("unigram_nll"),
+        "unigram_nll": unigram if is_finite(unigram) else None,
         "variants": variants,
         "is_annealed": first.config.optim.curve != "constant",
     }

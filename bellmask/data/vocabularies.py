@@ -31,6 +31,7 @@ BERT_WHEEL = Wheel(
 BPE_TRAINING_CHARACTERS = 64_000_000
 """A BPE vocabulary is learned from the first documents up to about this much text."""
 BPE_SPECIALS = ["<eos>", "<bos>", "<pad>"]
+SMALLEST_BPE = 256 + len(BPE_SPECIALS)
 MOST_TOKENS = 10_000_000
 
 VOCABULARIES = {"bytes": 259, "bert-base-uncased": 30521, "gpt2": 50258}
@@ -80,8 +81,11 @@ def trained_bpe(
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if size < 256 + len(BPE_SPECIALS):
-        raise UserError(f"bpe:{size} is too small; 256 bytes and 3 specials need bpe:259 or more")
+    if size < SMALLEST_BPE:
+        raise UserError(
+            f"bpe:{size} is too small; 256 bytes and {len(BPE_SPECIALS)} specials need "
+            f"bpe:{SMALLEST_BPE} or more"
+        )
     key = hashlib.sha256(f"bpe-1/{size}/{identity}".encode()).hexdigest()[:24]
     path = cache / "vocabularies" / f"bpe-{size}-{key}.json"
     if not path.exists():

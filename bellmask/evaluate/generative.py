@@ -20,6 +20,7 @@ from bellmask import __version__
 from bellmask.data.tokenizer import Ids
 from bellmask.errors import UserError
 from bellmask.evaluate.diversity import diversity, unigram_entropy
+from bellmask.evaluate.result import perplexity_of
 from bellmask.evaluate.sample_files import Place, Sample, key_of
 from bellmask.evaluate.scorers import TextScorer
 from bellmask.generate.settings import Sampling
@@ -171,7 +172,7 @@ def measure_cell(
     if not math.isfinite(total):
         raise UserError(f"scorer {scorer.name!r} gives text no finite likelihood; use another one")
     return {
-        "perplexity": math.exp(total / count) if count else None,
+        "perplexity": perplexity_of(total / count) if count else None,
         "entropy": float(np.mean([unigram_entropy(a.ids) for a, _ in kept])) if kept else None,
         **asdict(diversity([b.ids for _, b in kept])),
         "length": count / len(kept) if kept else None,

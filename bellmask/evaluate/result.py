@@ -18,6 +18,14 @@ from bellmask.evaluate.errors import (
     document_clusters,
 )
 
+MOST_NATS = 1e30
+"""No cross-entropy of float32 logits comes near; larger ones have no finite variance."""
+
+
+def perplexity_of(nll: float) -> float:
+    """exp(nll); infinite for a model that is beyond all measure."""
+    return math.exp(nll) if nll < 700 else math.inf if nll >= 700 else math.nan
+
 
 @dataclass(frozen=True)
 class Likelihood:
@@ -68,7 +76,7 @@ class Likelihood:
     @property
     def perplexity(self) -> float:
         """exp(nll)."""
-        return math.exp(self.nll)
+        return perplexity_of(self.nll)
 
     @property
     def bits_per_byte(self) -> float:
@@ -125,11 +133,11 @@ class Likelihood:
         return clustered_error(residual_B, self.clusters)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers people ask for."""
+        """The numbers people ask for; None for what is not finite, which JSON does not know."""
         return {
-            "nll": self.nll,
-            "nll_se": None if math.isnan(self.standard_error) else self.standard_error,
-            "perplexity": self.perplexity,
+            "nll": self.nll if math.isfinite(self.nll) else None,
+            "nll_se": self.standard_error if math.isfinite(self.standard_error) else None,
+            "perplexity": self.perplexity if math.isfinite(self.perplexity) else None,
             "bits_per_byte": self.bits_per_byte if self.num_bytes else None,
             "num_blocks": len(self.length_B),
             "num_tokens": self.num_tokens,
@@ -176,3 +184,5 @@ def _check_shapes(found: Likelihood) -> None:
     is_right &= found.length_B.shape == found.level_B.shape == found.document_B.shape == blocks
     if not is_right or found.length_B.min() < 0 or found.length_B.sum() < 1:
         raise ValueError("its arrays do not fit together")
+    if not (np.abs(found.ce_BR) < MOST_NATS).all():
+        raise ValueError("not all of its numbers are finite")

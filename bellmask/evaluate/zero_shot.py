@@ -24,7 +24,7 @@ from bellmask.data.corpora import IMPORTED, is_toy
 from bellmask.data.prepare import locate, parse_mixture, prepare
 from bellmask.data.writing import OnProgress
 from bellmask.errors import UserError
-from bellmask.evaluate.result import Likelihood
+from bellmask.evaluate.result import Likelihood, perplexity_of
 from bellmask.options import DataOptions
 from bellmask.run import Run
 
@@ -242,7 +242,7 @@ def compare(joined: Likelihood, first: Likelihood) -> dict[str, float] | None:
     if not joined.is_paired_with(first):
         return None
     difference, error = joined.difference(first)
-    return {"difference": difference, "se": error, "perplexity_ratio": math.exp(difference)}
+    return {"difference": difference, "se": error, "perplexity_ratio": perplexity_of(difference)}
 
 
 def collect(

@@ -109,7 +109,7 @@ def measurements(run: Run) -> list[tuple[str, dict[str, Any]]]:
             continue  # a file of another program, or one being written
         if _is_measured(report, run.step):
             own = "the run's" in str(report.get("data"))
-            found.append(("validation" if own else Path(str(report["data"])).name, report))
+            found.append(("validation" if own else Path(str(report.get("data"))).name, report))
     if any(text == "validation" for text, _ in found):
         return found
     records = read_metrics(run.folder / "metrics.jsonl")

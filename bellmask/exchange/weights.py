@@ -149,7 +149,7 @@ def _from_torch(path: Path, content: Any) -> Stored:
         raise UserError(f"{path} holds no tensors by name")
     average = content.get("ema") if inner is not content else None
     shadow, decay = None, None
-    if isinstance(average, Mapping) and average.get("shadow_params"):
+    if isinstance(average, Mapping) and average.get("shadow_params") is not None:
         shadow, decay = average["shadow_params"], average.get("decay")
     step = content.get("global_step", 0) if inner is not content else 0
     is_right = shadow is None or isinstance(shadow, list | tuple)

@@ -173,6 +173,8 @@ def probe(language_model: Any, name: str) -> None:
     was_training = language_model.training
     language_model.eval()
     count = language_model.get_input_embeddings().num_embeddings
+    if count < 1:
+        raise UserError(f"{name} has no tokens")
     device = next(language_model.parameters()).device
     row = (torch.arange(PROBE_LENGTH, device=device) * 7 + 1) % count
     other = row.clone()

@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass
 
 from bellmask.errors import UserError, unknown
+from bellmask.outside import count_of
 
 TERA, GIGA = 1e12, 1e9
 GIB = 2**30
+MOST_DEVICES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,10 @@ def _gpu(
     link: float,
     network: float,
 ) -> Device:
-    """TFLOP/s, GB/s and GB in place of their base units."""
+    """TFLOP/s, GB/s and GiB in place of base units: what makers call 80 GB are 80 GiB."""
     peak = None if bfloat16 is None else bfloat16 * TERA
-    speeds = bandwidth * GIGA, memory * GIGA, link * GIGA, network * GIGA
-    return Device(name, peak, float32 * TERA, *speeds)
+    sizes = bandwidth * GIGA, memory * GIB, link * GIGA, network * GIGA
+    return Device(name, peak, float32 * TERA, *sizes)
 
 
 DEVICES: dict[str, Device] = {
@@ -119,12 +121,15 @@ def parse_devices(text: str, nodes: int | None = None) -> Cluster:
     device = by_name.get(match[3].lower())
     if device is None:
         raise unknown("device", match[3], DEVICES)
-    counts = [int(count) for count in match.groups()[:2] if count is not None]
+    counts = [count_of(count) or 0 for count in match.groups()[:2] if count is not None]
     machine_size = counts[-1] if counts else 1
     machines = counts[0] if len(counts) == 2 else 1
     if nodes is not None and len(counts) == 2:
         raise UserError(f"--devices {text} names the machines already: leave --nodes out")
     machines = machines if nodes is None else nodes
-    if machine_size < 1 or machines < 1:
-        raise UserError(f"--devices {text}: there must be at least 1 device on 1 machine")
+    if not 1 <= machine_size * machines <= MOST_DEVICES or min(machine_size, machines) < 1:
+        raise UserError(
+            f"--devices {text}: there must be at least 1 device on 1 machine, and no more than "
+            f"{MOST_DEVICES:,} in all"
+        )
     return Cluster(device, machine_size, machines)

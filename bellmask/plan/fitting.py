@@ -137,6 +137,10 @@ def _advice(config: RunConfig, cluster: Cluster, holding: Holding) -> str:
         parts = replace(holding, layout=layout)
         size = largest_microbatch(parts, work, logits, cluster.device.memory, share)
         if size is not None:
-            options = [f"--scale.{k} {v}" for k, v in change.items() if v is not None]
+            options = [
+                f"--scale.{name.replace('_', '-')} {value}"
+                for name, value in change.items()
+                if value != getattr(config.scale, name)
+            ]
             return " ".join([*options, f"--train.microbatch-size {size}"])
     return "more devices, or ones with more memory: no option here makes it fit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from bellmask.model.loss_kernels import CHUNK_ROWS
@@ -140,7 +141,8 @@ def largest_microbatch(
     holding: Holding, work: Work, logits: int, capacity: float, share: int
 ) -> int | None:
     """The largest divisor of a process's share of the batch that fits; None: not even one row."""
-    for size in sorted((d for d in range(1, share + 1) if share % d == 0), reverse=True):
+    low = [d for d in range(1, math.isqrt(share) + 1) if share % d == 0]
+    for size in sorted({*low, *(share // d for d in low)}, reverse=True):
         whole = replace(holding, is_accumulating=size < share)
         if device_memory(whole, work, size, logits, capacity, copies=False).fits:
             return size

@@ -20,14 +20,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bellmask.build import Network, build_model
 from bellmask.causal_lm import read_architecture, read_causal_lm
 from bellmask.config import RunConfig, load_config
-from bellmask.data.vocabularies import VOCABULARIES, load_tokenizer
+from bellmask.data.vocabularies import MOST_TOKENS, SMALLEST_BPE, VOCABULARIES, load_tokenizer
 from bellmask.data.wheels import cache_folder
 from bellmask.errors import UserError
 from bellmask.model.lora import add_lora
 from bellmask.model.pretrained import PretrainedDenoiser, from_architecture
 from bellmask.options import ModelOptions
+from bellmask.outside import count_of, is_whole
 from bellmask.presets import PRESETS, preset
 from bellmask.runfolder import Backbone, read_backbone, read_description
+from bellmask.start import check_length
 from bellmask.transformers_library import import_transformers, quiet
 
 
@@ -75,6 +77,8 @@ class Planned:
 def plan_network(config: RunConfig) -> Planned:
     """The network that the options describe, with shapes only."""
     config, num_tokens, backbone, notes = _describe(config)
+    if backbone is not None:
+        check_length(config, backbone, config.start.model or str(config.start.architecture))
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         network = build(config, num_tokens, backbone)
     mode = FakeTensorMode()
@@ -146,7 +150,7 @@ def _from_model(config: RunConfig, name: str) -> tuple[RunConfig, int, Backbone 
         note = f"the sizes of {name} are those of a table; nothing was fetched"
         return _as_causal_lm(config), int(values["vocab_size"]), Backbone(values), [note]
     before = Path(name).name
-    if Path(name).parts[0] == "runs" and before in PRESETS:
+    if Path(name).parts[:1] == ("runs",) and before in PRESETS:
         told = _describe(preset(before))
         model = replace(told[0].model, dropout=config.model.dropout)
         note = f"{name} is not there yet: planned as what the preset {before} will leave"
@@ -160,7 +164,10 @@ def _from_model(config: RunConfig, name: str) -> tuple[RunConfig, int, Backbone 
 def _from_run(config: RunConfig, folder: Path) -> tuple[RunConfig, int, Backbone | None, list[str]]:
     theirs, about = load_config(folder / "config.json"), read_description(folder)
     model = replace(theirs.model, dropout=config.model.dropout)
-    return replace(config, model=model), int(about["num_tokens"]), read_backbone(folder), []
+    num_tokens: Any = about.get("num_tokens")
+    if not is_whole(num_tokens, 1) or num_tokens > MOST_TOKENS:
+        raise UserError(f"{folder / 'run.json'} says no number of tokens")
+    return replace(config, model=model), num_tokens, read_backbone(folder), []
 
 
 def _from_folder(
@@ -182,6 +189,9 @@ def count_tokens(config: RunConfig) -> int:
     if name in VOCABULARIES:
         return VOCABULARIES[name]
     if kind in ("bpe", "symbols") and size.isdecimal():
+        least = SMALLEST_BPE if kind == "bpe" else 1
+        if not least <= (count_of(size) or 0) <= MOST_TOKENS:
+            raise UserError(f"data.tokenizer={kind}:N needs N from {least} to {MOST_TOKENS:,}")
         return int(size)
     if not Path(name).exists():
         raise UserError(
@@ -213,12 +223,15 @@ def holding(network: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 def shallow(network: Network, num_blocks: int) -> Iterator[None]:
     """Within: the network has its last blocks only."""
     blocks = network.block_modules()
-    owner, name = next(
+    owners = (
         (part, name)
         for part in network.modules()
         for name, child in part._modules.items()
         if isinstance(child, nn.ModuleList) and list(child) == blocks
     )
+    owner, name = next(owners, (None, ""))
+    if owner is None:
+        raise UserError("this causal LM has no list of blocks: it cannot be planned")
     whole = getattr(owner, name)
     setattr(owner, name, nn.ModuleList(blocks[-num_blocks:]))
     try:

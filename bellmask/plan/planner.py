@@ -13,7 +13,7 @@ from bellmask.plan.devices import Cluster, parse_devices
 from bellmask.plan.fitting import Cost, fit, split_batch, trace_cost, world_of
 from bellmask.plan.memory import Holding, Memory
 from bellmask.plan.network import Parameters, Planned, count, plan_network
-from bellmask.plan.probe import Measured, check_probe, probe
+from bellmask.plan.probe import Measured, local_cluster, probe
 from bellmask.plan.sizes import Checkpoints, DataSize, checkpoint_sizes, data_size
 from bellmask.plan.timing import (
     EFFICIENCY,
@@ -27,6 +27,7 @@ from bellmask.plan.timing import (
 )
 from bellmask.plan.trace import Update, masked_share, trace_microbatch, trace_update
 from bellmask.train.sharding import Layout, pick_layout
+from bellmask.transformers_library import first_line
 
 
 @dataclass(frozen=True)
@@ -126,16 +127,22 @@ def plan(
         raise UserError(f"--efficiency {efficiency} must be above 0 and at most 1")
     cluster = parse_devices(devices, nodes) if isinstance(devices, str) else devices
     config = config.check()
+    if is_probed:
+        cluster = local_cluster(config, cluster)
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else str(asked)
     cluster.device.peak(precision)
-    if is_probed:
-        check_probe(config, cluster)
     microbatch, microbatches = split_batch(config, cluster.size)
     layout = pick_layout(config.scale, world_of(cluster))
     planned = plan_network(config)
-    parameters, update = count(planned.network), trace_update(planned)
-    cost = trace_cost(planned, microbatch, precision, layout)
+    parameters = count(planned.network)
+    try:
+        update = trace_update(planned)
+        cost = trace_cost(planned, microbatch, precision, layout)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        if not planned.is_causal_lm:
+            raise
+        raise UserError(f"this causal LM cannot be planned: {first_line(error)}") from None
     holding = Holding(parameters, update, layout, precision, config.scale.reduce, microbatches > 1)
     memory, largest, advice = fit(planned, holding, cost.work, cluster, microbatch)
     measured = probe(config, microbatch) if is_probed else None

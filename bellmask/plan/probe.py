@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import time
@@ -18,7 +19,13 @@ from bellmask.plan.devices import DEVICES, Cluster, Device
 from bellmask.plan.network import real_network
 from bellmask.plan.trace import inputs, scored_rows
 from bellmask.report.console import progress_bar
-from bellmask.train.distributed import autocast, pick_device, pick_precision
+from bellmask.train.distributed import (
+    autocast,
+    check_compiler,
+    has_native_bfloat16,
+    pick_device,
+    pick_precision,
+)
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.recompute import recompute_blocks
 
@@ -49,7 +56,9 @@ def local_device(option: str = "auto") -> Device:
     """The data sheet of this machine's device; UserError for a GPU that is not in the table."""
     device = pick_device(option)
     if device.type == "cpu":
-        return DEVICES["CPU"]
+        cpu, size = DEVICES["CPU"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        short = 2 * cpu.float32 if has_native_bfloat16(device) else None  # at least twice as fast
+        return replace(cpu, memory=float(size), bfloat16=short)
     name = torch.cuda.get_device_name(device)
     for known in sorted(DEVICES.values(), key=lambda d: -len(d.name)):
         pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is no H200
@@ -59,14 +68,15 @@ def local_device(option: str = "auto") -> Device:
     raise UserError(f"this machine's GPU, {name}, is not in the table; give --devices")
 
 
-def check_probe(config: RunConfig, cluster: Cluster) -> None:
-    """UserError unless the plan is for what is here."""
+def local_cluster(config: RunConfig, cluster: Cluster) -> Cluster:
+    """The same of the device that is here, with its own memory; UserError for another one."""
     here = local_device(config.train.device)
     if here.name != cluster.device.name:
         raise UserError(
             f"--probe measures this machine's device, {here.name}, and the plan is for "
             f"{cluster.device.name}: leave --probe out, or plan for {here.name}"
         )
+    return replace(cluster, device=here)
 
 
 def probe(config: RunConfig, microbatch: int) -> Measured:
@@ -75,6 +85,9 @@ def probe(config: RunConfig, microbatch: int) -> Measured:
     config, network, _ = real_network(config)
     network = network.to(device).train()
     recompute_blocks(network.block_modules(), config.scale.recompute)
+    if config.train.compile:
+        check_compiler(device)
+        network.compile_blocks()
     most = max(1, MOST_TOKENS[device.type] // config.data.block_length)
     size = min(microbatch, most)
     rows = scored_rows(config, size, network.first_maskable)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 
+from bellmask.files import replacing
 from bellmask.report.tokens import visible_lines
 
 COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
@@ -22,8 +23,10 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     """Write PNG and SVG, the same bytes for the same figure; returns their paths."""
     png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
     _settle_texts(figure)
-    figure.savefig(png, dpi=150, bbox_inches="tight")
-    write_svg(figure, svg, bbox_inches="tight")
+    with replacing(png) as scratch:
+        figure.savefig(scratch, format="png", dpi=150, bbox_inches="tight")
+    with replacing(svg) as scratch:
+        write_svg(figure, scratch, bbox_inches="tight")
     return [png, svg]
 
 

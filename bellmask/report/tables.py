@@ -161,7 +161,8 @@ def cautions(results: Mapping[str, Any]) -> list[str]:
         if share < 0.3:
             lines.append("below 30 %: the ratio mostly measures leaving the unigram plateau")
     lines += [
-        f"failed and left out: {message.splitlines()[0]}" for message in results.get("failed", [])
+        f"failed and left out: {message.partition(chr(10))[0]}"
+        for message in results.get("failed", [])
     ]
     if results["is_annealed"]:
         lines.append("the learning rate is annealed: at its arrival the variant's was still higher")

@@ -45,6 +45,7 @@ def chosen_steps(num_steps: int, frames: int) -> list[int]:
     """Steps to show, from the canvas to the last, as evenly as whole numbers allow."""
     if frames < 2:
         raise UserError(f"--frames must be at least 2 (canvas and finished text), got {frames}")
+    frames = min(frames, num_steps + 1) if num_steps else 2
     return sorted({round(num_steps * n / (frames - 1)) for n in range(frames)})
 
 

@@ -210,10 +210,11 @@ def test_what_does_not_fit_gets_advice_that_does() -> None:
 
 
 @pytest.mark.long
-def test_what_does_not_fit_at_all_is_sharded() -> None:
-    config = options("--scale.sharding none --data.block-length 16 --model.mlp-ratio 8")
+@pytest.mark.parametrize("before", ["none", "hybrid --scale.shard-size 2"])
+def test_what_does_not_fit_at_all_is_sharded(before: str) -> None:
+    config = options(f"--scale.sharding {before} --data.block-length 16 --model.mlp-ratio 8")
     state = 16 * count(plan_network(config).network).total
-    told = plan(config, cluster_of(0.95 * state, 8))
+    told = plan(config, cluster_of((0.95 if before == "none" else 0.5) * state, 8))
     assert told.largest_microbatch is None
     assert "--scale.sharding full" in told.advice[0]
     assert plan(override(config, told.advice[0].split()), told.cluster).memory.fits

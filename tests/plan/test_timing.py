@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from bellmask.errors import UserError
 from bellmask.plan.devices import DEVICES, Cluster, parse_devices
 from bellmask.plan.network import Parameters
 from bellmask.plan.planner import plan
+from bellmask.plan.probe import local_device
 from bellmask.plan.timing import (
     HOP_SECONDS,
     LAUNCH_SECONDS,
@@ -133,6 +135,14 @@ def test_devices_that_cannot_be_read(text: str, nodes: int | None, words: str) -
         ("tiny --devices H100 --data.tokenizer someone/thing", "fetches nothing"),
         ("cpt_tiny --devices H100 --start.model someone/thing", "fetches nothing"),
         ("tiny --devices 8xH100 --scale.sharding hybrid --scale.shard-size 3", "does not divide"),
+        (f"tiny --devices {'9' * 5000}xH100", "at least 1 device"),
+        ("tiny --devices 99999999xH100", "no more than 1,000,000"),
+        ("tiny --devices H100 --model.width 4000000000", "model.width=4000000000 is more than"),
+        ("tiny --devices H100 --train.batch-size 1000000000000", "train.batch_size=1000000000000"),
+        ("tiny --devices H100 --data.tokenizer bpe:0", "N from 259"),
+        (f"tiny --devices H100 --data.tokenizer bpe:{'9' * 25}", "N from 259"),
+        ("tiny --devices H100 --start.model .", "fetches nothing"),
+        ("cpt_gpt2_large --devices H100 --data.block-length 2048", "can read: 1024 at most"),
     ],
 )
 def test_bad_input_is_one_message(
@@ -189,6 +199,33 @@ def test_a_probe_replaces_the_data_sheet(small_config: Callable[..., RunConfig])
     assert made.timing.step == made.timing.passes + made.measured.update_seconds
     assert made.measured.matmul_flops > 1e8
     assert not any("efficiency" in line for line in made.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({}, "no number of tokens"),
+        ({"num_tokens": "x"}, "no number"),
+        ({"num_tokens": 10**25}, "no n"),
+    ],
+)
+def test_a_start_that_was_changed_is_one_message(
+    about: dict[str, object],
+    words: str,
+    small_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(small_config().to_dict()))
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    line = ["plan", "sft_tiny", "--devices", "H100", "--start.model", str(tmp_path)]
+    assert run_command(line) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_probe_knows_the_memory_that_is_here() -> None:
+    own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert local_device("cpu").memory == own != DEVICES["CPU"].memory
 
 
 def test_a_tiny_network_waits_for_its_launches() -> None:
