@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -276,29 +278,32 @@ OTHER_VALUES = {bool: True, int: 7, float: 0.25, str: "other"}
 
 
 def test_every_option_survives_being_written_and_read(tmp_path: Path) -> None:
-    """Each option at a value that is not its default, one after another."""
-    start = RunConfig()
-    for section in dataclasses.fields(RunConfig):
-        part = getattr(start, section.name)
-        hints = typing.get_type_hints(type(part))
-        for option in dataclasses.fields(part):
-            value = getattr(part, option.name)
-            kinds = typing.get_args(hints[option.name]) or (hints[option.name],)
-            if typing.get_origin(hints[option.name]) is typing.Literal:
-                choices = [k for k in kinds if k != value]
-            elif typing.get_origin(hints[option.name]) is tuple:
-                choices = [(0.5, 0.25)] if option.name == "betas" else []
-            elif typing.get_origin(kinds[0]) is typing.Literal:  # a choice that may be None
-                choices = list(typing.get_args(kinds[0]))
-            else:
-                choices = [True, False] if bool in kinds else [OTHER_VALUES[kinds[0]]]
-            for choice in choices:
-                changed = dataclasses.replace(part, **{option.name: choice})
-                config = dataclasses.replace(start, **{section.name: changed})
-                path = tmp_path / "config.json"
-                path.write_text(json.dumps(config.to_dict()))
-                read = override_with_file(RunConfig(), path)
-                assert read == config, f"{section.name}.{option.name}"
+    """Each option at values that are not its default, one of every section at a time."""
+    start, path = RunConfig(), tmp_path / "config.json"
+    sections = [field.name for field in dataclasses.fields(RunConfig)]
+    for changes in itertools.zip_longest(*(other_parts(getattr(start, s)) for s in sections)):
+        changed = {name: part for name, part in zip(sections, changes, strict=True) if part}
+        config = dataclasses.replace(start, **changed)
+        path.write_text(json.dumps(config.to_dict()))
+        assert override_with_file(RunConfig(), path) == config
+
+
+def other_parts(part: Any) -> list[Any]:
+    """A section with one option changed, for every option and choice."""
+    hints, found = typing.get_type_hints(type(part)), []
+    for option in dataclasses.fields(part):
+        value = getattr(part, option.name)
+        kinds = typing.get_args(hints[option.name]) or (hints[option.name],)
+        if typing.get_origin(hints[option.name]) is typing.Literal:
+            choices = [k for k in kinds if k != value]
+        elif typing.get_origin(hints[option.name]) is tuple:
+            choices = [(0.5, 0.25)] if option.name == "betas" else []
+        elif typing.get_origin(kinds[0]) is typing.Literal:  # a choice that may be None
+            choices = list(typing.get_args(kinds[0]))
+        else:
+            choices = [True, False] if bool in kinds else [OTHER_VALUES[kinds[0]]]
+        found += [dataclasses.replace(part, **{option.name: choice}) for choice in choices]
+    return found
 
 
 def test_every_option_is_read_somewhere() -> None:

@@ -134,7 +134,7 @@ LONG = pytest.mark.long
     [
         (1, "--checkpoint.saving wait"),
         pytest.param(1, "--checkpoint.saving background", marks=LONG),
-        (2, "--scale.sharding full"),
+        pytest.param(2, "--scale.sharding full", marks=LONG),
         pytest.param(2, "--scale.sharding none", marks=LONG),
     ],
 )

@@ -134,7 +134,7 @@ def test_a_signal_to_one_worker_stops_all(
 @pytest.mark.parametrize(
     ("number", "saving", "options"),
     [
-        (signal.SIGTERM, "background", ()),
+        pytest.param(signal.SIGTERM, "background", (), marks=pytest.mark.long),
         pytest.param(signal.SIGINT, "background", ("--standalone",), marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, "wait", ("--standalone",), marks=pytest.mark.long),
         pytest.param(signal.SIGINT, "wait", (), marks=pytest.mark.long),

@@ -1,6 +1,6 @@
-"""Run by torchrun, or alone: trains a list of configs one after another, and writes what each saw.
+"""For warm processes: trains a list of configs one after another, and writes what each saw.
 
-``python many_trainings.py jobs.json``; a job is {"config", "out", "resume"}. Each rank writes the
+A job is {"config", "out", "resume", "port"}, the last where its processes meet. Each rank writes
 inputs and times of all its training rows, and the hash of every tensor that is saved, gathered.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +43,16 @@ def recording_save(saver: Saver, step: int, tensors: dict[str, Tensor], state: A
     save(saver, step, tensors, state)
 
 
-def main(path: Path) -> None:
-    """Train all jobs."""
+def train(path: str) -> None:
+    """Train all jobs of a file."""
     Problem.ask, Saver.save = recording_ask, recording_save  # type: ignore[method-assign]
     torch.set_num_threads(1)
     rank = os.environ.get("RANK", "0")
-    for number, job in enumerate(json.loads(path.read_text())):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # a part of the store of its own
+    for job in json.loads(Path(path).read_text()):
+        os.environ["MASTER_PORT"] = str(job["port"])
         rows.clear()
         hashes.clear()
         config = override(RunConfig(), to_args(job["config"])).check()
         train_run(config, job["out"], resume=job.get("resume", "no"), is_quiet=True)
         seen = {"rows": rows, "hashes": hashes}
         (Path(job["out"]) / f"seen-{rank}.json").write_text(json.dumps(seen))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

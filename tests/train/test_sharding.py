@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pretrained_tools import save_lm
+from warm_processes import WarmProcesses, free_port
 
 from bellmask.config import RunConfig
 from bellmask.errors import UserError
@@ -31,20 +29,24 @@ OPTIONS = (
     "--validation.samples-every 3 --validation.num-samples 1 --validation.sample-steps 2"
 )
 FULL = "--scale.sharding full"
-TOOL = Path(__file__).parents[1] / "tools" / "many_trainings.py"
 
 
-def train_all(jobs: list[dict[str, Any]], folder: Path, processes: int) -> None:
-    """Every job in one start of the processes."""
-    path = folder / f"jobs-{processes}-{jobs[0]['out'].name}.json"
-    path.write_text(json.dumps([{**j, "out": str(j["out"])} for j in jobs]))
-    command = [sys.executable, str(TOOL), str(path)]
-    if processes > 1:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [sys.executable, *launch, str(TOOL), str(path)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
+TrainAll = Callable[[list[dict[str, Any]], int], None]
+
+
+@pytest.fixture
+def train_all(warm: WarmProcesses, tmp_path: Path) -> TrainAll:
+    """``train_all(jobs, 2)``: every job in one start of so many processes."""
+
+    def run(jobs: list[dict[str, Any]], processes: int) -> None:
+        path = tmp_path / f"jobs-{processes}-{jobs[0]['out'].name}.json"
+        told = [{**job, "out": str(job["out"]), "port": free_port()} for job in jobs]
+        path.write_text(json.dumps(told))
+        group = warm.start_group(["--version"], processes, ["many_trainings.train", str(path)])
+        codes = [process.wait(600) for process in group]
+        assert codes == [0] * processes, "\n".join(process.text()[-3000:] for process in group)
+
+    return run
 
 
 def recorded(folder: Path, kind: str = "train", field: str = "loss") -> list[float]:
@@ -87,7 +89,7 @@ LAYOUTS = {
 }
 
 
-def train_layouts(small_config: Config, folder: Path) -> None:
+def train_layouts(small_config: Config, folder: Path, train_all: TrainAll) -> None:
     """All of the above: one process as ``one-*``, two as ``two-*``."""
 
     def job(name: str, options: str) -> dict[str, Any]:
@@ -104,7 +106,6 @@ def train_layouts(small_config: Config, folder: Path) -> None:
             job("one-short_time", f"{SHORT} {VARIANTS['time']}"),
             job("one-dropout", DROPOUT),
         ],
-        folder,
         1,
     )
     train_all(
@@ -115,14 +116,15 @@ def train_layouts(small_config: Config, folder: Path) -> None:
             job("two-short_time", f"{SHORT} {VARIANTS['time']} {FULL}"),
             job("two-dropout", f"{DROPOUT} {FULL}"),
         ],
-        folder,
         2,
     )
 
 
-def test_every_layout_learns_the_same(small_config: Config, tmp_path: Path) -> None:
+def test_every_layout_learns_the_same(
+    small_config: Config, tmp_path: Path, train_all: TrainAll
+) -> None:
     """One test, because its trainings are shared by all that is asked of them."""
-    train_layouts(small_config, tmp_path)
+    train_layouts(small_config, tmp_path, train_all)
     for name in ("accumulated", "recomputed", "selective"):
         check_alike(tmp_path / f"one-{name}", tmp_path / "one-plain")
     for name in LAYOUTS:
@@ -138,7 +140,7 @@ def test_every_layout_learns_the_same(small_config: Config, tmp_path: Path) -> N
     assert recorded(tmp_path / "two-short") != recorded(tmp_path / "one-plain")
     for name in ("two-full", "two-muon", "two-copies"):
         check_read_whole(tmp_path / name)
-    check_other_numbers_of_processes(small_config, tmp_path)
+    check_other_numbers_of_processes(small_config, tmp_path, train_all)
 
 
 def check_read_whole(run: Path) -> None:
@@ -164,15 +166,17 @@ def empty_tensors(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def check_other_numbers_of_processes(small_config: Config, tmp_path: Path) -> None:
+def check_other_numbers_of_processes(
+    small_config: Config, tmp_path: Path, train_all: TrainAll
+) -> None:
     """One process continues cut weights, and two that cut them what one began."""
 
     def job(name: str, options: str = "", resume: str = "no") -> dict[str, Any]:
         config = small_config(*OPTIONS.split(), "--train.steps", "9", *options.split())
         return {"config": config.to_dict(), "out": tmp_path / name, "resume": resume}
 
-    train_all([job("nine"), job("two-full", resume="yes")], tmp_path, 1)
-    train_all([job("one-plain", FULL, resume="yes")], tmp_path, 2)
+    train_all([job("nine"), job("two-full", resume="yes")], 1)
+    train_all([job("one-plain", FULL, resume="yes")], 2)
     for name in ("two-full", "one-plain"):
         for kind, field in (("train", "loss"), ("validation", "nll")):
             expected = pytest.approx(recorded(tmp_path / "nine", kind, field), rel=2e-5)
@@ -188,7 +192,7 @@ STAGES = {
 
 
 def test_stages_learn_the_same_with_cut_weights(
-    small_config: Config, tmp_path: Path, text_file: Path
+    small_config: Config, tmp_path: Path, text_file: Path, train_all: TrainAll
 ) -> None:
     """Causal LMs opened and fine-tuned by one process, and by two that cut them."""
     folder = tmp_path
@@ -201,29 +205,31 @@ def test_stages_learn_the_same_with_cut_weights(
             args = f"{OPTIONS} --train.microbatch-size 2 {start} {options} {more}"
             config = small_config(*args.split())
             jobs.append({"config": config.to_dict(), "out": folder / f"{processes}-{name}"})
-        train_all(jobs, folder, processes)
+        train_all(jobs, processes)
     for name in STAGES:
         check_alike(folder / f"2-{name}", folder / f"1-{name}", rel=1e-4)
 
 
 @pytest.mark.long
 def test_four_processes_in_two_groups_learn_what_one_does(
-    small_config: Config, tmp_path: Path
+    small_config: Config, tmp_path: Path, train_all: TrainAll
 ) -> None:
     for processes, more in ((1, ""), (4, "--scale.sharding hybrid --scale.shard-size 2")):
         config = small_config(*OPTIONS.split(), "--train.microbatch-size", "1", *more.split())
         job = {"config": config.to_dict(), "out": tmp_path / str(processes)}
-        train_all([job], tmp_path, processes)
+        train_all([job], processes)
     check_alike(tmp_path / "4", tmp_path / "1")
 
 
 @pytest.mark.long
-def test_compiled_blocks_can_be_cut_and_recomputed(small_config: Config, tmp_path: Path) -> None:
+def test_compiled_blocks_can_be_cut_and_recomputed(
+    small_config: Config, tmp_path: Path, train_all: TrainAll
+) -> None:
     compiled = f"--train.compile --scale.recompute selective {FULL}"
     for processes, more in ((1, ""), (2, compiled)):
         config = small_config(*OPTIONS.split(), *more.split())
         job = {"config": config.to_dict(), "out": tmp_path / str(processes)}
-        train_all([job], tmp_path, processes)
+        train_all([job], processes)
     check_alike(tmp_path / "2", tmp_path / "1", rel=1e-4)
 
 
