@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,7 @@ class Periodic:
                 precision=self.placing.precision,
                 rules=self.rules,
             )
-        state.nll = result.nll
+        state.nll = result.nll if math.isfinite(result.nll) else None
         self.trainer.record("validation", result.summary())
         self.trainer.display.validated(state.step, result.nll, result.standard_error)
         if self.world.is_main:

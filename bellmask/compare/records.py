@@ -36,6 +36,8 @@ class RunRecord:
     block_nll_EB: Floats
     last: Likelihood
     train_lines: list[dict[str, Any]]
+    diverged_at: int | None = None
+    """The first step whose NLL is not finite: such a run can lose a grid and do nothing else."""
 
     @property
     def curve(self) -> tuple[list[float], list[float], list[float]]:
@@ -93,10 +95,12 @@ def read_run(folder: Path) -> RunRecord:
         )
     if not any(line["kind"] == "train" for line in lines):
         raise UserError(f"{folder / 'metrics.jsonl'} has no line of training metrics")
-    block_nll = []
+    block_nll, diverged = [], []
     for line in checks:
         last = _load(folder, line["step"])
         block_nll.append(last.block_nll)
+        if not (outside.is_finite(line["nll"]) and last.is_finite):
+            diverged.append(line["step"])
     if len({len(values) for values in block_nll}) > 1:
         raise UserError(f"{folder} was validated on different blocks; it cannot be compared")
     return RunRecord(
@@ -104,34 +108,35 @@ def read_run(folder: Path) -> RunRecord:
         config,
         read_description(folder),
         [line["step"] for line in checks],
-        [line["nll"] for line in checks],
+        [math.nan if line["step"] in diverged else line["nll"] for line in checks],
         [line["nll_se"] for line in checks],
         [line["seconds"] for line in checks],
         np.stack(block_nll),
         last,
         [line for line in lines if line["kind"] == "train"],
+        diverged[0] if diverged else None,
     )
 
 
 _NUMBERS = {
-    "validation": ("nll", "seconds"),
+    "validation": ("seconds",),
     "train": ("tokens_per_second", "largest_weight", "clipped_share"),
 }
 """What is read of each kind of line."""
-_MAY_BE_ABSENT = {"validation": "nll_se", "train": "gradient_norm"}
-"""No error of a single block; no norm where every step was skipped."""
+_MAY_BE_ABSENT = {"validation": ("nll", "nll_se"), "train": ("gradient_norm",)}
+"""No NLL of a model that diverged, no error of a single block, no norm of skipped steps."""
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; UserError where one lacks a number that is read."""
     lines = read_metrics(path)
     for line in lines:
-        names = list(_NUMBERS.get(line["kind"], ()))
-        extra = _MAY_BE_ABSENT.get(line["kind"])
-        names += [extra] if extra is not None and line.get(extra, "") is not None else []
-        for name in names:
+        for name in _NUMBERS.get(line["kind"], ()):
             if not outside.is_finite(line.get(name)):
                 raise UserError(f"{path}, step {line['step']}: {name} is no finite number")
+        for name in _MAY_BE_ABSENT.get(line["kind"], ()):
+            if line.get(name, "") is not None and not outside.is_number(line.get(name)):
+                raise UserError(f"{path}, step {line['step']}: {name} is no number")
     return lines
 
 

@@ -45,6 +45,12 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
         name: {e.seed: e.record for e in entries if e.variant == name and e.point == best[name]}
         for name in names
     }
+    for record in (one for runs in chosen.values() for one in runs.values()):
+        if record.diverged_at is not None:
+            raise UserError(
+                f"{record.folder} diverged: its NLL at step {record.diverged_at} is not finite; "
+                "leave it out, or train it with a lower rate"
+            )
     first = next(iter(chosen[reference].values()))
     unigram = first.description.get("unigram_nll")
     variants = {name: _variant(name, chosen, reference) for name in names}

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint import (
 from bellmask.errors import SavingError, UserError
 from bellmask.files import write_text
 from bellmask.options import CheckpointOptions
-from bellmask.outside import is_number, is_whole, read_json
+from bellmask.outside import is_finite, is_whole, read_json
 from bellmask.train.distributed import World
 from bellmask.train.manifest import MANIFEST, STATE, digest, find_damage
 
@@ -202,7 +202,7 @@ class CheckpointStore:
         for folder in self.all():
             with contextlib.suppress(UserError):  # a damaged one is never the best
                 nll = read_state(folder).get("nll")
-                scores += [(nll, folder)] if nll is not None and is_number(nll) else []
+                scores += [(nll, folder)] if is_finite(nll) else []
         return min(scores, key=lambda item: item[0])[1] if scores else None
 
     def set_aside_after(self, step: int) -> None:
