@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bellmask.errors import UserError
 
@@ -77,7 +77,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or is_whole(value, -(1 << 63))
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> TypeGuard[float]:
     """A number that can be calculated with."""
     return is_number(value) and abs(value) < 1e100
 
