@@ -23,6 +23,7 @@ from typing import Any
 
 from bellmask.checks import find_problems
 from bellmask.errors import UserError, unknown
+from bellmask.inheritance import forget_replaced
 from bellmask.options import (
     DEFAULT_ENCODINGS,
     DEFAULT_MU,
@@ -223,43 +224,6 @@ _KINDS = {
 }
 
 
-def _forget_replaced_law(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
-    """A new law or schedule does not inherit the old one's parameters."""
-    sections: dict[str, Any] = {}
-    for section, names in (("law", ("mu", "scale")), ("schedule", ("power", "mu", "scale"))):
-        old, new = getattr(before, section), getattr(after, section)
-        if old.name != new.name:
-            stale = {n: None for n in names if f"--{section}.{n}" not in args}
-            sections[section] = replace(new, **stale)
-    sections |= _forget_replaced_framework(before, after, args)
-    return replace(after, **sections)
-
-
-def _forget_replaced_framework(
-    before: RunConfig, after: RunConfig, args: Sequence[str]
-) -> dict[str, Any]:
-    """A new framework brings its own encoding and order; causal ones have no times."""
-    old, new = before.framework, after.framework
-    if old.name == new.name:
-        return {}
-    stale: dict[str, Any] = {
-        name: None
-        for name in ("encoding", "order_seed")
-        if option_name(f"framework.{name}") not in args
-    }
-    sections: dict[str, Any] = {"framework": replace(new, **stale)}
-    if new.name != "mdm":
-        untimed = {
-            "law": LawOptions("uniform"),
-            "schedule": ScheduleOptions(),
-            "objective": ObjectiveOptions("nelbo"),
-        }
-        for section, value in untimed.items():
-            if not any(arg.split(".")[0] == f"--{section}" for arg in args):
-                sections[section] = value
-    return sections
-
-
 def override(config: RunConfig, args: Sequence[str], where: str = "options") -> RunConfig:
     """``config`` with command-line style arguments applied: one layer of precedence."""
     args = [part for arg in args for part in (arg.split("=", 1) if arg[:2] == "--" else [arg])]
@@ -267,7 +231,7 @@ def override(config: RunConfig, args: Sequence[str], where: str = "options") -> 
         if given in args:
             raise UserError(f"unknown option {given}; did you mean {meant}?")
     _check_names(args, config)
-    return _forget_replaced_law(config, parse_options(RunConfig, config, args, where), args)
+    return forget_replaced(config, parse_options(RunConfig, config, args, where), args)
 
 
 def override_with_file(config: RunConfig, path: Path) -> RunConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +85,7 @@ class Run:
         on_batch: Callable[[int], None] | None = None,
     ) -> Likelihood:
         """The NLL (bound) on blocks; see :func:`bellmask.evaluate.likelihood.evaluate`."""
-        result = evaluate(
+        return evaluate(
             self.model,
             blocks.starting_at(self.model.first_maskable),
             mask_id=self.tokenizer.mask_id,
@@ -99,13 +98,7 @@ class Run:
             rules=build_rules(self.config.data, self.tokenizer),
             row_keys=row_keys,
             on_batch=on_batch,
-        )
-        if not math.isfinite(result.perplexity):
-            raise UserError(
-                f"the NLL of {self.folder} is {result.nll:.4g} nats per token: its training "
-                "diverged, or its weights are damaged; take another checkpoint"
-            )
-        return result
+        ).checked(self.folder)
 
     def scorer(self, blocks: Blocks) -> Scorer:
         """Cross-entropies on blocks in contexts of given size, for curves by context count."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bellmask.arrays import read_arrays
+from bellmask.errors import UserError
 from bellmask.evaluate.errors import (
     Floats,
     clustered_error,
@@ -82,6 +83,15 @@ class Likelihood:
     def perplexity(self) -> float:
         """exp(nll)."""
         return perplexity_of(self.nll)
+
+    def checked(self, whose: Path) -> Likelihood:
+        """Itself, or a UserError where nobody could use it."""
+        if not math.isfinite(self.perplexity):
+            raise UserError(
+                f"the NLL of {whose} is {self.nll:.4g} nats per token: its training diverged, or "
+                "its weights are damaged; take another checkpoint"
+            )
+        return self
 
     @property
     def bits_per_byte(self) -> float:
