@@ -238,7 +238,9 @@ def run_command(argv: Sequence[str]) -> int:
     except (MemoryError, RuntimeError) as error:
         if not re.search(OUT_OF_MEMORY, str(error)) and not isinstance(error, MemoryError):
             raise
-        code, message = 1, f"not enough memory ({str(error).splitlines()[0]}); {LESS_MEMORY}"
+        told = (str(error) or "malloc failed").splitlines()[0]
+        code, message = 1, f"not enough memory ({told}); {LESS_MEMORY}"
+        speaks = True  # it may be this process alone
     except KeyboardInterrupt as stop:
         code, message = 130, str(stop) or "interrupted"
     if speaks:

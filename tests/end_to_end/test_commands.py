@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bellmask.assemble import train_run
-from bellmask.cli import run_command
+from bellmask.cli import COMMANDS, run_command
 from bellmask.config import RunConfig
 from bellmask.records import read_metrics
 
@@ -213,6 +213,34 @@ def test_a_wrong_command_line_ends_a_process_with_code_2_and_no_traceback() -> N
         "error: unknown time law 'gausian'; did you mean 'gaussian'? "
         "(dirac, gaussian, laplace, uniform)\n"
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 99 bytes\nframes"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        MemoryError(),
+    ],
+)
+def test_memory_that_runs_out_is_one_message(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a process that otherwise says nothing."""
+
+    def fail(args: list[str]) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "train", fail)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run_command(["train"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: not enough memory (")
+    assert "--train.microbatch-size" in said
+    assert "frames" not in said
+    monkeypatch.setitem(COMMANDS, "train", lambda args: torch.zeros(2).view(3))
+    with pytest.raises(RuntimeError, match="shape"):
+        run_command(["train"])
 
 
 def test_config_show_and_diff(here: Command) -> None:
