@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from bellmask.assemble import train_run
 from bellmask.cli import COMMANDS, run_command
