@@ -73,10 +73,13 @@ def train_run(
     folder = Path(out)
     with open_world(config.train.device) as world, fork_rng(world.device):
         size = config.train.microbatch_size
-        if config.train.batch_size % (world.size * (size or 1)):
+        unit = world.size * (size or 1)
+        if config.train.batch_size % unit:
+            below = config.train.batch_size // unit * unit
+            near = " or ".join(str(n) for n in (below, below + unit) if n)
             raise UserError(
                 f"train.batch_size={config.train.batch_size} must be a multiple of {world.size} "
-                "processes" + (f" times train.microbatch_size={size}" if size else "")
+                "processes" + (f" times train.microbatch_size={size}" if size else "") + f": {near}"
             )
         start = open_start(config, folder)
         checkpoint = find_start(start.config, folder, resume, world)
@@ -276,6 +279,8 @@ class _Training:
     def _introduce(self, checkpoint: Path | None) -> None:
         config, state = self.config, self.state
         where = f"resuming from step {state.step}" if checkpoint else "starting"
+        if self.marks.has_failed:
+            self.display.say(f"note: {self.folder} is marked FAILED, and is tried again")
         self.display.say(
             f"{self.folder}: {where}; {describe_size(state.model)}, "
             f"{len(self.train_blocks):,} blocks of {self.train_blocks.block_length}, "

@@ -165,7 +165,7 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
     for path, value in _flatten(tree):
         name = option_name(path)
         if name not in _option_names():
-            near = difflib.get_close_matches(path, [n[2:] for n in _option_names()], n=3)
+            near = difflib.get_close_matches(path, [n[2:] for n in _option_names()], 3, 0.75)
             hint = f"; perhaps you meant {' or '.join(near)}" if near else ""
             raise UserError(f"unknown option {path!r}{hint}")
         if isinstance(value, bool) and path not in _optional_switches():
@@ -236,8 +236,9 @@ def override(config: RunConfig, args: Sequence[str], where: str = "options") -> 
 
 def override_with_file(config: RunConfig, path: Path) -> RunConfig:
     """``config`` with the options of a JSON or TOML file applied."""
+    tree = read_tree(path)
     try:
-        args = to_args(read_tree(path))
+        args = to_args(tree)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return override(config, args, where=str(path))

@@ -44,7 +44,9 @@ def _plain(text: str) -> str:
     """The parser's message without colours and frames."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip("│╭╮╰╯─| ") for line in text.splitlines()]
-    return "\n".join(line for line in lines if not re.match(r"^[-+]*$|^For full help", line))
+    lines = [line for line in lines if not re.match(r"^[-+]*$|^For full help", line)]
+    is_twice = len(lines) > 1 and lines[1].startswith(lines[0])  # a heading that is said again
+    return "\n".join(lines[is_twice:])
 
 
 def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:

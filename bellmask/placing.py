@@ -65,7 +65,7 @@ def pick_placing(config: RunConfig, world: World) -> Placing:
 def _notes(scale: ScaleOptions, layout: Layout, precision: torch.dtype) -> Iterator[str]:
     wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
     if wants_parts and not layout.is_sharded:
-        yield f"weights are not cut: {layout.reason}"
+        yield f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)"
     is_short = precision == torch.bfloat16 and layout.is_sharded
     if scale.reduce == "bfloat16" and not is_short:
         yield "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"

@@ -50,6 +50,11 @@ class RunState:
         self._write(FAILED, "failed", step, reason)
         (self.folder / RESUME).unlink(missing_ok=True)
 
+    @property
+    def has_failed(self) -> bool:
+        """True where it ended so before."""
+        return (self.folder / FAILED).exists()
+
     def done(self) -> None:
         """All steps are done and saved."""
         (self.folder / RESUME).unlink(missing_ok=True)
@@ -57,6 +62,6 @@ class RunState:
     def _write(self, name: str, state: str, step: int, reason: str) -> None:
         content = {"state": state, "step": step, "steps": self.steps, "reason": reason}
         if name == RESUME:
-            content["resume"] = self.command
+            content["resume"], content["from"] = self.command, str(Path.cwd())
         content["written"] = time.strftime("%Y-%m-%d %H:%M:%S")
         write_text(self.folder / name, json.dumps(content, indent=1) + "\n")

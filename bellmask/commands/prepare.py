@@ -11,8 +11,8 @@ HELP = """Turn a corpus into training blocks, once; training finds them in the c
 
 usage: bellmask prepare NAME|PATH [--from PATH] [--split train|valid|all] [--data.OPTION VALUE ...]
 
-NAME is a corpus from 'bellmask data list'; PATH a file or quoted glob of text, JSONL, CSV or
-Parquet (also .gz, .xz, .zst); hub:owner/name[:config[:split]] a data set on the hub.
+NAME is a corpus from 'bellmask data list', or a preset; PATH a file or quoted glob of text, JSONL,
+CSV or Parquet (also .gz, .xz, .zst); hub:owner/name[:config[:split]] a data set on the hub.
   --from PATH    read a named corpus from local files, by its rules, instead of fetching it
   --split WHICH  train, valid or all (default)
   --data.*       as for 'bellmask train' (see there): tokenizer, block-length, packing, wrap, ...

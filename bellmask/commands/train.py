@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,8 +66,8 @@ def run(args: list[str]) -> int:
     is_main = os.environ.get("RANK", "0") == "0"
     if result.stopped_by is not None:
         if is_main:
-            how = "continue with the same command and --resume auto"
-            tell(f"stopped at step {result.step}; {how} --out {folder}", sys.stderr)
+            how = f"the same command and --resume auto --out {shlex.quote(str(folder))}"
+            tell(f"stopped at step {result.step}; continue with {how}", sys.stderr)
         return 128 + result.stopped_by
     if is_main and not is_quiet:
         last = f", validation NLL {result.nll:.4f} nats/token" if result.nll is not None else ""

@@ -100,7 +100,7 @@ def data_size(config: RunConfig, num_tokens: int) -> DataSize:
     tokenizer = data.tokenizer if config.start.model is None else _family(config.start.model)
     known = CORPUS_SIZES.get((data.train, tokenizer))
     if known is None or data.mixture or data.from_files:
-        return DataSize(None, None, f"{data.train} in {tokenizer}: known after 'bellmask prepare'")
+        return DataSize(None, None, f"{data.train} in {tokenizer}: 'bellmask data show' counts it")
     policy = find_policy(data, data.train)
     rows = known.documents
     if data.packing == "packed":

@@ -124,4 +124,5 @@ def _of_matmul(plan: Plan) -> float:
 
 
 def _device_hours(plan: Plan) -> str:
-    return f"{plan.timing.hours * plan.cluster.size:,.0f} device hours"
+    hours = plan.timing.hours * plan.cluster.size
+    return f"{hours:,.0f} device hours" if hours >= 10 else f"{hours:.2g} device hours"

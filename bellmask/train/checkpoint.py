@@ -268,7 +268,12 @@ def load_tensors(
     """
     damage = None if is_intact else find_damage(folder, world)
     if damage:
-        raise UserError(f"checkpoint {folder} is damaged: {damage}; use another one")
+        steps = [step_of(f) for f in sorted(folder.parent.glob("step-*")) if _NAME.match(f.name)]
+        others = ", ".join(str(step) for step in steps if step != step_of(folder)) or "none"
+        raise UserError(
+            f"checkpoint {folder} is damaged: {damage}; take another with --checkpoint STEP "
+            f"(others there: {others})"
+        )
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", UserWarning)
         try:

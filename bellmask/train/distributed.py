@@ -233,9 +233,8 @@ def open_world(device_option: str) -> Iterator[World]:
     try:
         yield World(rank, size, device, store, machine_size)
     except RuntimeError as error:
-        if _LOST.search(str(error)):
-            first = str(error).splitlines()[0]
-            raise LostProcessError(f"another process of this run is gone ({first})") from None
+        if found := _LOST.search(str(error)):
+            raise LostProcessError(f"another process of this run is gone ({found[0]})") from None
         raise
     # only after a good end: others may be in a call that never ends, and torchrun ends them
     dist.barrier()  # on several machines the store is in the main process: all must be done with it

@@ -38,6 +38,8 @@ def _own_damage(folder: Path, rank: int, size: int) -> str:
                 return f"{name} is missing"
             if digest(path) != expected:
                 return f"{name} has changed since it was written"
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
     except (OSError, ValueError, AttributeError) as error:
         return f"{MANIFEST} cannot be read ({error})"
     extra = {p.name for p in folder.glob("*.safetensors")} - set(manifest)

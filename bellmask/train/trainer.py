@@ -188,17 +188,17 @@ class Trainer:
                 self.skipped.write(
                     {"kind": "skipped", "step": step, **found, "rows": rows, "times": times}
                 )
-        what = f"step {step}: the loss is {result.loss} and the gradient norm "
-        what += f"{result.gradient_norm}. The weights were not updated{bad}."
+        what = f"step {step}: the loss is {result.loss:.6g} and the gradient norm "
+        what += f"{result.gradient_norm:.6g}. The weights were not updated{bad}."
         if state.skipped <= self.skip_limit:
             self.display.say(f"warning: {what} Its rows are in {self.skipped.path}")
             return
         raise TrainingError(
-            f"{what} That makes {state.skipped} step(s) in a row, and --train.skip-limit is "
+            f"{what} That makes {state.skipped} in a row, and --train.skip-limit is "
             f"{self.skip_limit}. Common causes: a learning rate that is too high (try "
             "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. "
-            "Checkpoints saved before are intact, but resuming repeats the same steps: change "
-            "options and start anew with another --out."
+            "Checkpoints saved before, if any, are intact, but resuming repeats the same steps: "
+            "change options and start anew with another --out."
         )
 
     def _act(self, before: Progress, is_stopped: bool) -> None:
