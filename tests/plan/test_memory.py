@@ -192,7 +192,7 @@ def test_data_sizes_where_they_are_known() -> None:
     assert data_size(preset("sft_tasks"), 50_257).rows == 210_000
     unknown = data_size(tiny(), 259)
     assert unknown.rows is None
-    assert "prepare" in unknown.source
+    assert "data show" in unknown.source
 
 
 def cluster_of(memory: float, number: int = 4) -> Cluster:
