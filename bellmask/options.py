@@ -223,7 +223,7 @@ class TrainOptions:
     random_length_fraction: float = 0.0
     """Share of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the device multiplies it natively, else float32."""
+    """auto: bfloat16 on GPUs that have it, else float32."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     compile: bool = False

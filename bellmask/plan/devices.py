@@ -39,7 +39,7 @@ class Device:
     @property
     def precision(self) -> str:
         """What ``train.precision=auto`` picks there."""
-        return "float32" if self.bfloat16 is None else "bfloat16"
+        return "bfloat16" if self.is_gpu and self.bfloat16 is not None else "float32"
 
     def peak(self, precision: str) -> float:
         """FLOP/s of matrix products in a type."""

@@ -256,9 +256,13 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def pick_precision(option: str, device: torch.device) -> torch.dtype:
-    """The type of matrix products; weights and sums stay float32."""
+    """The type of matrix products; weights and sums stay float32.
+
+    ``auto`` is float32 on every CPU, so that a run has the same numbers whatever the CPU can do.
+    """
     if option == "auto":
-        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+        is_short = device.type != "cpu" and has_native_bfloat16(device)
+        return torch.bfloat16 if is_short else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[option]
 
 

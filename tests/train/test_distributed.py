@@ -51,13 +51,14 @@ def test_a_batch_that_does_not_divide_is_refused_once(
     assert not (tmp_path / "run").exists()
 
 
-def test_precision_auto_is_float32_without_native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    for native, expected in ((False, torch.float32), (True, torch.bfloat16)):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda n=native: n)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        assert pick_precision("auto", cpu) == expected
-    assert pick_precision("bfloat16", cpu) == torch.bfloat16
+@pytest.mark.parametrize("is_native", [False, True])
+def test_precision_auto_is_float32_on_every_cpu(
+    is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: is_native)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: is_native)
+    assert pick_precision("auto", torch.device("cpu")) == torch.float32
+    assert pick_precision("bfloat16", torch.device("cpu")) == torch.bfloat16
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
