@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv first; two commands are enough on a fresh machine:
 #   make demo   base against bell, three paired seeds: how many times sooner does the bell get there?
 #   make test   lint, types, tests, and a training with the built wheel
+# make test-full has the rare tests too (fuzzing, faults, the documents' programs), make test-gpu those for GPUs.
 # make evidence rebuilds docs/results.md; with LM1B='files/*' it reads those instead of the hub, with
 # TEXTS='ptb=ptb.valid.txt arxiv=papers.jsonl' and COLUMNS='arxiv=text' zero-shot sets, with STORIES=stories260K
 # STORIES_TEXT=stories.txt it adapts that small causal LM and asks it the benchmarks (with BENCHMARKS=folder also LAMBADA and ROCStories)
@@ -9,9 +10,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 # one thread per process: tests run side by side; what a file's tests share is made by one of them
-TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
-.PHONY: setup lint types test test-full wheel demo bench evidence clean
+.PHONY: setup lint types test test-full test-gpu wheel demo bench evidence clean
 
 setup: $(STAMP)
 
@@ -32,9 +33,14 @@ test: lint types
 	$(TEST)
 	$(MAKE) wheel
 
+# with chromium on the PATH also the pages' scripts (apt-get install chromium)
 test-full: lint types
-	$(TEST) -m ''
+	$(TEST) -m 'not gpu'
 	$(MAKE) wheel
+
+# golden losses, precisions, compiled blocks, two GPUs, resuming, loss kernels, sampling
+test-gpu: $(STAMP)
+	BELLMASK_TEST_GPU=1 $(BIN)/python -m pytest -m gpu tests/gpu --durations 10
 
 wheel: $(STAMP)
 	$(BIN)/python tests/check_wheel.py

@@ -1,13 +1,22 @@
-"""Fixtures: a small text made on the spot, and a run small enough for seconds."""
+"""Fixtures: the zoo of trained runs, a small text, a config of seconds, warm processes.
+
+The suite is the same on a machine with GPUs: they are hidden from it, but for ``make test-gpu``.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+
+if not os.environ.get("BELLMASK_TEST_GPU"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for them
 
 import pytest
 from warm_processes import WarmProcesses
@@ -20,12 +29,47 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "the a cat dog sat ran on under mat tree and then saw old new red sun moon was".split()
+ZOO = Path(__file__).parent / "frozen" / "zoo"
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Objects by what they are, without memory addresses: processes that share tests must agree."""
     is_plain = val is None or isinstance(val, str | bytes | int | float | bool | type)
     return None if is_plain else re.sub(r" at 0x[0-9a-f]+", "", str(val))
+
+
+def open_zoo(folder: Path) -> Path:
+    """A copy of the stored runs whose texts are found from any working directory."""
+    shutil.copytree(ZOO, folder)
+    for path in folder.glob("*/config.json"):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        for section, option in (("data", "train"), ("data", "cache"), ("start", "model")):
+            value = values[section][option]
+            if value and ((folder / value).exists() or option == "cache"):
+                values[section][option] = str(folder / value)
+        path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained runs, 60 steps each: ``zoo / "bell"``. Read them; to change one, use ``copy_run``.
+
+    base and bell (MDM), arm, sigma_arm, aoarm (the same trunk), steps (bell with checkpoints at
+    30 and 60), toy (on toy:sticky), gpt2 (a causal LM), cpt (adapted from it), sft (fine-tuned
+    from that on toy:reverse:3). Beside them text.txt, other.txt, prompts.jsonl, tasks/.
+    """
+    return open_zoo(tmp_path_factory.mktemp("zoo") / "zoo")
+
+
+@pytest.fixture
+def copy_run(zoo: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """``copy_run("bell")``: a run of the zoo to write into."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(zoo / name, tmp_path / name))
+
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,8 @@ class TrainStep:
             total += loss_sum.detach()
             num_masked += count
             largest = max(largest, weight)
-        sums = self.world.add_up(torch.stack([total, total.new_tensor(num_masked)])).cpu()
+        sums = torch.stack([total, torch.full_like(total, num_masked)])
+        sums = self.world.add_up(sums).cpu()
         largest = self.world.largest(largest)
         loss = float(sums[0]) * scale
         norm = self._clip_gradient()
@@ -121,9 +122,10 @@ class TrainStep:
             self.world.add_up_gradients(parameters)
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = whole(norm)
-        if 0 < self.clip < float(norm):
+        value = float(norm)  # read once: a GPU is waited for
+        if 0 < self.clip < value:
             nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
-        return float(norm)
+        return value
 
     def _forward(self, step: int, batch: Microbatch) -> tuple[Tensor, int, float]:
         seed = self.planner.options.seed

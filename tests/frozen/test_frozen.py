@@ -1,0 +1,40 @@
+"""The stored results still come out; see ``cases.py``.
+
+After a change that is meant to change them: ``python tests/frozen/cases.py freeze --only NAME``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import CASES, RESULTS, results_of, stored_part, working_folder
+
+STORED = json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def in_zoo() -> Iterator[Path]:
+    with working_folder() as folder:
+        yield folder
+
+
+def is_close(found: Any, stored: Any) -> bool:
+    """Numbers to 1e-4, which another CPU's rounding does not reach; all else exactly."""
+    if isinstance(stored, list):
+        is_as_long = isinstance(found, list) and len(found) == len(stored)
+        return is_as_long and all(map(is_close, found, stored))
+    if isinstance(stored, float) and isinstance(found, int | float):
+        return math.isclose(found, stored, rel_tol=1e-4, abs_tol=1e-4) or found != found != stored
+    return bool(found == stored)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_stored])
+def test_results_are_those_stored(name: str, in_zoo: Path) -> None:
+    found, stored = stored_part(results_of(CASES[name])), STORED[name]
+    assert found.keys() == stored.keys()
+    assert not {p: (v, found[p]) for p, v in stored.items() if not is_close(found[p], v)}

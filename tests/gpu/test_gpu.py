@@ -1,0 +1,132 @@
+"""What only a GPU can show: ``make test-gpu``, for people who have one.
+
+Each test runs a public command on the GPU and compares it with the CPU's stored results
+(``tests/frozen``), with another precision, with another number of GPUs, or with itself.
+``BELLMASK_TEST_GPU=cpu`` runs the same tests without a GPU, to check the tests themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES, NARROW, RESULTS, SAMPLE, SHORT, run_bellmask, working_folder
+
+DEVICE = "cpu" if os.environ.get("BELLMASK_TEST_GPU") == "cpu" else "cuda"
+NUM_DEVICES = 2 if DEVICE == "cpu" else torch.cuda.device_count()
+STORED = json.loads(RESULTS.read_text(encoding="utf-8"))
+ON_GPU = f"--train.device {DEVICE} --train.precision float32"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(NUM_DEVICES == 0, reason="torch sees no GPU here"),
+]
+
+
+@pytest.fixture(autouse=True)
+def in_zoo() -> Iterator[Path]:
+    with working_folder() as folder:
+        (folder / "out").mkdir()
+        yield folder
+
+
+def train(name: str, options: str, num_processes: int = 1) -> list[float]:
+    """Losses and validation NLLs of a training of 8 steps."""
+    run_bellmask(f"train {options} {SHORT} --out out/{name}", num_processes)
+    lines = Path(f"out/{name}/metrics.jsonl").read_text().splitlines()
+    return [line.get("loss", line.get("nll")) for line in map(json.loads, lines)]
+
+
+def weights(name: str) -> str:
+    """Digest of the last checkpoint's tensors."""
+    from safetensors import safe_open
+
+    (path,) = Path(f"out/{name}/checkpoints/step-000000008").glob("*.safetensors")
+    with safe_open(path, "np") as tensors:
+        parts = sorted((key, tensors.get_tensor(key).tobytes()) for key in tensors.keys())  # noqa: SIM118
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def close(found: list[float], expected: list[float], tolerance: float) -> None:
+    assert found == pytest.approx(expected, rel=tolerance)
+
+
+TRAININGS = [name for name, case in CASES.items() if case.is_stored and name.startswith("train-")]
+
+
+@pytest.mark.parametrize("name", [name for name in TRAININGS if CASES[name].num_processes == 1])
+def test_losses_of_the_cpu(name: str) -> None:
+    stored = STORED[name]
+    commands = CASES[name].commands
+    for command in commands:
+        run_bellmask(f"{command} {ON_GPU}")
+    lines = [json.loads(line) for line in Path("out/run/metrics.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        for key in ("loss", "nll"):
+            if key in line:
+                place = f"out/run/metrics.jsonl:[{number}].{key}"
+                assert line[key] == pytest.approx(stored[place], rel=1e-3), place
+
+
+def test_bfloat16_is_close_to_float32() -> None:
+    exact = train("float32", f"tiny {ON_GPU}")
+    short = train("bfloat16", f"tiny --train.device {DEVICE} --train.precision bfloat16")
+    assert short != exact
+    close(short, exact, 2e-2)
+
+
+def test_compiled_is_eager() -> None:
+    eager = train("eager", f"tiny {NARROW} {ON_GPU}")
+    close(train("compiled", f"tiny {NARROW} {ON_GPU} --train.compile"), eager, 1e-3)
+
+
+@pytest.mark.skipif(NUM_DEVICES < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_two_devices_are_one(sharding: str) -> None:
+    one = train("one", f"tiny {NARROW} {ON_GPU}")
+    options = f"tiny {NARROW} {ON_GPU} --scale.sharding {sharding}"
+    close(train("two", options, num_processes=2), one, 1e-3)
+
+
+def test_resuming_is_exact() -> None:
+    dropout = "--model.dropout 0.1"
+    train("whole", f"tiny {NARROW} {ON_GPU} {dropout}")
+    half = f"train tiny {NARROW} {ON_GPU} {dropout} {SHORT} --out out/halves"
+    run_bellmask(f"{half} --train.steps 4")
+    run_bellmask(f"{half} --resume yes")
+    assert weights("halves") == weights("whole")
+
+
+@pytest.mark.parametrize("kernel", ["chunked", "torch", "liger"])
+def test_loss_kernels_agree(kernel: str) -> None:
+    if kernel == "liger":
+        pytest.importorskip("liger_kernel", reason="pip install 'bellmask[cuda]'")
+    plain = train("auto", f"tiny {ON_GPU}")
+    close(train(kernel, f"tiny {ON_GPU} --scale.loss {kernel}"), plain, 1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("evaluate-")])
+def test_likelihoods_of_the_cpu(name: str) -> None:
+    (command,) = CASES[name].commands
+    run_bellmask(f"{command} --device {DEVICE}")
+    found = json.loads(Path("out/evaluation.json").read_text())["nll"]
+    assert found == pytest.approx(STORED[name]["out/evaluation.json:nll"], rel=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["ancestral", "most_confident", "blocks", "arm", "aoarm", "cpt"])
+def test_samples_are_those_of_the_cpu_but_for_rounding(rule: str) -> None:
+    (command,) = CASES[f"generate-{rule}"].commands
+    assert SAMPLE in command
+    run_bellmask(f"{command} --device {DEVICE}")
+    lines = Path("out/samples.jsonl").read_text().splitlines()
+    stored = STORED[f"generate-{rule}"]
+    for number, line in enumerate(lines):
+        ids, expected = json.loads(line)["ids"], stored[f"out/samples.jsonl:[{number}].ids"]
+        assert len(ids) == len(expected)
+        same = sum(a == b for a, b in zip(ids, expected, strict=True))
+        assert same >= 0.9 * len(ids)  # a token may flip where two are nearly as likely

@@ -1,0 +1,44 @@
+"""Training, evaluation and sampling on a device that is not there: nothing is on the wrong one.
+
+A tensor on the wrong device raises in ``tools/other_device.py``. How often the CPU waits for the
+device is part of the speed on GPUs, so the counts stand here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "tools" / "other_device.py"
+CONFIDENCE_RULES = ("most_confident", "margin", "entropy")
+
+
+def check(names: list[str], folder: Path) -> None:
+    command = [sys.executable, str(SCRIPT), *names]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert "found at least two devices, cpu and other:0" in found.pop("mixing")
+    for what, waits in found.items():
+        if what.startswith("train"):  # the loss and the gradient's norm
+            assert waits == {"cpu": 1, "item": 1}, what
+        elif what.endswith(CONFIDENCE_RULES):  # drawn tokens, and how sure they are
+            assert waits == {"cpu": 2}, what
+        else:  # cross-entropies of a batch, or drawn tokens
+            assert waits == {"cpu": 1}, what
+    assert len(found) >= len(names)
+
+
+def test_mdm_arm_and_pretrained_causal_lm(zoo: Path) -> None:
+    check(["bell", "arm", "cpt"], zoo)
+
+
+@pytest.mark.long
+def test_all_that_trains(zoo: Path) -> None:
+    check([], zoo)

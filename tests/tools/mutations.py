@@ -1,0 +1,271 @@
+"""How much the tests protect: one-line mutations of the package, and the tests that notice.
+
+    python tests/tools/mutations.py cover OUT           # once: the suite with coverage contexts
+    python tests/tools/mutations.py run OUT [--count 60] [--seed 0]
+
+Every mutation changes one expression inside a function of the folders below, in a copy of the
+checkout. The tests that run the changed line are run with ``-x``, those that run the fewest lines
+first, for at most 120 s of CPU time. A mutation is killed when one of them fails. OUT gets ``coverage.db``,
+``lastfailed`` (tests that fail without any mutation are not asked) and ``mutations.json``.
+
+The draw depends on the seed, the file, the function and the changed text, not on line numbers, so
+a small edit of the package leaves most of it as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDERS = ("diffusion", "model", "train", "generate", "evaluate", "compare")
+LIMIT = 120
+"""Seconds of CPU time, so that a busy machine gives the same verdicts."""
+SWAPS: dict[type, str] = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "/", ast.Mod: "*",
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+    ast.And: "or", ast.Or: "and", ast.BitAnd: "|", ast.BitOr: "&",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One changed expression."""
+
+    file: str
+    line: int
+    function: str
+    before: str
+    after: str
+    start: int
+    end: int
+    """Character offsets in the file."""
+
+    def draw(self, seed: int) -> str:
+        """Its place in the order of the draw."""
+        named = f"{seed}|{self.file}|{self.function}|{self.before}|{self.after}"
+        return hashlib.sha256(named.encode()).hexdigest()
+
+
+def _mutated(node: ast.AST, text: str) -> str | None:
+    """The expression with one change, or None where there is none to make."""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, bool):
+            return str(not node.value)
+        if isinstance(node.value, int | float):
+            return f"({text} + 1)"
+        return None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return ast.unparse(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return ast.unparse(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+        left, right = ast.unparse(node.left), ast.unparse(node.right)
+        return f"(({left}) {SWAPS[type(node.op)]} ({right}))"
+    if isinstance(node, ast.BoolOp):
+        sign = f" {SWAPS[type(node.op)]} "
+        return "(" + sign.join(f"({ast.unparse(value)})" for value in node.values) + ")"
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+        return f"(({left}) {SWAPS[type(node.ops[0])]} ({right}))"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        other = {"min": "max", "max": "min", "any": "all", "all": "any"}.get(node.func.id)
+        return f"{other}{text[len(node.func.id) :]}" if other else None
+    return None
+
+
+def _in_functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """(function, node) for all that runs when a function is called; no messages of errors."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
+        if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
+            return
+        if isinstance(node, ast.AnnAssign):
+            children: list[ast.AST] = [node.value] if node.value else []
+        elif isinstance(node, ast.FunctionDef):
+            function, children = f"{function}.{node.name}", list(node.body)
+        else:
+            children = list(ast.iter_child_nodes(node))
+        for child in children:
+            if function and not isinstance(child, ast.FunctionDef | ast.ClassDef):
+                yield function, child
+            yield from visit(child, function)
+
+    yield from visit(tree, "")
+
+
+def mutations_of(root: Path, file: str) -> Iterator[Mutation]:
+    """All mutations of a file."""
+    source = (root / file).read_text(encoding="utf-8")
+    starts = [0]
+    for row in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(row))
+    rows = source.splitlines()
+
+    def offset(line: int, column: int) -> int:  # ast counts bytes
+        return starts[line - 1] + len(rows[line - 1].encode()[:column].decode())
+
+    for function, node in _in_functions(ast.parse(source)):
+        line, end_line = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+        if line is None or line != end_line:
+            continue
+        start, end = offset(line, node.col_offset), offset(line, node.end_col_offset)  # type: ignore[attr-defined]
+        after = _mutated(node, source[start:end])
+        if after is not None:
+            yield Mutation(file, line, function, source[start:end], after, start, end)
+
+
+def draw(root: Path, seed: int, count: int) -> list[Mutation]:
+    """The same number from every folder."""
+    drawn: list[Mutation] = []
+    for folder in FOLDERS:
+        files = sorted((root / "bellmask" / folder).rglob("*.py"))
+        found = [m for f in files for m in mutations_of(root, str(f.relative_to(root)))]
+        drawn += sorted(found, key=lambda m: m.draw(seed))[: count // len(FOLDERS)]
+    return drawn
+
+
+def _environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+
+
+def cover(root: Path, out: Path) -> None:
+    """Run the suite with a context per test."""
+    out.mkdir(parents=True, exist_ok=True)
+    settings = out / "coveragerc"
+    settings.write_text(f"[run]\nsource = bellmask\ndata_file = {out / 'coverage.db'}\n")
+    pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+    pytest += ["--cov=bellmask", f"--cov-config={settings}", "--cov-context=test"]
+    pytest += ["--cov-report=term:skip-covered", "-o", f"cache_dir={out / 'cache'}"]
+    subprocess.run(pytest, cwd=root, env=_environment(root))
+    failed = out / "cache" / "v" / "cache" / "lastfailed"
+    (out / "lastfailed").write_text(failed.read_text() if failed.exists() else "{}")
+
+
+class Tests:
+    """Which tests run which line."""
+
+    def __init__(self, out: Path, root: Path) -> None:
+        from coverage import CoverageData
+
+        data = CoverageData(str(out / "coverage.db"))
+        data.read()
+        failing = set(json.loads((out / "lastfailed").read_text()))
+        self.by_line: dict[tuple[str, int], set[str]] = {}
+        self.sizes: Counter[str] = Counter()
+        for file in data.measured_files():
+            name = file[file.rindex("bellmask/") :]
+            for line, contexts in data.contexts_by_lineno(file).items():
+                names = {context.rpartition("|")[0] for context in contexts} - failing - {""}
+                self.by_line[name, line] = names
+                self.sizes.update(names)
+        self.root = root
+
+    def of(self, mutation: Mutation) -> list[str]:
+        """Those that run the fewest lines first."""
+        found = self.by_line.get((mutation.file, mutation.line), set())
+        return sorted(found, key=lambda name: (self.sizes[name], name))
+
+
+def _is_killed(copy: Path, mutation: Mutation, tests: list[str]) -> tuple[str, float]:
+    """("killed by ...", "survived", "out of time" or "not covered", seconds)."""
+    if not tests:
+        return "not covered", 0.0
+    path = copy / mutation.file
+    source = path.read_text(encoding="utf-8")
+    changed = source[: mutation.start] + mutation.after + source[mutation.end :]
+    chosen = copy / "chosen-tests.txt"
+    chosen.write_text("\n".join(tests))
+    begun = time.monotonic()
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", ""]
+    try:
+        path.write_text(changed, encoding="utf-8")
+        done = subprocess.run(
+            [*pytest, f"@{chosen}"],
+            cwd=copy,
+            env=_environment(copy),
+            capture_output=True,
+            text=True,
+            timeout=20 * LIMIT,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT)),
+        )
+    except subprocess.TimeoutExpired:
+        return "out of time", 20.0 * LIMIT
+    finally:
+        path.write_text(source, encoding="utf-8")
+    seconds = time.monotonic() - begun
+    lines = done.stdout.splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode == 0:
+        return "survived", seconds
+    if done.returncode < 0:
+        return "out of time", seconds
+    if done.returncode == 1 and failed:
+        return f"killed by {failed[0].split(' - ')[0].split(' ', 1)[1]}", seconds
+    return f"broken: {(lines or [done.stderr])[-1]}", seconds
+
+
+def run(root: Path, out: Path, seed: int, count: int) -> None:
+    """Draw, try and write down; a finished mutation is not tried again."""
+    tests = Tests(out, root)
+    results = out / "mutations.json"
+    known: dict[str, dict[str, Any]] = json.loads(results.read_text()) if results.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copy = Path(folder) / "main"
+        ignored = shutil.ignore_patterns(".venv*", ".git", "runs", "*.egg-info", "__pycache__")
+        shutil.copytree(root, copy, ignore=ignored)
+        if (root.parent / "shared").exists():
+            (copy.parent / "shared").symlink_to((root.parent / "shared").resolve())
+        drawn = draw(root, seed, count)
+        for number, mutation in enumerate(drawn, start=1):
+            key = mutation.draw(seed)
+            if key not in known:
+                chosen = tests.of(mutation)
+                verdict, seconds = _is_killed(copy, mutation, chosen)
+                known[key] = {
+                    **asdict(mutation), "tests": len(chosen), "verdict": verdict,
+                    "seconds": round(seconds, 1),
+                }  # fmt: skip
+                results.write_text(json.dumps(known, indent=1) + "\n")
+            one = known[key]
+            print(f"{number:3d} {one['file']}:{one['line']} {one['before']} -> {one['after']}: ")
+            print(f"      {one['verdict']} ({one['tests']} tests, {one['seconds']} s)", flush=True)
+        verdicts = [known[m.draw(seed)]["verdict"].split(" by ")[0] for m in drawn]
+        killed = verdicts.count("killed")
+        print(f"killed {killed} of {len(drawn)} ({killed / len(drawn):.0%}); {Counter(verdicts)}")
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=("cover", "run"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[2])
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    root, out = options.checkout.resolve(), options.out.resolve()
+    if options.action == "cover":
+        cover(root, out)
+    else:
+        run(root, out, options.seed, options.count)
+
+
+if __name__ == "__main__":
+    main()

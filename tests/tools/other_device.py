@@ -1,0 +1,190 @@
+"""A device that is not there: what a GPU would refuse or wait for shows up on a CPU.
+
+Tensors on ``OTHER`` are fake (a shape, no memory); tensors of the CPU are real. Operations that mix
+the two raise as they would with a GPU, and every moment at which the CPU would have to wait for the
+device (``.item()``, ``.cpu()``) is counted and answered with ones; a data-dependent shape raises.
+
+Run as a script, in a process of its own because the device stays registered for good: trains,
+evaluates and samples on ``OTHER`` from the zoo in the working directory and prints, as JSON, how
+often each kind of work waits, or what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+
+class _Backend(_DummyBackendModule):
+    """What torch asks a device's module for."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def manual_seed_all(self, seed: int) -> None:
+        """The noise of a device without memory is nobody's."""
+
+
+_setup_privateuseone_for_python_backend("other", backend_module=_Backend())
+OTHER = torch.device("other:0")
+aten = torch.ops.aten
+
+
+class OtherDevice(TorchDispatchMode):
+    """Inside it ``OTHER`` can be used; ``waits`` counts synchronizations by operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.waits: Counter[str] = Counter()
+        self.num_operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        is_there = any(_is_other(tensor.device) for tensor in tensors)
+        device = kwargs.get("device")
+        goes_there = device is not None and _is_other(torch.device(device))
+        if not is_there and not goes_there:
+            return func(*args, **kwargs)
+        self.num_operations += 1
+        if func is aten._local_scalar_dense.default:
+            self.waits["item"] += 1
+            return torch.ones((), dtype=args[0].dtype).item()
+        if is_there and device is not None and not goes_there:
+            self.waits["cpu"] += 1
+            return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        if func is aten.copy_.default and not _is_other(args[0].device):
+            self.waits["cpu"] += 1
+            return args[0].fill_(1)
+        with self.fake:
+            args, kwargs = tree_map(self._to_fake, (args, kwargs))
+            return func(*args, **kwargs)
+
+    def _to_fake(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            return self.fake.from_tensor(value)
+        return value
+
+
+def _is_other(device: torch.device) -> bool:
+    return device.type == OTHER.type
+
+
+TINY = {
+    "model.num_layers": 1, "model.width": 8, "model.num_heads": 2,
+    "data.train": "text.txt", "data.cache": "cache", "data.block_length": 16,
+    "train.batch_size": 4, "log.every": 1000, "checkpoint.every": "never",
+}  # fmt: skip
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bell": ("tiny_bell", TINY),
+    "base": ("tiny_base", TINY),
+    "muon": ("tiny", TINY | {"optimizer": "muon"}),
+    "accumulated": ("tiny", TINY | {"train.microbatch_size": 2}),
+    "recomputed": ("tiny", TINY | {"scale.recompute": "block", "model.dropout": 0.1}),
+    "time_input": ("tiny", TINY | {"model.modulation": "time"}),
+    "documents": ("tiny", TINY | {"data.documents": "line", "data.document_attention": True}),
+    "arm": ("tiny_arm", TINY),
+    "sigma_arm": ("tiny_sigma_arm", TINY),
+    "aoarm": ("tiny_aoarm", TINY),
+    "cpt": ("cpt_tiny", {k: v for k, v in TINY.items() if "model." not in k}),
+}
+RUNS = ("bell", "arm", "aoarm", "cpt", "gpt2")
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    **{rule: {"rule": rule} for rule in ("ancestral", "random", "most_confident", "margin")},
+    "entropy": {"rule": "entropy", "top_p": 0.9, "temperature": 0.7},
+    "remask": {"remask": 0.2, "top_k": 5},
+    "cache": {"block_length": 8, "cache": "prefix"},
+}
+
+
+def _per_unit(mode: OtherDevice, work: Callable[[int], object], few: int, many: int) -> Any:
+    """Waits per step (batch, ...): of many less those of few, so that set-up does not count."""
+    found = []
+    for number in (few, many):
+        mode.waits.clear()
+        work(number)
+        found.append(mode.waits.copy())
+    return {name: (found[1][name] - found[0][name]) / (many - few) for name in found[1]}
+
+
+def training_waits(name: str) -> Any:
+    """Per optimizer step; validation is part of the training, checkpoints are not."""
+    import bellmask
+    from bellmask.train import checkpoint, distributed
+
+    distributed.pick_device = lambda *_: OTHER
+    checkpoint.CheckpointStore.save = lambda *_, **__: None
+    preset, options = TRAININGS[name]
+    start = {"start.model": "gpt2", "start.anneal_steps": 9} if name == "cpt" else {}
+
+    def train(steps: int) -> None:
+        more = {"train.steps": steps, "validation.every": f"{steps} steps", "validation.blocks": 8}
+        config = bellmask.preset(preset).with_options(options | start | more)
+        bellmask.train_run(config, f"trained/{name}-{steps}", is_quiet=True)
+
+    with OtherDevice() as mode:
+        return _per_unit(mode, train, 1, 3)
+
+
+def run_waits(name: str) -> dict[str, Any]:
+    """Per batch of an evaluation and per step of a sampler, of a stored run."""
+    import bellmask
+
+    run = bellmask.load_run(name, device="cpu")
+    blocks = run.blocks()[1]
+    with OtherDevice() as mode:
+        run.model.to(OTHER)
+        run = replace(run, device=OTHER)
+        found = {
+            f"evaluate {name}": _per_unit(
+                mode, lambda n: run.evaluate(blocks.slice(0, 8 * n), batch_size=8), 1, 3
+            )
+        }
+        if run.framework.is_causal:
+            work = lambda length: run.sample(2, length=length)  # noqa: E731
+            return found | {f"sample {name}": _per_unit(mode, work, 4, 8)}
+        for kind, settings in SAMPLINGS.items():
+            if kind != "cache" or name == "bell":
+                work = lambda n, given=settings: run.sample(8, length=16, steps=n, **given)  # noqa: E731
+                found[f"sample {name} {kind}"] = _per_unit(mode, work, 2, 4)
+        work = lambda length: run.sample(1, length=length, rule="first_hitting")  # noqa: E731
+        return found | {f"sample {name} first_hitting": _per_unit(mode, work, 4, 8)}
+
+
+def mixing() -> str:
+    """What adding tensors of two devices gives."""
+    with OtherDevice():
+        try:
+            torch.ones(2) + torch.ones(2).to(OTHER)
+        except RuntimeError as error:
+            return str(error)
+    return "nothing"
+
+
+def main() -> None:
+    """Everything, or the runs and trainings that are named; one JSON object."""
+    found: dict[str, Any] = {"mixing": mixing()}
+    for name in sys.argv[1:] or [*RUNS, *TRAININGS]:
+        if name in RUNS:
+            found |= run_waits(name)
+        if name in TRAININGS:
+            found[f"train {name}"] = training_waits(name)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Do two checkouts of the project give the same numbers, exactly?
+
+    python tests/tools/same_numbers.py OLD_CHECKOUT NEW_CHECKOUT [--only PATTERN] [--keep DIR]
+
+Trains, evaluates, samples and scores the runs of ``tests/frozen/cases.py`` with both, side by side
+on this machine, one thread each, and reports every value that differs: losses, likelihoods,
+samples, scores, options, and digests of all weights, optimizer states and values per block. Each
+checkout runs its own list of cases, so that a renamed option is no difference; one that has no list
+runs the other's. Both start from the stored runs of the new checkout. Needs an environment with
+the project's dependencies (``make setup``); exit code 1 when something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MOST_SHOWN = 12
+"""Differences of one case on the screen."""
+
+
+def start(checkout: Path, cases: Path, zoo: Path, out: Path, only: str) -> subprocess.Popen[bytes]:
+    """All results of a checkout, into a file."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(checkout), str(cases.parent)]),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "BELLMASK_FROZEN_ZOO": str(zoo),
+    }
+    command = [sys.executable, str(cases), "results", str(out), "--all", "--only", only]
+    with out.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(command, cwd=out.parent, env=environment, stdout=log, stderr=log)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """One line for each value that is not the same in both."""
+    for place in sorted(old.keys() | new.keys()):
+        if place not in new:
+            yield f"{place}: only in the old one ({old[place]!r:.60})"
+        elif place not in old:
+            yield f"{place}: only in the new one ({new[place]!r:.60})"
+        elif json.dumps(old[place]) != json.dumps(new[place]):  # NaN equals NaN here
+            yield f"{place}: {old[place]!r:.60} -> {new[place]!r:.60}"
+
+
+def report(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Print what differs; True when nothing does."""
+    num_different = 0
+    for name in dict.fromkeys([*old, *new]):
+        if name not in old or name not in new:
+            lines = [f"only the {'new' if name in new else 'old'} checkout has this case"]
+        else:
+            lines = list(differences(old[name], new[name]))
+            for side, results in (("old", old), ("new", new)):
+                if "failed" in results[name]:
+                    lines.append(f"failed in the {side} one: {results[name]['failed']}")
+        if lines:
+            num_different += 1
+            print(f"{name}: {len(lines)} differences")
+            print("\n".join(f"    {line}" for line in lines[:MOST_SHOWN]))
+            if len(lines) > MOST_SHOWN:
+                print(f"    ... {len(lines) - MOST_SHOWN} more")
+    count = sum(len(results) for results in new.values())
+    print(f"{len(new)} cases, {count} values; {num_different or 'no'} cases with a difference")
+    return num_different == 0
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--only", default="*", help="names of cases, with * and ?")
+    parser.add_argument("--keep", type=Path, help="folder for both results (old.json, new.json)")
+    options = parser.parse_args()
+    checkouts = {"old": options.old.resolve(), "new": options.new.resolve()}
+    lists = {side: path / "tests" / "frozen" / "cases.py" for side, path in checkouts.items()}
+    present = [path for path in (lists["new"], lists["old"]) if path.exists()]
+    if not present:
+        parser.error("neither checkout has tests/frozen/cases.py")
+    zoo = present[0].parent / "zoo"
+    with tempfile.TemporaryDirectory(prefix="same-numbers-") as made:
+        folder = Path(made) if options.keep is None else options.keep.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        running = {}
+        for side, checkout in checkouts.items():
+            cases = lists[side] if lists[side].exists() else present[0]
+            running[side] = start(checkout, cases, zoo, folder / f"{side}.json", options.only)
+        failed = [side for side, process in running.items() if process.wait() != 0]
+        for side in failed:
+            print(f"{side} checkout:\n{(folder / f'{side}.log').read_text()[-2000:]}")
+        if failed:
+            sys.exit(1)
+        results = {s: json.loads((folder / f"{s}.json").read_text()) for s in checkouts}
+        sys.exit(0 if report(results["old"], results["new"]) else 1)
+
+
+if __name__ == "__main__":
+    main()
