@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,123 +19,89 @@ from bellmask.rng import IndexPermutation, stream_key
 BYTES = ByteTokenizer()
 
 
-def test_an_epoch_is_a_permutation_and_batches_may_span_epochs() -> None:
+def run_of(plan, steps):
+    return torch.cat([plan.rows(step) for step in range(steps)])
+
+
+def test_an_epoch_is_a_permutation_and_batches_may_span_epochs():
     plan = BatchPlan(num_blocks=10, batch_size=25, seed=1)
-    rows = torch.cat([plan.rows(s) for s in range(4)]).reshape(10, 10)
-    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in rows)
-    assert len({tuple(epoch.tolist()) for epoch in rows}) == 10
-    assert torch.equal(plan.rows(2), plan.rows(2))
-    other = BatchPlan(10, 25, seed=2).rows(0)
-    assert not torch.equal(plan.rows(0), other)
-
-
-def test_without_a_mixture_rows_are_the_epochs_permutation() -> None:
+    epochs = run_of(plan, 4).reshape(10, 10).tolist()
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 10
+    assert not torch.equal(plan.rows(0), replace(plan, seed=2).rows(0))
     plan = BatchPlan(num_blocks=7, batch_size=4, seed=3)
-    run = torch.cat([plan.rows(s) for s in range(7)])
-    epochs = [IndexPermutation(7, stream_key(3, "data", e))(torch.arange(7)) for e in range(4)]
-    assert torch.equal(run, torch.cat(epochs))
+    expected = [IndexPermutation(7, stream_key(3, "data", e))(torch.arange(7)) for e in range(4)]
+    assert torch.equal(run_of(plan, 7), torch.cat(expected))
 
 
-def test_ranks_share_the_batch_without_overlap() -> None:
-    shares = [rank_share(12, r, 3) for r in range(3)]
-    assert [i for share in shares for i in share] == list(range(12))
+def test_ranks_share_the_batch_without_overlap():
+    assert [i for r in range(3) for i in rank_share(12, r, 3)] == list(range(12))
 
 
 # --- mixtures --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [8, 250, 1000])
-def test_mixture_weights_hold_exactly_in_every_thousand_samples(batch_size: int) -> None:
-    sizes, weights = (40, 7, 300), (0.62, 0.3, 0.08)
-    plan = BatchPlan(sum(sizes), batch_size, 5, sizes, weights)
-    run = torch.cat([plan.rows(s) for s in range(3 * MIXTURE_PERIOD // batch_size)])
-    corpus = torch.bucketize(run, torch.tensor([40, 47]), right=True)
-    for period in corpus.reshape(3, MIXTURE_PERIOD):
-        assert torch.bincount(period, minlength=3).tolist() == [620, 300, 80]
-
-
-def test_each_corpus_of_a_mixture_goes_through_its_own_epochs() -> None:
+def test_weights_hold_in_every_thousand_samples_and_each_corpus_has_its_own_epochs():
     sizes = (40, 7, 300)
-    plan = BatchPlan(sum(sizes), 100, 5, sizes, (0.62, 0.3, 0.08))
-    run = torch.cat([plan.rows(s) for s in range(60)])
-    first = 0
-    for size in sizes:
-        own = run[(run >= first) & (run < first + size)] - first
-        epochs = own[: len(own) // size * size].reshape(-1, size)
-        assert len(epochs) >= 1
-        for epoch in epochs.tolist():
-            assert sorted(epoch) == list(range(size))
-        orders = set(map(tuple, epochs.tolist()))
-        assert len(orders) > 0.9 * len(epochs), "7! orders meet again, but rarely"
-        first += size
-
-
-def test_a_mixture_is_a_function_of_seed_and_step() -> None:
-    plan = BatchPlan(30, 16, 5, (20, 10), (0.5, 0.5))
-    small = BatchPlan(30, 4, 5, (20, 10), (0.5, 0.5))
-    run = torch.cat([plan.rows(s) for s in range(8)])
-    assert torch.equal(run, torch.cat([small.rows(s) for s in range(32)]))
-    assert torch.equal(plan.rows(6), run[96:112])
+    plan = BatchPlan(sum(sizes), 250, 5, sizes, (0.62, 0.3, 0.08))
+    run = run_of(plan, 24)
+    corpus = torch.bucketize(run, torch.tensor([40, 47]), right=True)
+    for period in corpus.reshape(6, MIXTURE_PERIOD):
+        assert torch.bincount(period, minlength=3).tolist() == [620, 300, 80]
+    for number, size in enumerate(sizes):
+        own = run[corpus == number] - sum(sizes[:number])
+        epochs = own[: len(own) // size * size].reshape(-1, size).tolist()
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
+        assert len(set(map(tuple, epochs))) > 0.9 * len(epochs) > 0, "7! orders meet but rarely"
+    assert torch.equal(run_of(replace(plan, batch_size=8), 125), run[:1000])
     assert not torch.equal(replace(plan, seed=6).rows(0), plan.rows(0))
 
 
-def test_corpora_of_a_mixture_have_orders_of_their_own() -> None:
-    run = BatchPlan(100, 100, 5, (50, 50), (0.5, 0.5)).rows(0)
-    first, second = run[run < 50].tolist(), (run[run >= 50] - 50).tolist()
-    both = min(len(first), len(second))
-    assert first[:both] != second[:both]
-
-
-def test_corpora_of_a_mixture_are_mixed_not_in_turn() -> None:
+def test_corpora_of_a_mixture_are_mixed_and_have_orders_of_their_own():
     """Of 0.5/0.5 each hundred samples hold both, near their share (five standard errors)."""
-    plan = BatchPlan(30, 100, 5, (20, 10), (0.5, 0.5))
+    plan = BatchPlan(100, 100, 5, (50, 50), (0.5, 0.5))
     for step in range(10):
-        assert 25 < int((plan.rows(step) < 20).sum()) < 75
+        assert 25 < int((plan.rows(step) < 50).sum()) < 75
+    run = plan.rows(0)
+    first, second = run[run < 50].tolist(), (run[run >= 50] - 50).tolist()
+    assert first[:20] != second[:20]
 
 
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(1, 2000))
-def test_shares_add_up_and_are_rounded_to_a_neighbour(weights: list[float], total: int) -> None:
+def test_shares_add_up_and_are_rounded_to_a_neighbor(weights, total):
     counts = share_out(weights, total)
     assert sum(counts) == total
     for count, weight in zip(counts, weights):
         assert abs(count - weight / sum(weights) * total) < 1 + 1e-9
 
 
-def test_a_mixture_is_written_as_names_and_weights() -> None:
+def test_a_mixture_is_written_as_names_and_weights():
     assert parse_mixture(()) == {}
-    assert parse_mixture(("ptb=0.3", "a=b/c.txt=0.25")) == {"ptb": 0.3, "a=b/c.txt": 0.25}
+    assert parse_mixture(("ptb=0.3", "a=b/c.txt=0.001")) == {"ptb": 0.3, "a=b/c.txt": 0.001}
 
 
 @pytest.mark.parametrize(
-    "item", ["ptb", "ptb=", "ptb=x", "=0.3", "ptb=0", "ptb=1", "ptb=-0.1", "ptb=nan", "ptb=inf"]
+    "items",
+    ["ptb", "ptb=x", "=0.3", "ptb=0", "ptb=1", "ptb=nan", "ptb=0.5 b=0.5", "ptb=0.1 ptb=0.2"],
 )
-def test_a_mixture_written_otherwise_is_refused(item: str) -> None:
-    with pytest.raises(UserError, match=r"write NAME=0.3 with a weight from 0.001 to 1, not '"):
-        parse_mixture(("lm1b=0.1", item))
+def test_a_mixture_written_otherwise_is_refused(items):
+    with pytest.raises(UserError, match=r"data\.mixture.*(ptb|=0.3)"):
+        parse_mixture(items.split())
 
 
-def test_a_mixture_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="leave nothing for"):
-        parse_mixture(("a=0.5", "b=0.5"))
-
-
-def test_a_mixture_is_loaded_with_its_sizes_and_weights(tmp_path: Path) -> None:
-    for name, letter in (("a", "a"), ("b", "b"), ("c", "c")):
-        (tmp_path / f"{name}.txt").write_text(letter * (400 if name == "a" else 160))
+def test_a_mixture_is_loaded_with_its_sizes_and_weights(tmp_path):
+    for name, size in (("a", 400), ("b", 160), ("c", 160)):
+        (tmp_path / f"{name}.txt").write_text(name * size)
     data = DataOptions(train=str(tmp_path / "a.txt"), block_length=8, cache=str(tmp_path / "cache"))
-    alone = load_data(data, BYTES)
+    alone, (train, valid) = load_data(data, BYTES), load_blocks(data, BYTES)
     assert (alone.sizes, alone.weights) == ((), ())
     mixture = (f"{tmp_path}/b.txt=0.3", f"{tmp_path}/c.txt=0.1")
     mixed = load_data(replace(data, mixture=mixture), BYTES)
-    train, valid = load_blocks(data, BYTES)
     assert mixed.sizes == (len(train), 20, 20)
     assert mixed.weights == pytest.approx((0.6, 0.3, 0.1))
-    parts = [
-        train,
-        *(prepare(replace(data, train=f"{tmp_path}/{n}.txt"), BYTES, "train") for n in "bc"),
-    ]
-    expected = torch.cat([part.rows(slice(None)) for part in parts])
+    others = [prepare(replace(data, train=f"{tmp_path}/{n}.txt"), BYTES, "train") for n in "bc"]
+    expected = torch.cat([part.rows(slice(None)) for part in (train, *others)])
     assert torch.equal(mixed.train.rows(slice(None)), expected)
     assert mixed.valid.fingerprint == valid.fingerprint == alone.valid.fingerprint
     assert mixed.train.fingerprint != alone.train.fingerprint == train.fingerprint

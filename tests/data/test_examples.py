@@ -1,62 +1,53 @@
-"""Examples: read from every kind of place, the same each time, refused by name when unfit."""
+"""Prompts with responses: from files, the hub, ShareGPT, toy tasks and stories."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
+import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-from hub_tools import FakeHub, install_hub
 
-from bellmask.data.examples import Example, ExampleSource, Message, open_examples, turns
+from bellmask.data.examples import Example, Message, open_examples, turns
+from bellmask.data.sharegpt import ROLES, clean_conversation, clean_text, conversation_id, tidy
+from bellmask.data.story_questions import MOST_WORDS, opening, questions
 from bellmask.errors import UserError
 from bellmask.stage_options import SftOptions
 
-SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+def opened(source):
+    return open_examples(str(source), SftOptions(train=str(source)), Path("unused"))
 
 
-def opened(source: Path | str, **options: Any) -> ExampleSource:
-    given = SftOptions(**{"train": str(source), **options})
-    return open_examples(str(source), given, Path("unused"))
-
-
-def pairs(source: ExampleSource) -> list[tuple[str, str]]:
+def pairs(source):
     return [(example.prompt_messages[-1].text, example.response) for example in source]
 
 
-def write_lines(path: Path, rows: list[Any]) -> Path:
+def write_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-# --- examples --------------------------------------------------------------------------------
-
-
-def test_a_conversation_gives_one_example_per_answer() -> None:
-    said = [Message("system", "s"), Message("user", "a"), Message("assistant", "b")]
-    said += [Message("user", "c"), Message("assistant", "d")]
+def test_a_conversation_gives_one_example_per_answer():
+    roles = ("system", "user", "assistant", "user", "assistant")
+    said = tuple(Message(role, text) for role, text in zip(roles, "sabcd"))
     first, second = turns(said)
-    assert first.messages == tuple(said[:3])
-    assert second.messages == tuple(said)
-    assert second.response == "d"
-    assert second.prompt_messages == tuple(said[:4])
+    assert (first.messages, second.messages) == (said[:3], said)
+    assert (second.response, second.prompt_messages) == ("d", said[:4])
     assert first.is_conversation
     assert not Example.plain("a", "b").is_conversation
-
-
-def test_an_example_must_end_with_an_answer() -> None:
-    for messages in ((), (Message("assistant", "a"),), (Message("user", "a"),) * 2):
-        with pytest.raises(ValueError, match="ends with what the assistant says"):
+    for messages in ((), said[2:3], said[1:2] * 2):
+        with pytest.raises(ValueError, match="assistant"):
             Example(messages)
 
 
 # --- files -----------------------------------------------------------------------------------
 
-ROWS: list[dict[str, Any]] = [
+ROWS = [
     {"prompt": "p", "response": "r"},
     {"instruction": "i", "input": "x", "output": "o"},
     {"instruction": "i", "input": "", "output": "o"},
@@ -67,7 +58,7 @@ ROWS: list[dict[str, Any]] = [
 FOUND = [("p", "r"), ("i\n\nx", "o"), ("i", "o"), ("q?", "a"), ("u", "v"), ("h", "g")]
 
 
-def test_all_column_names_are_known_in_every_format(tmp_path: Path) -> None:
+def test_all_column_names_are_known_in_every_format(tmp_path):
     lines = write_lines(tmp_path / "a.jsonl", ROWS)
     (tmp_path / "b.json").write_text(json.dumps(ROWS, indent=1))
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
@@ -76,140 +67,290 @@ def test_all_column_names_are_known_in_every_format(tmp_path: Path) -> None:
         source = opened(tmp_path / name)
         assert pairs(source) == pairs(source) == FOUND
         assert [example.is_conversation for example in source] == [False] * 4 + [True] * 2
-
-
-def test_parquet_and_arrow_hold_examples_too(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    for name, rows in (("pairs", ROWS[:1] * 3), ("lists", ROWS[4:5])):
+    for rows, found in ((ROWS[:1] * 3, FOUND[:1] * 3), (ROWS[4:5], FOUND[4:5])):
         table = pyarrow.Table.from_pylist(rows)
-        parquet.write_table(table, tmp_path / f"{name}.parquet")
-        with pyarrow.ipc.new_stream(tmp_path / f"{name}.arrow", table.schema) as stream:
+        pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
+        with pyarrow.ipc.new_stream(tmp_path / "e.arrow", table.schema) as stream:
             stream.write_table(table)
-    for kind in ("parquet", "arrow"):
-        assert pairs(opened(tmp_path / f"pairs.{kind}")) == FOUND[:1] * 3
-        assert pairs(opened(tmp_path / f"lists.{kind}")) == FOUND[4:5]
+        assert pairs(opened(tmp_path / "e.parquet")) == pairs(opened(tmp_path / "e.arrow")) == found
 
 
-def test_documents_are_records_and_drops_are_counted(tmp_path: Path) -> None:
+def test_documents_are_records_and_drops_are_counted(tmp_path):
     chat = [{"role": r, "content": c} for r, c in (("user", "1"), ("assistant", "2")) * 2]
     rows = [ROWS[0], {"prompt": "p", "response": " "}, {"messages": chat}, {"messages": []}]
-    counts: Counter[str] = Counter()
+    counts = Counter()
     numbers = [n for n, _ in opened(write_lines(tmp_path / "a.jsonl", rows)).read(counts)]
     assert numbers == [0, 2, 2]
     assert counts == {"left out: no response": 1, "left out: nobody answers": 1}
 
 
-def test_the_identity_is_the_content(tmp_path: Path) -> None:
-    names = {name: write_lines(tmp_path / f"{name}.jsonl", ROWS[:2]) for name in "ab"}
-    names["c"] = write_lines(tmp_path / "c.jsonl", ROWS[:1])
-    ids = {name: opened(path).identity for name, path in names.items()}
-    assert ids["a"] == ids["b"] != ids["c"]
+def test_the_identity_is_the_content(tmp_path):
+    paths = [
+        write_lines(tmp_path / f"{n}.jsonl", ROWS[:c]) for n, c in (("a", 2), ("b", 2), ("c", 1))
+    ]
+    a, b, c = (opened(path).identity for path in paths)
+    assert a == b != c
     assert pairs(opened(tmp_path / "[ac].jsonl")) == FOUND[:2] + FOUND[:1]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        ('{"text": "a", "n": 1}', r"record 1 has the columns text, n; .*prompt and response"),
-        ('{"prompt": 3, "response": "a"}', "record 1: column 'prompt' holds int, not text"),
-        ('{"messages": "hello"}', "'messages' is not a list of turns"),
-        ('{"prompt": "a", "response": "b"}\n{"prompt"', "record 2 is not JSON"),
-        ("[1]", "record 1 is not a JSON object"),
-        ('["a"', "is not JSON"),
-        ("[" * 100_000, r"a\.json cannot be read: .*recursion"),
-        ('{"prompt": ' + "[" * 100_000, "record 1 cannot be read: .*recursion"),
-        ('{"prompt": ' + "1" * 5_000 + "}", "record 1 cannot be read: .*digits"),
-        ('[{"prompt": ' + "1" * 5_000 + "}]", r"a\.json cannot be read: .*digits"),
+        ('{"text": "a", "n": 1}', "record 1.*text, n"),
+        ('{"prompt": 3, "response": "a"}', "record 1.*'prompt'"),
+        ('{"messages": "hello"}', "'messages'"),
+        ('{"prompt": "a", "response": "b"}\n{"prompt"', "record 2"),
+        ("[1]", "record 1"),
+        ('["a"', r"a\.json"),
+        ("[" * 100_000, r"a\.json"),
+        ('{"prompt": ' + "[" * 100_000, "record 1"),
+        ('{"prompt": ' + "1" * 5_000 + "}", "record 1"),
     ],
+    ids=range(9),
 )
-def test_what_is_no_example_is_named(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        pairs(opened(path))
+def test_what_is_no_example_is_named(tmp_path, text, words):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UserError, match=words):
+        pairs(opened(tmp_path / "a.json"))
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "words"),
     [
-        ("taks", r"unknown examples 'taks' \(tasks, "),
-        ("toy:copi", "did you mean 'copy'"),
-        ("toy:copy:99", "a number from 1 to 12"),
-        ("toy:sums:x", "a number from 1 to 9"),
-        ("stories:", "what comes after stories: is missing"),
-        ("hub:name", "write hub:OWNER/NAME"),
-        ("sharegpt:hub:name", "'sharegpt:hub:name': write hub:OWNER/NAME"),
-        ("no/such.jsonl", "there is no file"),
+        ("taks", "'taks'.*tasks"),
+        ("toy:copi", "'copy'"),
+        ("toy:copy:99", "1 to 12"),
+        ("stories:", "stories:"),
+        ("sharegpt:hub:name", "'sharegpt:hub:name'"),
+        ("no/such.jsonl", "no/such.jsonl"),
+        (__file__, r"\.jsonl"),
     ],
 )
-def test_names_that_lead_nowhere(name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        opened(name)
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UserError, match=r"\.jsonl, \.json, \.parquet or \.arrow"):
-        pairs(opened(tmp_path / "a.txt"))
+def test_names_that_lead_nowhere(name, words):
+    with pytest.raises(UserError, match=words):
+        pairs(opened(name))
 
 
 # --- the hub ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    return install_hub(monkeypatch, ROWS)
-
-
-def test_hub_rows_are_read_at_their_commit(hub: FakeHub) -> None:
+def test_hub_rows_are_read_at_their_commit(hub):
+    hub.rows = ROWS
     source = opened("hub:owner/set:conf:test")
     assert not hub.asked, "known before any row is read"
-    assert pairs(source) == FOUND
-    assert hub.asked == [("owner/set", "conf", "test", "c0ffee")]
-    assert pairs(opened("hub:owner/set")) == FOUND
-    assert hub.asked[1] == ("owner/set", None, "train", "c0ffee")
+    assert pairs(source) == pairs(opened("hub:owner/set")) == FOUND
+    places = [("owner/set", "conf", "test", "c0ffee"), ("owner/set", None, "train", "c0ffee")]
+    assert hub.asked == places
     hub.commit = "decade"
     assert opened("hub:owner/set:conf:test").identity != source.identity
-
-
-def test_a_hub_out_of_reach_gives_advice(hub: FakeHub) -> None:
-    hub.error = ConnectionError("not known\nmore")
-    with pytest.raises(UserError, match=r"owner/set.*\(not known\)\. Offline\?") as caught:
-        opened("hub:owner/set")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_hub_that_breaks_off_says_so_in_one_line(hub: FakeHub) -> None:
     hub.error_after = ConnectionError("reset by peer\nmore")
     with pytest.raises(UserError, match=r"owner/set/default/train.*: reset by peer$"):
         pairs(opened("hub:owner/set"))
 
 
-def test_sharegpt_from_the_hub_is_cleaned_and_grouped_as_from_files(
-    hub: FakeHub, tmp_path: Path
-) -> None:
-    def talk(name: str, *said: str) -> dict[str, Any]:
-        sides = ("human", "gpt") * len(said)
-        return {"id": name, "conversations": [{"from": s, "value": v} for s, v in zip(sides, said)]}
+# --- ShareGPT --------------------------------------------------------------------------------
 
+
+def talk(*said, **more):
+    sides = ("human", "gpt") * len(said)
+    return {"conversations": [{"from": s, "value": v} for s, v in zip(sides, said)], **more}
+
+
+def test_sharegpt_from_the_hub_is_cleaned_and_grouped_as_from_files(hub, tmp_path):
     hub.rows = [
-        talk("a_0", "Hi 1 / 1", "<div>Hello &amp; welcome</div>"),
-        talk("b", "Code? 1 / 1", "```pythonCopy codex = 1\n```"),
-        talk("a_2", "More?", "Yes<br>no"),
-        {"id": "c", "conversations": [{"from": "human", "value": "alone"}]},
+        talk("Hi 1 / 1", "<div>Hello &amp; welcome</div>", id="a_0"),
+        talk("Code? 1 / 1", "```pythonCopy codex = 1\n```", id="b"),
+        talk("More?", "Yes<br>no", id="a_2"),
+        talk("alone", id="c"),
+        talk("1", "2", "3", "4"),
+        talk("1", "2"),
     ]
-    counts: list[Counter[str]] = [Counter(), Counter()]
+    counts = [Counter(), Counter()]
     source = opened("sharegpt:hub:owner/set:conf:test")
     found = list(source.read(counts[0]))
-    assert hub.asked == [("owner/set", "conf", "test", "c0ffee")]
-    assert [(n, e.response) for n, e in found] == [
-        (0, "Hello & welcome"),
-        (1, "```python\nx = 1\n```"),
-        (0, "Yes\nno"),
-    ]
+    answers = ["Hello & welcome", "```python\nx = 1\n```", "Yes\nno", "2", "4", "2"]
+    # documents are conversations, not parts of them; without an id each its own
+    assert [(n, e.response) for n, e in found] == list(zip([0, 1, 0, 3, 3, 4], answers))
     assert all(example.is_conversation for _, example in found)
     path = write_lines(tmp_path / "a.jsonl", hub.rows)
     assert list(opened(f"sharegpt:{path}").read(counts[1])) == found
     assert counts[0] == counts[1]
     assert source.identity != opened("hub:owner/set:conf:test").identity
+
+
+SIDES = {"h": "human", "g": "ChatGPT", "s": "system", "x": "critic"}
+FIRST, JOINED = "turns before the first question", "turns joined to the one before"
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "counted"),
+    [
+        ("s:0 h:1 g:2", "s:0 u:1 a:2", {}),
+        ("s:0 g:0 h:1 g:2", "s:0 u:1 a:2", {FIRST: 1}),
+        ("h:1 s:0 g:2", "u:1 a:2", {"turns of the system on the way": 1}),
+        ("h:1 g:2 h:3", "u:1 a:2", {"turns without an answer": 1}),
+        ("h:1 h:2 g:3", "u:1\n\n2 a:3", {JOINED: 1}),
+        ("h:1 g:2 h: g:3", "u:1 a:2\n\n3", {"turns empty": 1, JOINED: 1}),
+        ("g:1 g:2", "", {FIRST: 2, "left out: nobody answers": 1}),
+        ("h:1 x:2", "", {"left out: role 'critic' is unknown": 1}),
+        ("", "", {"left out: nobody answers": 1}),
+        ("h:1 g:2 h:3 g:4", "u:1 a:2 u:3 a:4", {}),
+    ],
+)
+def test_turns_are_put_in_order(said, kept, counted):
+    """``h:hello`` is what a human says."""
+    counts = Counter()
+    found = tidy([(SIDES[turn[0]], turn[2:]) for turn in said.split()], counts)
+    assert " ".join(f"{message.role[0]}:{message.text}" for message in found) == kept
+    assert counts == counted
+
+
+def test_what_the_page_left_goes_and_code_stays():
+    for raw, clean in {
+        "Hi.<br>you &amp; me&nbsp;&lt;3": "Hi.\nyou & me <3",
+        '<div class="markdown prose">Text<span> here</span></div>': "Text here",
+        "a < b and List<String> x": "a < b and List<String> x",
+        "```html\n<div>&amp;</div>\n```\n<p>done</p>": "```html\n<div>&amp;</div>\n```\ndone",
+        "Use `<div>` &gt; x": "Use `<div>` > x",
+        "```pythonCopy codeprint(1)\n```": "```python\nprint(1)\n```",
+        "one\nCopy123 chars / 45 words\ntwo": "one\ntwo",
+        "unfinished ```\n<div>": "unfinished ```\n<div>",
+    }.items():
+        assert clean_text(raw, "assistant") == clean
+
+
+def test_page_marks_end_what_a_person_wrote():
+    for raw, clean in {
+        "Is it? 2 / 2": "Is it?",
+        "the group.4 / 4": "the group.",
+        "him.\n9 / 9": "him.",
+        "Which?\n1 / 3": "Which?",
+        "What is 2 / 2": "What is 2 / 2",
+        "(3.25 / 12) = 30 / 5": "(3.25 / 12) = 30 / 5",
+        "Halves. 1 / 2": "Halves. 1 / 2",
+    }.items():
+        assert clean_text(raw, "user") == clean
+        assert clean_text(raw, "assistant") == raw
+
+
+def test_records_of_another_shape_are_counted():
+    odd = {"conversations": [{"from": "human", "value": None}, {"from": "gpt"}]}
+    for record in ({}, {"conversations": None}, {"conversations": ["a"]}, odd):
+        counts = Counter()
+        assert clean_conversation(record, counts) == ()
+        assert sum(counts.values()) == 1 or counts["turns empty"] == 2
+
+
+def test_real_conversations(shared_file):
+    path = shared_file("sharegpt/sharegpt_v3_sample.jsonl")
+    records = [json.loads(line) for line in path.read_text("utf-8").strip().split("\n")]
+    counts = Counter()
+    found = list(opened(f"sharegpt:{path}").read(counts))
+    # counted from the raw file: 1096 answers; 90 conversations begin with one; 2 follow an empty
+    # question and are joined to the answer before; one human writes twice
+    said = [turn for record in records for turn in record["conversations"]]
+    begun = sum(record["conversations"][0]["from"] == "gpt" for record in records)
+    answers = sum(turn["from"] == "gpt" for turn in said)
+    assert (len(records), answers, begun) == (300, 1096, 90)
+    assert len(found) == answers - begun - 2 == 1004
+    assert counts == {"conversations": 300, FIRST: 90, "turns empty": 2, JOINED: 3}
+    names = {conversation_id(r) for r in records if len(r["conversations"]) > 1}
+    assert len({number for number, _ in found}) == len(names)
+    for _, example in found:
+        assert example.response.strip()
+        roles = [message.role for message in example.messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+    texts = [(turn["value"], ROLES[turn["from"]]) for turn in said]
+    changed = [text for text, role in texts if clean_text(text, role) != text.strip()]
+    assert len(changed) == 5
+    assert all(text[-5] + " / " + text[-5] == text[-5:] for text in changed)
+
+
+# --- toys ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("toy:copy", 20_000), ("toy:sums", 8_100), ("toy:sums:1", 100), ("toy:copy:2", 676),
+     ("toy:reverse:12", 20_000)],
+)  # fmt: skip
+def test_toys_are_right_and_never_repeat_a_prompt(name, count):
+    source = opened(name)
+    found = pairs(source)
+    assert found == pairs(source)
+    assert len({prompt for prompt, _ in found}) == len(found) == count
+    size = int(name.split(":")[2]) if name.count(":") == 2 else None
+    for prompt, response in found:
+        kind, text = re.fullmatch(r"(Copy|Reverse|Sum): (.*)\nAnswer:", prompt).groups()
+        signs = text.replace(" ", "")
+        if kind == "Sum":
+            a, b = signs.split("+")
+            assert len(a) == len(b) == (size or 2)
+            assert int(response.replace(" ", "")) == int(a) + int(b)
+        else:
+            assert response.split() == list(signs if kind == "Copy" else reversed(signs))
+            assert len(signs) == size if size else 4 <= len(signs) <= 8
+    if name == "toy:copy":
+        assert [len(r.split()) for _, r in found[:10]] == [4, 5, 6, 7, 8] * 2
+        letters = Counter("".join(r.replace(" ", "") for _, r in found))
+        assert len(letters) == 26
+        assert max(letters.values()) < 1.1 * min(letters.values())
+
+
+# --- stories ---------------------------------------------------------------------------------
+
+
+def asked(story):
+    found = []
+    for _, example in questions(story):
+        text = example.prompt_messages[0].text
+        assert text.startswith(f"Story: {opening(story)}\nQuestion: ")
+        assert text.endswith("\nAnswer:")
+        found.append((text.split("Question: ")[1].split("\n")[0], example.response))
+    return found
+
+
+def test_stories_are_asked_only_what_they_answer():
+    assert asked("There was a little car named Beep. Beep loved to go fast. The end.") == [
+        ("What is the car's name?", "Beep"),
+        ("What is Beep?", "a car"),
+        ("What did Beep love to do?", "go fast"),
+    ]
+    assert asked("An old ant called Andy sat. He liked to sit.")[1] == ("What is Andy?", "an ant")
+    for unclear in (
+        "A boy named Tim met a boy named Tom.",
+        "The boy named Tim met the boy named Tom.",
+        "Two girls lived here. A girl named Lily sang.",
+        "There was a boy. Another boy named Tim came.",
+    ):
+        assert not [q for q, _ in asked(unclear) if "name?" in q], unclear
+    both = [question for question, _ in asked("A cat named Max met a dog named Max.")]
+    assert both == ["What is the cat's name?", "What is the dog's name?"]
+    for nothing in (
+        "A girl named Lily and Mia sang.",
+        "It was named Max.",
+        "Tim loved to run. Tim loved to sing.",
+        "Tim loved to run, and she loved to sing.",
+        "Tim said he loved Max to bits.",
+    ):
+        assert asked(nothing) == [], nothing
+
+
+def test_the_opening_is_whole_sentences_of_few_words():
+    assert opening("One two three. " * 50) == ("One two three. " * (MOST_WORDS // 3)).strip()
+    assert opening("It said “Go!” Then\nit went. And") == "It said “Go!” Then it went."
+
+
+def test_real_stories(shared_file):
+    counts = Counter()
+    source = opened(f"stories:{shared_file('tinystories/tinystories.sample.txt')}")
+    found = list(source.read(counts))
+    assert counts["stories"] == 2316
+    assert len(found) > 1500
+    assert len({number for number, _ in found}) > 700
+    for _, example in found:
+        text, question = example.prompt_messages[0].text.split("\nQuestion: ")
+        assert len(text.split()) <= MOST_WORDS + 1
+        words = set(re.findall(r"\w+", example.response))
+        assert words - {"a", "an"} <= set(re.findall(r"\w+", text)), "every word is in the story"
+        assert example.response in text or not question.startswith("What did")

@@ -1,4 +1,4 @@
-"""Sources know what they are before they are read, and read the same each time."""
+"""Sources know what they are before they are read; named corpora, their rules and splits."""
 
 from __future__ import annotations
 
@@ -7,124 +7,105 @@ import io
 import sys
 import tarfile
 import types
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bellmask.data.formats import Piece
-from bellmask.data.sources import (
-    Source,
-    count_documents,
-    documents_kept,
-    file_source,
-    find_files,
-    hub_source,
-    is_hub_name,
-    tar_source,
-)
+from bellmask.data import corpora, sources
+from bellmask.data.corpora import CORPORA, Corpus, OnHub, find_policy, has_split, open_corpus
+from bellmask.data.detokenize import DETOKENIZERS
+from bellmask.data.formats import RULES, Piece
+from bellmask.data.prepare import load_blocks, prepare
+from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.errors import UserError
+from bellmask.options import DataOptions
+
+BYTES = ByteTokenizer()
 
 
-def texts(source: Source) -> list[str]:
+def texts(source):
     return [piece.text for piece in source.pieces()]
 
 
-def lines_of(pattern: Path | str) -> Source:
-    return file_source(str(pattern), rule="line", column="text")
+def lines_of(pattern):
+    return sources.file_source(str(pattern), rule="line", column="text")
+
+
+def write(folder, **files):
+    """``write(folder, a="text of a.txt")``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_text(text)
 
 
 # --- local files -----------------------------------------------------------------------------
 
 
-def test_files_are_read_in_name_order_any_number_of_times(tmp_path: Path) -> None:
-    for name in ("b", "a", "c10", "c9"):
-        (tmp_path / f"{name}.txt").write_text(f"{name} one\n{name} two\n")
-    source = lines_of(tmp_path / "*.txt")
-    expected = [f"{name} {n}" for name in ("a", "b", "c10", "c9") for n in ("one", "two")]
-    assert texts(source) == texts(source) == expected
-    assert count_documents(source) == 8
-    assert list(source.origin) == ["a.txt", "b.txt", "c10.txt", "c9.txt"]
+def test_files_of_all_formats_are_read_in_name_order_any_number_of_times(tmp_path):
+    write(tmp_path, b="b one\nb two\n", a="a one\n", c10="c10\n", c9="c9\n")
+    (tmp_path / "d.jsonl").write_text('{"text": "d"}\n')
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"e\n"))
+    source = lines_of(tmp_path / "*")
+    assert texts(source) == texts(source) == ["a one", "b one", "b two", "c10", "c9", "d", "e"]
+    assert sources.count_documents(source) == 7
+    assert list(source.origin)[2:4] == ["c10.txt", "c9.txt"]
 
 
-def test_formats_may_be_mixed(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n")
-    (tmp_path / "b.jsonl").write_text('{"text": "two"}\n')
-    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"three\n"))
-    assert texts(lines_of(tmp_path / "*")) == ["one", "two", "three"]
-
-
-def test_identity_is_the_content_not_the_path(tmp_path: Path) -> None:
-    for name, content in (("a", "same"), ("b", "same"), ("c", "other"), ("d", "same\n")):
-        (tmp_path / f"{name}.txt").write_text(content)
+def test_identity_is_content_order_and_kind_not_the_path(tmp_path):
+    write(tmp_path, a="same", b="same", c="other", d="same\n")
     ids = {name: lines_of(tmp_path / f"{name}.txt").identity for name in "abcd"}
     assert ids["a"] == ids["b"]
     assert len(set(ids.values())) == 3
-    assert lines_of(tmp_path / "[ac].txt").identity not in ids.values()
-    assert lines_of(tmp_path / "[ac].txt").identity == lines_of(tmp_path / "[bc].txt").identity
+    both = lines_of(tmp_path / "[ac].txt").identity
+    assert both == lines_of(tmp_path / "[bc].txt").identity not in ids.values()
+    write(tmp_path / "x", a="other", b="same")
+    write(tmp_path / "y", a="same", b="other")
+    assert lines_of(tmp_path / "x/*").identity != lines_of(tmp_path / "y/*").identity == both
+    (tmp_path / "a.jsonl").write_text("same")
+    assert lines_of(tmp_path / "a.jsonl").identity != ids["a"], "read in another way"
+    before = lines_of(tmp_path / "?" / "a.txt")
+    assert list(before.origin) == ["x/a.txt", "y/a.txt"]
+    write(tmp_path / "x", a="another")
+    assert lines_of(tmp_path / "?" / "a.txt").identity != before.identity
 
 
-def test_identity_is_known_to_change_with_the_order_of_files(tmp_path: Path) -> None:
-    for folder, one, two in (("x", "first", "second"), ("y", "second", "first")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "1.txt").write_text(one)
-        (tmp_path / folder / "2.txt").write_text(two)
-    assert lines_of(tmp_path / "x/*").identity != lines_of(tmp_path / "y/*").identity
-
-
-def test_globs_go_into_folders_and_brackets_may_be_a_name(tmp_path: Path) -> None:
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "deep" / "er" / "a.txt").write_text("a")
+def test_globs_go_into_folders_and_brackets_may_be_a_name(tmp_path, monkeypatch):
+    write(tmp_path / "deep" / "er", a="a")
     (tmp_path / "x[1].txt").write_text("b")
-    assert [p.name for p in find_files(str(tmp_path / "**" / "a.txt"))] == ["a.txt"]
-    assert [p.name for p in find_files(str(tmp_path / "x[1].txt"))] == ["x[1].txt"]
+    assert [p.name for p in sources.find_files(str(tmp_path / "**" / "a.txt"))] == ["a.txt"]
+    assert [p.name for p in sources.find_files(str(tmp_path / "x[1].txt"))] == ["x[1].txt"]
+    assert sources.is_hub_name("hub:owner/name")
+    assert not sources.is_hub_name("owner/name")
+    (tmp_path / "hub:owner" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not sources.is_hub_name("hub:owner/name"), "a path"
 
 
-def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no file"):
-        find_files(str(tmp_path / "*.txt"))
-    with pytest.raises(UserError, match=r"is a folder.*glob such as"):
-        find_files(str(tmp_path))
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    st.lists(st.lists(st.text(max_size=2), min_size=1, max_size=3), max_size=8),
+    st.integers(0, 9),
+    st.none() | st.integers(0, 9),
+)
+def test_documents_are_kept_whole_by_number(documents, start, stop):
+    def pieces_of(some):
+        return [Piece(part, i == len(d) - 1) for d in some for i, part in enumerate(d)]
+
+    kept = list(sources.documents_kept(iter(pieces_of(documents)), start, stop))
+    assert kept == pieces_of(documents[start:stop])
 
 
-# --- some documents of a source --------------------------------------------------------------
-
-cut = st.lists(st.lists(st.text(max_size=2), min_size=1, max_size=3), max_size=8)
-"""Documents in pieces."""
-
-
-def pieces_of(documents: list[list[str]]) -> Iterator[Piece]:
-    for parts in documents:
-        for number, part in enumerate(parts):
-            yield Piece(part, number == len(parts) - 1)
-
-
-@settings(deadline=None, derandomize=True)
-@given(cut, st.integers(0, 9), st.none() | st.integers(0, 9))
-def test_documents_are_kept_whole_by_number(
-    documents: list[list[str]], start: int, stop: int | None
-) -> None:
-    kept = list(documents_kept(pieces_of(documents), start, stop))
-    assert kept == list(pieces_of(documents[start:stop]))
-
-
-def test_nothing_is_read_after_the_last_document_kept() -> None:
-    def endless() -> Iterator[Piece]:
-        yield Piece("a")
-        yield Piece("b")
-        yield Piece("c")
+def test_nothing_is_read_after_the_last_document_kept():
+    def endless():
+        yield from (Piece("a"), Piece("b"), Piece("c"))
         raise AssertionError("read too far")
 
-    assert [p.text for p in documents_kept(endless(), 0, 2)] == ["a", "b"]
+    assert [p.text for p in sources.documents_kept(endless(), 0, 2)] == ["a", "b"]
 
 
-# --- archives --------------------------------------------------------------------------------
-
-
-def make_archive(path: Path, members: dict[str, bytes]) -> Path:
+def make_archive(path, members):
     with tarfile.open(path, "w:gz") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
@@ -133,122 +114,210 @@ def make_archive(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def test_one_file_of_an_archive_is_read_unzipped_too(tmp_path: Path) -> None:
-    members = {
-        "pkg/setup.py": b"raise SystemExit\n",
-        "pkg/data/a.txt": b"one\ntwo\n",
-        "pkg/data/b.gz": gzip.compress(b"three\n"),
-    }
+def test_one_file_of_an_archive_is_read_unzipped_too(tmp_path):
+    members = {"pkg/a.txt": b"one\ntwo\n", "pkg/b.gz": gzip.compress(b"three\n")}
     archive = make_archive(tmp_path / "pkg.tar.gz", members)
-    plain = tar_source("pkg", archive, "pkg/data/a.txt", rule="line")
-    zipped = tar_source("pkg", archive, "pkg/data/b.gz", rule="line")
-    assert texts(plain) == texts(plain) == ["one", "two"]
-    assert texts(zipped) == ["three"]
-    other = make_archive(tmp_path / "other.tar.gz", {"pkg/data/a.txt": b"one\n"})
-    assert tar_source("pkg", other, "pkg/data/a.txt", rule="line").identity != plain.identity
 
+    def opened(member, path=archive):
+        return sources.tar_source("pkg", path, member, rule="line")
 
-def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
-    archive = make_archive(tmp_path / "a.tar.gz", {"a.txt": b"one\n" * 99})
-    archive.write_bytes(archive.read_bytes()[:50])
-    with pytest.raises(UserError, match="truncated or damaged"):
-        texts(tar_source("a", archive, "a.txt", rule="line"))
+    assert texts(opened("pkg/a.txt")) == ["one", "two"]
+    assert texts(opened("pkg/b.gz")) == ["three"]
+    other = make_archive(tmp_path / "other.tar.gz", {"pkg/a.txt": b"one\n"})
+    assert opened("pkg/a.txt", other).identity != opened("pkg/a.txt").identity
+    with pytest.raises(UserError, match="pkg/none"):
+        texts(opened("pkg/none"))
+    for damaged in (archive.read_bytes()[:50], b"not a tar"):
+        archive.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"pkg\.tar\.gz is truncated or damaged"):
+            texts(opened("pkg/a.txt"))
 
 
 # --- the hub ---------------------------------------------------------------------------------
 
 
-class FakeHub:
-    """Stands for ``datasets`` and ``huggingface_hub``: one data set, and what was asked of it."""
-
-    def __init__(self, rows: list[dict[str, Any]], commit: str = "c0ffee") -> None:
-        self.rows, self.commit = rows, commit
-        self.error: Exception | None = None
-        self.asked: list[tuple[Any, ...]] = []
-
-    def dataset_info(self, repository: str, revision: str | None) -> Any:
-        if self.error:
-            raise self.error
-        self.asked.append(("info", repository, revision))
-        return types.SimpleNamespace(sha=self.commit)
-
-    def load_dataset(
-        self, repository: str, config: str | None, *, split: str, revision: str, streaming: bool
-    ) -> Iterator[dict[str, Any]]:
-        self.asked.append(("load", repository, config, split, revision, streaming))
-        return iter(self.rows)
+def open_hub(config="conf", split="train", column="text", line_rule=None):
+    more = {"column": column, "revision": "branch", "line_rule": line_rule}
+    return sources.hub_source("name", "owner/set", config, split, **more)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> FakeHub:
-    data = types.SimpleNamespace(load_dataset=hub.load_dataset)
-    monkeypatch.setitem(sys.modules, "datasets", data)
-    api = types.SimpleNamespace(HfApi=lambda: hub)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", api)
-    return hub
+def test_hub_rows_are_documents_at_the_commit_that_is_the_identity(hub, monkeypatch):
+    asked = []
 
+    def info(repository, revision):
+        asked.append((repository, revision))
+        return types.SimpleNamespace(sha=hub.commit)
 
-def open_hub(column: str = "text", line_rule: str | None = None, revision: str | None = None):
-    return hub_source(
-        "name", "owner/set", "conf", "train", column=column, revision=revision, line_rule=line_rule
-    )
-
-
-def test_hub_rows_are_documents_streamed_at_the_commit_that_is_the_identity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hub = install(monkeypatch, FakeHub([{"text": "one"}, {"text": ""}, {"text": "two\nlines"}]))
-    source = open_hub(revision="branch")
-    assert hub.asked == [("info", "owner/set", "branch")], "known before any row is read"
+    monkeypatch.setattr(hub, "dataset_info", info)
+    hub.rows = [{"text": "one"}, {"text": ""}, {"text": "two\nlines"}]
+    source = open_hub()
+    assert (asked, hub.asked) == ([("owner/set", "branch")], []), "known before any row is read"
     assert texts(source) == texts(source) == ["one", "", "two\nlines"]
-    assert hub.asked[1:] == [("load", "owner/set", "conf", "train", "c0ffee", True)] * 2
+    assert hub.asked == [("owner/set", "conf", "train", "c0ffee")] * 2
     assert source.origin == {"owner/set/conf/train": "c0ffee"}
-    hub.rows = []
     assert open_hub().identity == source.identity
+    others = [open_hub(split="test"), open_hub("other"), open_hub(line_rule="article")]
     hub.commit = "decade"
-    assert open_hub().identity != source.identity
-
-
-def test_hub_rows_may_be_lines_of_articles(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len({one.identity for one in (source, *others, open_hub())}) == 5
     rows = ["", " = One = \n", "", " a \n", " = = Part = = \n", " = Two = \n", " b \n"]
-    install(monkeypatch, FakeHub([{"text": row} for row in rows]))
-    assert texts(open_hub(line_rule="article")) == [
-        " = One = \n a \n = = Part = = \n",
-        " = Two = \n b \n",
-    ]
+    hub.rows = [{"text": row} for row in rows]
+    articles = [" = One = \n a \n = = Part = = \n", " = Two = \n b \n"]
+    assert texts(open_hub(line_rule="article")) == articles
 
 
-def test_a_hub_out_of_reach_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = install(monkeypatch, FakeHub([]))
-    hub.error = ConnectionError("Name or service not known\nmore lines")
-    with pytest.raises(
-        UserError, match=r"owner/set.*not known\).*Offline\?.*--from PATH"
-    ) as caught:
-        open_hub()
-    assert "\n" not in str(caught.value)
-    hub.error = RuntimeError()
-    with pytest.raises(UserError, match=r"\(RuntimeError\).*--from PATH"):
-        open_hub()
-
-
-def test_a_hub_column_that_is_not_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeHub([{"body": "a", "n": 3}]))
+def test_a_hub_that_fails_gives_advice_in_one_line(hub, monkeypatch):
+    hub.rows = [{"body": "a", "n": 3}]
     for column in ("text", "n"):
-        with pytest.raises(UserError, match=f"no text column '{column}': body, n"):
-            texts(open_hub(column))
-
-
-def test_a_machine_without_datasets_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+        with pytest.raises(UserError, match=f"'{column}': body, n"):
+            texts(open_hub(column=column))
+    errors = {"not known": ConnectionError("not known\nmore"), "RuntimeError": RuntimeError()}
+    for word, hub.error in errors.items():
+        with pytest.raises(UserError, match=rf"owner/set.*{word}.*--from PATH") as caught:
+            open_hub()
+        assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'bellmask\[text\]'"):
+    with pytest.raises(UserError, match=r"bellmask\[text\]"):
         open_hub()
 
 
-def test_hub_names_are_told_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_hub_name("hub:owner/name")
-    assert not is_hub_name("owner/name")
-    (tmp_path / "hub:owner").mkdir()
-    (tmp_path / "hub:owner" / "name").write_text("")
-    monkeypatch.chdir(tmp_path)
-    assert not is_hub_name("hub:owner/name")
+# --- named corpora ---------------------------------------------------------------------------
+
+
+def corpus_texts(data, split, cache):
+    return texts(open_corpus(data, split, cache)[0])
+
+
+def test_every_corpus_names_rules_that_exist_and_the_papers_are_those_published():
+    for corpus in CORPORA.values():
+        assert corpus.documents in RULES
+        assert corpus.detokenizer in DETOKENIZERS
+        assert set(corpus.splits) <= {"train", "valid"}
+        assert corpus.splits or corpus.note, "a corpus that cannot be fetched says what to do"
+        assert corpus.title
+        assert corpus.licence
+    lm1b, owt = CORPORA["lm1b"], CORPORA["openwebtext"]
+    assert (lm1b.detokenizer, lm1b.wrap, lm1b.insert_eos) == ("lm1b", True, True)
+    assert lm1b.splits["valid"].split == "test"
+    assert (owt.detokenizer, owt.wrap, owt.holdout) == ("none", True, 100_000)
+    assert [n for n, c in CORPORA.items() if not c.insert_eos] == ["text8", "enwik8"]
+
+
+def test_every_split_on_the_hub_can_be_asked_for(hub, tmp_path):
+    columns = ("text", "sentence", "article")
+    for name, corpus in CORPORA.items():
+        for split, part in corpus.splits.items():
+            if isinstance(part, OnHub) and not corpus.holdout:
+                hub.rows = [dict.fromkeys(columns, f"{name} {split}\n")]
+                assert corpus_texts(DataOptions(train=name), split, tmp_path) == [
+                    f"{name} {split}\n"
+                ]
+                assert hub.asked[-1][:3] == (part.repository, part.config, part.split)
+    hub.rows = [{"text": "a"}]
+    for name, place in {
+        "hub:me/set": ("me/set", None, "train"),
+        "hub:me/set:conf": ("me/set", "conf", "train"),
+        "hub:me/set:conf:test": ("me/set", "conf", "test"),
+    }.items():
+        assert corpus_texts(DataOptions(train=name), "train", tmp_path) == ["a"]
+        assert hub.asked[-1][:3] == place
+
+
+def test_options_override_a_corpus_and_auto_does_not(tmp_path):
+    def rules(data, name):
+        found = find_policy(data, name)
+        return (found.documents, found.column, found.detokenizer, found.wrap, found.insert_eos)
+
+    lm1b, own = DataOptions(train="lm1b"), ("paragraph", "body", "none", False, False)
+    assert rules(lm1b, "lm1b") == ("line", "text", "lm1b", True, True)
+    names = ("documents", "column", "detokenizer", "wrap", "insert_eos")
+    assert rules(replace(lm1b, **dict(zip(names, own))), "lm1b") == own
+    # rows of a run have one shape whatever is measured; another corpus is read by its own rules
+    assert rules(DataOptions(train="openwebtext"), "ptb")[3]
+    assert not rules(DataOptions(train="wikitext2"), "lm1b")[3]
+    given = DataOptions(train="x.csv", column="body", detokenizer="wikitext")
+    assert rules(given, "ptb")[1:3] == ("sentence", "ptb")
+    write(tmp_path, a="it 's one\ntwo\n")
+    path = str(tmp_path / "a.txt")
+    assert rules(DataOptions(train=path), path) == ("file", "text", "none", False, True)
+    assert corpus_texts(DataOptions(train=path), "train", tmp_path) == ["it 's one\ntwo\n"]
+    stands_for = replace(lm1b, from_files=path)
+    assert corpus_texts(stands_for, "train", tmp_path) == ["it 's one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tinystory", "'tinystory'.*'tinystories'"),
+        ("none/a.txt", "none/a.txt"),
+        ("lambada", "'lambada'.*--data.from"),
+        ("enwik8", r"'enwik8'.*mingru_pytorch.*--data.from"),
+        ("x.tar.gz", r"x\.tar\.gz.*unpack"),
+    ],
+)
+def test_names_that_lead_nowhere_are_refused(tmp_path, name, words):
+    with pytest.raises(UserError, match=words):
+        open_corpus(DataOptions(train=name), "train", tmp_path)
+
+
+def test_enwik8_is_read_from_the_archive_that_holds_it(tmp_path):
+    text = "<page>\n  Ünder\n</page>\n"
+    members = {"mingru_pytorch-0.2.1/data/enwik8.gz": gzip.compress(text.encode())}
+    path = make_archive(tmp_path / "mingru_pytorch-0.2.1.tar.gz", members)
+    data = DataOptions(train="enwik8", from_files=str(path))
+    assert corpus_texts(data, "train", tmp_path) == [text]
+
+
+# --- validation ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held_out(monkeypatch):
+    """A small corpus without a validation split: its last three documents are held out."""
+    splits = {"train": OnHub("me/small", "train")}
+    small = Corpus("Small", "none", splits, holdout=3, num_documents=10)
+    monkeypatch.setitem(corpora.CORPORA, "small", small)
+    return DataOptions(train="small", block_length=24, packing="unpacked")
+
+
+def test_the_last_documents_are_validation(held_out, hub, tmp_path):
+    documents = [f"document number {i}" for i in range(10)]
+    hub.rows = [{"text": text} for text in documents]
+    assert has_split(held_out, "valid")
+    assert corpus_texts(held_out, "train", tmp_path) == documents[:7]
+    assert corpus_texts(held_out, "valid", tmp_path) == documents[7:]
+
+
+@pytest.mark.parametrize("count", [4, 10, 25])
+def test_the_last_documents_of_local_files_are_counted(held_out, tmp_path, count):
+    documents = [f"document number {i:04d}" for i in range(count)]
+    half = count // 2
+    write(tmp_path, a="\n".join(documents[:half]), b="\n".join(documents[half:]))
+    data = replace(held_out, from_files=str(tmp_path / "*.txt"), cache=str(tmp_path / "cache"))
+    parts = load_blocks(data, BYTES)
+    rows = [[BYTES.decode(row) for row in part.rows(slice(None)).numpy()] for part in parts]
+    assert rows == [documents[:-3], documents[-3:]]
+    assert parts[0].fingerprint != parts[1].fingerprint
+    write(tmp_path, a="a\nb\n", b="c\n")
+    with pytest.raises(UserError, match=r"3 documents.*--data\.valid"):
+        open_corpus(data, "train", tmp_path)
+
+
+def test_has_split_is_what_a_corpus_brings():
+    def brings(**options):
+        return [has_split(DataOptions(**options), split) for split in ("train", "valid")]
+
+    assert brings(train="wikitext2") == brings(train="openwebtext") == [True, True]
+    assert brings(train="fineweb_edu") == brings(train="a.txt") == [True, False]
+    assert brings(train="lambada") == [False, True]
+    assert brings(train="enwik8") == [False, False]
+    assert brings(train="lm1b", from_files="a.txt") == [True, False]
+
+
+def test_validation_text_of_its_own_is_read_by_its_own_rules(hub, tmp_path):
+    write(tmp_path, a="one\ntwo\n" * 20)
+    hub.rows = [{"sentence": "it 's N"}, {"sentence": "<unk>"}]
+    rules = {"block_length": 8, "packing": "unpacked", "cache": str(tmp_path / "cache")}
+    data = DataOptions(train=str(tmp_path / "a.txt"), valid="ptb", **rules)
+    rows = prepare(data, BYTES, "valid").rows(slice(None)).numpy()
+    assert [BYTES.decode(row) for row in rows] == ["it's N", "?"]
+    assert corpus_texts(data, "train", tmp_path) == ["one\ntwo\n" * 20]

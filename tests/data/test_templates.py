@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
+from bellmask.data import templates
 from bellmask.data.messages import Example, Message
-from bellmask.data.templates import (
-    Part,
-    PromptEncoder,
-    Template,
-    make_template,
-    response_after,
-    special_ids,
-)
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, from_transformers
-from bellmask.data.wheels import cache_folder
+from bellmask.data.templates import Part, PromptEncoder, Template, make_template, special_ids
+from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer
 from bellmask.errors import UserError
 
 CHAT = (
@@ -34,7 +24,7 @@ TALK = Example(
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> FastTokenizer:
+def tokenizer():
     """Bytes, an EOS and two chat marks; the mask in the middle, so that ids are renumbered."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Inner(models.BPE(vocab={s: n for n, s in enumerate(letters)}, merges=[]))
@@ -48,48 +38,33 @@ def tokenizer() -> FastTokenizer:
 # --- our own ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "asked"),
-    [
-        ("Hello", "Hello\nAnswer:"),
-        ("Hello \n", "Hello\nAnswer:"),
-        ("2 + 2\nAnswer:", "2 + 2\nAnswer:"),
-        ("2 + 2\nAnswer: ", "2 + 2\nAnswer: "),
-        ("", ""),
-    ],
-)
-def test_a_plain_prompt_ends_with_answer_once(given: str, asked: str) -> None:
-    assert Template("plain").prompt(Example.plain(given, "x")) == asked
-
-
-def test_plain_is_the_prompt_and_answer() -> None:
+def test_plain_is_the_prompt_and_answer_once():
     template = Template("plain")
-    assert (template.prompt(HELLO), template.response(HELLO)) == ("Hello\nAnswer:", " hi")
+    for given, asked in {
+        "Hello": "Hello\nAnswer:",
+        "Hello \n": "Hello\nAnswer:",
+        "2 + 2\nAnswer:": "2 + 2\nAnswer:",
+        "2 + 2\nAnswer: ": "2 + 2\nAnswer: ",
+        "": "",
+    }.items():
+        assert template.prompt(Example.plain(given, "x")) == asked
+    assert template.response(HELLO) == template.response(TALK) == " hi"
     assert template.prompt(TALK) == "system: Be kind.\n\nuser: Hello\n\nassistant:"
-    assert template.response(TALK) == " hi"
+    for prompt, response in (("a:", " b"), ("a\n", "b"), ("a ", "b"), ("", "b")):
+        assert templates.response_after(prompt, " b\n") == response
 
 
-def test_chat_marks_roles_line_by_line() -> None:
+def test_chat_marks_roles_and_auto_is_chat_for_conversations_alone():
     template = Template("chat")
     assert template.prompt(TALK) == "system: Be kind.\nuser: Hello\nassistant:"
     assert template.prompt(HELLO) == "user: Hello\nassistant:"
-
-
-def test_auto_is_chat_for_conversations_alone() -> None:
     for source in (None, CHAT):
         auto, chat = Template("auto", source), Template("chat", source)
         assert auto.prompt(TALK) == chat.prompt(TALK)
         assert auto.prompt(HELLO) == Template("plain").prompt(HELLO)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "response"), [("a:", " b"), ("a\n", "b"), ("a ", "b"), ("", "b")]
-)
-def test_one_space_comes_before_the_response(prompt: str, response: str) -> None:
-    assert response_after(prompt, " b\n") == response
-
-
-def test_the_identity_is_all_that_decides_the_text() -> None:
+def test_the_identity_is_all_that_decides_the_text():
     kinds = [Template("auto"), Template("plain"), Template("auto", CHAT), Template("auto", "x")]
     kinds += [Template("auto", CHAT, bos_token="<s>"), Template("auto", CHAT, eos_token="<s>")]
     assert len({template.identity for template in kinds}) == len(kinds)
@@ -98,7 +73,7 @@ def test_the_identity_is_all_that_decides_the_text() -> None:
 # --- a tokenizer's own -----------------------------------------------------------------------
 
 
-def test_a_chat_template_is_rendered_in_parts() -> None:
+def test_a_chat_template_is_rendered_in_parts():
     template = Template("chat", CHAT)
     assert template.prompt(TALK) == (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
@@ -107,25 +82,25 @@ def test_a_chat_template_is_rendered_in_parts() -> None:
     assert template.response(TALK) == "hi"
     parts = template.parts(TALK.prompt_messages, is_conversation=True)
     assert [p.text for p in parts if not p.is_template] == ["Be kind.", "Hello"]
-
-
-def test_line_breaks_after_a_templates_own_signs_are_not_text() -> None:
-    source = (
+    # line breaks after a template's own signs are not text
+    lines = (
         "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\n"
     )
-    assert Template("chat", source).prompt(TALK) == "Be kind.\nHello\n"
+    assert Template("chat", lines).prompt(TALK) == "Be kind.\nHello\n"
+    # a template that looks into messages is still rendered right, in one part
+    looks = "{% for m in messages %}{{ m.content[:3] }}{{ m.content | length }}|{% endfor %}"
+    (part,) = Template("chat", looks).parts(TALK.prompt_messages, True)
+    assert (part.text, part.is_template) == ("Be 8|Hel5|", True)
 
 
-def test_special_tokens_of_the_template_are_ids_and_those_of_a_user_are_text(
-    tokenizer: FastTokenizer,
-) -> None:
+def test_special_tokens_of_the_template_are_ids_and_those_of_a_user_are_text(tokenizer):
     specials = special_ids(tokenizer)
     assert specials["<mask>"] == tokenizer.mask_id
     assert specials["<eos>"] == tokenizer.eos_id
     encoder = PromptEncoder(tokenizer, Template("chat", CHAT))
     start, end = specials["<|im_start|>"], specials["<|im_end|>"]
 
-    def ids(text: str) -> list[int]:
+    def ids(text):
         return tokenizer.encode(text).tolist()
 
     for text in ("Hello", "<|im_end|>\n<|im_start|>system", "<mask><eos>"):
@@ -135,7 +110,7 @@ def test_special_tokens_of_the_template_are_ids_and_those_of_a_user_are_text(
         assert tokenizer.mask_id not in found
 
 
-def test_prompts_encoded_together_are_as_if_alone(tokenizer: FastTokenizer) -> None:
+def test_prompts_encoded_together_are_as_if_alone(tokenizer):
     encoder = PromptEncoder(tokenizer, Template("auto", CHAT))
     prompts = [
         encoder.template.parts(e.prompt_messages, e.is_conversation) for e in (HELLO, TALK, HELLO)
@@ -146,14 +121,7 @@ def test_prompts_encoded_together_are_as_if_alone(tokenizer: FastTokenizer) -> N
     assert [len(found) for found in together[3:]] == [0, 0]
 
 
-def test_a_template_that_looks_into_messages_is_still_rendered_right() -> None:
-    source = "{% for m in messages %}{{ m.content[:3] }}{{ m.content | length }}|{% endfor %}"
-    template = Template("chat", source)
-    assert template.prompt(TALK) == "Be 8|Hel5|"
-    assert [p.is_template for p in template.parts(TALK.prompt_messages, True)] == [True]
-
-
-def test_begin_and_end_signs_come_from_the_tokenizer(tokenizer: FastTokenizer) -> None:
+def test_begin_and_end_signs_come_from_the_tokenizer(tokenizer):
     template = make_template("auto", tokenizer, "{{ bos_token }}{{ messages[-1].content }}")
     assert template.bos_token == template.eos_token == "<eos>"
     found = PromptEncoder(tokenizer, template).encode_one([Message("user", "a")])
@@ -174,34 +142,28 @@ def test_begin_and_end_signs_come_from_the_tokenizer(tokenizer: FastTokenizer) -
         ("{{ strftime_now('%Y') }}", "'strftime_now' is undefined"),
     ],
 )
-def test_a_bad_template_is_one_clear_error(source: str, message: str) -> None:
+def test_a_bad_template_is_one_clear_error(source, message):
     with pytest.raises(UserError, match=message):
         Template("chat", source).prompt(TALK)
 
 
 # --- against transformers --------------------------------------------------------------------
-
-TALKS: list[list[tuple[str, str]]] = [
-    [("user", "Hello, who are you?")],
-    [("system", "Be brief."), ("user", "1 + 1 = ?")],
-    [("user", "a"), ("assistant", "b\n\nc"), ("user", "def f():\n    return 'é'")],
-]
-
-
-def test_a_real_template_gives_the_ids_that_transformers_gives() -> None:
-    folders = sorted((cache_folder() / "models").glob("SmolLM2-*"))
-    source = folders[0] / "chat_template.jinja" if folders else Path("absent")
-    if not source.exists():
-        pytest.skip("needs SmolLM2 in the cache: a pretrained start from it puts it there")
+def test_ids_and_text_are_those_that_transformers_gives(tokenizer):
     transformers = pytest.importorskip("transformers")
-    theirs: Any = transformers.AutoTokenizer.from_pretrained(folders[0])
-    ours = from_transformers(str(folders[0]))
-    template = make_template("chat", ours, source.read_text(encoding="utf-8"))
-    encoder = PromptEncoder(ours, template)
-    for talk in TALKS:
+    inner = Inner.from_str(tokenizer.description()["inner"])
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    talks = [
+        [("user", "Hello, who are you?")],
+        [("system", "Be brief."), ("user", "1 + 1 = ?")],
+        [("user", "a"), ("assistant", "b\n\nc"), ("user", "def f():\n    return 'é'")],
+    ]
+    template = make_template("chat", tokenizer, CHAT)
+    for talk in talks:
         said = [{"role": role, "content": text} for role, text in talk]
-        messages = [Message(role, text) for role, text in talk]  # type: ignore[arg-type]
-        text = theirs.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        messages = [Message(role, text) for role, text in talk]
+        options = {"chat_template": CHAT, "add_generation_prompt": True}
+        text = theirs.apply_chat_template(said, tokenize=False, **options)
         assert template.prompt(Example((*messages, Message("assistant", "x")), True)) == text
-        ids = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-        assert ours.original_ids[encoder.encode_one(messages)].tolist() == list(ids)
+        ids = theirs.apply_chat_template(said, return_dict=False, **options)
+        found = PromptEncoder(tokenizer, template).encode_one(messages)
+        assert tokenizer.original_ids[found].tolist() == list(ids)

@@ -6,12 +6,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from law_tools import scipy_gaussian
 from scipy import integrate, special, stats
 
 from bellmask.diffusion.context_weights import context_weights
-from bellmask.diffusion.objectives import Bell, Importance, Nelbo, Objective
+from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
 from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
 from bellmask.diffusion.times import (
     DensityLaw,
@@ -30,37 +29,24 @@ OBJECTIVES = {
     "bell-narrow": Bell(TruncatedGaussian(0.2, 1e-4)),
     "bell-outside": Bell(TruncatedGaussian(-3.0, 0.05)),
     "bell-laplace": Bell(TruncatedLaplace(0.4, 0.01)),
-    "bell-uniform": Bell(Uniform()),
     "bell-beta": Bell(DensityLaw(lambda t: t**2 * (1 - t))),
-    "bell-dirac": Bell(Dirac(0.3)),
     "bell-dirac-one": Bell(Dirac(1.0)),
     "bell-cosine": Bell(schedule=Cosine()),
     "bell-polynomial": Bell(Uniform(), Polynomial(8.0)),
     "importance": Importance(TruncatedLaplace(0.6, 0.1)),
     "importance-over-t": Importance(TruncatedGaussian(0.1, 0.3), divide_by_t=True),
+    "chain-rule": ChainRule(),
 }
 
 
-@pytest.mark.parametrize("length", [1, 2, 37, 1024])
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
-def test_weights_sum_to_length_times_normaliser(objective, length):
-    omega = context_weights(objective, length)
-    assert omega.dtype == torch.float64
-    assert omega.shape == (length,)
-    assert bool((omega >= 0).all())
-    assert float(omega.sum()) == pytest.approx(length * objective.normaliser, rel=1e-11)
-
-
-@settings(deadline=None, derandomize=True, max_examples=30)
-@given(
-    mu=st.floats(0, 1),
-    sigma=st.floats(math.log(1e-3), math.log(10)).map(math.exp),
-    length=st.integers(1, 200),
-)
-def test_weights_of_a_bell_sum_to_length_times_the_mean_of_scipy(mu, sigma, length):
-    mean = stats.truncnorm((0 - mu) / sigma, (1 - mu) / sigma, loc=mu, scale=sigma).mean()
-    omega = context_weights(Bell(TruncatedGaussian(mu, sigma)), length)
-    assert float(omega.sum()) == pytest.approx(length * mean, rel=1e-8)
+def test_weights_sum_to_length_times_normaliser(objective):
+    for length in (1, 2, 37, 400):
+        omega = context_weights(objective, length)
+        assert omega.dtype == torch.float64
+        assert omega.shape == (length,)
+        assert bool((omega >= 0).all())
+        assert float(omega.sum()) == pytest.approx(length * objective.normaliser, rel=1e-11)
 
 
 def test_printed_numbers_of_the_default_bell():
@@ -68,18 +54,17 @@ def test_printed_numbers_of_the_default_bell():
     omega = context_weights(Bell(TruncatedGaussian(0.5, 0.1)), 128)
     relative = (omega / 0.5)[[0, 16, 32, 64, 96, 127]].tolist()
     assert [float(f"{x:.2g}") for x in relative[:3]] == [4.7e-5, 0.013, 0.40]
-    assert round(relative[3], 2) == 3.63
-    assert round(relative[4], 2) == 0.13
+    assert [round(x, 2) for x in relative[3:5]] == [3.63, 0.13]
     assert float(f"{relative[5]:.1g}") == 6e-7
     # P(all masked) = omega(0) / L, the weight being one
     assert round(1e6 * float(omega[0]) / 128, 2) == 0.18
 
 
 def exact_weight(kernel, peak, length, observed):
-    """By Gauss-Legendre in 40 digits on panels of 1/200 that end at the peak."""
+    """By Gauss-Legendre in 40 digits on panels of 1/100 that end at the peak."""
     with mpmath.workdps(40):
         peak = mpmath.mpf(peak)
-        panels = sorted({mpmath.mpf(k) / 200 for k in range(201)} | {peak})
+        panels = sorted({mpmath.mpf(k) / 100 for k in range(101)} | {peak})
 
         def integral(function):
             return mpmath.quad(function, panels, method="gauss-legendre")
@@ -94,16 +79,15 @@ def exact_weight(kernel, peak, length, observed):
 @pytest.mark.parametrize(
     ("law", "kernel"),
     [
-        (TruncatedGaussian(0.5, 0.02), lambda x: mpmath.exp(-((x / mpmath.mpf(0.02)) ** 2) / 2)),
         (TruncatedGaussian(0.3, 0.01), lambda x: mpmath.exp(-((x / mpmath.mpf(0.01)) ** 2) / 2)),
         (TruncatedLaplace(0.5, 0.02), lambda x: mpmath.exp(-abs(x) / mpmath.mpf(0.02))),
     ],
-    ids=["gaussian", "narrower", "laplace"],
+    ids=["gaussian", "laplace"],
 )
 def test_tails_of_narrow_laws_are_right_in_relative_terms(law, kernel):
     """Down to 1e-119."""
     omega = context_weights(Bell(law), 256)
-    for observed in (0, 32, 128, 255):
+    for observed in (0, 255):
         exact = exact_weight(kernel, law.mu, 256, observed)
         assert float(mpmath.mpf(float(omega[observed])) / exact) == pytest.approx(1, rel=1e-11)
 
@@ -111,18 +95,14 @@ def test_tails_of_narrow_laws_are_right_in_relative_terms(law, kernel):
 @pytest.mark.parametrize("length", [1, 5, 128, 1000])
 @pytest.mark.parametrize(
     ("mu", "schedule", "alpha"),
-    [(0.3, Linear(), 0.7), (1 / 3, Cosine(), 0.5), (0.5, Polynomial(2.0), 0.75)],
-    ids=["linear", "cosine", "polynomial"],
+    [(0.3, Linear(), 0.7), (1 / 3, Cosine(), 0.5), (0.5, Polynomial(2.0), 0.75), (1, Linear(), 0)],
+    ids=["linear", "cosine", "polynomial", "one"],
 )
 def test_a_point_mass_weighs_by_the_binomial(mu, schedule, alpha, length):
     n = np.arange(length)
     expected = (length - n) * stats.binom(length, alpha).pmf(n)
     got = context_weights(Bell(Dirac(mu), schedule), length)
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-300)
-
-
-def test_a_point_mass_at_one_sees_no_context():
-    assert context_weights(Bell(Dirac(1.0)), 4).tolist() == pytest.approx([4, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +113,7 @@ def test_nelbo_without_a_floor_weighs_all_counts_by_exactly_one(objective):
     assert context_weights(objective, 100).tolist() == [1.0] * 100
 
 
-@pytest.mark.parametrize("length", [1, 300, 1536])
+@pytest.mark.parametrize("length", [1, 800])
 def test_uniform_bell_weighs_in_proportion_to_the_masked_tokens(length):
     """The integral of t^(L-n) (1-t)^n is 1 / ((L+1) C(L, n)), so omega = (L - n) / (L + 1).
 
@@ -153,23 +133,27 @@ def test_beta_bell_weighs_by_the_beta_binomial():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "alpha"),
+    ("objective", "alpha", "weight"),
     [
-        (Cosine(), lambda t: 1 - math.sin(math.pi * t / 2)),
-        (Polynomial(3.0), lambda t: 1 - t**3),
-        (Linear(), lambda t: 1 - t),
+        (Bell(TruncatedGaussian(0.4, 0.1), Cosine()), lambda t: 1 - math.sin(math.pi * t / 2), 1),
+        (Bell(TruncatedGaussian(0.4, 0.1), Polynomial(3.0)), lambda t: 1 - t**3, 1),
+        (Bell(TruncatedGaussian(0.4, 0.1)), lambda t: 1 - t, 1),
+        (Importance(TruncatedGaussian(0.4, 0.1)), lambda t: 1 - t, 1),
+        (Importance(TruncatedGaussian(0.4, 0.1), True), lambda t: 1 - t, lambda t: 1 / t),
     ],
+    ids=["cosine", "polynomial", "linear", "importance", "importance-over-t"],
 )
-def test_bell_under_a_schedule_is_the_integral_of_scipy(schedule, alpha):
-    pdf, length = stats.truncnorm(-4, 6, loc=0.4, scale=0.1).pdf, 32
-    omega = context_weights(Bell(TruncatedGaussian(0.4, 0.1), schedule), length)
+def test_bell_under_a_schedule_is_the_integral_of_scipy(objective, alpha, weight):
+    """Importance sampling has the weights of the bell."""
+    pdf, length = scipy_gaussian(0.4, 0.1).pdf, 32
+    omega = context_weights(objective, length)
     for n in (0, 3, 16, 31):
-        expected = integrate.quad(
-            lambda t, n=n: pdf(t) * stats.binom.pmf(n, length, alpha(t)) * (length - n),
-            0,
-            1,
-            points=[0.2, 0.4, 0.6],
-        )[0]
+
+        def integrand(t, n=n):
+            w = weight if weight == 1 else weight(t)
+            return w * pdf(t) * stats.binom.pmf(n, length, alpha(t)) * (length - n)
+
+        expected = integrate.quad(integrand, 0, 1, points=[0.2, 0.4, 0.6])[0]
         assert float(omega[n]) == pytest.approx(expected, rel=1e-8, abs=0)
 
 
@@ -179,25 +163,6 @@ def test_bell_under_middle_flat_is_the_bell_of_the_mirrored_law():
     torch.testing.assert_close(a, b, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize(
-    "law", [TruncatedGaussian(0.4, 0.1), TruncatedLaplace(0.7, 0.2)], ids=["gaussian", "laplace"]
-)
-def test_importance_has_the_weights_of_the_bell(law):
-    torch.testing.assert_close(
-        context_weights(Importance(law), 64), context_weights(Bell(law), 64), rtol=1e-12, atol=0
-    )
-
-
-def test_importance_over_t_is_the_integral_of_scipy():
-    pdf, length = stats.truncnorm(-1, 4, loc=0.2, scale=0.2).pdf, 16
-    omega = context_weights(Importance(TruncatedGaussian(0.2, 0.2), divide_by_t=True), length)
-    for n in (0, 5, 15):
-        expected = integrate.quad(
-            lambda t, n=n: pdf(t) / t * stats.binom.pmf(n, length, 1 - t) * (length - n), 0, 1
-        )[0]
-        assert float(omega[n]) == pytest.approx(expected, rel=1e-9, abs=0)
-
-
 @pytest.mark.parametrize("floor", [1e-3, 0.1, 0.5])
 @pytest.mark.parametrize(
     ("schedule", "first_time"),
@@ -205,40 +170,24 @@ def test_importance_over_t_is_the_integral_of_scipy():
     ids=["linear", "cosine"],
 )
 def test_a_floor_of_the_mask_rate_cuts_off_the_largest_counts(floor, schedule, first_time):
-    """The integral over visible shares below 1 - floor is a regularised incomplete beta."""
+    """The integral over visible shares below 1 - floor is a regularized incomplete beta, whatever
+    the law; and the far tail keeps its digits: P(Binomial(128, 1/2) > 127) / (1/2) = 2^-127.
+    """
     n = np.arange(64)
     expected = special.betainc(n + 1, 64 - n, 1 - floor) / (1 - first_time(floor))
-    got = context_weights(Nelbo(schedule=schedule, time_floor=floor), 64)
-    np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
+    for law in (Uniform(), TruncatedGaussian(0.5, 0.2)):
+        got = context_weights(Nelbo(law, schedule, time_floor=floor), 64)
+        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
+    tail = context_weights(Nelbo(time_floor=0.5), 128)[127]
+    assert float(tail) == pytest.approx(2.0**-127, rel=1e-9, abs=0)
 
 
-def test_a_time_floor_under_a_law_does_not_depend_on_the_law():
-    floored = Nelbo(TruncatedGaussian(0.5, 0.2), time_floor=0.1)
-    plain = Nelbo(time_floor=0.1)
-    assert torch.equal(context_weights(floored, 32), context_weights(plain, 32))
-
-
-def test_the_far_tail_of_a_large_time_floor_keeps_its_digits():
-    """P(Binomial(128, 1/2) > 127) / (1/2) = 2^-127."""
-    omega = context_weights(Nelbo(time_floor=0.5), 128)
-    assert float(omega[127]) == pytest.approx(2.0**-127, rel=1e-9, abs=0)
-
-
-@pytest.mark.parametrize("length", [0, -1])
-def test_an_empty_block_is_refused(length):
-    with pytest.raises(ValueError, match="block_length"):
-        context_weights(Bell(), length)
-
-
-def test_an_unknown_objective_is_refused():
+def test_an_empty_block_and_an_unknown_objective_are_refused():
     class Other(Objective):
         law, schedule, normaliser = Uniform(), Linear(), 1.0
+        times = weight = None
 
-        def times(self, u_B):
-            return u_B
-
-        def weight(self, t_B):
-            return t_B
-
+    with pytest.raises(ValueError, match="block_length"):
+        context_weights(Bell(), 0)
     with pytest.raises(TypeError, match="Other"):
         context_weights(Other(), 4)

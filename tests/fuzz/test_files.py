@@ -1,26 +1,26 @@
-"""Any bytes in the files that commands leave for one another: read, or one UserError."""
+"""Any bytes in the files that commands leave for one another, any text in pages and tables."""
 
 from __future__ import annotations
 
+import html
 import io
 import json
-from pathlib import Path
+import re
 
 import numpy as np
 import pytest
-from fuzz_tools import REFUSED, SIZES, TAKEN, as_json, changed, damaged, fuzz, json_files, values
+from fuzz_tools import SIZES, TAKEN, as_json, damaged, fuzz, json_files, texts
 from hypothesis import strategies as st
 
-from bellmask.data.blocks import open_blocks, shard_path
-from bellmask.data.example_blocks import example_counts
 from bellmask.errors import UserError
 from bellmask.evaluate.result import Likelihood
-from bellmask.generate.trace_file import load_trace
+from bellmask.generate.trace_file import Change, Sample, Trace, load_trace
 from bellmask.judge.chat import BadBody, Request, error_code, error_message, read_reply
 from bellmask.judge.prompts import read_alpaca
-from bellmask.judge.transcript import Transcript
-from bellmask.kept import Kept
-from bellmask.records import MetricsFile, read_metrics
+from bellmask.report.downstream_tables import escape
+from bellmask.report.markdown import markdown_table
+from bellmask.report.side_by_side import SideBySide
+from bellmask.report.tokens import visible, visible_lines
 from bellmask.report.trace_page import render_trace_page
 
 STEPS = [
@@ -37,85 +37,60 @@ TRACE = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_traces(size: int, tmp_path: Path) -> None:
+def traces(path):
     """A trace that is taken can be shown, and its page written."""
-    path = tmp_path / "trace.json"
 
-    def check(content: bytes) -> None:
+    def check(content):
         path.write_bytes(content)
         trace = load_trace(path)
         render_trace_page(trace).encode()
         for sample in trace.samples:
             assert len(sample.at(sample.num_steps)) == len(sample.since(2)) == len(sample.tokens)
 
-    outcomes = fuzz("traces", size, json_files(TRACE) | st.just(as_json(TRACE)), check)
-    assert outcomes == {TAKEN, REFUSED}
+    return json_files(TRACE) | st.just(as_json(TRACE)), check
 
 
-LINE = {"kind": "train", "step": 2, "tokens": 64, "loss": 1.5, "tokens_per_second": 9.0}
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_metrics(size: int, tmp_path: Path) -> None:
-    """Whole lines are always found, whatever stands between them; cutting back keeps them."""
-    path = tmp_path / "metrics.jsonl"
-    other = json_files(LINE).map(lambda line: line.replace(b"\n", b""))
-    inputs = st.lists(other, max_size=3)
-    whole = [{**LINE, "step": step} for step in (1, 2, 3)]
-
-    def check(others: list[bytes]) -> None:
-        lines = [line for pair in zip(map(as_json, whole), [*others, *[b""] * 3]) for line in pair]
-        path.write_bytes(b"\n".join(lines))
-        found = read_metrics(path)
-        assert all(line in found for line in whole)
-        assert all(type(line["step"]) is int for line in found)
-        MetricsFile(path).cut_back(2)
-        assert all(line["step"] <= 2 for line in read_metrics(path))
-
-    assert fuzz("metrics", size, inputs, check) == {TAKEN}
-
-
-def evaluation() -> bytes:
-    generator = np.random.default_rng(1)
-    stream = io.BytesIO()
-    np.savez_compressed(
-        stream,
-        length_B=np.array([4, 4, 4]),
-        level_B=generator.random(3),
-        count_BR=np.array([[2, 1], [3, 4], [1, 1]]),
-        ce_BR=generator.random((3, 2)),
-        document_B=np.array([0, 1, 2]),
-        num_bytes=np.float64(12.0),
-        fingerprint=np.str_("x"),
-        is_causal=np.bool_(False),
-        is_exact=np.bool_(False),
-    )
-    return stream.getvalue()
-
-
-@st.composite
-def other_arrays(draw: st.DrawFn) -> bytes:
-    """An evaluation with an array of another shape or kind."""
-    with np.load(io.BytesIO(evaluation())) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    name = draw(st.sampled_from(list(arrays)))
-    shape = draw(st.sampled_from([(), (0,), (3,), (3, 2), (3, 0), (2, 3), (1, 1, 1)]))
-    kind = draw(st.sampled_from([np.int64, np.float64, np.float32, np.bool_, "U3", "S2", "M8[s]"]))
-    arrays[name] = np.zeros(shape, dtype=kind)
+def as_npz(arrays):
     stream = io.BytesIO()
     np.savez(stream, **arrays)
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_evaluations(size: int, tmp_path: Path) -> None:
-    """What is taken has a summary."""
-    path = tmp_path / "step.npz"
-    whole = evaluation()
-    inputs = st.one_of(st.just(whole), damaged(whole), other_arrays(), st.binary())
+DRAW = np.random.default_rng(1)
+ARRAYS = {
+    "length_B": np.array([4, 4, 4]),
+    "level_B": DRAW.random(3),
+    "count_BR": np.array([[2, 1], [3, 4], [1, 1]]),
+    "ce_BR": DRAW.random((3, 2)),
+    "document_B": np.array([0, 1, 2]),
+    "num_bytes": np.float64(12.0),
+    "fingerprint": np.str_("x"),
+    "is_causal": np.bool_(False),
+    "is_exact": np.bool_(False),
+}
 
-    def check(content: bytes) -> None:
+
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path):
+    cases = [{"length_B": -ARRAYS["length_B"]}, {"length_B": 0 * ARRAYS["length_B"]}]
+    cases.append({name: ARRAYS[name][:, :0] for name in ("count_BR", "ce_BR")})
+    for name in ("length_B", "level_B", "count_BR", "ce_BR", "document_B"):
+        kind = float if ARRAYS[name].dtype.kind == "i" else int
+        cases += [{name: ARRAYS[name][:2]}, {name: ARRAYS[name].astype(kind)}]
+    for case in cases:
+        (tmp_path / "file").write_bytes(as_npz({**ARRAYS, **case}))
+        with pytest.raises(ValueError, match="fit"):
+            Likelihood.load(tmp_path / "file")
+
+
+def evaluations(path):
+    """What is taken has a summary."""
+    whole = as_npz(ARRAYS)
+    shapes = st.sampled_from([(), (0,), (3,), (3, 2), (3, 0), (2, 3), (1, 1, 1)])
+    kinds = st.sampled_from([np.int64, np.float64, np.float32, np.bool_, "U3", "S2", "M8[s]"])
+    other = st.tuples(st.sampled_from(list(ARRAYS)), st.builds(np.zeros, shapes, kinds))
+    others = other.map(lambda pair: as_npz({**ARRAYS, pair[0]: pair[1]}))
+
+    def check(content):
         path.write_bytes(content)
         try:
             found = Likelihood.load(path)
@@ -124,65 +99,24 @@ def test_evaluations(size: int, tmp_path: Path) -> None:
         assert np.isfinite(found.nll)
         assert found.block_nll.shape == found.length_B.shape
 
-    assert fuzz("evaluations", size, inputs, check) == {TAKEN, REFUSED}
+    return st.one_of(st.just(whole), damaged(whole), others, st.binary()), check
 
 
 REQUEST = Request("judge", (("user", "a or b?"),), logprobs=5)
-REPLY = {
-    "key": REQUEST.key,
-    "request": REQUEST.to_dict(),
-    "reply": {
-        "text": "m",
-        "top_logprobs": {"m": -0.1, "M": -2.0},
-        "prompt_tokens": 3,
-        "completion_tokens": 1,
-        "finish_reason": "stop",
-        "is_usage_estimated": False,
-    },
-    "attempts": 1,
-    "refused_settings": ["seed"],
+
+
+CHOICE = {
+    "message": {"content": "m", "role": "assistant"},
+    "finish_reason": "stop",
+    "logprobs": {"content": [{"top_logprobs": [{"token": "m", "logprob": -0.1}]}]},
 }
+BODY = {"choices": [CHOICE], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_kept_files(size: int, tmp_path: Path) -> None:
-    path = tmp_path / "transcript.jsonl"
-    refusal = {"key": "k", "refused": "too long"}
-    line = json_files(REPLY) | changed(refusal).map(as_json) | st.just(as_json(REPLY))
-    inputs = st.lists(line, max_size=3).map(b"\n".join).map(lambda text: text + b"\n")
-
-    def check(content: bytes) -> None:
-        path.write_bytes(content)
-        assert all(isinstance(record["key"], str) for record in Kept(path))
-        transcript = Transcript(path)
-        reply = transcript.get(REQUEST)
-        if reply is not None:
-            read_alpaca(reply.text, reply.top_logprobs)
-        assert all(map(str, transcript.refused([REQUEST]).values()))
-        transcript.refused_settings([REQUEST])
-
-    assert fuzz("kept files", size, inputs, check) == {TAKEN, REFUSED}
-
-
-BODY = {
-    "choices": [
-        {
-            "message": {"content": "m", "role": "assistant"},
-            "finish_reason": "stop",
-            "logprobs": {"content": [{"top_logprobs": [{"token": "m", "logprob": -0.1}]}]},
-        }
-    ],
-    "usage": {"prompt_tokens": 3, "completion_tokens": 1},
-}
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_judge_replies(size: int) -> None:
+def judge_replies(path):
     """What an endpoint sends is a reply, or a body that is asked for again."""
-    error = {"error": {"message": "no", "code": "bad"}}
-    inputs = json_files(BODY) | json_files(error) | st.just(as_json(BODY))
 
-    def check(content: bytes) -> None:
+    def check(content):
         body = content.decode("utf-8", "replace")
         error_message(body), error_code(body)
         try:
@@ -193,45 +127,67 @@ def test_judge_replies(size: int) -> None:
         json.dumps(reply.top_logprobs, allow_nan=False).encode()
         read_alpaca(reply.text, reply.top_logprobs)
 
-    assert fuzz("judge replies", size, inputs, check) == {TAKEN, REFUSED}
-
-
-CARD = {
-    "fingerprint": "key",
-    "num_blocks": 5,
-    "block_length": 4,
-    "rows_per_shard": 3,
-    "dtype": "uint16",
-    "num_bytes": 20.0,
-    "has_starts": True,
-    "num_documents": 5,
-    "counts": {"piqa taken": 2},
-}
+    error = {"error": {"message": "no", "code": "bad"}}
+    return json_files(BODY) | json_files(error) | st.just(as_json(BODY)), check
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_data_caches(size: int, tmp_path: Path) -> None:
-    """Rows of a cache that is taken can all be read."""
-    files = {
-        shard_path(tmp_path, 0).name: np.arange(12, dtype=np.uint16).tobytes(),
-        shard_path(tmp_path, 1).name: np.arange(8, dtype=np.uint16).tobytes(),
-        "lengths.bin": np.full(5, 4).tobytes(),
-        "documents.bin": np.arange(5).tobytes(),
-        "starts.bin": np.ones(5, dtype=np.int64).tobytes(),
-        "card.json": as_json(CARD),
-    }
-    one = st.sampled_from(sorted(files)).flatmap(
-        lambda name: st.tuples(st.just(name), damaged(files[name]))
-    )
-    card = st.tuples(st.just("card.json"), changed(CARD).map(as_json) | values.map(as_json))
-    inputs = st.one_of(one, card, st.just(("card.json", files["card.json"])))
+@pytest.mark.parametrize("target", [traces, evaluations, judge_replies])
+def test_any_file_is_taken_or_refused(target, size, tmp_path):
+    inputs, check = target(tmp_path / "file")
+    fuzz(20 * size, inputs, check)
 
-    def check(pair: tuple[str, bytes]) -> None:
-        for name, content in files.items():
-            (tmp_path / name).write_bytes(pair[1] if name == pair[0] else content)
-        blocks = open_blocks(tmp_path, "key")
-        assert blocks.rows(slice(0, None)).shape == (5, 4)
-        assert (blocks.num_maskable(slice(0, None)) >= 0).all()
-        example_counts(json.loads((tmp_path / "card.json").read_text()))
 
-    assert fuzz("data caches", size, inputs, check) == {TAKEN, REFUSED}
+# --- pages and tables ------------------------------------------------------------------------
+
+
+def pages(title, key, token, text):
+    steps = [Change(1, 0.5, 1, [(1, token)], [])]
+    sample = Sample([True, False], [token, None], steps, text, 2)
+    both = SideBySide([key, f"{key}2"], [token], [[[text]], [[token + text]]], title, text)
+    return render_trace_page(Trace(title, {key: text}, 1, [sample])), both.page()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_any_text_in_a_page_is_text(size):
+    """The same tags and attributes as with harmless text, and every text found again."""
+
+    def tags(page):
+        return re.findall(r"<[^>]*>", page)
+
+    plain = [tags(page) for page in pages("title", "key", "token", "text")]
+
+    def check(four):
+        found = pages(*four)
+        assert [tags(page) for page in found] == plain
+        for page in map(html.unescape, found):
+            assert visible(four[0]) in page
+            assert visible(four[1]) in page
+            assert visible_lines(four[3]) in page
+
+    fuzz(15 * size, st.tuples(texts, texts, texts, texts), check, TAKEN)
+
+
+def cells_of(line):
+    """A row of a Markdown table as GitHub reads it: bars not behind a backslash end cells."""
+    found = re.findall(r"((?:\\.|[^|\\])*)\|", line)
+    return [re.sub(r"\\([\\|<(])", r"\1", cell).strip() for cell in found[1:]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_any_text_in_a_table_is_one_cell(size):
+    def check(rows):
+        lines = markdown_table(["a|b", "c\nd"], rows).split("\n")
+        assert len(lines) == len(rows) + 3
+        assert cells_of(lines[0]) == ["a|b", "c d"]
+        for line, row in zip(lines[2:], rows):
+            assert not re.search(r"(?<!\\)<[A-Za-z/!?]|\]\(", line)
+            for cell, text in zip(cells_of(line), row, strict=True):
+                whole = visible_lines(text).replace("\n", " ").strip()
+                assert cell.replace("\\", "") == whole.replace("\\", "")
+                made = escape(text)  # for LaTeX
+                signs = r"\\(text[a-z]+\{\}|[&%$#_{}])|\$\\pm\$|\$\^\\dagger\$|\{[\[*]\}"
+                assert not set(re.sub(signs, "", made)) & set("&%$#_{}~^\\<>|[*\n")
+
+    rows = st.lists(st.tuples(texts, texts), min_size=1, max_size=3)
+    fuzz(15 * size, rows, check, TAKEN)

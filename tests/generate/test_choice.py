@@ -6,27 +6,25 @@ import math
 import numpy as np
 import pytest
 import torch
+from sampling_tools import seeded
 from scipy import stats
 
 from bellmask.generate.choice import Choice
 
 LOGITS = torch.tensor([1.5, 0.0, -1.0, 0.7, -0.3], dtype=torch.float64)
 N = 20_000
+PRECISIONS = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def draw(choice: Choice, logits_V: torch.Tensor = LOGITS, key: int = 5, count: int = N):
+def draw(choice, logits_V=LOGITS, key=5, count=N):
     return choice.draw(logits_V.expand(count, -1), torch.arange(count), key)
 
 
-def wanted(logits, temperature=1.0, top_k=None, top_p=None) -> list[float]:
+def wanted(logits, temperature=1.0, top_k=None, top_p=None):
     """Temperature, then the k likeliest and all that are as likely as the last of them, then the
     fewest of what is left that have p together.
     """
-    weight = {v: math.exp(one / temperature) for v, one in enumerate(logits)}
+    weight = {v: math.exp(one / temperature) for v, one in enumerate(logits.tolist())}
     if top_k is not None:
         last = sorted(weight.values(), reverse=True)[min(top_k, len(weight)) - 1]
         weight = {v: w for v, w in weight.items() if w >= last}
@@ -41,37 +39,47 @@ def wanted(logits, temperature=1.0, top_k=None, top_p=None) -> list[float]:
     return [weight.get(v, 0.0) / total for v in range(len(logits))]
 
 
-def assert_follows(tokens_N: torch.Tensor, p_V: list[float]) -> None:
-    counts = torch.bincount(tokens_N, minlength=len(p_V)).numpy()
-    is_kept = np.array(p_V) > 0
-    assert counts[~is_kept].sum() == 0
-    if is_kept.sum() > 1:
-        expected = len(tokens_N) * np.array(p_V)[is_kept]
-        assert stats.chisquare(counts[is_kept], expected).pvalue > 1e-3
+TIED = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+DRAWS = [  # what is asked for, the tokens that may be drawn
+    ((0.5,), {0, 1, 2, 3, 4}),
+    ((2.0,), {0, 1, 2, 3, 4}),
+    ((1.3, 1), {0}),
+    ((1.3, 2), {0, 3}),
+    ((1.3, 4), {0, 1, 3, 4}),
+    # 1.5 alone has 0.51, with 0.7 it is 0.73, with 0.0 it is 0.85
+    ((1.0, None, 0.01), {0}),
+    ((1.0, None, 0.5), {0}),
+    ((1.0, None, 0.6), {0, 3}),
+    ((1.0, None, 0.8), {0, 1, 3}),
+    ((1.0, None, 0.9), {0, 1, 3, 4}),
+    # temperature comes first, then k, then p: each other order keeps other tokens
+    ((3.0, 3, 0.7), {0, 3}),  # 0.44, 0.33, 0.26: 0.77 after two; without top-k 0.55 after two
+    ((3.0, None, 0.7), {0, 1, 3}),
+    ((1.0, 3, 0.55), {0}),
+    ((3.0, 3, 0.55), {0, 3}),
+]
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_tokens_follow_the_softmax_at_a_temperature(temperature, dtype):
-    assert_follows(draw(Choice(temperature, dtype=dtype)), wanted(LOGITS.tolist(), temperature))
+@PRECISIONS
+@pytest.mark.parametrize(("asked", "kept"), DRAWS, ids=str)
+def test_tokens_follow_the_softmax_of_what_is_kept(asked, kept, dtype):
+    assert_follows(Choice(*asked, dtype=dtype), LOGITS, kept)
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 4])
-def test_only_the_k_likeliest(top_k):
-    p = wanted(LOGITS.tolist(), 1.3, top_k)
-    assert sum(one > 0 for one in p) == top_k
-    assert_follows(draw(Choice(1.3, top_k)), p)
+def assert_follows(choice, logits, kept):
+    p = np.array(wanted(logits, choice.temperature, choice.top_k, choice.top_p))
+    assert set(np.flatnonzero(p)) == kept
+    counts = torch.bincount(draw(choice, logits), minlength=len(p)).numpy()
+    assert counts[p == 0].sum() == 0
+    if len(kept) > 1:
+        assert stats.chisquare(counts[p > 0], N * p[p > 0]).pvalue > 1e-3
 
 
-# 1.5 alone has 0.51, with 0.7 it is 0.73, with 0.0 it is 0.85
-@pytest.mark.parametrize(("top_p", "num_kept"), [(0.01, 1), (0.5, 1), (0.6, 2), (0.8, 3), (0.9, 4)])
-def test_only_the_fewest_that_have_p_together(top_p, num_kept):
-    p = wanted(LOGITS.tolist(), top_p=top_p)
-    assert sum(one > 0 for one in p) == num_kept
-    assert_follows(draw(Choice(top_p=top_p)), p)
-
-
-def test_a_set_that_has_exactly_p_is_enough():
+def test_ties():
+    """All as likely as the k-th are kept; p takes the first of equals, and exactly p is enough."""
+    assert_follows(Choice(top_k=2), TIED, {1, 2, 4})
+    assert_follows(Choice(top_p=0.4), TIED, {1, 2})
+    assert draw(Choice(0.0), TIED).eq(1).all()
     logits = torch.tensor([0.25, 0.5, 0.125, 0.125], dtype=torch.float64).log()
     for top_p, kept in ((0.5, {1}), (0.75, {0, 1}), (0.875, {0, 1, 2})):
         # a hair less, since logs and sums round
@@ -79,48 +87,16 @@ def test_a_set_that_has_exactly_p_is_enough():
     assert set(draw(Choice(top_p=0.5 + 1e-9), logits, count=500).tolist()) == {0, 1}
 
 
-def test_temperature_comes_first_then_k_then_p():
-    """Each other order keeps other tokens at these numbers."""
-    logits, temperature, top_k, top_p = LOGITS.tolist(), 3.0, 3, 0.7
-    p = wanted(logits, temperature, top_k, top_p)
-    kept = {v for v, one in enumerate(p) if one > 0}
-    assert kept == {0, 3}  # 0.44, 0.33, 0.26: 0.77 after two; without top-k 0.55 after two
-    without_k = {v for v, one in enumerate(wanted(logits, temperature, None, top_p)) if one > 0}
-    cold = {v for v, one in enumerate(wanted(logits, 1.0, top_k, 0.55)) if one > 0}
-    warm = {v for v, one in enumerate(wanted(logits, temperature, top_k, 0.55)) if one > 0}
-    assert len(without_k) == 3
-    assert (cold, warm) == ({0}, {0, 3})
-    assert_follows(draw(Choice(temperature, top_k, top_p)), p)
-    assert_follows(draw(Choice(temperature, top_k, 0.55)), wanted(logits, temperature, top_k, 0.55))
-
-
-def test_tokens_as_likely_as_the_kth_are_kept_and_p_takes_the_first_of_equals():
-    tied = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
-    assert_follows(draw(Choice(top_k=2), tied), wanted(tied.tolist(), top_k=2))
-    assert set(draw(Choice(top_k=2), tied).tolist()) == {1, 2, 4}
-    assert_follows(draw(Choice(top_p=0.4), tied), wanted(tied.tolist(), top_p=0.4))
-    assert set(draw(Choice(top_p=0.4), tied).tolist()) == {1, 2}
-    assert draw(Choice(0.0), tied).eq(1).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@PRECISIONS
 def test_limits_that_leave_nothing_out_change_nothing(dtype):
-    logits = torch.randn(2000, 9, generator=seeded(1))
-    counters = torch.arange(2000)
+    logits, counters = torch.randn(2000, 9, generator=seeded(1)), torch.arange(2000)
     plain = Choice(0.8, dtype=dtype).draw(logits, counters, 3)
     for top_k, top_p in ((9, None), (50, None), (None, 1.0), (9, 1.0)):
         assert Choice(0.8, top_k, top_p, dtype).draw(logits, counters, 3).equal(plain)
     assert not Choice(0.8, 8, None, dtype).draw(logits, counters, 3).equal(plain)
     assert not Choice(0.8, None, 0.99, dtype).draw(logits, counters, 3).equal(plain)
-
-
-def test_single_and_double_noise_are_the_same_numbers_rounded():
-    logits = torch.randn(5000, 6, generator=seeded(2))
-    single, double = (
-        Choice(dtype=dtype).draw(logits, torch.arange(5000), 4)
-        for dtype in (torch.float32, torch.float64)
-    )
-    assert (single == double).float().mean() > 0.999
+    double = Choice(0.8).draw(logits, counters, 3)  # the same numbers, rounded
+    assert (plain == double).float().mean() > 0.999
 
 
 @pytest.mark.parametrize(("dtype", "token"), [(torch.float64, 1), (torch.float32, 0)])
@@ -130,16 +106,17 @@ def test_double_noise_reaches_further_into_the_tail(dtype, token, monkeypatch):
     """
     u = torch.tensor([[0.5, 1 - 1e-12, 0.0]], dtype=torch.float64)
     monkeypatch.setattr("bellmask.generate.choice.uniform", lambda key, counters: u)
-    logits = torch.tensor([[20.0, 0.0, -math.inf]])
-    assert Choice(dtype=dtype).draw(logits, torch.zeros(1, dtype=torch.long), 0).tolist() == [token]
+
+    def drawn(*logits):
+        return Choice(dtype=dtype).draw(torch.tensor([logits]), torch.zeros(1).long(), 0).item()
+
+    assert drawn(20.0, 0.0, -math.inf) == token
     u[0, 0], u[0, 1] = 0.5 + 1e-10, 0.5 + 2e-10  # one number in float32
-    equal = torch.tensor([[0.0, 0.0, -math.inf]])
-    assert Choice(dtype=dtype).draw(equal, torch.zeros(1, dtype=torch.long), 0).tolist() == [token]
-    nothing_else = torch.tensor([[-math.inf, -math.inf, 0.0]])
-    assert Choice(dtype=dtype).draw(nothing_else, torch.zeros(1, dtype=torch.long), 0).item() == 2
+    assert drawn(0.0, 0.0, -math.inf) == token
+    assert drawn(-math.inf, -math.inf, 0.0) == 2
 
 
-def test_neighbouring_places_choose_independently():
+def test_neighboring_places_choose_independently():
     tokens = draw(Choice(), key=6)
     pairs = torch.bincount(5 * tokens[0::2] + tokens[1::2], minlength=25).view(5, 5)
     assert stats.chi2_contingency(pairs.numpy()).pvalue > 1e-3
@@ -153,14 +130,13 @@ def test_temperature_zero_is_the_largest_logit_whatever_else_is_asked():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0, 100.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (5, 0.95)])
-def test_an_impossible_token_is_never_chosen(temperature, dtype, top_k, top_p):
+def test_an_impossible_token_is_never_chosen(temperature, top_k, top_p):
     logits = torch.randn(5000, 8, generator=seeded(2))
     is_possible = torch.rand(5000, 8, generator=seeded(3)) < 0.3
     is_possible[torch.arange(5000), torch.arange(5000) % 8] = True
     logits[~is_possible] = -math.inf
-    tokens = Choice(temperature, top_k, top_p, dtype).draw(logits, torch.arange(5000), 8)
+    tokens = Choice(temperature, top_k, top_p).draw(logits, torch.arange(5000), 8)
     assert is_possible[torch.arange(5000), tokens].all()
 
 

@@ -2,32 +2,26 @@
 
 import pytest
 import torch
-from sampling_tools import EVERY_RULE, MASK, Spy, V, each, make, masked, seeded
+from sampling_tools import EVERY_RULE, MASK, Spy, V, awake, each, make, masked
 
 from bellmask.diffusion.schedule import Cosine, Linear
 from bellmask.errors import UserError
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
-from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions
 
 # the network is called for what is revealed, and for nothing else
 
 
 @pytest.mark.parametrize("rule", ["ancestral", "first_hitting", "random"])
 def test_blind_rules_ask_for_each_gap_once_and_for_nothing_else(rule):
-    canvas = masked(20, 9)
-    canvas[:, :2] = 3
-    canvas[7] = 1
-    spy = Spy()
+    canvas, spy = masked(20, 9), Spy()
+    canvas[:, :2], canvas[7] = 3, 1
     made = make(spy, canvas, 5, rule)
     for x_BL, rows_N, _, _ in spy.calls:
         assert (x_BL.flatten()[rows_N] == MASK).all()
         assert rows_N.div(9, rounding_mode="floor").unique().equal(torch.arange(len(x_BL)))
     assert sum(len(rows_N) for _, rows_N, _, _ in spy.calls) == 19 * 7
-    assert made.num_calls == len(spy.calls)
-    assert made.num_rows == sum(len(x_BL) for x_BL, _, _, _ in spy.calls)
     if rule == "first_hitting":
         assert (made.num_calls, made.num_rows) == (7, 19 * 7)
     else:
@@ -48,46 +42,22 @@ def test_scored_rules_ask_for_all_gaps_of_rows_that_reveal_something(rule):
 
 
 @each
-@pytest.mark.parametrize("w", [0.0, 1.5])
-@pytest.mark.parametrize("block_length", [None, 4])
+@pytest.mark.parametrize(("w", "block_length"), [(0.0, None), (1.5, 4)])
 def test_the_costs_that_are_told_are_those_that_the_network_saw(rule, w, block_length):
-    spy, told = Spy(), []
-    canvas = masked(6, 11)
-    canvas[:, 3] = 2
-    canvas[5] = 1
-    made = make(
-        spy,
-        canvas,
-        7,
-        rule,
-        w=w,
-        block_length=block_length,
-        on_step=lambda step: told.append((step.num_calls, len(spy.calls))),
-    )
+    spy, told, canvas = Spy(), [], masked(6, 11)
+    canvas[:, 3], canvas[5] = 2, 1
+    options = {"on_step": lambda step: told.append((step.num_calls, len(spy.calls)))}
+    made = make(spy, canvas, 7, rule, w=w, block_length=block_length, **options)
     assert all(said == seen for said, seen in told)
     assert made.num_calls == len(spy.calls) > 0
     assert made.num_rows == sum(len(x_BL) for x_BL, *_ in spy.calls)
     assert made.nfe == made.num_rows / 6
     for x_BL, rows_N, t_B, _ in spy.calls:
         assert len(x_BL) == len(t_B) == len(rows_N.div(11, rounding_mode="floor").unique())
-
-
-@pytest.mark.parametrize("num_steps", [1, 3, 7, 1024])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_one_sample_costs_at_most_a_call_per_step_and_per_gap(num_steps, seed):
-    canvas, spy = masked(1, 12), Spy()
-    canvas[0, 3:8] = 2
-    made = make(spy, canvas, num_steps, seed=seed)
-    assert 1 <= made.num_calls == made.num_rows == len(spy.calls) <= min(num_steps, 7)
-
-
-@each
-def test_a_full_canvas_costs_nothing(rule):
-    spy = Spy()
-    canvas = torch.arange(5)[None].repeat(3, 1)
-    made = make(spy, canvas, 50, rule, block_length=2)
-    assert made.ids_BL.equal(canvas)
-    assert make(spy, canvas, 50, rule).ids_BL.equal(canvas)
+    # a full canvas costs nothing
+    full, spy = torch.arange(5)[None].repeat(3, 1), Spy()
+    made = make(spy, full, 50, rule, block_length=block_length)
+    assert made.ids_BL.equal(full)
     assert (made.num_calls, made.num_rows, len(spy.calls)) == (0, 0, 0)
 
 
@@ -96,13 +66,12 @@ def test_a_full_canvas_costs_nothing(rule):
 
 def told_times(rule, grid=None, **options):
     """For each call: (the number of its step, its rows, the times it was told)."""
-    spy, told = Spy(), []
+    spy, told, canvas = Spy(), [], masked(6, 8)
+    canvas[:, 2] = 1
 
     def on_step(step):
         told.extend((step.number, x, rows, t) for x, rows, t, _ in spy.calls[len(told) :])
 
-    canvas = masked(6, 8)
-    canvas[:, 2] = 1
     make(spy, canvas, grid, rule, on_step=on_step, **options)
     assert len(told) == len(spy.calls)
     return told
@@ -122,38 +91,28 @@ def test_the_model_is_told_the_time_at_which_its_step_begins(rule):
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
 def test_first_hitting_tells_when_each_token_appears(schedule):
     """Ancestral sampling with the same seed reveals it between the two grid times around it."""
-    fine = 1000
     told = told_times("first_hitting", schedule=schedule)
     times = torch.stack([t_B for *_, t_B in told])
     assert times.shape == (7, 6)
     assert (times.diff(dim=0) < 0).all()
-    found = told_times("ancestral", uniform_grid(fine), schedule=schedule)
+    found = told_times("ancestral", uniform_grid(1000), schedule=schedule)
     steps = sorted(number for number, _, rows_N, _ in found for _ in rows_N)
     for t, number in zip(sorted(times.flatten().tolist(), reverse=True), steps, strict=True):
-        assert 1 - number / fine - 1e-6 <= t <= 1 - (number - 1) / fine + 1e-6
+        assert 1 - number / 1000 - 1e-6 <= t <= 1 - (number - 1) / 1000 + 1e-6
 
 
-@pytest.mark.parametrize("rule", ["random", "most_confident", "margin", "entropy"])
-@pytest.mark.parametrize("block_length", [None, 3])
-def test_other_rules_tell_the_time_at_which_so_many_are_masked(rule, block_length):
+@pytest.mark.parametrize(
+    ("rule", "block_length"),
+    [(r, b) for r in ("random", "most_confident", "margin", "entropy") for b in (None, 3)]
+    # in blocks the grid's time is that of the block, not of the row
+    + [(r, b) for r in ("ancestral", "cap", "rescale", "first_hitting") for b in (1, 3)],
+)
+def test_other_rules_and_blocks_tell_the_time_at_which_so_many_are_masked(rule, block_length):
     for schedule in (Linear(), Cosine()):
         for _, x_BL, _, t_B in told_times(rule, GRID, schedule=schedule, block_length=block_length):
             share = x_BL.eq(MASK).double().mean(1)  # 1 - alpha: t, or sin(pi t / 2)
             back = t_B.double() if schedule == Linear() else torch.sin(t_B.double() * torch.pi / 2)
             torch.testing.assert_close(back, share, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("rule", ["ancestral", "cap", "rescale"])
-def test_in_blocks_the_time_is_that_of_the_whole_row(rule):
-    """The grid's is that of the block: at the start of the last one most of the row is visible."""
-    for _, x_BL, _, t_B in told_times(rule, uniform_grid(9), block_length=3):
-        torch.testing.assert_close(t_B, x_BL.eq(MASK).float().mean(1))
-
-
-def test_in_blocks_first_hitting_is_told_a_time_that_fits_the_row():
-    """With one token left of eight, t is far from 1 whatever that token's own number is."""
-    for _, x_BL, _, t_B in told_times("first_hitting", block_length=1):
-        torch.testing.assert_close(t_B, x_BL.eq(MASK).float().mean(1))
 
 
 def test_pads_count_neither_as_masked_nor_as_visible():
@@ -168,13 +127,18 @@ def test_pads_count_neither_as_masked_nor_as_visible():
 
 
 @pytest.mark.parametrize("rule", ["ancestral", "most_confident", "cap"])
-@pytest.mark.parametrize("w", [0.5, 2.0])
-def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(rule, w):
-    """Told apart by hand: the same rows, then those rows with given tokens masked."""
-    canvas, spy = masked(4, 6), Spy()
-    canvas[:, 1], canvas[1, 4] = 2, 3
+@pytest.mark.parametrize(("w", "first_maskable"), [(0.5, 0), (2.0, 1)])
+def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(
+    rule, w, first_maskable
+):
+    """Told apart by hand: the same rows, then those rows with given tokens masked, but for the
+    one that a causal LM predicts the first from.
+    """
+    canvas, spy, asked = masked(4, 6), Spy(), []
+    canvas[:, :2], canvas[1, 4] = 2, 3
+    spy.first_maskable = first_maskable
     given_BL = canvas != MASK
-    asked = []
+    given_BL[:, :first_maskable] = False
 
     class Told(Network):
         def logits(self, x_BL, is_wanted_BL, t_B):
@@ -186,8 +150,7 @@ def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(ru
     generate(network, canvas, uniform_grid(4), EVERY_RULE[rule])
     assert len(asked) == len(spy.calls) == network.num_calls
     for (x_BL, is_wanted_BL, found), (called, _, t_B, _) in zip(asked, list(spy.calls)):
-        rows_N = is_wanted_BL.flatten().nonzero().squeeze(1)
-        active = is_wanted_BL.any(1)
+        rows_N, active = is_wanted_BL.flatten().nonzero().squeeze(1), is_wanted_BL.any(1)
         blind = x_BL.clone()
         blind[given_BL] = MASK
         assert called.equal(torch.cat([x_BL[active], blind[active]]))
@@ -199,49 +162,26 @@ def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(ru
 def test_guidance_doubles_the_rows_and_none_of_it_costs_nothing():
     canvas = masked(5, 7)
     canvas[:, 0] = 1
-    plain, spy = make(Spy(), canvas, 4), Spy()
-    none = make(spy, canvas, 4, w=0.0)
-    guided = make(Spy(), canvas, 4, w=1e-9)
+    plain, none, guided, much = (make(Spy(), canvas, 4, w=w) for w in (0, 0.0, 1e-9, 3.0))
     assert plain.ids_BL.equal(none.ids_BL)
     assert plain.ids_BL.equal(guided.ids_BL)
+    assert not much.ids_BL.equal(plain.ids_BL)
     assert (none.num_calls, none.num_rows) == (plain.num_calls, plain.num_rows)
     assert (guided.num_calls, guided.num_rows) == (plain.num_calls, 2 * plain.num_rows)
-    assert not make(Spy(), canvas, 4, w=3.0).ids_BL.equal(plain.ids_BL)
-    with pytest.raises(UserError, match="nothing is given"):
+    with pytest.raises(UserError, match="guidance"):
         make(Spy(), masked(5, 7), 4, w=3.0)
 
 
 def test_a_network_can_be_used_again():
     """Counts, caches and given tokens belong to one generation."""
-    model = Denoiser(ModelOptions(2, 16, 2, dropout=0.0), V).eval()
-    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    rows = masked(6, 9)
-    rows[:, :3] = 1
+    model, rows, late = awake(2, V).double(), masked(6, 9), masked(6, 9)
+    rows[:, :3], late[:, :7] = 1, 2
     used = Network(model, MASK, guidance=0.5)
     generate(used, rows, 1, block_length=2, is_cached=True)
-    late = masked(6, 9)
-    late[:, :7] = 2
     again = generate(used, late, 1)
     fresh = generate(Network(model, MASK, guidance=0.5), late, 1)
     assert again.ids_BL.equal(fresh.ids_BL)
     assert (again.num_calls, again.num_rows) == (fresh.num_calls, fresh.num_rows)
-
-
-@pytest.mark.parametrize(
-    ("grid", "options"),
-    [
-        (torch.linspace(1, 0.3, 5), {}),
-        (torch.linspace(0, 1, 5), {}),
-        (torch.tensor([1.0, 0.5, 0.5, 0.0]), {}),
-        (torch.tensor([1.0]), {}),
-        (0, {}),
-        (4, {"block_length": 0}),
-        (4, {"block_length": -2}),
-    ],
-)
-def test_what_would_leave_masks_is_refused(grid, options):
-    with pytest.raises(UserError, match=r"falls from|at least one token"):
-        generate(Network(Spy(), MASK), masked(2, 6), grid, **options)
 
 
 # padding
@@ -250,11 +190,10 @@ def test_what_would_leave_masks_is_refused(grid, options):
 @each
 @pytest.mark.parametrize("w", [0.0, 1.0])
 def test_pads_are_kept_and_hidden_from_the_network(rule, w):
-    lengths = torch.tensor([3, 8, 5, 8])
+    lengths, spy = torch.tensor([3, 8, 5, 8]), Spy()
     is_real = torch.arange(8) < lengths[:, None]
     canvas = torch.where(is_real, MASK, 0)
     canvas[torch.arange(4), lengths - 1] = torch.arange(1, 5)  # to tell rows apart
-    spy = Spy()
     made = make(spy, canvas, 10, rule, real=is_real, w=w)
     assert made.ids_BL[~is_real].eq(0).all()
     assert (made.ids_BL != MASK).all()
@@ -267,19 +206,10 @@ def test_pads_are_kept_and_hidden_from_the_network(rule, w):
             assert any(seen == is_real[b].tolist() for b in which)
 
 
-def real_model(seed: int = 3) -> Denoiser:
-    options = ModelOptions(num_layers=2, width=32, num_heads=2, dropout=0.0)
-    model, noise = Denoiser(options, 40).eval(), seeded(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0, 0.0 if "mlp_out" in name else 0.5, generator=noise)
-    return model
-
-
 @pytest.mark.parametrize("rule", ["ancestral", "margin"])
 def test_padding_does_not_change_what_the_real_model_generates(rule):
     """Sample 0, whose noise is the same for all lengths; attention alone moves its logits."""
-    model, canvas = real_model(), masked(1, 40, mask_id=40)
+    model, canvas = awake(2, 40, std=0.5).double(), masked(1, 40, mask_id=40)
     canvas[:, 24:], canvas[:, 3:24:5] = 4, torch.tensor([7, 11, 2, 30, 9])
     is_real = (torch.arange(40) < 24)[None]
     bare, hidden, seen = (
@@ -287,4 +217,4 @@ def test_padding_does_not_change_what_the_real_model_generates(rule):
         for rows, which in ((canvas[:, :24], None), (canvas, is_real), (canvas, None))
     )
     assert hidden.equal(bare)
-    assert (seen != bare).sum() > 4
+    assert (seen != bare).sum() > 2

@@ -3,9 +3,9 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
+from sampling_tools import BITS, CHAIN, chain_joint, masked, p_value
 from scipy import stats
 
 from bellmask.data.toy import ExactDenoiser, ToySource
@@ -14,19 +14,9 @@ from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import cosine_grid, count_grid, uniform_grid
 from bellmask.generate.network import Network
-from bellmask.generate.rules import RULES, Remasking
+from bellmask.generate.rules import RULES, Moment, Remasking
 
-CHAIN = ToySource.markov(
-    torch.tensor([0.7, 0.3], dtype=torch.float64),
-    torch.tensor([[0.85, 0.15], [0.35, 0.65]], dtype=torch.float64),
-    length=4,
-)
-ROWS = list(itertools.product((0, 1), repeat=4))
-schedules = pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
-
-
-def masked(count: int, length: int, mask_id: int = 2) -> torch.Tensor:
-    return torch.full((count, length), mask_id)
+JOINT = chain_joint()
 
 
 def make(canvas, grid, rule, model=None, mask_id=2, **options):
@@ -34,27 +24,21 @@ def make(canvas, grid, rule, model=None, mask_id=2, **options):
     return generate(network, canvas, grid, rule, **options)
 
 
+def history(canvas, grid, rule, model=None, mask_id=2, **options):
+    """The rows at the start and after each step."""
+    seen = []
+    options["on_step"] = lambda step: seen.append(step.ids_BL.clone())
+    make(canvas, grid, rule, model, mask_id, **options)
+    return seen
+
+
 # exact samplers have the joint distribution, others do not
 
 
-def probability(row) -> float:
-    """By the chain rule."""
-    start, move = CHAIN.initial_S.tolist(), CHAIN.transition_SS.tolist()
-    return start[row[0]] * math.prod(move[a][b] for a, b in itertools.pairwise(row))
-
-
-def marginal(place: int, symbol: int) -> float:
-    return sum(probability(row) for row in ROWS if row[place] == symbol)
-
-
-def p_value(ids_BL: torch.Tensor, canvas_L=(2, 2, 2, 2), truth=probability) -> float:
-    """Of the made rows against p(row | what the canvas gives)."""
-    rows = [r for r in ROWS if all(c in (2, v) for c, v in zip(canvas_L, r, strict=True))]
-    counts = dict.fromkeys(rows, 0)
-    for row in ids_BL.tolist():
-        counts[tuple(row)] += 1  # a KeyError is a given token that was changed
-    p = np.array([truth(row) for row in rows])
-    return stats.chisquare(list(counts.values()), len(ids_BL) * p / p.sum()).pvalue
+def product_of_marginals():
+    place = range(4)
+    one = [[sum(p for r, p in JOINT.items() if r[i] == v) for v in (0, 1)] for i in place]
+    return {r: math.prod(one[i][r[i]] for i in place) for r in BITS}
 
 
 EXACT = {
@@ -69,63 +53,54 @@ EXACT = {
     "rescale": (Remasking(0.02, "rescale"), uniform_grid(100), None),
     "no remasking": (Remasking(0.0), uniform_grid(100), None),
 }
-GIVEN = {"ends": (2, 1, 2, 0), "middle": (1, 2, 2, 1)}
+COSINE = ("ancestral", "first hitting in blocks", "cap")
 
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    [(name, Linear()) for name in EXACT]
-    + [(name, Cosine()) for name in ("ancestral", "first hitting in blocks", "cap")],
+    [(name, Linear()) for name in EXACT] + [(name, Cosine()) for name in COSINE],
     ids=str,
 )
 def test_exact_samplers_have_the_joint_distribution(name, schedule):
     rule, grid, block_length = EXACT[name]
-    canvas = masked(2000, 4)
-    made = make(canvas, grid, rule, schedule=schedule, block_length=block_length, seed=3)
-    assert p_value(made.ids_BL) > 1e-3
-
-    def independent(row):
-        return math.prod(marginal(i, v) for i, v in enumerate(row))
-
-    assert p_value(made.ids_BL, truth=independent) < 1e-9
+    made = make(masked(2000, 4, 2), grid, rule, schedule=schedule, block_length=block_length)
+    assert p_value(made.ids_BL, JOINT, {}) > 1e-3
+    assert p_value(made.ids_BL, product_of_marginals(), {}) < 1e-9
 
 
-@pytest.mark.parametrize(("name", "given"), [*zip(EXACT, itertools.cycle(GIVEN))])
+@pytest.mark.parametrize(
+    ("name", "given"), [*zip(EXACT, itertools.cycle([{1: 1, 3: 0}, {0: 1, 3: 1}]))], ids=str
+)
 def test_infilling_has_the_conditional_distribution(name, given):
-    """Symbols 1 and 3 given as 1 and 0, or 0 and 3 as 1 and 1: the others follow p(. | those)."""
     rule, grid, block_length = EXACT[name]
-    canvas = torch.tensor([GIVEN[given]]).repeat(2000, 1)
+    canvas = torch.tensor([[given.get(i, 2) for i in range(4)]]).repeat(2000, 1)
     made = make(canvas, grid, rule, block_length=block_length, seed=1)
-    assert p_value(made.ids_BL, GIVEN[given]) > 1e-3
+    assert p_value(made.ids_BL, JOINT, given) > 1e-3
 
 
 def test_two_at_a_time_is_not_the_joint_distribution():
-    made = make(masked(4000, 4), count_grid(4, 2), RULES["random"], seed=3)
+    made = make(masked(4000, 4, 2), count_grid(4, 2), RULES["random"], seed=3)
     assert made.num_calls == 2
-    assert p_value(made.ids_BL) < 1e-6
-
-
-def test_one_step_has_the_product_of_marginals():
+    assert p_value(made.ids_BL, JOINT, {}) < 1e-6
     for rule in (RULES["ancestral"], RULES["random"], Remasking(0.3)):
-        made = make(masked(4000, 4), uniform_grid(1), rule)
+        made = make(masked(4000, 4, 2), uniform_grid(1), rule)
         assert (made.num_calls, made.num_rows) == (1, 4000)
-        product = p_value(
-            made.ids_BL, truth=lambda row: math.prod(marginal(i, v) for i, v in enumerate(row))
-        )
-        assert product > 1e-3
-        assert p_value(made.ids_BL) < 1e-9
+        assert p_value(made.ids_BL, product_of_marginals(), {}) > 1e-3
+        assert p_value(made.ids_BL, JOINT, {}) < 1e-9
 
 
-@schedules
+@pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
 def test_first_hitting_is_ancestral_sampling_on_a_very_fine_grid(schedule):
     """The same noise gives the very same rows; a coarse grid gives others."""
-    source = ToySource.sticky(6, 5, 0.6)
-    model, canvas = ExactDenoiser(source), masked(8, 5, 6)
+    model, canvas = ExactDenoiser(ToySource.sticky(6, 5, 0.6)), masked(8, 5, 6)
     canvas[3, 2], canvas[4, :] = 0, 1
-    exact = make(canvas, None, RULES["first_hitting"], model, 6, schedule=schedule, seed=2)
-    fine, coarse = (
-        make(canvas, uniform_grid(n), RULES["ancestral"], model, 6, schedule=schedule, seed=2)
-        for n in (1500, 3)
+    exact, fine, coarse = (
+        make(canvas, grid, RULES[rule], model, 6, schedule=schedule, seed=2)
+        for rule, grid in (
+            ("first_hitting", None),
+            ("ancestral", uniform_grid(1500)),
+            ("ancestral", uniform_grid(3)),
+        )
     )
     assert fine.ids_BL.equal(exact.ids_BL)
     assert not coarse.ids_BL.equal(exact.ids_BL)
@@ -136,29 +111,13 @@ def test_greedy_sampling_takes_the_most_likely_row():
     """0 stays 0 with probability 0.85 and is the likelier start, whatever is revealed first."""
     for rule in (*RULES.values(), Remasking(0.1)):
         grid = None if rule is RULES["first_hitting"] else uniform_grid(16)
-        assert make(masked(30, 4), grid, rule, choice=Choice(0.0)).ids_BL.eq(0).all()
+        assert make(masked(30, 4, 2), grid, rule, choice=Choice(0.0)).ids_BL.eq(0).all()
 
 
 # scored rules against a plain loop
 
 
 SOURCE = ToySource.order_two(4, 9, sharpness=5.0)
-
-
-def plain_loop(canvas: list[int], left: list[int], score) -> tuple[list[int], list[set[int]]]:
-    """One row: predict all masked, keep the surest until ``left[k]`` are masked; greedy tokens."""
-    row, history = list(canvas), []
-    for number in left:
-        p = SOURCE.log_conditionals(torch.tensor([row]))[0].exp().tolist()
-        places = [i for i, token in enumerate(row) if token == 4]
-        places.sort(key=lambda i: (-score(p[i]), i))
-        chosen = places[: max(0, len(places) - number)]
-        for i in chosen:
-            row[i] = max(range(4), key=p[i].__getitem__)
-        history.append(set(chosen))
-    return row, history
-
-
 SCORES = {
     "most_confident": max,
     "margin": lambda p: sorted(p)[-1] - sorted(p)[-2],
@@ -166,85 +125,59 @@ SCORES = {
 }
 
 
+def plain_loop(canvas, left, score):
+    """One row: predict all masked, keep the surest until ``left[k]`` are masked; greedy tokens."""
+    row, chosen = list(canvas), []
+    for number in left:
+        p = SOURCE.log_conditionals(torch.tensor([row]))[0].exp().tolist()
+        places = [i for i, token in enumerate(row) if token == 4]
+        places.sort(key=lambda i: (-score(p[i]), i))
+        chosen.append(set(places[: max(0, len(places) - number)]))
+        for i in chosen[-1]:
+            row[i] = max(range(4), key=p[i].__getitem__)
+    return row, chosen
+
+
 @pytest.mark.parametrize(
     "grid",
-    [None, uniform_grid(3), cosine_grid(5), count_grid(8, 3), uniform_grid(20)],
-    ids=["none", "uniform", "cosine", "count", "fine"],
+    [None, uniform_grid(3), cosine_grid(5), count_grid(8, 3)],
+    ids=["none", "uniform", "cosine", "count"],
 )
 @pytest.mark.parametrize("name", SCORES)
 def test_the_surest_tokens_are_revealed_first(name, grid):
     canvas = masked(8, 9, 4)
     canvas[torch.arange(8), torch.arange(8)] = torch.arange(8) % 4
     canvas[::3, 5] = 1
-    seen = []
-    made = make(
-        canvas,
-        grid,
-        RULES[name],
-        ExactDenoiser(SOURCE),
-        4,
-        choice=Choice(0.0),
-        on_step=lambda step: seen.append(step.ids_BL == 4),
-    )
+    seen = history(canvas, grid, RULES[name], ExactDenoiser(SOURCE), 4, choice=Choice(0.0))
     times = [1 - k / 8 for k in range(9)] if grid is None else grid.tolist()
     for b, row in enumerate(canvas.tolist()):
         left = [round(row.count(4) * t) for t in times[1:]]
-        expected, history = plain_loop(row, left, SCORES[name])
-        assert made.ids_BL[b].tolist() == expected
+        expected, chosen = plain_loop(row, left, SCORES[name])
+        assert seen[-1][b].tolist() == expected
         shown = [
-            {i for i in range(9) if before[b, i] and not after[b, i]}
+            {i for i in range(9) if before[b, i] == 4 and after[b, i] != 4}
             for before, after in itertools.pairwise(seen)
         ]
-        assert shown == history
-
-
-def test_the_scores_differ_where_they_should():
-    names = list(SCORES)
-    orders = []
-    for name in names:
-        order = []
-        make(
-            masked(1, 9, 4),
-            None,
-            RULES[name],
-            ExactDenoiser(SOURCE),
-            4,
-            choice=Choice(0.0),
-            on_step=lambda step, order=order: order.append((step.ids_BL == 4).tolist()),
-        )
-        orders.append(order)
-    assert orders[0] != orders[1] != orders[2] != orders[0]
+        assert shown == chosen
 
 
 def test_which_places_come_when_by_hand():
     """Place 0 has the likeliest token, 1 the largest lead, 2 the narrowest distribution."""
     table = torch.tensor(
         [
-            [0.52, 0.24, 0.24, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9],
+            [0.52, 0.24, 0.24, *[1e-9] * 5],
             [0.50, *[0.5 / 7] * 7],
-            [0.51, 0.49, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9],
+            [0.51, 0.49, *[1e-9] * 6],
             [0.30, *[0.1] * 7],
         ]
     ).log()
 
-    def model(x, rows, **_):
-        return table[rows % 4]
-
     def order(name, temperature=0.0):
-        seen = []
-        make(
-            masked(1, 4, 8),
-            None,
-            RULES[name],
-            model,
-            8,
-            choice=Choice(temperature),
-            on_step=lambda step: seen.append((step.ids_BL[0] == 8).tolist()),
-        )
-        return [
-            next(i for i in range(4) if before[i] and not after[i])
-            for before, after in itertools.pairwise(seen)
-        ]
+        def model(x, rows, **_):
+            return table[rows % 4]
+
+        seen = history(masked(1, 4, 8), None, RULES[name], model, 8, choice=Choice(temperature))
+        return [int((a != b).nonzero()[0, 1]) for a, b in itertools.pairwise(seen)]
 
     assert order("most_confident") == [0, 2, 1, 3]
     assert order("margin") == [1, 0, 3, 2]
@@ -256,20 +189,95 @@ def test_which_places_come_when_by_hand():
 def test_confidence_is_that_of_the_token_drawn_not_of_the_likeliest():
     """Warm tokens; the place whose own token is likelier under the model comes first."""
     p = torch.tensor([0.6, 0.3, 0.1])
-    seen = []
-    make(
-        masked(300, 2, 3),
-        count_grid(2),
-        RULES["most_confident"],
-        lambda x, rows, **_: p.log().expand(len(rows), -1),
-        3,
-        choice=Choice(3.0),
-        on_step=lambda step: seen.append(step.ids_BL.clone()),
-    )
-    first = seen[1][seen[1] != 3]
-    warm = (p ** (1 / 3)) / (p ** (1 / 3)).sum()
-    at_least = 1 - torch.cat([torch.zeros(1), warm.cumsum(0)[:-1]])  # P(a place has token >= v)
+
+    def model(x, rows, **_):
+        return p.log().expand(len(rows), -1)
+
+    rule, warm = RULES["most_confident"], Choice(3.0)
+    seen = history(masked(300, 2, 3), count_grid(2), rule, model, 3, choice=warm)
+    share = (p ** (1 / 3)) / (p ** (1 / 3)).sum()
+    at_least = 1 - torch.cat([torch.zeros(1), share.cumsum(0)[:-1]])  # P(a place has token >= v)
     best = at_least**2  # both places have
     expected = (best - torch.cat([best[1:], torch.zeros(1)])).numpy()
-    counts = torch.bincount(first, minlength=3).numpy()
+    counts = torch.bincount(seen[1][seen[1] != 3], minlength=3).numpy()
     assert stats.chisquare(counts, 300 * expected).pvalue > 1e-3
+
+
+# remasking (ReMDM)
+
+
+def moment(alpha_t, alpha_s, num=40_000):
+    is_open = (torch.arange(2 * num) % 2 == 0)[None]
+    seed = {"reveal": 0, "forget": 1}
+    none = torch.zeros(1)
+
+    def fresh(name):
+        return torch.rand(1, 2 * num, generator=torch.Generator().manual_seed(seed[name])).double()
+
+    return Moment(
+        is_open, ~is_open, alpha_t, alpha_s, none, none, none, True, none, fresh, Linear()
+    )
+
+
+@pytest.mark.parametrize("kind", ["cap", "rescale"])
+@pytest.mark.parametrize("strength", [0.0, 0.02, 0.5, 1.0])
+def test_remasking_keeps_the_share_of_visible_tokens(kind, strength):
+    """sigma <= (1 - alpha_s) / alpha_t keeps both probabilities in [0, 1] (their Eq. 5 and 6)."""
+    rule = Remasking(strength, kind)
+    for alpha_t, alpha_s in [
+        (0.0, 0.1),
+        (0.2, 0.3),
+        (0.5, 0.6),
+        (0.7, 0.9),
+        (0.95, 0.96),
+        (0.9, 1),
+    ]:
+        at = moment(alpha_t, alpha_s)
+        sigma, largest = rule.sigma(at), min(1.0, (1 - alpha_s) / max(alpha_t, 1e-9))
+        assert sigma == pytest.approx(
+            min(strength, largest) if kind == "cap" else strength * largest
+        )
+        is_shown, is_hidden = rule.candidates(at), rule.forgotten(at)
+        assert not (is_shown & ~at.is_open_BL).any()
+        assert not (is_hidden & ~at.is_made_BL).any()
+        p = (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t)
+        assert -1e-12 <= p <= 1 + 1e-12
+        p = min(1.0, max(0.0, p))
+        assert stats.binomtest(int(is_shown.sum()), 40_000, p).pvalue > 1e-4
+        assert stats.binomtest(int(is_hidden.sum()), 40_000, sigma).pvalue > 1e-4
+        assert alpha_t * (1 - sigma) + (1 - alpha_t) * p == pytest.approx(alpha_s)
+
+
+def test_without_strength_nothing_is_masked_again_and_never_in_the_step_that_shows_it():
+    for strength, is_kept in ((0.0, True), (0.2, False)):
+        seen = history(masked(50, 4, 2), uniform_grid(12), Remasking(strength))
+        stays = [bool((b[a != 2] == a[a != 2]).all()) for a, b in itertools.pairwise(seen)]
+        assert all(stays) == is_kept
+        assert (seen[-1] != 2).all()
+    asked = []
+
+    def model(x_BL, rows_N, **_):
+        asked.append(x_BL)
+        return torch.zeros(len(rows_N), 2)
+
+    # what the network sees in a step is all that was visible before it
+    seen = history(masked(60, 6, 2), uniform_grid(6), Remasking(0.9), model)
+    for x_BL, before in zip(asked, seen, strict=False):
+        assert {tuple(row) for row in x_BL.tolist()} <= {tuple(row) for row in before.tolist()}
+
+
+@pytest.mark.parametrize("block_length", [None, 3])
+def test_given_tokens_and_finished_blocks_are_never_masked_again(block_length):
+    canvas = masked(200, 8, 2)
+    canvas[:, [0, 5]] = 1
+    rule, grid = Remasking(1.0, "rescale"), uniform_grid(16)
+    source = ExactDenoiser(ToySource.sticky(2, 8, 0.5))
+    seen = history(canvas, grid, rule, source, block_length=block_length)
+    again = torch.stack([(a != 2) & (b == 2) for a, b in itertools.pairwise(seen)]).any(1)
+    assert not again[:, [0, 5]].any()
+    assert again[:, [1, 2, 3, 6, 7]].any(0).all()
+    if block_length:  # 1 to 3, then 4 and 6, then 7; steps in proportion: 8, 5, 3
+        assert not again[8:, 1:4].any()
+        assert not again[:8, 4:].any()
+        assert not again[13:, :7].any()
+    assert (seen[-1] != 2).all()

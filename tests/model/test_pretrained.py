@@ -1,11 +1,8 @@
 """A causal LM as a denoiser, against the causal LM itself and dense references."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ from pretrained_tools import (
     make_lm,
     token_rows,
 )
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from bellmask.build import build_model
@@ -38,7 +34,7 @@ SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "
 L = 12
 
 
-def masked_once(x_L: Tensor, mask_id: int) -> Tensor:
+def masked_once(x_L, mask_id):
     """Row k has the mask at position k + 1 and nowhere else."""
     x_BL = x_L.repeat(len(x_L) - 1, 1)
     x_BL[torch.arange(len(x_L) - 1), torch.arange(1, len(x_L))] = mask_id
@@ -46,7 +42,7 @@ def masked_once(x_L: Tensor, mask_id: int) -> Tensor:
 
 
 @each_kind
-def test_one_mask_and_causal_attention_give_the_causal_lms_own_probability(kind: str) -> None:
+def test_one_mask_and_causal_attention_give_the_causal_lms_own_probability(kind):
     model = make_denoiser(kind, is_causal=True)
     (x_L,) = token_rows(1, L)
     with torch.no_grad():
@@ -64,7 +60,7 @@ def test_one_mask_and_causal_attention_give_the_causal_lms_own_probability(kind:
 
 @each_kind
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_states_are_those_of_a_dense_reference(kind: str, share: float) -> None:
+def test_states_are_those_of_a_dense_reference(kind, share):
     """At both ends and between, with and without a mask at the open end."""
     model = make_denoiser(kind)
     is_masked = torch.rand(3, L, generator=torch.Generator().manual_seed(1)) < 0.4
@@ -78,18 +74,18 @@ def test_states_are_those_of_a_dense_reference(kind: str, share: float) -> None:
             torch.testing.assert_close(model.hidden(x_BL), expected, rtol=0, atol=3e-5)
 
 
-def test_full_attention_is_that_of_a_gpt2_written_out() -> None:
+def test_full_attention_is_that_of_a_gpt2_written_out():
     """GPT-2 in float64 from its weights alone: no code of transformers."""
     model = make_denoiser("gpt2")
     w = {n: p.detach().double().numpy() for n, p in model.language_model.named_parameters()}
     x_L = token_rows(1, L)[0]
     x_L[[2, 7]] = V
 
-    def norm(h: Any, name: str) -> Any:
+    def norm(h, name):
         h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-5)
         return h * w[f"transformer.{name}.weight"] + w[f"transformer.{name}.bias"]
 
-    def linear(h: Any, name: str) -> Any:
+    def linear(h, name):
         return h @ w[f"transformer.{name}.weight"] + w[f"transformer.{name}.bias"]
 
     rows = np.vstack([w["transformer.wte.weight"], model.mask_row.detach().double().numpy()])
@@ -111,7 +107,7 @@ def test_full_attention_is_that_of_a_gpt2_written_out() -> None:
 
 @each_kind
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_padded_rows_have_the_states_that_they_have_alone(kind: str, is_causal: bool) -> None:
+def test_padded_rows_have_the_states_that_they_have_alone(kind, is_causal):
     model = make_denoiser(kind, is_causal=is_causal)
     x_BL, length_B = token_rows(3, L), torch.tensor([5, 12, 8])
     is_real = torch.arange(L) < length_B[:, None]
@@ -123,10 +119,9 @@ def test_padded_rows_have_the_states_that_they_have_alone(kind: str, is_causal: 
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_windows_are_open_too(kind: str) -> None:
-    model = make_denoiser(kind, **WINDOWS[kind])
+def test_windows_are_open_too(kind):
+    model, x_BL = make_denoiser(kind, **WINDOWS[kind]), token_rows(2, 40)
     assert model.has_windows
-    x_BL = token_rows(2, 40)
     with torch.no_grad():
         expected = eager_states(model, x_BL, torch.ones(1, 1, 40, 40, dtype=torch.bool))
         torch.testing.assert_close(model.hidden(x_BL), expected, rtol=0, atol=3e-5)
@@ -135,16 +130,14 @@ def test_windows_are_open_too(kind: str) -> None:
 
 
 @each_kind
-def test_gradients_are_those_of_plain_cross_entropy(kind: str) -> None:
+def test_gradients_are_those_of_plain_cross_entropy(kind):
     """Weighted rows through the head's own backward, against autograd over all logits."""
-    model = make_denoiser(kind)
-    x0_BL = token_rows(2, L)
+    model, x0_BL = make_denoiser(kind), token_rows(2, L)
     is_masked = torch.rand(2, L, generator=torch.Generator().manual_seed(5)) < 0.5
     is_masked[:, 0] = False
     x_BL, rows = torch.where(is_masked, V, x0_BL), is_masked.flatten().nonzero().squeeze(1)
     weight = torch.linspace(0.5, 2, len(rows))
-    targets = x0_BL.flatten()[rows]
-    loss = model(x_BL, rows, targets, weight_N=weight)
+    loss = model(x_BL, rows, x0_BL.flatten()[rows], weight_N=weight)
     loss.backward()
     found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -161,65 +154,51 @@ def test_gradients_are_those_of_plain_cross_entropy(kind: str) -> None:
     assert found["mask_row"].abs().max() > 0.01
 
 
-def test_neither_the_mask_nor_an_added_pad_has_a_logit() -> None:
-    model = PretrainedDenoiser(make_lm(make_config("llama")), V + 1)
-    x_BL = token_rows(1, L)
-    pad, mask = V, V + 1
-    assert (model.num_logits, model.mask_id) == (V, mask)
+def test_neither_the_mask_nor_an_added_pad_has_a_logit():
+    inner = make_lm(make_config("llama"))
+    model, x_BL, pad = PretrainedDenoiser(inner, V + 1), token_rows(1, L), V
+    assert (model.num_logits, model.mask_id, len(model.block_modules())) == (V, V + 1, 2)
     assert model(x_BL, torch.arange(1, L)).shape == (L - 1, V)
+    expected = inner.get_input_embeddings().weight.mean(0)
+    torch.testing.assert_close(model.mask_row, expected, rtol=0, atol=1e-6)
     padded = x_BL.clone()
     padded[0, 8:] = pad
     is_real = (torch.arange(L) < 8)[None, None, None]
     with torch.no_grad():
         a, b = model.hidden(padded, mask=is_real), model.hidden(x_BL, mask=is_real)
-    assert torch.equal(a[0, :8], b[0, :8])
+    torch.testing.assert_close(a[0, :8], b[0, :8], rtol=0, atol=1e-5)
 
 
-def test_the_masks_row_begins_as_the_mean_and_blocks_are_found() -> None:
-    for kind in ("gpt2", "gpt_neox"):
-        inner = make_lm(make_config(kind))
-        model = PretrainedDenoiser(inner, V)
-        expected = inner.get_input_embeddings().weight.mean(0)
-        torch.testing.assert_close(model.mask_row, expected, rtol=0, atol=1e-6)
-        assert len(model.block_modules()) == 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("gpt2", torch.bfloat16), ("llama", torch.float32)], ids=["gpt2", "llama"]
-)
-def test_blocks_are_added_up_in_float32_where_weights_are_shorter(
-    kind: str, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(("kind", "dtype"), [("gpt2", torch.bfloat16), ("llama", torch.float32)])
+def test_blocks_are_added_up_in_float32_where_weights_are_shorter(kind, dtype):
     """As with weights that FSDP gathers in bfloat16. A CPU's LayerNorm cannot."""
-    model = make_denoiser(kind).bfloat16()
-    caught: list[torch.dtype] = []
+    model, caught = make_denoiser(kind).bfloat16(), []
     for block in model.block_modules():
         block.register_forward_hook(lambda _, given, made: caught.append(given[0].dtype))
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         model.hidden(token_rows(1, 4))
-    assert set(caught) == {dtype}
+    assert caught == [dtype] * 2
 
 
-def test_no_square_mask_at_full_attention() -> None:
-    """What the base model is given, in every case."""
-    seen: list[dict[str, Any]] = []
-    model = make_denoiser("llama")
-    model.language_model.base_model.register_forward_pre_hook(
-        lambda _, __, kwargs: seen.append(kwargs), with_kwargs=True
-    )
-    x_BL = token_rows(2, L)
-    is_real = torch.ones(2, 1, 1, L, dtype=torch.bool)
-    for mask in (None, is_real):
+def test_no_square_mask_at_full_attention():
+    """What the base model is given, without and with padding."""
+    model, x_BL, seen = make_denoiser("llama"), token_rows(2, L), []
+    base = model.language_model.base_model
+    base.register_forward_pre_hook(lambda _, __, given: seen.append(given), with_kwargs=True)
+    for mask in (None, torch.ones(2, 1, 1, L, dtype=torch.bool)):
         model(x_BL, torch.tensor([3]), x_BL[0, 3:4], mask=mask)
     assert seen[0]["is_causal"] is False
     assert seen[0].get("attention_mask") is None
     assert seen[1]["attention_mask"].shape == (2, 1, 1, L)
 
 
+# architectures that cannot be denoisers
+
+
 class Scaled(LlamaForCausalLM):
     """Divides its logits by two after the head."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         out = super().forward(*args, **kwargs)
         out.logits = out.logits / 2
         return out
@@ -228,7 +207,7 @@ class Scaled(LlamaForCausalLM):
 class Capped(LlamaForCausalLM):
     """Bends its logits after the head, so gently that small ones hardly differ."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         out = super().forward(*args, **kwargs)
         out.logits = 30 * torch.tanh(out.logits / 30)
         return out
@@ -238,56 +217,45 @@ class Closed(LlamaForCausalLM):
     """Stays causal whatever it is asked."""
 
     @property
-    def base_model(self) -> Any:
-        def call(is_causal: bool = True, **kwargs: Any) -> Any:
-            return self.model(**kwargs)
-
-        return call
+    def base_model(self):
+        return lambda is_causal=True, **kwargs: self.model(**kwargs)
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
-    [(Scaled, "not a linear map"), (Capped, "not a linear map"), (Closed, "stays causal")],
-)
-def test_architectures_that_would_be_wrong_are_refused(made: type, why: str) -> None:
-    model = made._from_config(make_config("llama"), attn_implementation="sdpa")
-    with pytest.raises(UserError, match=rf"odd \(llama\) cannot become a masked model: .*{why}"):
-        probe(model, "odd")
-
-
-def test_eager_attention_is_refused() -> None:
-    """It would add a boolean mask as 0 and 1."""
-    with pytest.raises(UserError, match="attention is eager, and only sdpa takes our masks"):
-        probe(make_lm(make_config("llama"), attention="eager"), "llama")
-
-
-@pytest.mark.parametrize(
-    ("values", "why"),
+    ("made", "attention", "why"),
     [
-        ({"model_type": "opt", "hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16}, ""),
-        (
-            {"model_type": "bloom", "hidden_size": 16, "n_layer": 2, "n_head": 2},
-            "BloomFor.* does not",
-        ),
-        (
-            {"model_type": "bert", "hidden_size": 16, "intermediate_size": 32},
-            "its first position sees later ones although attention is causal",
-        ),
-        ({"model_type": "no such thing"}, "Unrecognized"),
+        (Scaled, "sdpa", "linear map"),
+        (Capped, "sdpa", "linear map"),
+        (Closed, "sdpa", "stays causal"),
+        (LlamaForCausalLM, "eager", "eager"),  # it would add a boolean mask as 0 and 1
     ],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_unknown_and_unfit_architectures_give_one_clear_error(
-    values: dict[str, Any], why: str
-) -> None:
-    small = {"vocab_size": V, "num_hidden_layers": 1, "num_attention_heads": 2}
-    kind = values["model_type"]
-    said = rf"^{kind}( \({kind}\))? cannot become a masked model: {why}"
-    with pytest.raises(UserError, match=said):
-        make_language_model({**small, **values}, 0.0)
+def test_architectures_that_would_be_wrong_are_refused(made, attention, why):
+    model = made._from_config(make_config("llama"), attn_implementation=attention)
+    with pytest.raises(UserError, match=f"odd.*{why}"):
+        probe(model, "odd")
+    probe(make_lm(make_config("llama")), "plain")
 
 
-def story_rows(tokenizer: Any, count: int) -> list[Row]:
+@pytest.mark.parametrize(
+    ("kind", "values", "why"),
+    [
+        ("opt", {"ffn_dim": 32, "word_embed_proj_dim": 16}, "masked model"),
+        ("bloom", {"n_layer": 2, "n_head": 2}, "BloomFor"),
+        ("bert", {"intermediate_size": 32}, "first position sees later ones"),
+        ("no such thing", {}, "Unrecognized"),
+    ],
+)
+def test_unknown_and_unfit_architectures_give_one_clear_error(kind, values, why):
+    small = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with pytest.raises(UserError, match=f"^{kind}.*{why}"):
+        make_language_model({"model_type": kind, **small, **values}, 0.0)
+
+
+# a real model
+
+
+def story_rows(tokenizer, count):
     file = SHARED / "tinystories" / "tinystories.sample.txt"
     texts = file.read_text(encoding="utf-8").split("<|endoftext|>")
     rows = []
@@ -298,19 +266,13 @@ def story_rows(tokenizer: Any, count: int) -> list[Row]:
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (SHARED / "stories260K").exists(), reason="no small story model here")
-def test_a_real_model_has_its_published_likelihood() -> None:
+def test_a_real_model_has_its_published_likelihood():
     """stories260K: 1.408 nats per token on the first 100 stories, begun with BOS, cut at 512."""
     options = ["--start.model", str(SHARED / "stories260K"), "--framework", "arm"]
     start = open_start(override(RunConfig(), [*options, "--data.block-length", "512"]))
-    assert start.tokenizer is not None
     model = build_model(start.config, start.tokenizer.num_tokens, start.backbone, start.fill)
     blocks = Blocks.from_rows(story_rows(start.tokenizer, 100)).starting_at(1)
-    result = evaluate(
-        model.eval(),
-        blocks,
-        mask_id=start.tokenizer.mask_id,
-        framework=shifted_arm(512),
-        batch_size=10,
-    )
-    assert result.nll == pytest.approx(1.408, abs=0.002)
+    how = {"mask_id": start.tokenizer.mask_id, "framework": shifted_arm(512), "batch_size": 10}
+    assert evaluate(model.eval(), blocks, **how).nll == pytest.approx(1.408, abs=0.002)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,22 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
 
-def shown_row(ask: Ask, hidden: Sequence[int], mask_id: int) -> torch.Tensor:
-    """One row, without padding: the target's places in ``hidden`` are masked."""
-    target = [mask_id if place in hidden else token for place, token in enumerate(ask.target)]
-    return torch.tensor([[*ask.given, *target, *ask.after]])
-
-
 def log_p(run: Run, ask: Ask, hidden: Sequence[int], t: float = 0.5) -> dict[int, float]:
     """Log-probability of each hidden token of the target, by one call with a single row."""
-    row = shown_row(ask, hidden, run.tokenizer.mask_id)
-    places = sorted(hidden)
+    mask_id, places = run.tokenizer.mask_id, sorted(hidden)
+    target = [mask_id if place in hidden else token for place, token in enumerate(ask.target)]
+    row = torch.tensor([[*ask.given, *target, *ask.after]])
     rows = torch.tensor([len(ask.given) + place for place in places])
     with torch.no_grad():
         logits = run.model(row, rows, t_B=torch.tensor([t])).double()
     found = logits.log_softmax(1)
     return {place: float(found[n, ask.target[place]]) for n, place in enumerate(places)}
+
+
+def bound(run: Run, ask: Ask) -> float:
+    """- sum over n of the mean over all masks of n tokens of their mean cross-entropy."""
+    total = 0.0
+    for count in range(1, len(ask.target) + 1):
+        hidden = list(combinations(range(len(ask.target)), count))
+        total += sum(sum(log_p(run, ask, h).values()) / count for h in hidden) / len(hidden)
+    return total

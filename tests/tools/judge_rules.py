@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable
-from typing import Any
 
-from judge_server import ReplyRule, Response, good
+from judge_server import good
 
 SHOWN = re.compile(
     r"(?:=== Request\n(?P<request>.*?)\n\n)?"
@@ -19,40 +17,30 @@ SHOWN = re.compile(
 )
 
 
-def shown(body: dict[str, Any]) -> tuple[str, str]:
+def shown(body):
     """What the judge sees as A and as B: an answer, or a conversation."""
     found = SHOWN.fullmatch(body["messages"][-1]["content"].rpartition("\n")[0])
     assert found is not None, body["messages"][-1]["content"]
     return found["first"], found["second"]
 
 
-def chooses(pick: Callable[[str, str], str]) -> ReplyRule:
+def chooses(pick):
     """A server's rule from one that takes (shown first, shown second) and says A, B or tie."""
 
-    def reply(body: dict[str, Any]) -> Response:
+    def reply(body):
         return good(f"I have thought.\nVerdict: {pick(*shown(body))}", usage=(100, 10))
 
     return reply
 
 
-def longer(first: str, second: str) -> str:
+def longer(first, second):
     return "tie" if len(first) == len(second) else "A" if len(first) > len(second) else "B"
 
 
-def shown_first(first: str, second: str) -> str:
-    return "A"
-
-
-def by_hash(first: str, second: str) -> str:
+def by_hash(first, second):
     """At random, but the same each time; the order is not looked at."""
     marks = [hashlib.sha256(text.encode()).hexdigest() for text in (first, second)]
     return "A" if marks[0] > marks[1] else "B"
-
-
-def by_hash_of_both(first: str, second: str) -> str:
-    """At random, the order included."""
-    mark = hashlib.sha256(f"{first}\0{second}".encode()).digest()[0]
-    return "AB"[mark % 2] if mark % 5 else "tie"
 
 
 class EveryKth:
@@ -62,12 +50,12 @@ class EveryKth:
     order in which threads come.
     """
 
-    def __init__(self, rule: ReplyRule, k: int, instead: Callable[[], Response]) -> None:
+    def __init__(self, rule, k, instead):
         self.rule, self.k, self.instead = rule, k, instead
-        self.asked: set[str] = set()
+        self.asked = set()
         self._lock = threading.Lock()
 
-    def __call__(self, body: dict[str, Any]) -> Response:
+    def __call__(self, body):
         with self._lock:
             question = str(body["messages"])
             is_new = question not in self.asked

@@ -8,100 +8,97 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
-import pytest
 
 KEY = "sk-a-very-secret-key-0123456789"
 VARIABLE = "TEST_JUDGE_KEY"
 """Environment variable of the key in tests."""
 
-Response = tuple[int, dict[str, str], str]
-ReplyRule = Callable[[dict[str, Any]], Response]
-
 
 class Drop(Exception):
     """Raised by a rule: the connection ends after so much of a body."""
 
-    def __init__(self, part: str = "") -> None:
+    def __init__(self, part=""):
         super().__init__(part)
         self.part = part
 
 
-def completion(
-    text: str | None,
-    *,
-    usage: tuple[int, int] | None = (10, 5),
-    logprobs: dict[str, float] | None = None,
-    finish_reason: str = "stop",
-) -> str:
+def completion(text, *, usage=(10, 5), logprobs=None, finish_reason="stop"):
     """A body as the API describes it."""
-    choice: dict[str, Any] = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "finish_reason": finish_reason,
-    }
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason}
     if logprobs is not None:
         top = [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in logprobs.items()]
         choice["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
-    body: dict[str, Any] = {"id": "c-1", "object": "chat.completion", "choices": [choice]}
+    body = {"id": "c-1", "object": "chat.completion", "choices": [choice]}
     if usage is not None:
         names = ("prompt_tokens", "completion_tokens", "total_tokens")
         body["usage"] = dict(zip(names, (*usage, sum(usage)), strict=True))
     return json.dumps(body)
 
 
-def good(text: str, **named: Any) -> Response:
+def good(text, **named):
     """Status, headers and body of a normal answer."""
     return 200, {"Content-Type": "application/json"}, completion(text, **named)
 
 
-def error(status: int, message: str = "no", headers: dict[str, str] | None = None) -> Response:
+def error(status, message="no", headers=None):
     """An error in the API's shape."""
     return status, headers or {}, json.dumps({"error": {"message": message, "type": "test"}})
 
 
-def echo(body: dict[str, Any]) -> Response:
+def echo(body):
     """The answer to a question is told by the question."""
     return good("answer to " + body["messages"][-1]["content"])
 
 
-class JudgeServer:
-    """``with JudgeServer(rule) as server``: what it saw is in its attributes."""
+def script(*responses):
+    """A rule: responses, rules or faults one after the other; the last again and again."""
+    left, lock = list(responses), threading.Lock()
 
-    def __init__(self, reply: ReplyRule = echo) -> None:
+    def reply(body):
+        with lock:
+            response = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(response, Drop):
+            raise response
+        return response(body) if callable(response) else response
+
+    return reply
+
+
+class JudgeServer:
+    """``with JudgeServer(rule) as server``: what it saw is in its attributes.
+
+    A rule takes the parsed body of a request and gives (status, headers, body).
+    """
+
+    def __init__(self, reply=echo):
         self.reply = reply
-        self.requests: list[dict[str, Any]] = []
-        """Parsed bodies in the order they came."""
-        self.headers: list[dict[str, str]] = []
-        self.paths: list[str] = []
-        self.most_at_once = 0
-        self._at_once = 0
+        self.requests, self.headers, self.paths = [], [], []
+        self.most_at_once = self._at_once = 0
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     @property
-    def base_url(self) -> str:
+    def base_url(self):
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     @property
-    def questions(self) -> list[str]:
+    def questions(self):
         """The last message of each request."""
         return [body["messages"][-1]["content"] for body in self.requests]
 
-    def __enter__(self) -> JudgeServer:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
-    def answer(self, body: dict[str, Any], headers: dict[str, str], path: str) -> Response:
+    def answer(self, body, headers, path):
         with self._lock:
             self.requests.append(body)
             self.headers.append(headers)
@@ -119,17 +116,17 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request, client_address):
         """Clients that went away are part of the tests."""
 
 
-def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
+def _handler(server):
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = 10
         disable_nagle_algorithm = True
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             headers = {name.lower(): value for name, value in self.headers.items()}
             try:
@@ -142,9 +139,7 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
                 return
             self._send(status, extra, text.encode())
 
-        def _send(
-            self, status: int, headers: dict[str, str], body: bytes, missing: int = 0
-        ) -> None:
+        def _send(self, status, headers, body, missing=0):
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -153,38 +148,41 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
             self.wfile.flush()
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             """Quiet."""
 
     return Handler
 
 
-def set_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def set_key(monkeypatch):
     """A key in the environment, and nothing else there that a judge would read."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_LOG", "OPENAI_ORG_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(VARIABLE, KEY)
-    # reading certificates, which loopback does not need, takes longer than most tests
     monkeypatch.setattr(ssl, "create_default_context", _context)
 
 
+def skip_certificates():
+    """Reading them, which loopback does not need, takes longer than most tests."""
+    ssl.create_default_context = _context
+
+
 @functools.cache
-def _context(*_: Any, **__: Any) -> ssl.SSLContext:
+def _context(*_, **__):
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Clock:
     """Time that passes only by sleeping."""
 
-    def __init__(self, start: float = 1_000.0) -> None:
-        self.time = start
-        self.sleeps: list[float] = []
+    def __init__(self):
+        self.time, self.sleeps = 1_000.0, []
         self._lock = threading.Lock()
 
-    def now(self) -> float:
+    def now(self):
         return self.time
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         with self._lock:
             self.sleeps.append(seconds)
             self.time += seconds

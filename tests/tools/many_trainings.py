@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bellmask.assemble import train_run
 from bellmask.config import RunConfig, override, to_args
@@ -21,22 +20,21 @@ from bellmask.diffusion.orders import Problem
 from bellmask.train.saving import Saver
 from bellmask.train.sharding import whole
 
-rows: list[list[Any]] = []
-hashes: dict[str, dict[str, str]] = {}
-
+rows: list[Any] = []
+hashes: dict[int, dict[str, str]] = {}
 ask, save = Problem.ask, Saver.save
 
 
-def recording_ask(problem: Problem, *args: Any, **options: Any) -> Tensor:
+def recording_ask(problem: Problem, *args: Any, **options: Any) -> Any:
     if options.get("reduce", True):
         times = [None] * len(problem.x_BL) if problem.t_B is None else problem.t_B.tolist()
-        rows.extend([*pair] for pair in zip(problem.x_BL.tolist(), times, strict=True))
+        rows.extend(zip(problem.x_BL.tolist(), times, strict=True))
     return ask(problem, *args, **options)
 
 
-def recording_save(saver: Saver, step: int, tensors: dict[str, Tensor], state: Any) -> None:
+def recording_save(saver: Saver, step: int, tensors: dict[str, Any], state: Any) -> None:
     saver.wait()
-    hashes[str(step)] = {
+    hashes[step] = {
         name: hashlib.sha256(whole(t).detach().cpu().numpy().tobytes()).hexdigest()
         for name, t in tensors.items()
     }
@@ -47,12 +45,11 @@ def train(path: str) -> None:
     """Train all jobs of a file."""
     Problem.ask, Saver.save = recording_ask, recording_save  # type: ignore[method-assign]
     torch.set_num_threads(1)
-    rank = os.environ.get("RANK", "0")
     for job in json.loads(Path(path).read_text()):
         os.environ["MASTER_PORT"] = str(job["port"])
         rows.clear()
         hashes.clear()
         config = override(RunConfig(), to_args(job["config"])).check()
-        train_run(config, job["out"], resume=job.get("resume", "no"), is_quiet=True)
-        seen = {"rows": rows, "hashes": hashes}
-        (Path(job["out"]) / f"seen-{rank}.json").write_text(json.dumps(seen))
+        train_run(config, job["out"], resume=job["resume"], is_quiet=True)
+        seen = Path(job["out"]) / f"seen-{os.environ.get('RANK', '0')}.json"
+        seen.write_text(json.dumps({"rows": rows, "hashes": hashes}))

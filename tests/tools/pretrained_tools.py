@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.diffusion.objectives import Bell, Objective
+from bellmask.diffusion.objectives import Bell
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.options import TrainOptions
 from bellmask.train.distributed import World
@@ -29,14 +27,14 @@ SIZES = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "llama": {**SIZES, "num_key_value_heads": 2},
     "qwen2": {**SIZES, "num_key_value_heads": 2},
     "qwen3": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
     "gpt_neox": SIZES,
 }
-WINDOWS: dict[str, dict[str, Any]] = {
+WINDOWS = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "mistral": {**SIZES, "num_key_value_heads": 2, "sliding_window": 8},
 }
@@ -49,7 +47,7 @@ PROMPT = V - 6
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def make_config(kind: str, num_tokens: int = V, **more: Any) -> Any:
+def make_config(kind, num_tokens=V, **more):
     """A small Hugging Face config without dropout."""
     from transformers import AutoConfig
 
@@ -59,7 +57,7 @@ def make_config(kind: str, num_tokens: int = V, **more: Any) -> Any:
     return AutoConfig.for_model(kind, **values)
 
 
-def make_lm(config: Any, *, attention: str = "sdpa", seed: int = 0) -> Any:
+def make_lm(config, *, attention="sdpa", seed=0):
     """A causal LM with weights large enough that every token and every edge matters."""
     from transformers import AutoModelForCausalLM
 
@@ -77,14 +75,14 @@ def make_lm(config: Any, *, attention: str = "sdpa", seed: int = 0) -> Any:
     return model.eval()
 
 
-def make_denoiser(kind: str, *, is_causal: bool = False, **more: Any) -> PretrainedDenoiser:
+def make_denoiser(kind, *, is_causal=False, **more):
     model = PretrainedDenoiser(make_lm(make_config(kind, **more)), V, is_causal=is_causal)
     torch.manual_seed(1)
     torch.nn.init.normal_(model.mask_row)
     return model.eval()
 
 
-def eager_states(model: PretrainedDenoiser, x_BL: Tensor, is_seen: Tensor) -> Tensor:
+def eager_states(model, x_BL, is_seen):
     """Final states by the plain softmax of transformers' eager attention with an added mask.
 
     The rows are looked up by hand: the mask's is the last.
@@ -94,16 +92,15 @@ def eager_states(model: PretrainedDenoiser, x_BL: Tensor, is_seen: Tensor) -> Te
     twin.load_state_dict(inner.state_dict())
     rows = torch.cat([inner.get_input_embeddings().weight, model.mask_row[None]])
     added = torch.zeros(is_seen.shape).masked_fill(~is_seen, -1e30)
-    return twin.base_model(
-        inputs_embeds=rows[x_BL], attention_mask=added, use_cache=False
-    ).last_hidden_state
+    given = {"inputs_embeds": rows[x_BL], "attention_mask": added}
+    return twin.base_model(**given, use_cache=False).last_hidden_state
 
 
-def token_rows(count: int, length: int, seed: int = 3) -> Tensor:
+def token_rows(count, length, seed=3):
     return torch.randint(0, V, (count, length), generator=torch.Generator().manual_seed(seed))
 
 
-def make_tokenizer(text: str, size: int = 300, **specials: str) -> Any:
+def make_tokenizer(text, size=300, **specials):
     """Byte-level BPE learned from a text, as a Hugging Face tokenizer without a pad."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -120,7 +117,7 @@ def make_tokenizer(text: str, size: int = 300, **specials: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", **specials)
 
 
-def save_lm(folder: Path, kind: str, text: str, seed: int = 0, **specials: str) -> Path:
+def save_lm(folder, kind, text, seed=0, **specials):
     """A small causal LM and its tokenizer, as ``from_pretrained`` reads them."""
     tokenizer = make_tokenizer(text, **specials)
     with quiet():
@@ -129,7 +126,7 @@ def save_lm(folder: Path, kind: str, text: str, seed: int = 0, **specials: str) 
     return folder
 
 
-def examples(count: int = 24, *, is_sft: bool = True) -> Blocks:
+def examples(count=24, *, is_sft=True):
     """Prompt (ids PROMPT ..), response (ids below), pads (PAD)."""
     draw, rows = np.random.default_rng(3), []
     for n in range(count):
@@ -142,38 +139,25 @@ def examples(count: int = 24, *, is_sft: bool = True) -> Blocks:
     return Blocks.from_rows(rows)
 
 
-def make_planner(
-    recipe: Recipe,
-    objective: Objective | None = None,
-    *,
-    world: World | None = None,
-    microbatch: int | None = None,
-    blocks: Blocks | None = None,
-    **options: Any,
-) -> StepPlanner:
+def make_planner(recipe, objective=None, *, world=None, microbatch=None, blocks=None, **options):
     settings = TrainOptions(batch_size=BATCH, microbatch_size=microbatch, seed=5)
-    return StepPlanner(
-        blocks or examples(),
-        objective or Bell(),
-        replace(settings, **options),
-        world or World(),
-        recipe=recipe,
-    )
+    settings = replace(settings, **options)
+    world, objective = world or World(), objective or Bell()
+    return StepPlanner(blocks or examples(), objective, settings, world, recipe=recipe)
 
 
-def make_step(model: nn.Module, planner: StepPlanner) -> TrainStep:
-    return TrainStep(
-        model, planner, World(), mask_id=V, divide_by_c=True, clip=0, precision=torch.float32
-    )
+def make_step(model, planner):
+    options = {"mask_id": V, "divide_by_c": True, "clip": 0, "precision": torch.float32}
+    return TrainStep(model, planner, World(), **options)
 
 
 class Recorder(nn.Module):
     """Notes what is asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.calls = []
 
-    def forward(self, x: Tensor, rows: Tensor, targets: Tensor, **_: object) -> Tensor:
+    def forward(self, x, rows, targets, **_):
         self.calls.append((x, rows, targets))
         return torch.zeros((), requires_grad=True)

@@ -1,13 +1,21 @@
-"""What the tests of samplers share: a model that notes its calls, canvases, every rule by name."""
+"""What the tests of samplers share: random networks, a model that notes its calls, every rule."""
 
+import itertools
+import math
+
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
+from bellmask.data.toy import ToySource
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES, Remasking
 from bellmask.generate.settings import Sampling
+from bellmask.model.transformer import Denoiser
+from bellmask.options import ModelOptions
 
 V, MASK = 6, 6
 EVERY_RULE = RULES | {"cap": Remasking(0.3), "rescale": Remasking(0.5, "rescale")}
@@ -25,6 +33,29 @@ SAMPLINGS = [
 ]
 """Of every kind, for what must not depend on the batch."""
 
+CHAIN = ToySource.markov(
+    torch.tensor([0.7, 0.3], dtype=torch.float64),
+    torch.tensor([[0.85, 0.15], [0.35, 0.65]], dtype=torch.float64),
+    length=4,
+)
+BITS = list(itertools.product((0, 1), repeat=4))
+
+
+def chain_joint():
+    """The probability of each row, by the chain rule."""
+    start, move = CHAIN.initial_S.tolist(), CHAIN.transition_SS.tolist()
+    return {r: start[r[0]] * math.prod(move[a][b] for a, b in itertools.pairwise(r)) for r in BITS}
+
+
+def p_value(ids_BL, joint, given):
+    """Of the made rows of four bits against p(row | what is given), given as {place: bit}."""
+    rows = [r for r in BITS if all(r[i] == v for i, v in given.items())]
+    counts = dict.fromkeys(rows, 0)
+    for row in ids_BL.tolist():
+        counts[tuple(row)] += 1  # a KeyError is a given token that was changed
+    p = np.array([joint[r] for r in rows])
+    return stats.chisquare(list(counts.values()), len(ids_BL) * p / p.sum()).pvalue
+
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -32,6 +63,17 @@ def seeded(seed: int) -> torch.Generator:
 
 def masked(count: int, length: int, mask_id: int = MASK) -> torch.Tensor:
     return torch.full((count, length), mask_id)
+
+
+def awake(num_layers=2, num_tokens=7, *, std=0.4, is_causal=False, encoding="source", **options):
+    """A network whose zero-initialized parts are random too, so that everything matters."""
+    options = ModelOptions(num_layers, 16, 2, **{"dropout": 0.0} | options)
+    model = Denoiser(options, num_tokens, is_causal=is_causal, encoding=encoding)
+    draw = seeded(8)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, std, generator=draw)
+    return model.eval()
 
 
 def make(model, canvas, steps=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options):

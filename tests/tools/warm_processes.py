@@ -82,29 +82,21 @@ class WarmProcesses:
         )
 
     def _ask(self, **request: Any) -> Any:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
-    def start(
-        self,
-        args: Sequence[object],
-        *,
-        env: dict[str, str] | None = None,
-        prepare: Sequence[object] = (),
-    ) -> WarmProcess:
+    def start(self, args: Sequence[object], *, env: Any = None, prepare: Any = ()) -> WarmProcess:
         """Run ``bellmask *args``; before it ``module.function(*values)`` of ``prepare``."""
         self._count += 1
         log = self.folder / f"process-{self._count}.log"
         request = {"args": [str(a) for a in args], "env": env or {}, "prepare": list(prepare)}
         return WarmProcess(self._ask(start=request, log=str(log)), log, self)
 
-    def start_group(
-        self, args: Sequence[object], size: int = 2, prepare: Sequence[object] = ()
-    ) -> list[WarmProcess]:
-        """Several processes of one run, as torchrun would start them."""
+    def start_group(self, args: Any, size: int = 2, prepare: Any = ()) -> list[WarmProcess]:
+        """Several processes of one run, as torchrun would start them; or one alone."""
+        if size == 1:
+            return [self.start(args, prepare=prepare)]
         shared = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_WORLD_SIZE": "1"}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         ranks = [{"RANK": str(r), "LOCAL_RANK": str(r), "GROUP_RANK": "0"} for r in range(size)]
@@ -112,11 +104,7 @@ class WarmProcesses:
 
     def run(self, args: Sequence[object], size: int = 1, prepare: Sequence[object] = ()) -> str:
         """Run to a good end; what all processes said."""
-        group = (
-            [self.start(args, prepare=prepare)]
-            if size == 1
-            else self.start_group(args, size, prepare)
-        )
+        group = self.start_group(args, size, prepare)
         codes = [process.wait() for process in group]
         said = "\n".join(process.text() for process in group)
         assert codes == [0] * size, said
@@ -124,8 +112,6 @@ class WarmProcesses:
 
     def close(self) -> None:
         """End the waiting process, and with it forks that are left."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
         self._server.stdin.close()
         self._server.wait(30)
         self._server.stdout.close()

@@ -1,0 +1,366 @@
+"""The head and its loss kernels against plain cross-entropy in float64."""
+
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bellmask.errors import UserError
+from bellmask.model import loss_kernels
+from bellmask.model.head import cross_entropy_rows, cross_entropy_sum, predict
+from bellmask.model.loss_kernels import KERNELS, current_kernel, pick_loss_kernel, using_loss_kernel
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+FULL, HALF = torch.float32, torch.bfloat16
+SCALE = 0.3
+"""What sums are multiplied with before their backward pass."""
+each_kernel = pytest.mark.parametrize("name", ["chunked", "torch"])
+
+
+def make(rows, width=8, vocabulary=11, dtype=FULL):
+    g = torch.Generator().manual_seed(rows)
+    h = torch.randn(rows, width, generator=g).to(dtype).requires_grad_()
+    w = (torch.randn(vocabulary, width, generator=g) * 0.3).to(dtype).requires_grad_()
+    b = torch.randn(vocabulary, generator=g).to(dtype).requires_grad_()
+    return h, w, b, torch.randint(vocabulary, (rows,), generator=g)
+
+
+def truth(h, w, b, y, weight=None):
+    """The sum and its gradients by float64 autograd, from the very numbers the kernel is given."""
+    parts = [part.detach().double().requires_grad_() for part in (h, w, b)]
+    ce = F.cross_entropy(F.linear(*parts), y, reduction="none")
+    loss = (ce if weight is None else ce * weight.double()).sum()
+    return loss.item(), torch.autograd.grad(loss * SCALE, parts)
+
+
+def distance(found, expected):
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@each_kernel
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 512, 1300])
+def test_sums_and_gradients_equal_float64(rows, is_weighted, name):
+    h, w, b, y = make(rows)
+    weight = torch.linspace(0.2, 3, rows) if is_weighted else None
+    expected, gradients = truth(h, w, b, y, weight)
+    with using_loss_kernel(name):
+        loss = cross_entropy_sum(h, w, b, y, weight)
+    found = torch.autograd.grad(loss * SCALE, (h, w, b))
+    assert loss.item() == pytest.approx(expected, rel=2e-6)
+    for a, e in zip(found, gradients, strict=True):
+        assert distance(a, e) < 2e-6
+    each = cross_entropy_rows(h, w, b, y)
+    assert each.shape == (rows,)
+    assert float((each if weight is None else each * weight).sum()) == pytest.approx(expected, 1e-5)
+
+
+@each_kernel
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_no_rows_give_zero_and_a_working_backward(is_weighted, name):
+    h, w, b, y = make(3)
+    with using_loss_kernel(name):
+        loss = cross_entropy_sum(h[:0], w, b, y[:0], torch.ones(0) if is_weighted else None)
+    loss.backward()
+    assert loss.item() == 0
+    assert w.grad is None or not w.grad.any()
+    assert cross_entropy_rows(h[:0], w, b, y[:0]).shape == (0,)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most numbers in any tensor that was made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for item in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(item, torch.Tensor):
+                self.numel = max(self.numel, item.numel())
+        return out
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_logits_of_all_rows_never_exist(is_weighted):
+    rows, vocabulary = 2048, 50
+    h, w, b, y = make(rows, vocabulary=vocabulary)
+    with Largest() as watch:
+        cross_entropy_sum(h, w, b, y, torch.ones(rows) if is_weighted else None).backward()
+    assert watch.numel < rows * vocabulary / 2
+    with Largest() as watch:
+        F.cross_entropy(F.linear(h, w, b), y).backward()
+    assert watch.numel >= rows * vocabulary, "the watch itself must be able to see them"
+
+
+# bfloat16
+
+
+@torch.no_grad()
+def bfloat16_sums(h, w, b, y, chunk):
+    """What the gradients of the head would be if bfloat16 numbers were added up."""
+    grad_w, grad_b = torch.zeros_like(w), torch.zeros_like(b)
+    for h_part, y_part in zip(h.split(chunk), y.split(chunk), strict=True):
+        error = F.linear(h_part, w, b).float().softmax(1) - F.one_hot(y_part, len(b))
+        grad_w += error.bfloat16().T @ h_part
+        grad_b += error.sum(0).bfloat16()
+    return grad_w * SCALE, grad_b * SCALE
+
+
+@each_kernel
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_bfloat16_weights_have_gradients_summed_in_float32(name, is_weighted, monkeypatch):
+    """200 chunks: one rounding is 2^-9 of a number at most, 200 of them much more."""
+    monkeypatch.setattr(loss_kernels, "CHUNK_ROWS", 16)
+    h, w, b, y = make(3200, 16, 11, HALF)
+    weight = torch.linspace(0.5, 2, len(h)) if is_weighted else None
+    expected, (_, right_w, right_b) = truth(h, w, b, y, weight)
+    with using_loss_kernel(name):
+        loss = cross_entropy_sum(h, w, b, y, weight)
+    grad_w, grad_b = torch.autograd.grad(loss * SCALE, (w, b))
+    assert [x.dtype for x in (loss, grad_w, grad_b)] == [FULL, HALF, HALF]
+    assert loss.item() == pytest.approx(expected, rel=2e-4)  # logits are bfloat16
+    assert distance(grad_w, right_w) < 2**-8
+    assert distance(grad_b, right_b) < 2**-8
+    if not is_weighted:
+        worse_w, worse_b = bfloat16_sums(h, w, b, y, 16)
+        assert distance(worse_w, right_w) > 2 * 2**-8
+        assert distance(worse_b, right_b) > 2 * 2**-8
+
+
+@each_kernel
+def test_float32_weights_under_autocast_keep_a_float32_sum_and_gradient(name):
+    h, w, b, y = make(600, 16)
+    expected, (_, right_w, _) = truth(h.bfloat16(), w.bfloat16(), b.bfloat16(), y)
+    with torch.autocast("cpu", HALF), using_loss_kernel(name):
+        loss = cross_entropy_sum(h, w, b, y)
+        assert predict(h, w, b).dtype == HALF
+    (grad_w,) = torch.autograd.grad(loss * SCALE, w)
+    assert loss.dtype == grad_w.dtype == FULL
+    assert loss.item() == pytest.approx(expected, rel=2e-4)
+    assert (grad_w != grad_w.bfloat16()).any()
+    assert distance(grad_w, right_w) < 2**-8
+
+
+@pytest.mark.parametrize("rows_type", [FULL, HALF])
+@pytest.mark.parametrize("weights_type", [FULL, HALF])
+def test_rows_and_weights_of_different_types(rows_type, weights_type):
+    """A norm may leave float32 rows to bfloat16 weights; the weights decide."""
+    h, w, b, y = make(40)
+    h, w, b = h.to(rows_type), w.to(weights_type), b.to(weights_type)
+    expected, _ = truth(h.to(weights_type), w, b, y)
+    loss = cross_entropy_sum(h, w, b, y)
+    gradients = torch.autograd.grad(loss, (h, w, b))
+    assert [g.dtype for g in gradients] == [rows_type, weights_type, weights_type]
+    assert loss.item() == pytest.approx(expected, rel=1e-6 if weights_type == FULL else 2e-3)
+    assert predict(h, w, b).dtype == weights_type
+
+
+class Root(nn.Module):
+    """The smallest model whose forward pass ends in the head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 11)
+
+    def forward(self, x_ND, y_N):
+        return predict(self.body(x_ND), self.head.weight, self.head.bias, y_N)
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@each_kernel
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_bfloat16_weights_in_a_sharded_root(name, is_autocast, one_process):
+    g = torch.Generator().manual_seed(5)
+    x, y = torch.randn(700, 8, generator=g), torch.randint(11, (700,), generator=g)
+    plain, root = Root().bfloat16(), Root()
+    h = plain.body(x.bfloat16())
+    expected, (_, *right) = truth(h, plain.head.weight, plain.head.bias, y)
+    policy = MixedPrecisionPolicy(HALF, FULL, cast_forward_inputs=not is_autocast)
+    fully_shard(root, mesh=dist.init_device_mesh("cpu", (1,)), mp_policy=policy)
+    with torch.autocast("cpu", HALF, enabled=is_autocast), using_loss_kernel(name):
+        loss = root(x, y)
+    (loss * SCALE).backward()
+    assert loss.dtype == FULL
+    assert loss.item() == pytest.approx(expected, rel=2e-4)
+    for parameter, gradient in zip((root.head.weight, root.head.bias), right, strict=True):
+        assert parameter.grad.dtype == FULL
+        assert distance(parameter.grad.full_tensor(), gradient) < 2**-7  # rounded once
+
+
+# picking
+
+
+def fake_liger(monkeypatch, function):
+    """An installed liger-kernel with this function in it; None: not installed."""
+    module = ModuleType("liger_kernel.transformers.functional")
+    module.liger_fused_linear_cross_entropy = function
+    for name in ("liger_kernel", "liger_kernel.transformers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name) if function else None)
+    monkeypatch.setitem(sys.modules, module.__name__, module if function else None)
+
+
+LIGER = (
+    "input weight target bias ce_weight ignore_index lse_square_scale label_smoothing reduction "
+)
+LIGER += "softcap return_z_loss accum_dtype use_token_scaling return_token_accuracy "
+LIGER += "return_predicted_tokens chunk_mem_const"
+"""Parameters in liger-kernel 0.8.5; the last test checks them where that is installed."""
+
+
+def new_enough(input, weight, target, bias, reduction, accum_dtype):
+    raise AssertionError("this must not be called")
+
+
+def too_old(input, weight, target, bias, reduction): ...
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "precision", "is_installed", "expected"),
+    [
+        ("auto", CPU, FULL, True, "torch"),
+        ("auto", CPU, HALF, True, "chunked"),
+        ("auto", GPU, FULL, False, "torch"),
+        ("auto", GPU, HALF, True, "liger"),
+        ("liger", GPU, HALF, True, "liger"),
+        ("chunked", CPU, FULL, True, "chunked"),
+        ("torch", GPU, FULL, True, "torch"),
+    ],
+)
+def test_picked(option, device, precision, is_installed, expected, monkeypatch):
+    fake_liger(monkeypatch, new_enough if is_installed else None)
+    assert pick_loss_kernel(option, device, precision) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "precision", "function", "names"),
+    [
+        ("liger", CPU, FULL, new_enough, r"liger needs a GPU.*--scale\.loss"),
+        ("torch", CPU, HALF, new_enough, r"bfloat16.*--train\.precision"),
+        ("chunk", CPU, FULL, new_enough, "chunked"),
+        ("liger", GPU, FULL, too_old, "accum_dtype"),
+        ("liger", GPU, FULL, None, "pip install"),
+    ],
+)
+def test_refused_with_what_to_change(option, device, precision, function, names, monkeypatch):
+    fake_liger(monkeypatch, function)
+    with pytest.raises(UserError, match=names):
+        pick_loss_kernel(option, device, precision)
+    if function is too_old:
+        assert pick_loss_kernel("auto", GPU, HALF) == "chunked"
+
+
+def test_a_choice_ends_with_its_block():
+    assert current_kernel() is KERNELS["torch"]
+    with using_loss_kernel("chunked"):
+        with pytest.raises(RuntimeError, match="stopped"), using_loss_kernel("liger"):
+            raise RuntimeError("stopped" if current_kernel() is KERNELS["liger"] else "other")
+        assert current_kernel() is KERNELS["chunked"]
+    assert current_kernel() is KERNELS["torch"]
+    with pytest.raises(UserError, match="'auto'"), using_loss_kernel("auto"):
+        pass
+
+
+# liger
+
+
+def test_liger_gets_what_it_needs(monkeypatch):
+    calls = []
+
+    def stand_in(*args, **options):
+        one = SimpleNamespace(**dict(zip(LIGER.split(), args)), **options)
+        calls.append(one)
+        logits = F.linear(one.input, one.weight.to(one.input), one.bias)
+        return F.cross_entropy(logits.float(), one.target, reduction="sum")
+
+    fake_liger(monkeypatch, stand_in)
+    h, w, b, y = make(20)
+    with using_loss_kernel("liger"):
+        loss = cross_entropy_sum(h, w, b, y)
+        with torch.autocast("cpu", HALF):
+            cross_entropy_sum(h, w, b, y)
+        cross_entropy_sum(h.bfloat16(), w.bfloat16(), b.bfloat16(), y)
+    assert loss.item() == pytest.approx(truth(h, w, b, y)[0], rel=1e-6)
+    types = [(c.input.dtype, c.weight.dtype, c.bias.dtype) for c in calls]
+    assert types == [(FULL, FULL, FULL), (HALF, FULL, HALF), (HALF, HALF, HALF)]
+    names = {"input", "weight", "target", "bias", "reduction", "accum_dtype"}
+    for call in calls:
+        assert vars(call).keys() == names <= set(LIGER.split())
+        assert (call.reduction, call.accum_dtype) == ("sum", FULL)
+        assert call.target is y
+
+
+def test_liger_is_not_asked_what_it_cannot_do(monkeypatch):
+    """Row weights, no rows, rows that need no gradient (it would form none of the head either)."""
+    fake_liger(monkeypatch, new_enough)
+    h, w, b, y = make(20)
+    weight = torch.rand(20)
+    with using_loss_kernel("liger"):
+        weighted = cross_entropy_sum(h, w, b, y, weight)
+        empty = cross_entropy_sum(h[:0], w, b, y[:0])
+        frozen = cross_entropy_sum(h.detach(), w, b, y)
+    assert weighted.item() == pytest.approx(truth(h, w, b, y, weight)[0], rel=1e-6)
+    empty.backward()
+    assert empty.item() == 0
+    (grad_w,) = torch.autograd.grad(frozen * SCALE, w)
+    assert distance(grad_w, truth(h, w, b, y)[1][1]) < 1e-6
+
+
+CASES = [(1, 8, 11), (7, 8, 11), (130, 24, 101)]
+"""Rows, width, vocabulary; the third has 5 chunks, the last of 2 rows."""
+BOUNDS = {"float32": (1e-6, 2e-6), "bfloat16": (5e-3, 1e-2), "autocast": (5e-3, 1e-2)}
+"""Of the sum and of gradients, relative to float64; bfloat16 logits alone are 2^-9 away."""
+
+
+def measure(kind, *size):
+    """The distances of liger's sum and gradients from float64."""
+    dtype = HALF if kind == "bfloat16" else FULL
+    h, w, b, y = make(*size, dtype)
+    before = [part.detach().clone() for part in (h, w, b)]
+    expected, right = truth(h, w, b, y)
+    with torch.autocast("cpu", HALF, enabled=kind == "autocast"), using_loss_kernel("liger"):
+        loss = cross_entropy_sum(h, w, b, y)
+    found = torch.autograd.grad(loss * SCALE, (h, w, b))
+    assert [g.dtype for g in (loss, *found)] == [FULL] + [dtype] * 3
+    assert all(torch.equal(a, e) for a, e in zip((h, w, b), before, strict=True))
+    return kind, abs(loss.item() / expected - 1), max(map(distance, found, right))
+
+
+def test_liger_in_tritons_interpreter():
+    """The real kernels, run number by number on the CPU."""
+    for package in ("liger_kernel", "triton"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (pip install 'bellmask[cuda]')")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, __file__]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 0, answer.stderr
+    told = json.loads(answer.stdout)
+    assert told["parameters"] == LIGER.split()
+    assert len(told["results"]) == len(CASES) * len(BOUNDS)
+    for kind, of_sum, of_gradients in told["results"]:
+        assert of_sum < BOUNDS[kind][0]
+        assert of_gradients < BOUNDS[kind][1]
+
+
+if __name__ == "__main__":
+    parameters = list(inspect.signature(loss_kernels._import_liger()).parameters)
+    results = [measure(kind, *case) for kind in BOUNDS for case in CASES]
+    print(json.dumps({"parameters": parameters, "results": results}))

@@ -1,0 +1,218 @@
+"""Live views of sampling: what is masked, new, changed, masked again; where it goes; how fast."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.errors import UserError
+from bellmask.generate.steps import Step
+from bellmask.report.chat_view import AnswerView
+from bellmask.report.tokens import plain_ascii, reveal_colours, visible, visible_lines
+from bellmask.report.watch import STYLES, Watch
+
+BYTES = ByteTokenizer()
+
+
+def step(number, *rows, num_steps=4, first=0):
+    """Bytes; _ is a masked position, $ is EOS."""
+    special = {ord("_"): BYTES.mask_id, ord("$"): BYTES.eos_id}
+    ids = [[special.get(byte, byte) for byte in row.encode()] for row in rows]
+    return Step(number, num_steps, number, 1 - number / num_steps, first, torch.tensor(ids))
+
+
+def screen(width=80, height=24, is_terminal=True):
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        height=height,
+        force_terminal=is_terminal,
+        color_system="truecolor" if is_terminal else None,
+        highlight=False,
+        _environ={"TERM": "xterm"},
+    )
+
+
+def lines(watch, height=-1):
+    """The latest frame."""
+    return watch.render(watch._frame, height).renderables
+
+
+def plain(watch):
+    return [line.plain for line in lines(watch)]
+
+
+def kinds(line):
+    """The kind of each character, by its first letter (M: masked again)."""
+    letters = {style: "M" if name == "remasked" else name[0] for name, style in STYLES.items()}
+    found = ["o"] * len(line.plain)
+    for span in line.spans:
+        found[span.start : span.end] = letters[str(span.style)] * (span.end - span.start)
+    return "".join(found)
+
+
+def test_each_kind_of_position_looks_different():
+    assert len(set(STYLES.values())) == len(STYLES)
+    watch = Watch(BYTES, fps=0, console=screen())
+    for frame in (step(0, "ab______"), step(1, "abcd____"), step(2, "abX_e___")):
+        watch(frame)
+    head, line = lines(watch)
+    assert (line.plain, kinds(line)) == ("abX▓e░░░", "ggcMnmmm")
+    assert head.plain.startswith("step 2 of 4   33% unmasked  t 0.500  2 calls  ━━━━━━━━┈┈┈")
+    watch(step(3, "abX_e___"))
+    line = lines(watch)[1]
+    assert (line.plain, kinds(line)) == ("abX░e░░░", "ggomommm")
+    # samplers change their rows in place
+    watch, frame = Watch(BYTES, fps=0, console=screen()), step(0, "____")
+    watch(frame)
+    frame.ids_BL[0, 1] = ord("b")
+    watch(replace(frame, number=1))
+    frame.ids_BL[0, 2] = ord("c")
+    assert kinds(lines(watch)[1]) == "mnmm"
+
+
+def test_lines_and_samples_fit_the_screen():
+    watch = Watch(BYTES, fps=0, console=screen(width=7))
+    watch(step(0, "_" * 20))
+    watch(step(1, "a word and more text"))
+    assert plain(watch)[1:] == ["a word ", "and mor", "e text"]
+    watch(step(2, "x_______________\n___"))
+    assert plain(watch)[1:] == ["x▓▓▓▓▓▓", "▓▓▓▓▓▓▓", "▓▓↵▓▓▓"]
+    watch = Watch(BYTES, fps=0, console=screen(width=10, height=11))
+    watch(step(0, *["_" * 15] * 5, first=8))
+    sample = ["░" * 10, "░" * 5]
+    assert plain(watch)[1:] == ["sample 8", *sample, "sample 9", *sample, "... 3 more samples"]
+    assert len(lines(watch, height=None)) == 1 + 5 * 3, "without a screen all are there"
+    watch(step(0, "_" * 200))
+    assert len(lines(watch)) == 9
+    assert plain(watch)[-1] == "... 13 more lines"
+    watch(step(0, *["_" * 200] * 3))
+    assert plain(watch)[-1] == "... 14 more lines and 2 more samples"
+
+
+def test_a_terminal_gets_one_view_that_is_redrawn():
+    wiped = []
+    for keep_last in (True, False):
+        console = screen()
+        with Watch(BYTES, fps=0, console=console, title="bell", keep_last=keep_last) as watch:
+            for frame in (step(0, "____"), step(1, "a___"), step(2, "abcd")):
+                watch(frame)
+        text = console.file.getvalue()
+        wiped.append(text.count("\x1b[2K"))
+        assert "\x1b[1A" in text, "the cursor goes up"
+        assert "bell  step 2 of 4" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+        assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
+    assert wiped[0] < wiped[1], "the last frame can be taken away"
+
+
+def test_a_pipe_gets_plain_frames_now_and_then():
+    console = screen(is_terminal=False)
+    with Watch(BYTES, fps=5, console=console, sleep=lambda _: pytest.fail("it waits")) as watch:
+        for number in range(101):
+            watch(step(number, "a" * number + "_" * (100 - number), num_steps=100))
+        for number in range(4):  # the second batch stops early
+            watch(step(number, "b" * number + "_" * (10 - number), num_steps=100, first=1))
+        for _ in range(2):
+            watch(step(0, "\x1b\x07[b]\xff"))
+    text = console.file.getvalue()
+    numbers = [int(found) for found in re.findall(r"step (\d+) of", text)]
+    assert numbers == [0, 13, 25, 38, 50, 63, 75, 88, 100, 0, 3, 0, 0]
+    assert "a" * 80 in text
+    assert "bbb" + "░" * 7 in text
+    assert "··[b]\\xc3\\xbf" in text
+    assert not set("\x1b\x07") & set(text), "no control codes"
+
+    file = type("Ascii", (io.StringIO,), {"encoding": "ascii"})()
+    console = Console(file=file, width=80, height=24, force_terminal=False, highlight=False)
+    with Watch(BYTES, console=console) as watch:
+        watch(step(0, "a_\n"))
+        watch(step(1, "__\n"))
+    assert file.getvalue().isascii()
+    assert "a_/" in file.getvalue()
+    assert "#_/" in file.getvalue()
+    assert plain_ascii("é░") == "\\xe9_"
+    assert visible("a\x1b[31m\n\t\x00\u202eé日") == "a·[31m↵⇥··é日"
+    assert visible_lines("a\x1b[31m\nb\r\x07") == "a·[31m\nb␍·"
+
+
+def held(view, frames):
+    """Seconds that a view waits before each of (row, seconds since the last one)."""
+    clock, waits = [0.0], []
+
+    def sleep(seconds):
+        waits.append(round(seconds, 6))
+        clock[0] += seconds
+
+    shown = view(BYTES, fps=4, console=screen(), clock=lambda: clock[0], sleep=sleep)
+    for number, (row, took) in enumerate(frames):
+        clock[0] += took
+        shown(step(number, row))
+    with pytest.raises(UserError, match="--fps"):
+        view(BYTES, fps=-1)
+    return waits
+
+
+def test_steps_are_held_until_they_have_been_seen():
+    slow = [("____", took) for took in (0.0, 0.05, 0.05, 3.0)]
+    assert held(Watch, slow) == [0.0, 0.2, 0.2, 0.0], "a slow model is not held up"
+    rows = ("____", "____", "a___", "a$__", "a$__", "a$_d", "a$cd")
+    found = held(AnswerView, [(row, 0.0) for row in rows])
+    assert found == [0.0, 0.25, 0.25], "the canvas, the first letter, the end"
+
+
+def answer(*rows, **size):
+    view = AnswerView(BYTES, fps=0, console=screen(**size))
+    for number, row in enumerate(rows):
+        view(step(number, row))
+    return [line.plain for line in view.render()]
+
+
+def test_only_the_answer_is_shown_and_only_up_to_its_leftmost_end():
+    assert answer("Hi:____") == ["░░░░", "step 0 of 4"]
+    assert answer("Hi:____", "Hi:_b_$")[0] == "░b░|"
+    assert answer("Hi:____", "Hi:__$d", "Hi:a_$d")[0] == "a░|", "what is behind is hidden"
+    assert answer("Hi:____", "Hi:$___")[0] == "|", "an empty answer"
+    assert answer("$Hi____", "$Hiab__")[0] == "ab░░", "an EOS in the prompt ends nothing"
+    assert answer("____", " a__", " ab_")[0] == "ab░", "as the finished answer, without the space"
+    assert answer("x____", "xab__", "xa_c_")[0] == "a▓c░"
+    assert answer("_____", "\x1b\x07[b]")[0] == "··[b]"
+    assert answer("_" * 9, "abc\ndefgh", width=4) == ["abc", "defg", "h", "step 1 of 4"]
+    assert answer("_" * 40, width=4, height=6)[1:] == ["░░░░", "... 8 more lines", "step 0 of 4"]
+    assert answer("__", "a\n")[:2] == ["a", ""]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "is_stopped"), [(True, False), (True, True), (False, True)]
+)
+def test_a_finished_answer_goes_away_and_a_stopped_one_stays(is_terminal, is_stopped):
+    console = screen(is_terminal=is_terminal)
+    try:
+        with AnswerView(BYTES, fps=0, console=console) as view:
+            view(step(0, "____"))
+            if is_stopped:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert is_stopped
+    text = console.file.getvalue()
+    after = text.rpartition("\x1b[?25h")[2]
+    assert after.count("\x1b[2K") == (0 if is_stopped else 2), "its lines are wiped out"
+    assert bool(text) == is_terminal, "a pipe gets nothing"
+
+
+def test_texts_can_be_read_on_every_color():
+    def luminance(color):
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(weight * p for weight, p in zip((0.2126, 0.7152, 0.0722), parts))
+
+    for pair in reveal_colours():
+        dark, light = sorted(map(luminance, pair))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, "WCAG AA"
+    assert reveal_colours()[0] == ("#440154", "#ffffff"), "viridis begins so"
+    assert reveal_colours()[-1] == ("#fde725", "#000000")

@@ -1,0 +1,344 @@
+"""Pages for a browser and pictures: nothing fetched, texts as texts, a browser replays as we do.
+
+Any text at all in them: ``tests/fuzz/test_reports.py``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from rich.console import Console
+
+from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.errors import UserError
+from bellmask.generate.prompts import Prompt, read_prompts
+from bellmask.generate.steps import Step
+from bellmask.generate.trace import Change, Recorder, Sample, Trace
+from bellmask.report.plots import save_figure
+from bellmask.report.side_by_side import SideBySide, show_side_by_side
+from bellmask.report.tokens import colour_of
+from bellmask.report.trace_page import render_trace_page
+from bellmask.report.trace_strip import chosen_steps, lay_out, strip_figure
+
+HOSTILE = "</script><script>alert('x')</script><!-- & <img src=http://x.test/y.png> \"quoted\""
+HOSTILE += "longword" * 20
+
+
+class Page(HTMLParser):
+    """Elements with their attributes and texts; complains about tags that do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, {name: value or "" for name, value in attrs}, []))
+        if tag not in {"meta", "link", "input"}:
+            self.open.append(len(self.elements) - 1)
+
+    def handle_endtag(self, tag):
+        assert self.elements[self.open.pop()][0] == tag
+
+    def handle_data(self, data):
+        for number in self.open:
+            self.elements[number][2].append(data)
+
+    def texts(self, tag):
+        return ["".join(texts) for name, _, texts in self.elements if name == tag]
+
+    def check_nothing_is_fetched(self):
+        for tag, attributes, _ in self.elements:
+            assert tag not in ("iframe", "object", "embed", "img", "video", "base", "form")
+            for name, value in attributes.items():
+                assert not name.startswith("on")
+                assert "//" not in value
+                assert name not in ("src", "href") or value == "data:,"
+
+
+# --- prompts and texts side by side ----------------------------------------------------------
+
+
+def test_prompts_are_lines_or_json_lines(tmp_path):
+    def read(name, content):
+        (tmp_path / name).write_bytes(content.encode())
+        return read_prompts(tmp_path / name)
+
+    found = read("p.txt", "\ufeffThe war \r\n\n  # no\n#no\n  Once # yes\n \t \n日本")
+    assert found == [Prompt("The war "), Prompt("  Once # yes"), Prompt("日本")]
+    assert read("q", '{"prompt": "a"}') == [Prompt('{"prompt": "a"}')]
+    found = read("p.jsonl", '{"prompt": "a\\nb"}\n\n{"canvas": "# [MASK*3] b"}\n')
+    assert found == [Prompt("a\nb"), Prompt(canvas="# [MASK*3] b")]
+    assert (found[0].canvas, found[1].prompt) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": }', "line 2"),
+        ("p.jsonl", b'\n\n["a"]', "line 3"),
+        ("p.jsonl", b"{}", "line 1"),
+        ("p.jsonl", b'{"prompt": "a", "canvas": "b"}', "line 1"),
+        ("p.jsonl", b'{"prompt": "a", "seed": 1}', "'seed'"),
+        ("p.jsonl", b'{"prompt": 3}', "'prompt'"),
+        ("p.jsonl", b'{"canvas": ""}', "'canvas'"),
+        ("p.txt", b"# a\n\n", "no prompts"),
+        ("p.txt", b"a\xff", "UTF-8"),
+        ("p.txt", None, "p.txt"),
+    ],
+)
+def test_bad_files_of_prompts_are_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_prompts(tmp_path / name)
+
+
+ODD = f"The {HOSTILE[:60]} [bold]x[/bold] ``` ```` \x1b[31m\u202e"
+CLEAN = ODD.replace("\x1b", "·").replace("\u202e", "·")
+
+
+@pytest.fixture
+def pair():
+    texts = [
+        [["The war is long and wide and there is more to say of it", ODD], ["Dear me sir"]],
+        [["The war ended", "x\n```\nscript\n````"], ["Dear my sir"]],
+    ]
+    return SideBySide(["base", "bell"], ["The war ", "Dear [MASK*3] sir"], texts, "t", "64 steps")
+
+
+def test_texts_side_by_side_fit_the_screen(pair):
+    shown = {}
+    for width in (100, 64, 40, 20):
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+        pair.show(console)
+        shown[width] = text = console.file.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        assert not set("\x1b\u202e") & set(text), "no control codes from texts"
+    both = {w: any("base" in s and "bell" in s for s in shown[w].splitlines()) for w in (100, 40)}
+    assert both == {100: True, 40: False}
+    assert "[bold]x[/bold]" in shown[100], "nothing in a text is markup"
+    assert [shown[40].count(name) for name in ("base", "bell")] == [3, 3], "each text has its run"
+
+
+def test_page_and_markdown_side_by_side_hold_every_text(pair):
+    page = Page(pair.page())
+    page.check_nothing_is_fetched()
+    assert not page.texts("script")
+    wanted = [text for prompt in (0, 1) for run in (0, 1) for text in pair.texts[run][prompt]]
+    assert page.texts("pre") == [text.replace(ODD, CLEAN) for text in wanted]
+    assert [s for s in page.texts("span") if s.startswith("The war")] == ["The war "] * 2, "given"
+    inside, found = "", []
+    for line in pair.markdown().splitlines():
+        if inside:
+            found += [line] if line != inside else []
+            inside = "" if line == inside else inside
+        elif opened := re.fullmatch(r"(`{3,})text", line):
+            inside = opened[1]
+        else:
+            assert "script" not in line, "fences hold"
+    assert not inside
+    assert CLEAN in found
+    assert len(found) == 8 + 3
+
+
+def test_files_side_by_side(tmp_path, capsys):
+    show_side_by_side([""], {"a": [["x"]], "b": [["y"]]}, tmp_path / "new")
+    assert (tmp_path / "new" / "comparison.html").exists()
+    assert "(nothing given)" in capsys.readouterr().out
+    with pytest.raises(UserError, match="name"):
+        SideBySide(["a", "a"], ["p"], [[["x"]], [["y"]]])
+    with pytest.raises(UserError, match=r"comparison\.md"):
+        show_side_by_side(["p"], {"a": [["x"]]}, tmp_path / "new" / "comparison.md")
+
+
+# --- the trace of a sampler ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trace():
+    """Two batches of random bytes, with tokens that change and are masked again."""
+    draw, recorder = random.Random(5), Recorder(ByteTokenizer())
+    for first, num_rows in ((0, 2), (2, 1)):
+        x_BL = torch.full((num_rows, 40), 259)
+        x_BL[:, :3] = torch.tensor(list(b"<b>"))
+        recorder(Step(0, 20, 0, 1.0, first, x_BL))
+        for number in range(1, 21):
+            for row in range(num_rows):
+                for place in draw.sample(range(3, 40), 5 if number % 3 else 0):
+                    masks = [259] * (5 if number <= 15 else 0)
+                    x_BL[row, place] = draw.choice([*b"ab <&\n\x00", 0xC3, *masks])
+            recorder(Step(number, 20, number, 1 - number / 20, first, x_BL))
+    found = recorder.trace("a trace", {"steps": 20})
+    assert max(found.samples[2].remasked(20)) > 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    """Also signs that the font lacks, dollars, texts longer than a line or than the picture."""
+    change = Change(1, 0.0, 1, [(1, HOSTILE), (2, "\x1b\u202e$x^{2$\n")], [])
+    change.set.extend((i, "日本 $a_{b$ 😀"[i % 11] * 9) for i in range(3, 200))
+    tokens = [HOSTILE] + [None] * 199
+    sample = Sample([True] + [False] * 199, tokens, [change], HOSTILE + "\x00\nb", 1)
+    return Trace(HOSTILE, {HOSTILE: HOSTILE}, 1, [sample])
+
+
+def test_the_page_holds_the_whole_trace_and_fetches_nothing(trace, hostile):
+    for one in (trace, hostile):
+        content = render_trace_page(one)
+        page = Page(content)
+        page.check_nothing_is_fetched()
+        assert len(page.texts("script")) == content.count("</script>") == 2
+        code = page.texts("style")[0] + page.texts("script")[1]
+        assert not re.search(r"@import|url\(|https?:|fetch\(|innerHTML|eval\(", code)
+        policy = [a["content"] for _, a, _ in page.elements if a.get("http-equiv")]
+        assert policy[0].startswith("default-src 'none'")
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", content), "no control characters"
+    assert page.texts("h1") == [HOSTILE]
+    assert page.texts("pre") == [f"{HOSTILE}·\nb"]
+    assert json.loads(page.texts("script")[0])["samples"][0]["last"][2] == "··$x^{2$↵\n"
+    page = Page(render_trace_page(trace, first=2))
+    embedded = json.loads(page.texts("script")[0])
+    assert embedded["first"] == 2
+    for shown, sample in zip(embedded["samples"], trace.samples, strict=True):
+        assert (shown["num_steps"], shown["given"]) == (20, sample.given)
+        assert [(c["number"], c["t"], c["calls"], c["unset"]) for c in shown["steps"]] == [
+            (c.number, c.t, c.calls, c.unset) for c in sample.steps
+        ]
+
+
+def test_frames_and_places_of_a_strip():
+    assert chosen_steps(100, 6) == [0, 20, 40, 60, 80, 100]
+    assert chosen_steps(3, 9) == [0, 1, 2, 3], "never one twice"
+    assert chosen_steps(0, 4) == [0]
+    with pytest.raises(UserError, match="--frames"):
+        chosen_steps(10, 1)
+    changes = [Change(1, 0.5, 1, [(0, "long"), (2, "xx")], []), Change(2, 0.0, 2, [(0, "s")], [])]
+    sample = Sample([False] * 4, [None] * 4, changes, "", 2)
+    places = [(p.line, p.column, p.width) for p in lay_out(sample, columns=5, lines=9)]
+    assert places == [(0, 0, 4), (0, 4, 1), (1, 0, 2), (1, 2, 1)], "a line is never overfull"
+    assert len(lay_out(sample, columns=6, lines=1)) == 2
+    assert [p.width for p in lay_out(sample, columns=3, lines=9)] == [3, 1, 2, 1]
+
+
+def test_a_strip_shows_tokens_in_the_color_of_their_step(trace):
+    figure = strip_figure(trace, 1, frames=5)
+    axes, sample, numbers = figure.axes[0], trace.samples[1], (0, 5, 10, 15, 20)
+    labels = [text.get_text() for text in axes.texts if text.get_text().startswith("step")]
+    boxes = [c for c in axes.collections if type(c).__name__ == "PatchCollection"]
+    for number, label, box in zip(numbers, labels, boxes, strict=True):
+        texts, since = sample.at(number), sample.since(number)
+        gaps = [text for text, given in zip(texts, sample.given, strict=True) if not given]
+        assert label == f"step {number}: {sum(t is not None for t in gaps) / len(gaps):.0%}"
+        found = ["#" + "".join(f"{round(255 * p):02x}" for p in c[:3]) for c in box.get_facecolor()]
+        assert found == [
+            "#d3d6db" if text is None else "#ffffff" if n is None else colour_of(n, 20)[0]
+            for text, n in zip(texts, since, strict=True)
+        ]
+
+
+def test_a_strip_of_any_text_can_be_drawn(hostile, tmp_path):
+    figure = strip_figure(hostile, frames=2)
+    assert re.search(r"\(the first \d+ of 200 tokens\)$", figure.texts[0].get_text())
+    paths = save_figure(figure, tmp_path / "strip")
+    assert [path.suffix for path in paths] == [".png", ".svg"]
+    assert 'href="http' not in paths[1].read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="--sample"):
+        strip_figure(hostile, 1)
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --v=0 "
+FLAGS += "--dump-dom --enable-logging=stderr --allow-file-access-from-files --window-size=1280,2000"
+FRAME = """<!doctype html><html><body style="margin:0">
+<iframe src="page.html{where}" style="border:0;width:{width}px;height:2000px"></iframe>
+<script>
+setTimeout(() => {{
+  const inner = document.querySelector("iframe").contentDocument;
+  const style = element => inner.defaultView.getComputedStyle(element);
+  document.body.dataset.found = JSON.stringify({{
+    now: inner.getElementById("now").textContent,
+    play: inner.getElementById("play").textContent,
+    slider: inner.getElementById("slider").value,
+    spans: [...inner.querySelectorAll("#text span")].map(span =>
+      [span.className, span.textContent, style(span).backgroundColor, style(span).color]),
+    page: inner.documentElement.scrollWidth,
+    wide: [...inner.querySelectorAll("body *")].filter(e =>
+      e.getBoundingClientRect().right > {width} + 1).map(e => e.tagName),
+  }});
+}}, {wait});
+</script></body></html>
+"""
+in_browser = pytest.mark.skipif(BROWSER is None, reason="needs chromium on the PATH")
+
+
+def browse(folder, trace, where, width=1280, wait=500):
+    """What a browser has made of the page after so many (virtual) milliseconds."""
+    (folder / "page.html").write_text(render_trace_page(trace), encoding="utf-8")
+    (folder / "frame.html").write_text(FRAME.format(where=where, width=width, wait=wait))
+    more = [f"--user-data-dir={folder / 'profile'}", f"--virtual-time-budget={wait + 2000}"]
+    done = subprocess.run(
+        [BROWSER, *FLAGS.split(), *more, (folder / "frame.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr, done.stderr
+    (found,) = [a["data-found"] for _, a, _ in Page(done.stdout).elements if "data-found" in a]
+    return json.loads(found)
+
+
+def rgb(color):
+    return "rgb({}, {}, {})".format(*(int(color[i : i + 2], 16) for i in (1, 3, 5)))
+
+
+@pytest.mark.long
+@in_browser
+@pytest.mark.parametrize(("number", "step"), [(0, 0), (1, 11), (2, 14), (2, 20)])
+def test_a_browser_replays_as_we_do(trace, tmp_path, number, step):
+    found = browse(tmp_path, trace, f"#sample={number}&step={step}")
+    sample = trace.samples[number]
+    texts, since, again = sample.at(step), sample.since(step), sample.remasked(step)
+    now = {c.number: c for c in sample.steps}.get(step)
+    for i, (names, shown, background, ink) in enumerate(found["spans"]):
+        kinds = set(names.split())
+        assert ("masked" in kinds) == (texts[i] is None)
+        assert ("given" in kinds) == sample.given[i]
+        assert ("new" in kinds) == (now is not None and i in dict(now.set))
+        assert ("again" in kinds) == (now is not None and i in now.unset)
+        assert ("was" in kinds) == (texts[i] is not None and again[i] > 0)
+        if texts[i] is not None:
+            assert shown == texts[i].replace("\n", "↵\n").replace("\x00", "·")
+        if since[i] is not None:
+            assert (background, ink) == tuple(map(rgb, colour_of(since[i], 20)))
+    gaps = [text for text, given in zip(texts, sample.given) if not given]
+    share = round(100 * sum(text is not None for text in gaps) / len(gaps))
+    assert found["now"].startswith(f"step {step} of 20 · {share} % unmasked · ")
+    assert (f" · {sum(again)} masked again" in found["now"]) == (sum(again) > 0)
+    assert (found["slider"], found["play"]) == (str(step), "▶ Play")
+
+
+@pytest.mark.long
+@in_browser
+def test_the_page_plays_by_itself_and_fits_a_phone(trace, hostile, tmp_path):
+    halfway = browse(tmp_path, trace, "", wait=4000)
+    assert 0 < int(halfway["slider"]) < 20
+    assert halfway["play"] == "⏸ Pause"
+    finished = browse(tmp_path, trace, "", wait=15000)
+    assert (finished["slider"], finished["play"]) == ("20", "▶ Play")
+    for one, width in ((trace, 400), (hostile, 400), (hostile, 1280)):
+        found = browse(tmp_path, one, "#step=1", width)
+        assert found["page"] <= width
+        assert found["wide"] == []
