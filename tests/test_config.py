@@ -6,44 +6,34 @@ import json
 import re
 import typing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import bellmask
 from bellmask.build import build_framework, build_objective
-from bellmask.config import RunConfig, load_config, override, override_with_file, to_args
+from bellmask.config import RunConfig, load_config, override, override_with_file
 from bellmask.data.vocabularies import VOCABULARIES
 from bellmask.diffusion.objectives import ChainRule
-from bellmask.errors import UserError
 from bellmask.intervals import Interval, Progress
 from bellmask.model.transformer import Denoiser, count_parameters
 from bellmask.presets import PRESETS, preset, tiny
-from bellmask.stage_options import StartOptions
-
-PACKAGE = Path(bellmask.__file__).parent
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_parses_round_trips_and_builds(name: str, tmp_path: Path) -> None:
+def test_every_preset_parses_round_trips_and_builds(name, tmp_path):
     config = preset(name).check()
-    assert override(RunConfig(), to_args(config.to_dict())) == config
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config.to_dict()))
-    assert load_config(path) == config
-    assert load_config(path).fingerprint() == config.fingerprint()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    read = load_config(tmp_path / "config.json")
+    assert (read, read.fingerprint()) == (config, config.fingerprint())
     assert build_objective(config).normaliser > 0
-    if config.start != StartOptions():  # its network is that of the start
-        return
-    with torch.device("meta"):
-        model = Denoiser(config.model, {"bpe:300": 300, **VOCABULARIES}[config.data.tokenizer])
-    assert count_parameters(model) > 1e5
+    if config.start == RunConfig().start:  # else its network is that of the start
+        with torch.device("meta"):
+            model = Denoiser(config.model, {"bpe:300": 300, **VOCABULARIES}[config.data.tokenizer])
+        assert count_parameters(model) > 1e5
 
 
-def test_the_papers_presets_say_what_the_paper_says() -> None:
+def test_the_papers_presets_say_what_the_paper_says():
     lm1b = preset("lm1b")
     assert (lm1b.model.num_layers, lm1b.model.width, lm1b.model.num_heads) == (12, 768, 12)
     assert (lm1b.data.tokenizer, lm1b.data.block_length) == ("bert-base-uncased", 128)
@@ -63,7 +53,7 @@ def test_the_papers_presets_say_what_the_paper_says() -> None:
         assert preset(family) == bell
 
 
-def test_the_stages_say_what_the_paper_says() -> None:
+def test_the_stages_say_what_the_paper_says():
     cpt, tasks, chats = (preset(n) for n in ("cpt_gpt2_large", "sft_tasks", "sft_sharegpt"))
     assert (cpt.start.model, cpt.start.anneal_steps) == ("openai-community/gpt2-large", 10_000)
     assert (cpt.data.train, cpt.data.block_length) == ("fineweb_edu", 1024)
@@ -80,7 +70,7 @@ def test_the_stages_say_what_the_paper_says() -> None:
     assert (chats.sft.min_masks, chats.train.batch_size) == (0, 128)
 
 
-def test_precedence_is_preset_then_file_then_command_line(tmp_path: Path) -> None:
+def test_precedence_is_preset_then_file_then_command_line(tmp_path):
     for name, text in (
         ("o.json", '{"optim": {"lr": 0.25, "betas": [0.8, 0.9]}, "train": {"steps": 7}}'),
         ("o.toml", "[optim]\nlr = 0.25\nbetas = [0.8, 0.9]\n[train]\nsteps = 7\n"),
@@ -94,13 +84,13 @@ def test_precedence_is_preset_then_file_then_command_line(tmp_path: Path) -> Non
         assert config.train.batch_size == tiny().train.batch_size
 
 
-def test_both_ways_to_write_an_option_mean_the_same() -> None:
+def test_all_ways_to_write_an_option_mean_the_same():
     spaced = override(tiny(), ["--law", "laplace", "--optim.lr", "1e-4"])
     assert override(tiny(), ["--law=laplace", "--optim.lr=1e-4"]) == spaced
     assert tiny().with_options({"law.name": "laplace", "optim.lr": 1e-4}) == spaced
 
 
-def test_a_new_law_does_not_inherit_the_old_ones_parameters() -> None:
+def test_a_new_law_does_not_inherit_the_old_ones_parameters():
     narrow = override(tiny(), ["--law.mu", "0.4", "--law.scale", "0.02"])
     assert narrow.law.scale == 0.02
     assert override(narrow, ["--law", "laplace"]).law.scale is None
@@ -110,24 +100,25 @@ def test_a_new_law_does_not_inherit_the_old_ones_parameters() -> None:
 
 
 CAUSAL = ("arm", "sigma_arm", "aoarm")
+PAPERS_RUNS = ("lm1b", "lm1b_unpacked", "owt")
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("family", ["tiny", "small", "lm1b", "lm1b_unpacked", "owt"])
-def test_causal_presets_are_the_base_with_another_framework(family: str, name: str) -> None:
-    base, config = preset(f"{family}_base"), preset(f"{family}_{name}")
-    assert config.framework.name == name
-    assert dataclasses.replace(config, framework=base.framework) == base
-    encoding = {"arm": "source", "sigma_arm": "source", "aoarm": "literal"}[name]
-    assert config.resolved().framework.encoding == encoding
-    order_seed = config.train.seed if name == "sigma_arm" else None
-    assert config.resolved().framework.order_seed == order_seed
-    assert build_framework(config).is_causal
-    assert isinstance(build_objective(config), ChainRule)
+def test_causal_presets_are_the_base_with_another_framework(name):
+    for family in ("tiny", "small", *PAPERS_RUNS):
+        base, config = preset(f"{family}_base"), preset(f"{family}_{name}")
+        assert config.framework.name == name
+        assert dataclasses.replace(config, framework=base.framework) == base
+        encoding = {"arm": "source", "sigma_arm": "source", "aoarm": "literal"}[name]
+        assert config.resolved().framework.encoding == encoding
+        order_seed = config.train.seed if name == "sigma_arm" else None
+        assert config.resolved().framework.order_seed == order_seed
+        assert build_framework(config).is_causal
+        assert isinstance(build_objective(config), ChainRule)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_causal_framework_resets_what_belongs_to_times(name: str) -> None:
+def test_a_causal_framework_resets_what_belongs_to_times(name):
     odd = override(tiny(), "--law laplace --law.mu 0.3 --schedule cosine".split()).check()
     for start in (tiny(), odd, preset("tiny_base")):
         config = override(start, ["--framework", name]).check()
@@ -136,7 +127,7 @@ def test_a_causal_framework_resets_what_belongs_to_times(name: str) -> None:
     assert override(tiny(), [f"--framework={name}"]) == preset(f"tiny_{name}")
 
 
-def test_a_new_framework_does_not_inherit_the_old_ones_encoding_and_order() -> None:
+def test_a_new_framework_does_not_inherit_the_old_ones_encoding_and_order():
     odd = "--framework sigma_arm --framework.encoding crossed --framework.order-seed 5"
     start = override(tiny(), odd.split()).check()
     assert (start.framework.encoding, start.framework.order_seed) == ("crossed", 5)
@@ -149,17 +140,16 @@ def test_a_new_framework_does_not_inherit_the_old_ones_encoding_and_order() -> N
     assert seeded.resolved().framework.order_seed == 0
 
 
-def test_times_that_are_asked_for_with_a_causal_framework_are_not_dropped_in_silence() -> None:
+def test_times_that_are_asked_for_with_a_causal_framework_are_not_dropped_in_silence():
     timeless = "--framework arm --law uniform --schedule linear --objective nelbo"
     assert override(tiny(), timeless.split()).check() == preset("tiny_arm")
     for args in ("--law gaussian", "--law.mu 0.4", "--schedule cosine", "--objective bell"):
-        with pytest.raises(UserError, match="framework arm has no times: leave --law"):
-            override(tiny(), ["--framework", "arm", *args.split()]).check()
-        with pytest.raises(UserError):
-            override(preset("tiny_arm"), args.split()).check()
+        for start, words in ((tiny(), ["--framework", "arm"]), (preset("tiny_arm"), [])):
+            with pytest.raises(ValueError, match=r"framework arm.*--law"):
+                override(start, [*words, *args.split()]).check()
 
 
-def test_runs_of_other_frameworks_have_other_folders() -> None:
+def test_runs_of_other_frameworks_have_other_folders():
     prints = {preset(f"tiny{end}").fingerprint() for end in ("_base", *(f"_{n}" for n in CAUSAL))}
     assert len(prints) == 4
     start = preset("tiny_sigma_arm")
@@ -169,115 +159,73 @@ def test_runs_of_other_frameworks_have_other_folders() -> None:
     assert default.fingerprint() == start.fingerprint()
 
 
-def test_files_of_before_the_frameworks_are_whole_configs(tmp_path: Path) -> None:
-    tree = preset("tiny_base").to_dict()
-    del tree["framework"]
-    (tmp_path / "config.json").write_text(json.dumps(tree))
-    assert load_config(tmp_path / "config.json") == preset("tiny_base")
-    del tree["law"]
-    (tmp_path / "config.json").write_text(json.dumps(tree))
-    with pytest.raises(UserError, match="it has nothing on law"):
-        load_config(tmp_path / "config.json")
-
-
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "names"),
     [
-        ("--law gausian", "unknown time law 'gausian'; did you mean 'gaussian'?"),
-        ("--schedule cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),
-        ("--objective elbo", "unknown objective 'elbo'; did you mean 'nelbo'"),
+        ("--law gausian", "'gausian'; did you mean 'gaussian'?"),
+        ("--schedule cosin", "did you mean 'cosine'?"),
+        ("--objective elbo", "did you mean 'nelbo'"),
         ("--optim.curve cosin", "did you mean 'cosine'?"),
         ("--log.trackers wandb tensorbord", "did you mean 'tensorboard'?"),
+        ("--data.detokenizer wikitex", "did you mean 'wikitext'?"),
+        ("--framework amr", "did you mean 'arm'"),
+        ("--framework arm --framework.encoding both", "--framework.encoding 'both'"),
         ("--optim.lrr 3", "--optim.lr"),
         ("--train.steps many", "--train.steps"),
-        ("--train.steps 0", "train.steps=0 must be at least 1"),
-        ("--optim.lr nan", "optim.lr=nan must be a finite number"),
-        ("--objective nelbo --law dirac", "dirac has none"),
-        ("--objective importance --schedule cosine", "defined for the linear schedule"),
-        ("--objective.divide-by-t", "belongs to objective importance"),
-        ("--law dirac --law.mu 0", "needs 0 < law.mu <= 1"),
-        ("--law uniform --law.mu 0.5", "law uniform takes no mu"),
-        ("--law.scale -1", "law.scale=-1.0 must be a positive number"),
-        ("--schedule.power 3", "belongs to the polynomial schedule"),
-        ("--model.width 65", "must be an even multiple of model.num_heads=4"),
-        ("--train.microbatch-size 5", "is not a multiple of train.microbatch_size=5"),
-        ("--validation.every sometimes", "is not an interval"),
-        ("--train.device tpu", "must be auto, cpu, cuda"),
-        ("--data.document-attention --data.packing unpacked", "is for packed rows"),
-        ("--data.remainder keep --data.packing unpacked", "belongs to data.packing=packed"),
-        ("--data.detokenizer wikitex", "did you mean 'wikitext'?"),
-        ("--optim.ema 1", "optim.ema=1.0 must be at least 0 and below 1"),
+        ("--train.steps 0 --model.dropout 2", "model.dropout=2.0"),  # all problems at once
+        ("--train.steps 0 --model.dropout 2", "train.steps=0"),
+        ("--optim.lr nan", "optim.lr=nan"),
+        ("--optim.ema 1", "optim.ema=1.0"),
         ("--optim.betas 0.9 1.5", "optim.betas"),
-        ("--framework amr", "unknown framework 'amr'; did you mean 'arm'"),
-        ("--framework.encoding crossed", "framework.encoding belongs to the causal frameworks"),
-        (
-            "--framework.order-seed 3",
-            "framework.order_seed belongs to framework sigma_arm, not mdm",
-        ),
-        ("--framework aoarm --framework.order-seed 3", "belongs to framework sigma_arm, not aoarm"),
-        ("--framework sigma_arm --framework.order-seed -1", "order_seed=-1 must not be negative"),
-        ("--framework arm --framework.encoding both", "unknown --framework.encoding 'both'"),
-        ("--framework arm --model.modulation time", "needs times, and framework arm has none"),
-        (
-            "--framework aoarm --data.document-attention",
-            "data.document_attention is for framework mdm, not aoarm",
-        ),
-        (
-            "--framework aoarm --data.packing unpacked --data.pads noised",
-            "data.pads=noised is for framework mdm: aoarm never shows a pad",
-        ),
+        ("--objective nelbo --law dirac", "dirac"),
+        ("--objective importance --schedule cosine", "schedule"),
+        ("--objective.divide-by-t", "divide_by_t"),
+        ("--law dirac --law.mu 0", "law.mu"),
+        ("--law uniform --law.mu 0.5", "mu"),
+        ("--law.scale -1", "law.scale=-1.0"),
+        ("--schedule.power 3", "schedule.power"),
+        ("--model.width 65", "model.num_heads=4"),
+        ("--train.microbatch-size 5", "train.microbatch_size=5"),
+        ("--validation.every sometimes", "validation.every"),
+        ("--train.device tpu", "train.device"),
+        ("--data.document-attention --data.packing unpacked", "data.document_attention"),
+        ("--data.remainder keep --data.packing unpacked", "data.remainder"),
+        ("--framework.encoding crossed", "framework.encoding"),
+        ("--framework.order-seed 3", "framework.order_seed"),
+        ("--framework sigma_arm --framework.order-seed -1", "order_seed=-1"),
+        ("--framework arm --model.modulation time", "model.modulation"),
+        ("--framework aoarm --data.document-attention", "data.document_attention"),
+        ("--framework aoarm --data.packing unpacked --data.pads noised", "data.pads=noised"),
+        ("--objective nelbo --law.scale 0.01", "objective bell"),  # too narrow for the NELBO
     ],
 )
-def test_bad_options_are_refused_with_advice(args: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        override(tiny(), args.split()).check()
-    assert message in re.sub(r"\s+", " ", str(caught.value))
-
-
-def test_a_law_too_narrow_for_the_nelbo_is_refused() -> None:
-    config = override(tiny(), ["--objective", "nelbo", "--law.scale", "0.01"]).check()
-    with pytest.raises(UserError, match="widen it or use objective bell"):
-        build_objective(config)
-
-
-def test_all_problems_are_named_at_once() -> None:
-    with pytest.raises(UserError) as caught:
-        override(tiny(), ["--train.steps", "0", "--model.dropout", "2"]).check()
-    assert "train.steps=0" in str(caught.value)
-    assert "model.dropout=2.0" in str(caught.value)
+def test_bad_options_are_refused(args, names):
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        build_objective(override(tiny(), args.split()).check())
+    assert names in re.sub(r"\s+", " ", str(caught.value))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "names"),
     [
-        ("{", "cannot read config file"),
-        ("[1]", "must hold an object of sections"),
-        ('{"optim": {"lrr": 1}}', "'optim.lrr'; perhaps you meant optim.lr"),
-        ('{"law": {"name": "gauss"}}', "did you mean 'gaussian'"),
+        ("{", r"c\.json"),
+        ("[1]", "sections"),
+        ('{"optim": {"lrr": 1}}', "optim.lrr.*optim.lr"),
+        ('{"law": {"name": "gauss"}}', "'gaussian'"),
+        (None, r"c\.json"),
     ],
 )
-def test_bad_files_are_refused_like_bad_commands(
-    tmp_path: Path, content: str, message: str
-) -> None:
-    (tmp_path / "c.json").write_text(content)
-    with pytest.raises(UserError, match=message):
+def test_bad_files_are_refused_like_bad_commands(tmp_path, content, names):
+    if content is not None:
+        (tmp_path / "c.json").write_text(content)
+    with pytest.raises(ValueError, match=names):
         override_with_file(tiny(), tmp_path / "c.json")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no config file"):
-        load_config(tmp_path / "none.json")
-
-
-def test_an_unknown_preset_gets_the_nearest_names_and_the_list() -> None:
-    with pytest.raises(UserError, match=r"did you mean 'lm1b_bell'.*owt_base.*tiny_bell"):
-        preset("lm1b_bel")
 
 
 OTHER_VALUES = {bool: True, int: 7, float: 0.25, str: "other"}
 
 
-def test_every_option_survives_being_written_and_read(tmp_path: Path) -> None:
+def test_every_option_survives_being_written_and_read(tmp_path):
     """Each option at values that are not its default, one of every section at a time."""
     start, path = RunConfig(), tmp_path / "config.json"
     sections = [field.name for field in dataclasses.fields(RunConfig)]
@@ -288,7 +236,7 @@ def test_every_option_survives_being_written_and_read(tmp_path: Path) -> None:
         assert override_with_file(RunConfig(), path) == config
 
 
-def other_parts(part: Any) -> list[Any]:
+def other_parts(part):
     """A section with one option changed, for every option and choice."""
     hints, found = typing.get_type_hints(type(part)), []
     for option in dataclasses.fields(part):
@@ -306,33 +254,22 @@ def other_parts(part: Any) -> list[Any]:
     return found
 
 
-def test_every_option_is_read_somewhere() -> None:
+def test_every_option_is_read_somewhere():
     """An option nobody reads is a lie to the user."""
-    code = "\n".join(
-        path.read_text()
-        for path in PACKAGE.rglob("*.py")
-        if path.name
-        not in (
-            "options.py",
-            "checks.py",
-            "start_checks.py",
-            "presets.py",
-            "stage_presets.py",
-            "resume.py",
-        )
-    )
-    for section in dataclasses.fields(RunConfig):
-        for option in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]
-            assert re.search(rf"\.{option.name}\b", code), f"{section.name}.{option.name}"
+    package = Path(bellmask.__file__).parent
+    paths = [
+        p for p in package.rglob("*.py") if not re.search("options|checks|preset|resume", p.stem)
+    ]
+    code = "\n".join(path.read_text() for path in paths)
+    unread = [
+        name for name in RunConfig().flat() if not re.search(rf"\.{name.split('.')[1]}\b", code)
+    ]
+    assert not unread
 
 
-@settings(deadline=None, derandomize=True)
-@given(st.integers(1, 10**6), st.sampled_from(["steps", "tokens", "minutes"]))
-def test_intervals_read_back(amount: int, unit: str) -> None:
-    assert Interval.parse(f"{amount} {unit}") == Interval(amount, unit)  # type: ignore[arg-type]
-
-
-def test_intervals_know_short_forms_and_when_they_are_due() -> None:
+def test_intervals_know_short_forms_and_when_they_are_due():
+    for amount, unit in itertools.product((1, 37, 10**6), ("steps", "tokens", "minutes")):
+        assert Interval.parse(f"{amount} {unit}") == Interval(amount, unit)
     assert Interval.parse("500") == Interval(500, "steps")
     assert Interval.parse("20M tokens") == Interval(20_000_000, "tokens")
     assert Interval.parse("1.5k") == Interval(1500, "steps")
@@ -349,6 +286,6 @@ def test_intervals_know_short_forms_and_when_they_are_due() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5 steps", "5 bananas", "often", "5 5"])
-def test_nonsense_intervals_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an interval"):
+def test_nonsense_intervals_are_refused(text):
+    with pytest.raises(ValueError, match="interval"):
         Interval.parse(text)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -28,18 +27,17 @@ for number in range(start, start + 100_000):
 """
 
 
-def test_kept_is_there_again(tmp_path: Path) -> None:
+def test_kept_is_there_again(tmp_path):
     path = tmp_path / "deep" / "kept.jsonl"
     kept = Kept(path)
     assert (len(kept), kept.get("a"), "a" in kept) == (0, None, False)
     assert not path.exists(), "nothing is written before there is something"
-    kept.add(
-        [{"key": "a", "value": 1.5}, {"key": "b", "text": "na\u00efve \U0001f600 \u2028 \x00"}]
-    )
+    odd = "na\u00efve \U0001f600 \u2028 \x00"
+    kept.add([{"key": "a", "value": 1.5}, {"key": "b", "text": odd}])
     kept.add([])
     again = Kept(path)
     assert [dict(record) for record in again] == [dict(record) for record in kept]
-    assert again["b"]["text"] == "na\u00efve \U0001f600 \u2028 \x00"
+    assert again["b"]["text"] == odd
     assert again.get("a") == {"key": "a", "value": 1.5}
     assert ("a" in again, len(again)) == (True, 2)
     assert path.read_bytes().count(b"\n") == 2
@@ -47,26 +45,20 @@ def test_kept_is_there_again(tmp_path: Path) -> None:
         again["c"]
 
 
-def test_of_two_with_one_key_the_first_counts(tmp_path: Path) -> None:
-    path = tmp_path / "kept.jsonl"
-    kept = Kept(path)
-    kept.add([{"key": "a", "value": 1}, {"key": "a", "value": 2}])
-    kept.add([{"key": "a", "value": 3}])
-    assert kept["a"]["value"] == Kept(path)["a"]["value"] == 1
-    with path.open("a") as stream:
-        stream.write('{"key": "a", "value": 4}\n')
-    assert Kept(path)["a"]["value"] == 1
-
-
-def test_two_writers_of_one_file(tmp_path: Path) -> None:
+def test_of_two_with_one_key_the_first_counts(tmp_path):
+    """Also of two writers."""
     path = tmp_path / "kept.jsonl"
     one, other = Kept(path), Kept(path)
-    one.add([{"key": "a", "value": 1}])
-    other.add([{"key": "b", "value": 2}, {"key": "a", "value": 3}])
+    one.add([{"key": "a", "value": 1}, {"key": "a", "value": 2}])
+    one.add([{"key": "a", "value": 3}])
+    other.add([{"key": "b", "value": 2}, {"key": "a", "value": 4}])
+    with path.open("a") as stream:
+        stream.write('{"key": "a", "value": 5}\n')
+    assert one["a"]["value"] == 1
     assert {record["key"]: record["value"] for record in Kept(path)} == {"a": 1, "b": 2}
 
 
-def test_every_torn_end_is_dropped_and_written_over(tmp_path: Path) -> None:
+def test_every_torn_end_is_dropped_and_written_over(tmp_path):
     """Cut after any number of bytes: whole lines count, and the file is whole after one more."""
     path = tmp_path / "kept.jsonl"
     Kept(path).add([{"key": "a", "v": "\u00e9"}, {"key": "b", "v": 2}])
@@ -76,31 +68,27 @@ def test_every_torn_end_is_dropped_and_written_over(tmp_path: Path) -> None:
         kept = Kept(path)
         assert len(kept) == whole[:size].count(b"\n")
         kept.add([{"key": "b", "v": 2}, {"key": "c", "v": 3}])
-        lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
         assert path.read_bytes().endswith(b"\n")
-        keys = [line["key"] for line in lines]
+        keys = [json.loads(line)["key"] for line in path.read_bytes().split(b"\n")[:-1]]
         assert keys == (["a"] if "a" in keys else []) + ["b", "c"]
-        assert len(Kept(path)) == len(lines)
+        assert len(Kept(path)) == len(keys)
 
 
-def test_a_write_that_failed_leaves_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_failed_leaves_no_damage(tmp_path, monkeypatch):
     """The disk was full for a while: what was half written is dropped by the next record."""
     path = tmp_path / "kept.jsonl"
     kept = Kept(path)
     kept.add([{"key": "a"}])
-    sync = os.fsync
 
-    def full(handle: int) -> None:
+    def full(handle):
         os.ftruncate(handle, path.stat().st_size - 4)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        kept.add([{"key": "b"}])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            kept.add([{"key": "b"}])
     assert "b" not in kept
-    monkeypatch.setattr(os, "fsync", sync)
     kept.add([{"key": "c"}])
     assert [record["key"] for record in Kept(path)] == ["a", "c"]
 
@@ -108,41 +96,34 @@ def test_a_write_that_failed_leaves_no_damage(
 @pytest.mark.parametrize(
     "line", [b'{"key": "b"', b"null", b'{"value": 1}', b'{"key": 3}', b"[1]", b'"key"', b"\xff\xfe"]
 )
-def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "kept.jsonl"
     content = b'{"key": "a"}\n' + line + b'\n{"key": "c"}\n'
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"kept\.jsonl, line 2 is damaged; delete that line"):
+    with pytest.raises(UserError, match=r"kept\.jsonl, line 2"):
         Kept(path)
     assert path.read_bytes() == content, "nothing is thrown away"
 
 
-def test_a_killed_writer_loses_nothing_that_was_added(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_a_killed_writer_loses_nothing_that_was_added(tmp_path, turns):
     path, start = tmp_path / "kept.jsonl", 0
-    for turn in range(4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(start)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"open {start}\n"
-        time.sleep(0.05 + 0.03 * turn)
-        process.send_signal(signal.SIGKILL)
-        said = [line for line in process.stdout.read().split("\n")[:-1] if line]
-        process.stdout.close()
-        process.wait()
+    for turn in range(turns):
+        args = [sys.executable, "-c", WRITER, str(path), str(start)]
+        with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == f"open {start}\n"
+            time.sleep(0.05 + 0.03 * turn)
+            process.send_signal(signal.SIGKILL)
+            said = process.stdout.read().split()
         kept = Kept(path)
         promised = int(said[-1]) + 1 if said else start
         assert promised <= len(kept) <= promised + 1
-        assert all(f"k{number}" in kept for number in range(promised))
         start = len(kept)
-    assert start > 10
     for number in range(start):
         assert kept[f"k{number}"]["value"] == "x" * (number % 700)
 
 
-def test_equal_content_equal_key() -> None:
+def test_equal_content_equal_key():
     one = content_key("a", {"x": 1, "y": [1.5, None]}, (1, 2))
     assert one == content_key("a", {"y": [1.5, None], "x": 1}, [1, 2])
     assert len(one) == 24

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ SCRIPT = Path(__file__).parent / "tools" / "other_device.py"
 CONFIDENCE_RULES = ("most_confident", "margin", "entropy")
 
 
-def check(names: list[str], folder: Path) -> None:
+def check(names: list[str], zoo: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(zoo, tmp_path / "zoo")
     command = [sys.executable, str(SCRIPT), *names]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
@@ -35,10 +37,10 @@ def check(names: list[str], folder: Path) -> None:
     assert len(found) >= len(names)
 
 
-def test_mdm_arm_and_pretrained_causal_lm(zoo: Path) -> None:
-    check(["bell", "arm", "cpt"], zoo)
+def test_mdm_arm_and_pretrained_causal_lm(zoo: Path, tmp_path: Path) -> None:
+    check(["bell", "arm", "cpt"], zoo, tmp_path)
 
 
 @pytest.mark.long
-def test_all_that_trains(zoo: Path) -> None:
-    check([], zoo)
+def test_all_that_trains(zoo: Path, tmp_path: Path) -> None:
+    check([], zoo, tmp_path)

@@ -1,5 +1,7 @@
 """Gradients and their similarities against torch.autograd, one backward pass at a time."""
 
+from __future__ import annotations
+
 import json
 import math
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from changed_runs import change_run
 from torch import nn
 
 from bellmask.analyze.gradients import (
@@ -20,14 +23,9 @@ from bellmask.analyze.gradients import (
 from bellmask.analyze.similarity import (
     PARTS,
     additivity_similarities,
-    cosine,
     gradient,
-    neighbours,
-    parts_of,
     radius_similarities,
 )
-from bellmask.assemble import train_run
-from bellmask.errors import UserError
 from bellmask.model.transformer import Denoiser
 from bellmask.options import ModelOptions
 from bellmask.rng import stream_key
@@ -38,18 +36,13 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 """Of float32 sums in another order."""
 
 
-def ignore(done, total):
-    pass
-
-
-def denoiser(seed=1, modulation="constant", is_awake=True):
-    """Two layers; awake: all weights random, so that gates are open and the head looks."""
+def denoiser(modulation="constant"):
+    """Two layers, all weights random, so that gates are open and the head looks."""
     options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.3, modulation=modulation)
     model = Denoiser(options, VOCABULARY).eval()
-    if is_awake:
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
@@ -83,10 +76,9 @@ def own_cosine(left, right, part="whole"):
     return float((a * b).sum() / ((a * a).sum().sqrt() * (b * b).sum().sqrt()))
 
 
-def is_masked(*rows, length=LENGTH):
-    found = torch.zeros(len(rows), length, dtype=torch.bool)
-    for number, masked in enumerate(rows):
-        found[number, masked] = True
+def is_masked(masked):
+    found = torch.zeros(1, LENGTH, dtype=torch.bool)
+    found[0, masked] = True
     return found
 
 
@@ -129,57 +121,18 @@ class PlaceByPlace(nn.Module):
 def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
     model, x0_L = denoiser(modulation=modulation), row()
     masked, scored = [2, 5, 6, 9], [2, 6, 9]
-    found = gradient(model, x0_L[None], is_masked(masked), torch.tensor(scored), MASK)
+    gradient(model, row(4)[None], is_masked([2]), torch.tensor([2]), MASK)  # must not pile up
+    with torch.no_grad():
+        found = gradient(model, x0_L[None], is_masked(masked), torch.tensor(scored), MASK)
     expected = own_gradient(model, x0_L, masked, scored)
     assert set(found) == set(PARTS)
+    assert len(found["whole"]) == sum(len(found[part]) for part in PARTS[1:])
     for part in PARTS:
         torch.testing.assert_close(found[part].double(), joined(expected, part), **CLOSE)
         assert float(found[part].norm()) > 0.1
 
 
-def test_the_parts_are_the_whole():
-    model = denoiser()
-    names = {part: {id(p) for p in parameters} for part, parameters in parts_of(model).items()}
-    assert names["whole"] == {id(p) for p in model.parameters()}
-    assert names["embedding"] | names["trunk"] | names["head"] == names["whole"]
-    assert sum(len(names[part]) for part in PARTS[1:]) == len(names["whole"])
-    found = gradient(model, row()[None], is_masked([1, 4]), torch.tensor([1, 4]), MASK)
-    squares = {part: float(g.double().square().sum()) for part, g in found.items()}
-    assert squares["whole"] == pytest.approx(sum(squares[part] for part in PARTS[1:]), rel=1e-9)
-
-
-def test_gradients_do_not_pile_up_and_are_taken_where_none_are_wanted():
-    model = denoiser()
-    asked = (row()[None], is_masked([1, 4]), torch.tensor([1]), MASK)
-    first = gradient(model, *asked)["whole"]
-    gradient(model, row(4)[None], is_masked([2]), torch.tensor([2]), MASK)
-    with torch.no_grad():
-        again = gradient(model, *asked)["whole"]
-    assert torch.equal(first, again)
-
-
-def test_cosines_of_known_vectors():
-    a = torch.tensor([3.0, 4.0])
-    assert cosine(a, torch.tensor([4.0, 3.0])) == pytest.approx(24 / 25, abs=1e-15)
-    assert cosine(a, 10 * a) == pytest.approx(1, abs=1e-15)
-    assert cosine(a, -a) == pytest.approx(-1, abs=1e-15)
-    assert cosine(a, torch.tensor([4.0, -3.0])) == 0
-    tiny = torch.tensor([1e-30, 0.0])  # its square is no float32
-    assert cosine(tiny, tiny) == pytest.approx(1, abs=1e-12)
-    assert math.isnan(cosine(a, torch.zeros(2)))
-    assert math.isnan(cosine(torch.zeros(2), a))
-
-
 # radius
-
-
-def test_neighbours_are_inside_the_block_and_not_the_centre():
-    assert neighbours(5, 2, 12) == [3, 4, 6, 7]
-    assert neighbours(1, 3, 12) == [0, 2, 3, 4]
-    assert neighbours(10, 3, 12) == [7, 8, 9, 11]
-    assert neighbours(4, 128, 9) == [0, 1, 2, 3, 5, 6, 7, 8]
-    for centre in range(4, 12 - 4):
-        assert len(neighbours(centre, 4, 12)) == 8
 
 
 def radius_masks(length, radii, masks, keys):
@@ -203,8 +156,8 @@ def radius_masks(length, radii, masks, keys):
 
 
 def test_eight_neighbours_within_the_radius_are_masked():
-    draws = radius_masks(40, (4, 6, 16, 128), 8, range(150))
-    assert {centre for centre, _ in draws} == set(range(4, 36))
+    draws = radius_masks(24, (4, 6, 16, 128), 8, range(80))
+    assert {centre for centre, _ in draws} == set(range(4, 20))
     for centre, chosen in draws:
         assert chosen[4] == {*range(centre - 4, centre + 5)} - {centre}
         assert all(len(places) == 8 for places in chosen.values())
@@ -213,20 +166,17 @@ def test_eight_neighbours_within_the_radius_are_masked():
     reach = [max(abs(i - centre) for i in chosen[16]) for centre, chosen in draws]
     assert max(reach) == 16
     left = sum(i < centre for centre, chosen in draws for i in chosen[6])
-    assert 0.4 < left / (8 * 150) < 0.6
-    assert {i for _, chosen in draws for i in chosen[128]} == set(range(40))
+    assert 0.4 < left / (8 * 80) < 0.6
+    assert {i for _, chosen in draws for i in chosen[128]} == set(range(24))
 
 
 def test_more_masks_keep_the_centre_further_from_the_ends():
-    """16 masks within radius 8 need 8 places on both sides."""
-    draws = radius_masks(40, (8, 128), 16, range(100))
-    assert {centre for centre, _ in draws} == set(range(8, 32))
+    """16 masks within radius 8 need 8 places on both sides; the shortest block has one centre."""
+    draws = radius_masks(24, (8, 128), 16, range(60))
+    assert {centre for centre, _ in draws} == set(range(8, 16))
     for centre, chosen in draws:
         assert chosen[8] == {*range(centre - 8, centre + 9)} - {centre}
         assert len(chosen[128]) == 16
-
-
-def test_the_shortest_block_has_one_centre_and_eight_neighbours():
     for centre, chosen in radius_masks(9, (4, 32), 8, range(3)):
         assert centre == 4
         assert chosen[4] == chosen[32] == {0, 1, 2, 3, 5, 6, 7, 8}
@@ -271,11 +221,6 @@ def test_the_sum_of_single_masks_is_that_of_separate_passes():
             expected = own_cosine(total, together, part)
             assert found[count][part] == pytest.approx(expected, abs=1e-5)
             assert found[count][part] < 0.9999
-        batched = gradient(
-            model, x0_L.expand(count, -1), is_masked(*([p] for p in places)),
-            torch.tensor(singles[1]), MASK,
-        )  # fmt: skip
-        torch.testing.assert_close(batched["whole"].double(), joined(total), **CLOSE)
 
 
 def test_a_model_that_ignores_the_context_is_additive_and_needs_no_neighbours():
@@ -288,38 +233,7 @@ def test_a_model_that_ignores_the_context_is_additive_and_needs_no_neighbours():
             assert values == pytest.approx([1.0] * len(values), abs=1e-6)
 
 
-def test_an_untrained_model_has_a_gradient_in_its_head_only():
-    """Gates and head are zero: the head's rows see one and the same state at every mask."""
-    model = denoiser(is_awake=False)
-    found = gradient(model, row()[None], is_masked([1, 4]), torch.tensor([1, 4]), MASK)
-    assert {part for part, g in found.items() if bool((g != 0).any())} == {"whole", "head"}
-    for similarities in (
-        additivity_similarities(model, row(), (4,), MASK, 1)[4],
-        radius_similarities(model, row(), (4,), 8, MASK, 1)[4],
-    ):
-        assert similarities["whole"] == pytest.approx(1, abs=1e-6)
-        assert similarities["head"] == pytest.approx(1, abs=1e-6)
-        assert math.isnan(similarities["trunk"])
-        assert math.isnan(similarities["embedding"])
-
-
 # runs
-
-
-@pytest.fixture(scope="module")
-def runs(small_config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    for name, options in {
-        "mdm": "--train.steps 6 --checkpoint.keep-steps 3 6",
-        "arm": "--framework arm --train.steps 2",
-        "apart": "--train.steps 2 --data.document-attention",
-        "timed": "--train.steps 2 --model.modulation time --schedule cosine --law uniform "
-        "--objective nelbo",
-        "lines": "--train.steps 2 --data.documents line --data.packing unpacked "
-        "--data.block-length 48",
-    }.items():
-        train_run(small_config(*options.split()), folder / name, is_quiet=True)
-    return folder
 
 
 def spread_rows(run, count):
@@ -328,23 +242,29 @@ def spread_rows(run, count):
     return valid.rows(slice(None))[:: len(valid) // count][:count]
 
 
-def test_a_summary_is_the_mean_and_error_over_draws(runs):
-    told = []
-    options = AdditivityOptions((str(runs / "mdm"),), draws=5, seed=8, counts=(2, 6))
-    found = GRADIENT_ADDITIVITY.measure(options, lambda *n: told.append(n))
+@pytest.mark.parametrize("kind", ["additivity", "radius"])
+def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
+    """At the checkpoint asked for; the untrained model beside it, the paper's numbers too."""
+    told, run = [], load_run(zoo / "steps", checkpoint="30")
+    common = {"checkpoint": "30", "draws": 5, "seed": 8}
+    if kind == "additivity":
+        analysis, settings, similarities = GRADIENT_ADDITIVITY, (2, 6), additivity_similarities
+        options, more = AdditivityOptions((str(zoo / "steps"),), counts=settings, **common), ()
+    else:
+        analysis, settings, similarities = GRADIENT_RADIUS, (4, 6), radius_similarities
+        options, more = RadiusOptions((str(zoo / "steps"),), radii=settings, **common), (8,)
+    found = analysis.measure(options, lambda *n: told.append(n))
     assert told == [(n, 10) for n in range(1, 11)]
-    assert [model["name"] for model in found["models"]] == ["bell, step 6", "bell, untrained"]
-    assert [model["step"] for model in found["models"]] == [6, 0]
-    run = load_run(runs / "mdm")
-    rows = spread_rows(run, 5)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert [model["step"] for model in found["models"]] == [30, 0]
     draws = [
-        additivity_similarities(
-            run.model, x0_L, (2, 6), run.tokenizer.mask_id, stream_key(8, "gradients", number)
+        similarities(
+            run.model, x0_L, settings, *more, run.tokenizer.mask_id, stream_key(8, "gradients", n)
         )
-        for number, x0_L in enumerate(rows)
+        for n, x0_L in enumerate(spread_rows(run, 5))
     ]
     trained, untrained = (model["rows"] for model in found["models"])
-    assert [line["setting"] for line in trained] == [2, 6]
+    assert [line["setting"] for line in trained] == list(settings)
     for line in trained:
         for part in PARTS:
             values = np.array([draw[line["setting"]][part] for draw in draws])
@@ -352,47 +272,11 @@ def test_a_summary_is_the_mean_and_error_over_draws(runs):
             expected = values.std(ddof=1) / math.sqrt(5)
             assert line[part]["se"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
             assert line[part]["draws"] == 5
-            assert 0 < line[part]["mean"] < 1
     for line in untrained:
         assert line["trunk"] == line["embedding"] == {"mean": None, "se": None, "draws": 0}
         assert line["whole"]["mean"] == pytest.approx(1, abs=1e-6)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    tables = GRADIENT_ADDITIVITY.tables(found)
-    assert tables[0].title == "bell, step 6: cosine similarity ± standard error (Table 2)"
-    assert tables[0].columns == ["number of masks", *PARTS, "paper, 1M steps"]
-    first = trained[0]
-    cells = [f"{first[part]['mean']:.3f} ± {first[part]['se']:.3f}" for part in PARTS]
-    assert tables[0].rows[0] == ["2", *cells, "0.999"]
-    assert tables[0].rows[1][-1] == "-"
-    assert tables[1].rows[0][2:4] == ["no gradient", "no gradient"]
-
-
-def test_the_checkpoint_asked_for_and_the_paper_beside_it(runs):
-    options = RadiusOptions((str(runs / "mdm"),), checkpoint="3", draws=2, radii=(4, 128))
-    found = GRADIENT_RADIUS.measure(options, ignore)
-    assert [model["name"] for model in found["models"]] == ["bell, step 3", "bell, untrained"]
-    run = load_run(runs / "mdm", checkpoint="3")
-    rows, mask_id = spread_rows(run, 2), run.tokenizer.mask_id
-    draws = [
-        radius_similarities(
-            run.model, x0_L, (4, 128), 8, mask_id, stream_key(1234, "gradients", number)
-        )
-        for number, x0_L in enumerate(rows)
-    ]
-    for line in found["models"][0]["rows"]:
-        mean = sum(draw[line["setting"]]["trunk"] for draw in draws) / 2
-        assert line["trunk"]["mean"] == pytest.approx(mean, abs=1e-6)
-        assert 0 < mean < 0.9999
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    table = GRADIENT_RADIUS.tables(found)[0]
-    assert (table.columns[0], table.title[-9:]) == ("radius r", "(Table 1)")
-    assert [line[-1] for line in table.rows] == ["0.108", "0.935"]
-    figure = GRADIENT_RADIUS.figure(found)
-    assert [axes.get_title() for axes in figure.axes] == ["bell, step 3", "bell, untrained"]
-    assert figure.axes[1].get_legend_handles_labels()[1] == [
-        "paper (LM1B, 1M steps)", "whole model", "head",
-    ]  # fmt: skip
-    assert "8 tokens masked" in figure.axes[0].get_xlabel()
+    rows = analysis.tables(found)[0].rows
+    assert [row[-1] for row in rows] == [{"additivity": "0.999", "radius": "0.108"}[kind], "-"]
 
 
 def test_the_papers_numbers_are_those_printed():
@@ -404,60 +288,25 @@ def test_the_papers_numbers_are_those_printed():
     assert AdditivityOptions(()).counts == tuple(counts)
 
 
-def test_rows_are_long_enough_and_without_padding(runs, monkeypatch):
-    """Lines of 20 to 60 bytes in blocks of 48; few are long enough for 44 masks: again from the
-    first one.
-    """
+def test_rows_are_long_enough_and_without_padding(zoo, tmp_path, monkeypatch):
+    """Lines in blocks of 48, few of which have 40 bytes: again from the first one."""
     seen = []
 
     def watched(model, x0_L, *rest):
         seen.append(x0_L)
-        return {44: dict.fromkeys(PARTS, 1.0)}
+        return {40: dict.fromkeys(PARTS, 1.0)}
 
     monkeypatch.setattr("bellmask.analyze.gradients.additivity_similarities", watched)
-    options = AdditivityOptions((str(runs / "lines"),), draws=64, counts=(44,))
-    GRADIENT_ADDITIVITY.measure(options, ignore)
-    blocks = load_run(runs / "lines").blocks()[1]
-    lengths = blocks.row_lengths(slice(None))
-    long = [i for i, length in enumerate(lengths.tolist()) if length >= 44]
-    assert 1 < len(long) < 64 < len(blocks)
+    lines = {"data.documents": "line", "data.packing": "unpacked", "data.block_length": 48}
+    folder = change_run(zoo / "bell", tmp_path / "lines", lines)
+    options = AdditivityOptions((str(folder),), draws=32, counts=(40,))
+    GRADIENT_ADDITIVITY.measure(options, lambda *n: None)
+    blocks = load_run(folder).blocks()[1]
+    lengths, rows = blocks.row_lengths(slice(None)), blocks.rows(slice(None))
+    long = [i for i, length in enumerate(lengths.tolist()) if length >= 40]
+    assert 1 < len(long) < len(blocks) < 32
     assert any(lengths[i] < 48 for i in long)
-    rows = blocks.rows(slice(None))
-    assert len(seen) == 2 * 64
+    assert len(seen) == 2 * 32
     for number, x0_L in enumerate(seen):
-        place = long[number % 64 % len(long)]
+        place = long[number % 32 % len(long)]
         assert torch.equal(x0_L, rows[place, : lengths[place]])
-
-
-@pytest.mark.parametrize(
-    ("analysis", "options", "words"),
-    [
-        (GRADIENT_RADIUS, RadiusOptions(("arm",)), "arm is a causal model; this analysis is about"),
-        (GRADIENT_ADDITIVITY, AdditivityOptions(("mdm", "arm"), counts=(2,)), "causal model"),
-        (GRADIENT_ADDITIVITY, AdditivityOptions(("mdm",)), "blocks of 16 tokens; .* needs 32"),
-        (
-            GRADIENT_RADIUS,
-            RadiusOptions(("mdm",), masks=16, radii=(8,)),
-            "of 16 tokens; .* needs 17",
-        ),
-        (GRADIENT_RADIUS, RadiusOptions(("mdm",), radii=(3, 8)), "--radii 3 8: each must have at"),
-        (GRADIENT_RADIUS, RadiusOptions(("mdm",), radii=()), "--radii"),
-        (GRADIENT_RADIUS, RadiusOptions(("mdm",), masks=0), "--masks 0"),
-        (GRADIENT_RADIUS, RadiusOptions(("mdm",), draws=1), "--draws must be at least 2, got 1"),
-        (GRADIENT_ADDITIVITY, AdditivityOptions(("mdm",), counts=(0, 2)), "at least 1"),
-        (GRADIENT_ADDITIVITY, AdditivityOptions(("mdm",), counts=()), "--counts needs"),
-        (
-            GRADIENT_RADIUS,
-            RadiusOptions(("mdm",), checkpoint="5"),
-            "no checkpoint '5'.*steps: 3, 6",
-        ),
-        (GRADIENT_RADIUS, RadiusOptions(("apart",)), "apart keeps attention inside documents"),
-        (GRADIENT_RADIUS, RadiusOptions(("timed",)), "timed is told times of another than"),
-        (GRADIENT_RADIUS, RadiusOptions(()), "at least one run folder"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
-)
-def test_what_cannot_be_measured_is_refused(runs, analysis, options, words, monkeypatch):
-    monkeypatch.chdir(runs)
-    with pytest.raises(UserError, match=words):
-        analysis.measure(options, ignore)

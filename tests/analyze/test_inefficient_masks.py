@@ -1,5 +1,7 @@
 """Masks without long runs, against all 2^L strings, exact fractions and 40-digit integrals."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import math
@@ -22,27 +24,22 @@ from bellmask.analyze.inefficient_masks import (
     run_lengths,
     time_weights,
 )
-from bellmask.commands.options import parse_command
 from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
-from bellmask.errors import UserError
 
-BELLS = [Dirac(0.5)]
-BELLS += [TruncatedGaussian(mu, s) for mu in (0.4, 0.5, 0.6) for s in (0.1, 0.2)]
-BELLS += [TruncatedLaplace(mu, s) for mu in (0.4, 0.5, 0.6) for s in (0.1, 0.2)]
+KINDS = (TruncatedGaussian, TruncatedLaplace)
+BELLS = [kind(mu, s) for kind in KINDS for mu in (0.4, 0.5, 0.6) for s in (0.1, 0.2)]
 
 
 def longest_run(bits):
     return max(len(list(group)) for _, group in itertools.groupby(bits))
 
 
-def brute_counts(length):
-    """k → strings by number of masks, for every k."""
-    table = {k: [0] * (length + 1) for k in range(2, length + 2)}
+def brute_counts(length, k):
+    """Strings without a run of k, by number of masks."""
+    found = [0] * (length + 1)
     for bits in itertools.product((0, 1), repeat=length):
-        for k in range(longest_run(bits) + 1, length + 2):
-            if k >= 2:
-                table[k][sum(bits)] += 1
-    return table
+        found[sum(bits)] += longest_run(bits) < k
+    return found
 
 
 def run_by_run(length, k):
@@ -56,16 +53,12 @@ def run_by_run(length, k):
     return [ends[a, length - a] + ends[length - a, a] for a in range(length + 1)]
 
 
-@pytest.mark.parametrize("length", range(2, 12))
-def test_counts_are_those_of_all_strings(length):
-    for k, expected in brute_counts(length).items():
-        assert efficient_counts(length, k) == expected
-
-
-@pytest.mark.parametrize("length", [7, 8, 31, 63, 64])
-def test_counts_are_those_of_the_run_by_run_recursion(length):
-    for k in (2, 3, 5, 8, length // 2, length - 1, length):
-        assert efficient_counts(length, max(k, 2)) == run_by_run(length, max(k, 2))
+def test_counts_are_those_of_all_strings():
+    for length in (2, 3, 7, 10):
+        for k in range(2, length + 2):
+            assert efficient_counts(length, k) == brute_counts(length, k) == run_by_run(length, k)
+    for k in (2, 3, 8, 31, 63, 64):
+        assert efficient_counts(64, k) == run_by_run(64, k)
 
 
 def test_long_blocks_keep_every_digit():
@@ -94,15 +87,21 @@ def test_one_time_makes_a_binomial(mu):
 
 
 def density(law):
+    mu = mpmath.mpf(law.mu)
     if isinstance(law, TruncatedGaussian):
-        return lambda t: mpmath.exp(
-            -((t - mpmath.mpf(law.mu)) ** 2) / 2 / mpmath.mpf(law.sigma) ** 2
-        )
-    return lambda t: mpmath.exp(-abs(t - mpmath.mpf(law.mu)) / mpmath.mpf(law.b))
+        return lambda t: mpmath.exp(-((t - mu) ** 2) / 2 / mpmath.mpf(law.sigma) ** 2)
+    return lambda t: mpmath.exp(-abs(t - mu) / mpmath.mpf(law.b))
 
 
-@pytest.mark.parametrize("law", [TruncatedGaussian(0.4, 0.1), TruncatedLaplace(0.6, 0.2)])
-@pytest.mark.parametrize("length", [3, 128, 1024])
+@pytest.mark.parametrize(
+    ("law", "length"),
+    [
+        (TruncatedGaussian(0.4, 0.1), 3),
+        (TruncatedLaplace(0.6, 0.2), 128),
+        pytest.param(TruncatedGaussian(0.4, 0.1), 1024, marks=pytest.mark.long),
+        pytest.param(TruncatedLaplace(0.6, 0.2), 1024, marks=pytest.mark.long),
+    ],
+)
 def test_the_law_of_mask_counts_is_that_of_40_digits(law, length):
     got = mask_count_law(law, length)
     assert float(got.sum()) == pytest.approx(1, abs=ACCURACY)
@@ -114,11 +113,10 @@ def test_the_law_of_mask_counts_is_that_of_40_digits(law, length):
             peak = mpmath.mpf(n) / length
             near = sorted({*edges, *(peak + d / mpmath.mpf(100) for d in range(-9, 10, 3))})
             near = [edge for edge in near if 0 <= edge <= 1]
-            ways = mpmath.binomial(length, n)
-            mass = mpmath.quad(
-                lambda t, n=n, ways=ways: ways * t**n * (1 - t) ** (length - n) * f(t), near
+            ways = mpmath.binomial(length, n)  # inside the integral, whose error is absolute
+            exact = mpmath.quad(
+                lambda t, n=n, ways=ways: ways * t**n * (1 - t) ** (length - n) * f(t) / total, near
             )
-            exact = mass / total
             assert abs(float(got[n]) / exact - 1) < ACCURACY / 4
 
 
@@ -126,16 +124,15 @@ def exact_q(length, k):
     return [Fraction(c, math.comb(length, n)) for n, c in enumerate(run_by_run(length, k))]
 
 
-@pytest.mark.parametrize("length", [2, 5, 8, 13])
+@pytest.mark.parametrize("length", [2, 5, 12])
 def test_probabilities_are_exact_fractions(length):
     for k in range(2, length + 1):
         q = exact_q(length, k)
         efficiency = Efficiency.from_counts(run_by_run(length, k))
-        uniform = efficiency.probability(mask_count_law(Uniform(), length))
-        half = efficiency.probability(mask_count_law(Dirac(0.5), length))
-        expected_uniform = sum(q, Fraction(0)) / (length + 1)
-        expected_half = Fraction(sum(run_by_run(length, k)), 2**length)
-        for got, expected in ((uniform, expected_uniform), (half, expected_half)):
+        half = Fraction(sum(run_by_run(length, k)), 2**length)
+        truth = {Uniform(): sum(q, Fraction(0)) / (length + 1), Dirac(0.5): half}
+        for law, expected in truth.items():
+            got = efficiency.probability(mask_count_law(law, length))
             assert got["efficient"] == pytest.approx(float(expected), rel=1e-13)
             assert got["inefficient"] == pytest.approx(float(1 - expected), rel=1e-13)
             assert got["log10_efficient"] == pytest.approx(math.log10(expected), abs=1e-12)
@@ -152,7 +149,7 @@ def test_a_law_gives_the_integral_over_strings():
     assert got["efficient"] == pytest.approx(float(chance / mpmath.quad(f, edges)), rel=1e-12)
 
 
-@pytest.mark.parametrize("length", [2, 3, 6, 9, 16, 33])
+@pytest.mark.parametrize("length", [2, 3, 9, 16])
 def test_lemmas_hold_in_fractions_and_are_reported(length):
     weights = time_weights(length)
     for k in range(2, length + 1):
@@ -161,11 +158,9 @@ def test_lemmas_hold_in_fractions_and_are_reported(length):
         assert q == q[::-1]
         assert all(a <= b for a, b in up)
         found = check_counts(efficient_counts(length, k))
-        assert found == {
-            "is_symmetric": True,
-            "rises_to_the_middle": True,
-            "level_steps": sum(a == b and a > 0 for a, b in up),
-        }
+        assert found["is_symmetric"]
+        assert found["rises_to_the_middle"]
+        assert found["level_steps"] == sum(a == b and a > 0 for a, b in up)
         assert rises_in_time(efficient_counts(length, k), weights)
 
 
@@ -194,10 +189,10 @@ def test_the_weights_in_time_are_those_of_bernoulli_masks():
     assert len(time_weights(5)) == 9  # up to t = 1/2
 
 
-@pytest.mark.parametrize("length", [2, 3, 7, 16, 65])
+@pytest.mark.parametrize("length", [2, 7, 65])
 def test_prop_44_holds_for_every_bell(length):
     uniform = mask_count_law(Uniform(), length)
-    weights = {law: mask_count_law(law, length) for law in BELLS}
+    weights = {law: mask_count_law(law, length) for law in [Dirac(0.5), *BELLS]}
     for k in sorted({2, 3, 4, 8, length // 2, length - 1, length} & set(range(2, length + 1))):
         efficiency = Efficiency.from_counts(efficient_counts(length, k))
         for law, w in weights.items():
@@ -218,14 +213,11 @@ def test_margins_near_one_and_near_zero_keep_their_digits():
     assert low["relative"] == pytest.approx(float(ratio - 1), rel=1e-10)
     exact = Fraction(2, 2**1024) - Fraction(2, 1025 * math.comb(1024, 512))
     assert low["margin"] == pytest.approx(float(exact), rel=1e-10, abs=0)
-
-
-def test_a_probability_too_small_for_a_float_is_still_compared():
+    # too small for a float, and still compared
+    assert margin(1200, 2, Dirac(0.5))["verdict"] == "holds"
     weights = mask_count_law(Dirac(0.5), 1200)
     got = Efficiency.from_counts(efficient_counts(1200, 2)).probability(weights)
-    assert got["efficient"] == 0
     assert got["log10_efficient"] == pytest.approx(-1199 * math.log10(2), rel=1e-13)
-    assert margin(1200, 2, Dirac(0.5))["verdict"] == "holds"
 
 
 def test_a_margin_below_double_precision_is_not_called_a_pass():
@@ -248,7 +240,10 @@ LAWS = ("dirac:0.5", "gaussian:0.3,0.1", "gaussian:0.5,100000")
 def results():
     steps = []
     options = InefficientMasksOptions(length=12, ks=(3, 4), max_k=5, laws=LAWS)
-    found = measure(options, lambda done, total: steps.append((done, total)))
+    with pytest.MonkeyPatch.context() as patch:
+        some = ("gaussian:0.4,0.2", "dirac:0.6")
+        patch.setattr("bellmask.analyze.inefficient_masks.SHIPPED_LAWS", some)
+        found = measure(options, lambda done, total: steps.append((done, total)))
     assert steps == [(i + 1, len(steps)) for i in range(len(steps))]
     return json.loads(json.dumps(found, allow_nan=False))
 
@@ -256,72 +251,28 @@ def results():
 def test_the_measurement_covers_what_was_asked(results):
     assert [at["k"] for at in results["by_k"]] == [2, 3, 4, 5]
     assert results["shown"] == ["uniform", *LAWS]
-    assert results["is_bell_shaped"]["gaussian:0.4,0.2"]
-    assert not results["is_bell_shaped"]["gaussian:0.3,0.1"]
-    assert not results["is_bell_shaped"]["dirac:0.6"]
+    bells = [law for law, is_bell in results["is_bell_shaped"].items() if is_bell]
+    assert bells == ["dirac:0.5", "gaussian:0.5,100000", "gaussian:0.4,0.2"]
     curves = {at["k"]: at["by_context"] for at in results["by_k"] if "by_context" in at}
     assert list(curves) == [3, 4]
     for k, curve in curves.items():
         assert curve == pytest.approx([float(q) for q in exact_q(12, k)], rel=1e-15)
 
 
-def test_every_shipped_bell_passes_and_the_flat_one_is_undecided(results):
-    for text, is_bell in results["is_bell_shaped"].items():
-        verdicts = {at["laws"][text].get("verdict") for at in results["by_k"]}
-        if text == "gaussian:0.5,100000":
-            assert verdicts == {"undecided"}
-        elif is_bell:
-            assert verdicts == {"holds"}, text
-
-
-def test_tables_say_what_was_found(results):
-    tables = INEFFICIENT_MASKS.tables(results)
-    for table in tables:
-        assert all(len(row) == len(table.columns) for row in table.rows)
-    rows = {row[0]: row[1:] for table in tables for row in table.rows}
-    # runs of one or two: twice the 233 compositions of 12 into ones and twos
-    assert rows["3"][1] == f"{466 / 4096:.4f}"
-    assert rows["dirac:0.5"][0] == "yes"
-    assert rows["dirac:0.5"][-1] == "holds at all 4 k"
-    assert rows["gaussian:0.5,100000"][-1] == "below double precision at k=2, 3, 4, 5"
-    assert [row[1] for row in tables[2].rows] == ["holds"] * 3
-
-
-def test_broken_checks_reach_the_tables(results):
+def test_tables_say_what_was_found_and_where_it_fails(results):
     broken = json.loads(json.dumps(results))
     broken["by_k"][1]["lemmas"]["rises_in_time"] = False
     broken["by_k"][2]["laws"]["dirac:0.5"]["verdict"] = "fails"
-    tables = INEFFICIENT_MASKS.tables(broken)
-    assert tables[2].rows[2][1] == "fails at k=3"
-    assert next(r for r in tables[1].rows if r[0] == "dirac:0.5")[-1] == "fails at k=4"
-
-
-def test_probabilities_at_the_ends_are_shown_whole():
-    at = {
-        "k": 2,
-        "laws": {
-            "uniform": {"efficient": 0.0, "log10_efficient": -360.5, "inefficient": 1.0},
-            "dirac:0.5": {"efficient": 1.0, "log10_efficient": 0.0, "inefficient": 2.5e-30},
-            "dirac:1": {"efficient": 0.0, "log10_efficient": None, "inefficient": 1.0},
-        },
-        "lemmas": dict.fromkeys(("is_symmetric", "rises_to_the_middle", "rises_in_time"), True),
-    }
-    for law in ("dirac:0.5", "dirac:1"):
-        at["laws"][law] |= {"margin": 0.0, "relative": 2.0, "verdict": "holds"}
-    shown = ["uniform", "dirac:0.5", "dirac:1"]
-    bells = dict.fromkeys(shown, True)
-    fake = {"length": 2000, "ks": [2], "shown": shown, "is_bell_shaped": bells, "by_k": [at]}
-    tables = INEFFICIENT_MASKS.tables(fake)
-    assert tables[0].rows == [["2", "3.16e-361", "1 - 2.50e-30", "0 in float64"]]
-    assert tables[1].rows[0][2] == "< 1e-323 (k=2)"
+    _, by_law, lemmas = INEFFICIENT_MASKS.tables(broken)
+    verdict = {row[0]: row[-1] for row in by_law.rows}
+    assert verdict["dirac:0.5"] == "fails at k=4"
+    assert verdict["gaussian:0.4,0.2"] == "holds at all 4 k"
+    assert [row[1] for row in lemmas.rows] == ["holds", "holds", "fails at k=3"]
 
 
 def test_the_figure_has_both_panels(results):
-    figure = INEFFICIENT_MASKS.figure(results)
-    figure.canvas.draw()
-    left, right = figure.axes
-    assert [line.get_label() for line in left.lines] == ["k = 3", "k = 4"]
-    assert [line.get_label() for line in right.lines] == ["uniform", *LAWS]
+    left, right = INEFFICIENT_MASKS.figure(results).axes
+    assert (len(left.lines), len(right.lines)) == (2, 4)
     assert list(right.lines[0].get_xdata()) == [2, 3, 4, 5]
     expected = [at["laws"]["dirac:0.5"]["efficient"] for at in results["by_k"]]
     assert list(right.lines[1].get_ydata()) == expected
@@ -332,23 +283,3 @@ def test_defaults_fit_short_blocks():
     assert run_lengths(InefficientMasksOptions(length=8)) == ([4, 6, 8], list(range(2, 9)))
     ks, all_ks = run_lengths(InefficientMasksOptions(ks=(40, 4)))
     assert (ks, all_ks) == ([4, 40], [*range(2, 33), 40])
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ("--length 0", "between 2 and 4096"),
-        ("--length 1", "between 2 and 4096"),
-        ("--length 5000", "between 2 and 4096"),
-        ("--ks 1", "--ks 1 must be between 2 and the block length, 128"),
-        ("--length 8 --ks 9", "--ks 9 must be between 2 and the block length, 8"),
-        ("--max-k 129", "--max-k 129"),
-        ("--max-k 0", "--max-k 0"),
-        ("--laws gausian:0.5", "did you mean 'gaussian'"),
-        ("--laws dirac:0", "dirac"),
-    ],
-)
-def test_bad_options_are_refused(args, words):
-    options = parse_command(InefficientMasksOptions, args.split(), command="analyze")
-    with pytest.raises(UserError, match=words):
-        measure(options, lambda done, total: None)

@@ -1,5 +1,7 @@
 """Time laws and schedules against scipy, 40-digit integrals and the printed numbers."""
 
+from __future__ import annotations
+
 import json
 import math
 
@@ -11,8 +13,6 @@ from scipy import stats
 
 from bellmask.analyze.time_laws import (
     SCHEDULES,
-    SHIPPED_LAWS,
-    TIME_LAWS,
     SchedulesOptions,
     TimeLawsOptions,
     contexts,
@@ -23,14 +23,8 @@ from bellmask.analyze.time_laws import (
     parse_law,
     second_moment,
 )
-from bellmask.commands.options import parse_command
 from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
 from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
-from bellmask.errors import UserError
-
-
-def ignore(done, total):
-    pass
 
 
 def truncnorm(mu, sigma):
@@ -45,27 +39,11 @@ def test_texts_name_laws():
     assert parse_law("uniform") == Uniform()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("gausian:0.5", "did you mean 'gaussian'"),
-        ("base", "unknown time law 'base'"),
-        ("gaussian:0.5,0.1+muon", "unknown time law"),
-        ("gaussian:x", "must be numbers"),
-        ("gaussian:0.5,-1", "positive"),
-        ("uniform:0.5", "takes 0 number"),
-        ("dirac:2", "dirac needs"),
-    ],
-)
-def test_other_texts_are_refused(text, words):
-    with pytest.raises(UserError, match=words):
-        parse_law(text)
-
-
 def test_printed_weights_of_the_default_bell():
     law = describe_law(TruncatedGaussian(), 128)
     relative = [law["relative_weights"][n] for n in contexts(128)]
     assert contexts(128) == [0, 16, 32, 64, 96, 127]
+    assert (contexts(1), contexts(3)) == ([0], [0, 1, 2])
     assert relative == pytest.approx([4.7e-5, 0.013, 0.40, 3.63, 0.13, 6e-7], rel=0.05)
     assert 1e6 * law["all_masked"] == pytest.approx(0.18, rel=0.03)
     assert law["normaliser"] == pytest.approx(0.5, abs=1e-14)
@@ -79,14 +57,10 @@ def test_weights_of_unweighted_uniform_times_are_a_straight_line(length):
     assert law["all_masked"] == pytest.approx(1 / (length + 1), rel=1e-12)
 
 
-@pytest.mark.parametrize("text", ["dirac:0.4", "gaussian:0.6,0.2", "laplace:0.4,0.1"])
-def test_relative_weights_average_one(text):
-    assert np.mean(describe_law(parse_law(text), 64)["relative_weights"]) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(("mu", "sigma"), [(0.4, 0.1), (0.5, 0.2), (0.6, 0.2)])
+@pytest.mark.parametrize(("mu", "sigma"), [(0.4, 0.1), (0.6, 0.2)])
 def test_moments_are_those_of_scipy(mu, sigma):
     law, known = describe_law(TruncatedGaussian(mu, sigma), 8), truncnorm(mu, sigma)
+    assert np.mean(law["relative_weights"]) == pytest.approx(1)
     assert law["mean"] == pytest.approx(known.mean(), abs=1e-12)
     assert law["sd"] == pytest.approx(known.std(), abs=1e-10)
     t = np.linspace(0, 1, len(law["density"]))
@@ -109,18 +83,9 @@ def test_moments_of_the_other_laws():
     assert laplace["sd"] == pytest.approx(sd, abs=1e-12)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 9, 1024])
-def test_contexts_are_inside_the_block(length):
-    found = contexts(length)
-    assert found == sorted(set(found))
-    assert (found[0], found[-1]) == (0, length - 1)
-
-
 @pytest.fixture(scope="module")
 def laws():
-    steps = []
-    found = measure_time_laws(TimeLawsOptions(length=32), lambda *step: steps.append(step))
-    assert steps == [(i + 1, len(SHIPPED_LAWS)) for i in range(len(SHIPPED_LAWS))]
+    found = measure_time_laws(TimeLawsOptions(length=8), lambda *step: None)
     return json.loads(json.dumps(found, allow_nan=False))
 
 
@@ -132,33 +97,10 @@ def test_bell_verdicts_of_the_shipped_laws(laws):
         assert laws["laws"][text]["bell_test"]["min_margin"] >= -1e-12
 
 
-def test_tables_of_the_laws(laws):
-    tables = TIME_LAWS.tables(laws)
-    for table in tables:
-        assert [row[0] for row in table.rows] == list(SHIPPED_LAWS)
-        assert all(len(row) == len(table.columns) for row in table.rows)
-    assert tables[0].rows[0][1:] == ["0.5000", "0.2887", "no", "0.0000", "0.0000", "-"]
-    dirac = tables[0].rows[SHIPPED_LAWS.index("dirac:0.4")]
-    assert dirac[1:] == ["0.4000", "0.0000", "no", "-0.2000", "0.8000", "0.400"]
-    assert tables[1].columns[2:8] == ["N_c=0", "N_c=4", "N_c=8", "N_c=16", "N_c=24", "N_c=31"]
-    at = 2 + laws["contexts"].index(24)
-    assert tables[1].rows[0][at] == f"{2 * (32 - 24) / 33:.2g}"
-
-
 def test_the_gaussian_at_03_is_shown_to_fail():
-    options = TimeLawsOptions(laws=("gaussian:0.3,0.1",), length=4)
-    row = TIME_LAWS.tables(measure_time_laws(options, ignore))[0].rows[0]
-    assert row[3] == "no"
-    assert float(row[4]) == pytest.approx(-0.047, abs=5e-4)
-
-
-def test_the_figure_of_the_laws(laws):
-    figure = TIME_LAWS.figure(laws)
-    figure.canvas.draw()
-    assert [len(axes.lines) for axes in figure.axes] == [16, 17, 17]  # and the line at one
-    assert len(figure.legends[0].get_texts()) == 16
-    looks = {(x.get_color(), x.get_linestyle()) for x in figure.axes[0].lines}
-    assert len(looks) == 16
+    found = describe_law(TruncatedGaussian(0.3, 0.1), 4)["bell_test"]
+    assert not found["is_bell_shaped"]
+    assert found["min_margin"] == pytest.approx(-0.047, abs=5e-4)
 
 
 def test_second_moments_are_those_of_integrals():
@@ -178,9 +120,7 @@ def test_second_moments_are_those_of_integrals():
 
 @pytest.fixture(scope="module")
 def schedules():
-    steps = []
-    found = measure_schedules(SchedulesOptions(), lambda *step: steps.append(step))
-    assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    found = measure_schedules(SchedulesOptions(), lambda *step: None)
     return json.loads(json.dumps(found, allow_nan=False))
 
 
@@ -226,75 +166,21 @@ def test_curves_verdicts_and_draws(schedules):
 
 def test_times_that_are_not_uniform_are_seen_in_the_histogram():
     times = torch.rand(10_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert describe_schedule(Cosine(), times, 4)["histogram_deviation"] < 4.5
     assert describe_schedule(Cosine(), times**1.2, 4)["histogram_deviation"] > 8
 
 
 def test_the_mirror_of_a_tilted_middle():
     """The gaussian is of visible shares: around 0.4, the mean mask rate is 0.6."""
-    found = measure_schedules(SchedulesOptions(mu=0.4, batch_size=1, draws=1000), ignore)
+    found = measure_schedules(SchedulesOptions(mu=0.4, batch_size=1, draws=100), lambda *n: None)
     flat = found["schedules"]["middle_flat"]
     assert flat["mean_mask_rate"] == pytest.approx(0.6, abs=1e-4)
     assert np.argmax(found["target_density"]) in (79, 80)
     assert flat["widest_two"] == pytest.approx(1)
 
 
-def test_tables_of_the_schedules(schedules):
-    (table,) = SCHEDULES.tables(schedules)
-    rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
-    assert all(len(row) == len(table.columns) for row in table.rows)
-    assert rows["middle_flat"]["E[(w(1-alpha))^2]"] == "2814.9"
-    assert rows["middle_flat"]["axis on 2 of 512"] == "42.3 %"
-    assert rows["middle_flat"]["bell-shaped"] == "yes"
-    assert rows["linear"]["least margin"] == "0.0000"
-    assert rows["cosine"]["at a"] == "-"
-
-
 def test_the_figure_of_the_schedules(schedules):
-    figure = SCHEDULES.figure(schedules)
-    figure.canvas.draw()
-    left, middle, right = figure.axes
-    assert [len(axes.lines) for axes in (left, middle, right)] == [4, 5, 4]
-    assert len(middle.patches) == 40
+    """And the table: the middle-flat schedule's second moment, its widest two samples."""
+    (table,) = SCHEDULES.tables(schedules)
+    assert {"2814.9", "42.3 %", "yes"} <= set(table.rows[-1])
+    right = SCHEDULES.figure(schedules).axes[2]
     assert list(right.lines[3].get_ydata()) == schedules["schedules"]["middle_flat"]["weight"]
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ("--power 0.5", "above 0.5"),
-        ("--power nan", "above 0.5"),
-        ("--sigma 0", "sigma > 0"),
-        ("--sigma 0.01", "density"),
-        ("--batch-size 0", "at least 1"),
-        ("--draws 0", "at least 1"),
-    ],
-)
-def test_bad_schedule_options_are_refused(args, words):
-    options = parse_command(SchedulesOptions, args.split(), command="analyze schedules")
-    with pytest.raises(UserError, match=words):
-        measure_schedules(options, ignore)
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ("--length 0", "between 1 and 4096"),
-        ("--length 5000", "between 1 and 4096"),
-        ("--laws normal:0.5", "unknown time law"),
-        ("--laws", "at least one law"),
-    ],
-)
-def test_bad_law_options_are_refused(args, words):
-    options = parse_command(TimeLawsOptions, args.split(), command="analyze time-laws")
-    with pytest.raises(UserError, match=words):
-        measure_time_laws(options, ignore)
-
-
-@pytest.mark.parametrize("analysis", [TIME_LAWS, SCHEDULES], ids=["time-laws", "schedules"])
-def test_help_names_the_command_and_the_paper(analysis, capsys):
-    with pytest.raises(SystemExit):
-        parse_command(analysis.options, ["--help"], command=f"analyze {analysis.name}")
-    text = capsys.readouterr().out
-    assert f"bellmask analyze {analysis.name}" in text
-    assert "Table 3" in text or "App. C.4" in text

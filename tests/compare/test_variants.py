@@ -1,7 +1,11 @@
-"""Variant names against the objects that the paper's ablations describe, written out by hand."""
+"""Variant names against the objects that the paper's ablations describe; keys, grids and plans."""
+
+from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,18 +13,20 @@ from bellmask import presets
 from bellmask.build import build_model, build_objective
 from bellmask.compare.laws import describe_law
 from bellmask.compare.naming import names_of
-from bellmask.compare.plan import content_key
-from bellmask.compare.suites import SUITES
-from bellmask.compare.variants import (
-    NAMES,
-    check_shared,
-    parse_variant,
-    parse_variants,
+from bellmask.compare.plan import (
+    content_key,
+    describe_plan,
+    distinct,
+    for_comparison,
+    parse_grid,
+    plan_runs,
 )
+from bellmask.compare.suites import SUITES
+from bellmask.compare.variants import NAMES, check_shared, parse_variant, parse_variants
+from bellmask.config import RunConfig
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedule import Linear, MiddleFlat
 from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
-from bellmask.errors import UserError
 from bellmask.model.transformer import ENCODINGS
 from bellmask.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
 
@@ -51,18 +57,18 @@ SUFFIX_OPTIONS = {
     "muon": {"optim.name": "muon"},
     "adamw": {"optim.name": "adamw"},
     "unstratified": {"train.stratified": False},
+    "muon+unstratified": {"optim.name": "muon", "train.stratified": False},
 }
-LEFT_OVER = {
-    "laplace": {"law": LawOptions("laplace", 0.3, 0.3)},
-    "gaussian": {"law": LawOptions("gaussian", 0.3, 0.3)},
-    "polynomial": {"schedule": ScheduleOptions("polynomial", power=3.0)},
-    "middle_flat": {"schedule": ScheduleOptions("middle_flat", mu=0.2, scale=0.3)},
-}
+LAPLACE = {"law": LawOptions("laplace", 0.3, 0.3)}
+GAUSSIAN = {"law": LawOptions("gaussian", 0.3, 0.3)}
+POLYNOMIAL = {"schedule": ScheduleOptions("polynomial", power=3.0)}
+MIDDLE_FLAT = {"schedule": ScheduleOptions("middle_flat", mu=0.2, scale=0.3)}
 IMPORTANCE_T = {"objective": ObjectiveOptions("importance", divide_by_t=True)}
 HIGHER_FLOOR = {
     "law": LawOptions("uniform"),
     "objective": ObjectiveOptions("nelbo", time_floor=0.01),
 }
+ROOT = Path("runs")
 
 
 @functools.cache
@@ -76,12 +82,9 @@ def changed(before, after):
     return {name: new[name] for name in new if new[name] != old[name]}
 
 
-def test_every_name_is_in_the_table_of_meanings():
-    assert {text.partition(":")[0] for text in MEANT} == set(NAMES)
-
-
 @pytest.mark.parametrize("text", MEANT)
 def test_a_name_builds_what_it_says_and_changes_nothing_else(text):
+    assert text.partition(":")[0] in NAMES
     assert parse_variant(text).name == text
     assert build_objective(applied(text)) == MEANT[text]
     names = changed(presets.small(), applied(text))
@@ -93,74 +96,54 @@ def test_a_name_builds_what_it_says_and_changes_nothing_else(text):
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("base", "laplace"),
-        ("dirac:0.4", "laplace"),
-        ("gaussian:0.4", "gaussian"),
-        ("middle_flat", "gaussian"),
-        ("base", "polynomial"),
-        ("importance", "middle_flat"),
-        ("middle_flat", "middle_flat"),
+        *[("base", LAPLACE), ("dirac:0.4", LAPLACE), ("gaussian:0.4", GAUSSIAN)],
+        *[("middle_flat", GAUSSIAN), ("base", POLYNOMIAL), ("importance", MIDDLE_FLAT)],
+        *[("middle_flat", MIDDLE_FLAT), ("base", IMPORTANCE_T), ("bell", IMPORTANCE_T)],
+        *[("bell", HIGHER_FLOOR), ("importance", HIGHER_FLOOR)],
     ],
 )
-def test_nothing_of_the_shared_law_or_schedule_is_left(text, left):
-    config = replace(presets.tiny(), **LEFT_OVER[left]).check()
-    assert build_objective(parse_variant(text).apply(config)) == MEANT[text]
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("base", IMPORTANCE_T),
-        ("bell", IMPORTANCE_T),
-        ("bell", HIGHER_FLOOR),
-        ("importance", HIGHER_FLOOR),
-    ],
-)
-def test_a_shared_objective_does_not_stand_in_the_way(text, left):
+def test_nothing_of_the_shared_times_is_left(text, left):
     """A run's config.json may be given in place of a preset, whatever it was trained on."""
     config = replace(presets.tiny(), **left).check()
     assert build_objective(parse_variant(text).apply(config)) == MEANT[text]
 
 
-def test_base_and_bell_are_the_presets():
-    shared = presets.tiny()
-    for name in ("base", "bell"):
-        config, meant = parse_variant(name).apply(shared), presets.preset(f"tiny_{name}")
-        assert config.fingerprint() == meant.fingerprint()
-        assert config.resolved() == meant.resolved()
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_causal_variants_are_the_presets(name):
-    """Whatever the shared run was: also another causal one, or one with odd times."""
-    odd = replace(presets.tiny(), **LEFT_OVER["laplace"], **IMPORTANCE_T).check()
-    crossed = replace(
-        presets.preset("tiny_sigma_arm"), framework=FrameworkOptions("sigma_arm", "crossed", 7)
-    )
-    for shared in (presets.tiny(), odd, crossed):
+def test_variants_are_the_presets_whatever_the_shared_run_was():
+    odd = replace(presets.tiny(), **LAPLACE, **IMPORTANCE_T).check()
+    crossed = FrameworkOptions("sigma_arm", "crossed", 7)
+    crossed = replace(presets.preset("tiny_sigma_arm"), framework=crossed)
+    for name, shared in itertools.product(CAUSAL, (presets.tiny(), odd, crossed)):
         assert parse_variant(name).apply(shared) == presets.preset(f"tiny_{name}")
+    for name, shared in itertools.product(("base", "bell"), (presets.tiny(), crossed)):
+        config, meant = parse_variant(name).apply(shared), presets.preset(f"tiny_{name}")
+        assert config.resolved() == meant.resolved()
+        assert config.fingerprint() == meant.fingerprint()
 
 
-@pytest.mark.parametrize("name", ["base", "bell"])
-def test_masked_variants_of_a_causal_run_are_masked(name):
-    crossed = parse_variant("sigma_arm+crossed").apply(presets.tiny())
-    config = parse_variant(name).apply(crossed)
-    assert config.resolved() == presets.preset(f"tiny_{name}").resolved()
-    assert config.framework == FrameworkOptions()
-
-
-@pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("encoding", ["crossed", "literal", "source"])
-def test_an_encoding_is_a_suffix_of_causal_variants(name, encoding):
-    variant = parse_variant(f"{name}+{encoding}+muon")
-    found = changed(parse_variant(name).apply(presets.tiny()), variant.apply(presets.tiny()))
-    assert found == {"framework.encoding": encoding, "optim.name": "muon"}
-    assert build_model(variant.apply(presets.tiny()), 9).second_half == ENCODINGS[encoding]
+def test_an_encoding_is_a_suffix_of_causal_variants(encoding):
+    for name in CAUSAL:
+        config = parse_variant(f"{name}+{encoding}+muon").apply(presets.tiny())
+        found = changed(parse_variant(name).apply(presets.tiny()), config)
+        assert found == {"framework.encoding": encoding, "optim.name": "muon"}
+        assert build_model(config, 9).second_half == ENCODINGS[encoding]
 
 
-def test_an_encoding_is_not_a_suffix_of_masked_variants():
-    with pytest.raises(UserError, match="causal frameworks"):
-        parse_variant("bell+crossed").apply(presets.tiny())
+@pytest.mark.parametrize("suffix", SUFFIX_OPTIONS)
+def test_a_suffix_sets_its_option_and_no_other(suffix):
+    optimizer = "muon" if suffix == "adamw" else "adamw"
+    shared = replace(presets.tiny(), optim=replace(presets.tiny().optim, name=optimizer))
+    plain = parse_variant("laplace:0.45,0.2").apply(shared)
+    variant = parse_variant(f"laplace:0.45,0.2+{suffix}")
+    assert variant.name == f"laplace:0.45,0.2+{suffix}"
+    assert changed(plain, variant.apply(shared)) == SUFFIX_OPTIONS[suffix]
+
+
+def test_a_variant_of_ones_own():
+    variant = parse_variant("deep and wide=--model.num-layers 6 --validation.every '25 steps'")
+    assert variant.name == "deep and wide"
+    found = changed(presets.tiny(), variant.apply(presets.tiny()))
+    assert found == {"model.num_layers": 6, "validation.every": "25 steps"}
 
 
 def test_runs_are_called_by_their_variants():
@@ -179,167 +162,165 @@ def test_runs_are_called_by_their_variants():
 @pytest.mark.parametrize("name", CAUSAL)
 def test_what_a_causal_variant_trains_on_has_no_times(name):
     """Each context count of a row once: weights are equal, and every row counts the same."""
-    config = parse_variant(name).apply(presets.tiny())
-    found = describe_law(config)
+    found = describe_law(parse_variant(name).apply(presets.tiny()))
     assert found["context_weights"] == pytest.approx([1 / 64] * 64)
     assert found["effective_sample_share"] == 1
     assert found["density"] is found["mask_rate_histogram"] is None
-    encoding = "literal" if name == "aoarm" else "source"
-    assert found["name"] == f"framework {name}, {encoding} positions"
-
-
-@pytest.mark.parametrize("suffix", SUFFIX_OPTIONS)
-def test_a_suffix_sets_its_option_and_no_other(suffix):
-    optimizer = "muon" if suffix == "adamw" else "adamw"
-    shared = replace(presets.tiny(), optim=replace(presets.tiny().optim, name=optimizer))
-    name = "laplace:0.45,0.2"
-    plain = parse_variant(name).apply(shared)
-    variant = parse_variant(f"{name}+{suffix}")
-    assert variant.name == f"{name}+{suffix}"
-    assert changed(plain, variant.apply(shared)) == SUFFIX_OPTIONS[suffix]
-
-
-def test_suffixes_add_up():
-    shared = presets.tiny()
-    found = changed(
-        parse_variant("bell").apply(shared), parse_variant("bell+muon+unstratified").apply(shared)
-    )
-    assert found == {"optim.name": "muon", "train.stratified": False}
-
-
-def test_a_variant_of_ones_own():
-    variant = parse_variant("deep and wide=--model.num-layers 6 --model.width=128")
-    assert variant.name == "deep and wide"
-    found = changed(presets.tiny(), variant.apply(presets.tiny()))
-    assert found == {"model.num_layers": 6, "model.width": 128}
-
-
-def test_quotes_keep_a_value_together():
-    variant = parse_variant("rare=--validation.every '250 steps'")
-    assert variant.options == ("--validation.every", "250 steps")
-
-
-@pytest.mark.parametrize("text", ["x=law gaussian", "=--law gaussian", "x=", "="])
-def test_a_variant_of_ones_own_needs_a_label_and_options(text):
-    with pytest.raises(UserError, match="LABEL=--option value"):
-        parse_variant(text)
-
-
-def test_an_open_quote_is_the_users_error():
-    with pytest.raises(UserError, match="quot"):
-        parse_variant("x=--validation.every '250 steps")
-
-
-def test_an_option_that_does_not_exist_names_the_variant():
-    with pytest.raises(UserError, match="variant deep"):
-        parse_variant("deep=--model.layers 6").apply(presets.tiny())
+    assert ("literal" if name == "aoarm" else "source") in found["name"]
 
 
 @pytest.mark.parametrize(
-    ("text", "nearest"),
+    ("text", "names"),
     [
-        ("gausian", "'gaussian'"),
-        ("Bell", "'bell'"),
-        ("importance-t", "'importance_t'"),
-        ("bell+moun", "'muon'"),
-        ("bell+muon+unstratifed", "'unstratified'"),
+        *[(text, "LABEL=") for text in ("x=law gaussian", "=--law gaussian", "x=", "arm=--law x")],
+        ("x=--validation.every '250 steps", "quot"),
+        ("deep=--model.layers 6", "variant deep"),
+        *[("gausian", "gaussian"), ("Bell", "bell"), ("importance-t", "importance_t")],
+        *[("bell+moun", "muon"), ("bell+muon+unstratifed", "unstratified")],
+        *[("bell+crossed", "causal")],
+        *[(f"{name}:0.5", f"{name} takes 0") for name in ("base", "bell", "arm", "uniform")],
+        ("dirac:0.5,0.1", "dirac takes 1"),
+        *[(f"{name}:0.5,0.1,2", f"{name} takes 2") for name in ("gaussian", "laplace")],
+        *[(f"{name}:1,2,3", "takes 2") for name in ("importance", "importance_t", "middle_flat")],
+        *[("gaussian:a", "'a'"), ("laplace:0.5,", "0.5,"), ("laplace:,0.1", ",0.1")],
+        *[(text, "law") for text in ("dirac:nan", "dirac:0", "gaussian:0.5,-1", "laplace:inf")],
     ],
 )
-def test_unknown_names_get_the_nearest(text, nearest):
-    with pytest.raises(UserError, match=f"did you mean .*{nearest}"):
-        parse_variant(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "most"),
-    [
-        ("base:0.5", 0),
-        ("bell:0.5", 0),
-        ("arm:0.5", 0),
-        ("uniform:0.5", 0),
-        ("dirac:0.5,0.1", 1),
-        ("gaussian:0.5,0.1,2", 2),
-        ("laplace:0.5,0.1,2", 2),
-        ("importance:1,2,3", 2),
-        ("importance_t:1,2,3", 2),
-        ("middle_flat:1,2,3", 2),
-    ],
-)
-def test_too_many_numbers_are_refused(text, most):
-    with pytest.raises(UserError, match=rf"{text}.* takes {most} number"):
-        parse_variant(text)
-
-
-@pytest.mark.parametrize("text", ["gaussian:a", "dirac:0.5x", "laplace:0.5,", "laplace:,0.1"])
-def test_what_is_not_a_number_is_refused(text):
-    with pytest.raises(UserError, match="must be numbers"):
-        parse_variant(text)
-
-
-@pytest.mark.parametrize("text", ["dirac:nan", "dirac:0", "gaussian:0.5,-1", "laplace:inf"])
-def test_numbers_that_no_law_takes_are_refused(text):
-    with pytest.raises(UserError, match=r"law"):
+def test_bad_variants_are_refused(text, names):
+    with pytest.raises(ValueError, match=names):
         parse_variant(text).apply(presets.tiny())
-
-
-@pytest.mark.parametrize("texts", [["base", "bell", "base"], ["x=--law dirac", "x=--law uniform"]])
-def test_names_must_differ(texts):
-    with pytest.raises(UserError, match="different names"):
-        parse_variants(texts)
-
-
-def test_variants_keep_their_order():
-    texts = ["bell", "base", "dirac:0.4"]
-    assert [variant.name for variant in parse_variants(texts)] == texts
+    with pytest.raises(ValueError, match="different names"):
+        parse_variants(["base", "x=--law dirac", "x=--law uniform"])
 
 
 @pytest.mark.parametrize(
     "arg",
-    [
-        "--law",
-        "--law=gaussian",
-        "--law.mu",
-        "--law.scale=0.2",
-        "--schedule",
-        "--schedule.power",
-        "--objective",
-        "--objective.divide-by-t",
-        "--objective.time-floor=0.1",
-        "--framework",
-        "--framework=arm",
-        "--framework.encoding",
-        "--framework.order-seed=3",
-    ],
+    "--law --law=gaussian --law.mu --schedule.power --objective --objective.time-floor=0.1 "
+    "--objective.divide-by-t --framework --framework=arm --framework.order-seed=3".split(),
 )
 def test_what_variants_decide_cannot_be_shared(arg):
-    with pytest.raises(UserError, match="decided by the variants"):
+    with pytest.raises(ValueError, match=arg.partition("=")[0]):
         check_shared(["--train.steps", "5", arg])
+    check_shared("--optimizer muon --data.train=law.txt law --optim.lr=1".split())
+    check_shared(["--objective.no-divide-by-c", "--objective.divide-by-c"])
 
 
-def test_other_options_can_be_shared():
-    check_shared(
-        ["--train.steps", "5", "--optimizer", "muon", "--data.train=law.txt", "--log.every=2"]
-    )
-    check_shared(["--optim.lr=1", "--objective.divide-by-c", "law", "--data.train", "objective"])
-
-
-def test_the_losses_scale_can_be_shared():
-    check_shared(["--objective.no-divide-by-c"])
-
-
-@pytest.mark.parametrize("suite", SUITES)
-def test_a_suite_parses_and_begins_with_its_reference(suite):
-    variants = parse_variants(SUITES[suite]())
-    assert variants[0].name.split("+")[0] == "base"
-    assert build_objective(applied(variants[0].name)) == MEANT["base"]
-    assert len(variants) >= 3
-    assert SUITES[suite].__doc__
-
-
-def test_the_suites_share_their_trainings():
+def test_the_suites_begin_with_their_reference_and_share_their_trainings():
     """By hand: base, uniform, 3 diracs, 6 gaussians, 2 laplaces, 3 others, 2 + 2 with suffixes, and
     five causal ones.
     """
+    for suite in SUITES.values():
+        texts = [variant.name for variant in parse_variants(suite())]
+        assert texts == suite()
+        assert build_objective(applied(texts[0])) == MEANT["base"]
+        assert len(texts) >= 3
     keys = [content_key(applied(text), "text") for suite in SUITES.values() for text in suite()]
-    assert len(SUITES) == 10
     assert len(set(keys)) == 1 + 1 + 3 + 6 + 2 + 3 + 2 + 2 + 5
+
+
+# --- keys, grids, plans ------------------------------------------------------------------------
+
+FREE = ("train.device", "data.cache", "validation.batch_size", "log.trackers", "log.project")
+FREE += ("checkpoint.", "scale.")
+
+
+def another(value):
+    """A value that differs, of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    return (*value, 1) if isinstance(value, tuple) else 0.75
+
+
+def plan(names, *, shared=None, seeds=1, grid=({},), text="text"):
+    variants = parse_variants(names)
+    shared = shared or presets.tiny()
+    return plan_runs(shared, variants, seeds=seeds, grid=grid, root=ROOT, text=text)
+
+
+def test_the_key_depends_on_every_option_that_matters_and_on_the_text():
+    config = presets.tiny()
+    key = content_key(config, "one/train/valid")
+    assert key == content_key(config, "one/train/valid") != content_key(config, "one/train/other")
+    for option in RunConfig().flat():
+        section, name = option.split(".")
+        old = getattr(config, section)
+        part = replace(old, **{name: another(getattr(old, name))})
+        other = content_key(replace(config, **{section: part}), "one/train/valid")
+        assert (other == key) == option.startswith(FREE), option
+    explicit = replace(config, law=LawOptions("gaussian", 0.5, 0.1))  # the default written out
+    assert content_key(explicit, "one/train/valid") == key
+
+
+def test_a_grid_is_all_combinations():
+    found = parse_grid(["optim.lr=1e-3,3e-3", "model.width=32,64,96"])
+    pairs = itertools.product(["1e-3", "3e-3"], ["32", "64", "96"])
+    assert found == [{"optim.lr": lr, "model.width": width} for lr, width in pairs]
+    assert parse_grid(["optim.lr=1e-3", "optim.lr=3e-3"]) == parse_grid(["optim.lr=1e-3,3e-3"])
+    assert parse_grid([]) == [{}]
+
+
+@pytest.mark.parametrize("text", ["optim.lr", "optim.lr=", "=1", "--optim.lr=1", "", "a=1,1"])
+def test_what_is_not_a_grid_is_refused(text):
+    with pytest.raises(ValueError, match="grid"):
+        parse_grid([text])
+
+
+def test_seeds_are_outermost_then_variants_then_points():
+    shared = replace(presets.tiny(), train=replace(presets.tiny().train, seed=5))
+    grid = parse_grid(["optim.lr=1e-3,3e-3"])
+    runs = plan(["base", "bell"], shared=shared, seeds=2, grid=grid)
+    points = ["optim.lr=1e-3", "optim.lr=3e-3"]
+    expected = list(itertools.product([5, 6], ["base", "bell"], points))
+    assert [(run.seed, run.variant, run.point) for run in runs] == expected
+    assert [run.config.train.seed for run in runs] == [5] * 4 + [6] * 4
+    assert [run.config.optim.lr for run in runs] == [1e-3, 3e-3] * 4
+    assert [run.config.objective.name for run in runs] == ["nelbo", "nelbo", "bell", "bell"] * 2
+    assert runs[1].label == "base optim.lr=3e-3 seed 5"
+    assert [run.folder for run in runs] == [ROOT / content_key(r.config, "text") for r in runs]
+    assert len({run.folder for run in runs}) == 8
+    described = [(d["variant"], d["seed"], d["point"], d["run"]) for d in describe_plan(runs)]
+    assert described == [(r.variant, r.seed, r.point, r.folder.name) for r in runs]
+    (run,) = plan(["base"], grid=parse_grid(["optim.lr=1", "model.num-layers=1"]))
+    assert run.point == "optim.lr=1 model.num-layers=1"
+
+
+def test_the_same_training_under_two_names_is_one_folder():
+    bell, base, gaussian = runs = plan(["bell", "base", "gaussian:0.5,0.1"])
+    assert bell.folder == gaussian.folder != base.folder
+    assert distinct(runs) == [bell, base]
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "names"),
+    [
+        ("base", {"optim.learning": "1"}, "--grid"),
+        ("base", {"optim.lr": "-1"}, "optim.lr=-1"),
+        ("x=--data.block-length 8", {}, "data.block_length"),
+        ("x=--train.batch-size 8", {}, "train.batch_size"),
+        ("x=--train.steps 8", {}, "train.steps"),
+        ("x=--train.seed 8", {}, "train.seed.*--seeds"),
+        ("base", {"validation.blocks": "8"}, "validation.blocks"),
+    ],
+)
+def test_an_unfair_or_impossible_plan_is_refused(name, point, names):
+    with pytest.raises(ValueError, match=names):
+        plan([name], grid=[point])
+
+
+def every(text, steps=1000):
+    config = presets.tiny()
+    validation = replace(config.validation, every=text)
+    return replace(config, validation=validation, train=replace(config.train, steps=steps)).check()
+
+
+def test_a_comparison_samples_at_the_end_and_changes_nothing_else():
+    shared = every("388 steps", steps=777)
+    found = for_comparison(shared)
+    assert changed(shared, found) == {"validation.samples_every": "777 steps"}
+    for text in ("never", "10 minutes", "20k tokens", "389 steps"):
+        with pytest.raises(ValueError, match=r"--validation\.every"):
+            for_comparison(every(text, steps=777))

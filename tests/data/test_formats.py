@@ -83,7 +83,7 @@ def test_every_format_gives_the_same_documents(tmp_path, name, content, column, 
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd"])
-@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()], ids=str)
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
 def test_parquet_gives_the_same_documents(tmp_path, codec, kind):
     many, path = DOCUMENTS * 300, tmp_path / "a.parquet"  # more than one batch and one row group
     table = pyarrow.table({"n": range(len(many)), "text": pyarrow.array(many, kind)})
@@ -107,7 +107,6 @@ ROWS = as_csv([["3", "Title one", "Text,\none"], ["4", "Title two", "Text two"]]
         ("a.jsonl", b'{"text": "1"}\n\n  \n{"text": ""}\n{"text": "2"}', "text", ["1", "", "2"]),
         ("a.jsonl", b'{"text": "x \\ud83d y"}\n', "text", ["x ? y"]),
     ],
-    ids=str,
 )  # fmt: skip
 def test_rows_as_people_have_them(tmp_path, name, content, column, expected):
     (tmp_path / name).write_bytes(content)

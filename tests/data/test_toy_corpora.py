@@ -121,7 +121,6 @@ def test_training_and_validation_rows_are_drawn_apart():
         ("{text}", {"mixture": ("toy:sticky=0.3",)}, "toy:sticky has no text"),
         ("{text}", {"valid": "toy:sticky"}, "toy:sticky has no text"),
     ],
-    ids=str,
 )
 def test_what_makes_no_sense_is_refused(tmp_path, name, more, words):
     (tmp_path / "text.txt").write_text("abc " * 100)

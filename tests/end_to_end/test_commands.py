@@ -1,219 +1,124 @@
-"""The commands as a user runs them, looking at code, words and files."""
+"""The commands as a user runs them: codes, refusals, help, streams. Numbers are in tests/frozen."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
+import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from commands import bellmask, refuses, succeeds
 
 from bellmask.assemble import train_run
 from bellmask.cli import COMMANDS, run_command
-from bellmask.config import RunConfig
 from bellmask.records import read_metrics
 
-SMALL = (
-    "--model.num-layers 2 --model.width 16 --model.num-heads 2 --train.batch-size 8 "
-    "--data.block-length 16 --validation.blocks 32 --validation.every 4 --log.every 2 "
-    "--checkpoint.every 4"
-).split()
 
-
-Command = Callable[..., tuple[str, str]]
-
-
-def bellmask(*args: str, code: int = 0) -> tuple[str, str]:
-    """In another process, which takes seconds to start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bellmask", *map(str, args)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
-    )
-    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
-
-
-@pytest.fixture
-def here(capsys: pytest.CaptureFixture[str]) -> Command:
-    """In this process."""
-
-    def run(*args: str) -> tuple[str, str]:
-        capsys.readouterr()
-        assert run_command([*args]) == 0
-        return capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def trained(
-    small_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    options = ["--train.steps", "8", "--validation.every", "4", "--checkpoint.every", "4"]
-    train_run(small_config(*options, "--validation.samples-every", "8"), folder, is_quiet=True)
-    return folder
-
-
-def test_train_evaluate_generate(tmp_path: Path, text_file: Path) -> None:
-    run = str(tmp_path / "run")
-    data = ["--data.train", str(text_file), "--data.cache", str(tmp_path / "cache")]
-    out, _ = bellmask("train", "tiny", *SMALL, *data, "--train.steps", "8", "--out", run)
-    assert "validation nll" in out
-    assert "done: step 8, validation NLL" in out
-    files = {p.name for p in Path(run).iterdir()}
-    assert files >= {"config.json", "run.json", "metrics.jsonl", "checkpoints", "validation"}
-    kinds = [(r["kind"], r["step"]) for r in read_metrics(Path(run) / "metrics.jsonl")]
-    first = [("train", 2), ("train", 4), ("validation", 4)]
-    assert kinds == [*first, ("train", 6), ("train", 8), ("validation", 8)]
-    out, _ = bellmask("evaluate", run, "--blocks", "64", "--draws", "2")
-    assert "NELBO, nats per token" in out
-    assert "unigram cross-entropy" in out
-    report = json.loads((Path(run) / "evaluation" / "evaluation.json").read_text())
-    assert report["nll_se"] > 0
-    assert report["exact_contexts"][0]["low"] == 0
-    assert (Path(run) / "evaluation" / "context_curve.png").stat().st_size > 10_000
-    out, _ = bellmask("generate", run, "--num", "3", "--steps", "4", "--format", "jsonl")
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["sample"] for row in rows] == [0, 1, 2]
-    assert all(len(row["ids"]) == 16 for row in rows)
-
-
-def test_a_run_can_be_repeated_from_its_config(
-    trained: Path, tmp_path: Path, here: Command
-) -> None:
-    again = tmp_path / "again"
-    here("train", str(trained / "config.json"), "--out", str(again), "--quiet")
-    a, b = (read_metrics(f / "metrics.jsonl") for f in (trained, again))
+def test_a_run_says_how_it_goes_and_can_be_repeated_from_its_config(copy_run, tmp_path):
+    """Exactly: noise and order of the data are functions of the seed."""
+    config = copy_run("base") / "config.json"
+    few = "--train.steps 4 --log.every 1 --validation.every 2 --validation.samples-every 4".split()
+    said = succeeds("train", config, *few, "--out", tmp_path / "one")
+    assert "done: step 4, validation NLL" in said.text
+    succeeds("train", tmp_path / "one" / "config.json", "--out", tmp_path / "two", "--quiet")
+    a, b = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    kinds = ["train", "train", "validation", "train", "train", "validation"]
+    assert [line["kind"] for line in a] == kinds
     assert [r.get("loss", r.get("nll")) for r in a] == [r.get("loss", r.get("nll")) for r in b]
+    assert (tmp_path / "one/samples/step-000000004.txt").read_text().count("--------") == 3
 
 
-def test_samples_of_prompts_are_counted_through(
-    trained: Path, tmp_path: Path, here: Command
-) -> None:
+def rows_of(*args):
+    said = succeeds("generate", *args, "--format", "jsonl")
+    return [json.loads(line) for line in said.out.splitlines()], said.err
+
+
+def test_samples_of_prompts_are_counted_through(zoo, tmp_path):
     """The same beginning twice: other numbers, other noise."""
     (tmp_path / "prompts.txt").write_text("ab\nab\n")
-    file = str(tmp_path / "prompts.txt")
-    asked = ["generate", str(trained), "--prompts", file, "--num", "2", "--format", "jsonl"]
-    rows = [json.loads(line) for line in here(*asked)[0].splitlines()]
+    rows, _ = rows_of(zoo / "bell", "--prompts", tmp_path / "prompts.txt", "--num", "2")
     assert [(row["sample"], row["prompt"]) for row in rows] == [(i, "ab") for i in range(4)]
     assert len({tuple(row["ids"]) for row in rows}) == 4
 
 
-def test_given_tokens_are_kept_and_samples_do_not_depend_on_the_batch(
-    trained: Path, here: Command
-) -> None:
-    out, _ = here("generate", str(trained), "--canvas", "The [MASK*4] cat [MASK*2].")
-    assert out.startswith("The ")
+def test_given_tokens_stay_and_samples_do_not_depend_on_the_batch(zoo, tmp_path):
+    canvas = "T [MASK*4] cat [MASK*2]."
+    out = succeeds("generate", zoo / "bell", "--canvas", canvas).out
+    assert out.startswith("T ")
     assert " cat " in out
-    out, _ = here("generate", str(trained), "--prefix", "abc", "--length", "9", "--format", "jsonl")
-    assert json.loads(out)["ids"][:3] == [97, 98, 99]
-    many = ["generate", str(trained), "--num", "5", "--format", "jsonl", "--steps", "6"]
-    (out, cost), (same, more) = here(*many), here(*many, "--batch-size", "2")
-    assert out == same
+    rows, _ = rows_of(zoo / "bell", "--prefix", "abc", "--length", "9")
+    assert (rows[0]["ids"][:3], len(rows[0]["ids"])) == ([97, 98, 99], 9)
+    many = [zoo / "bell", "--num", "5", "--steps", "6"]
+    (whole, cost), (parts, more) = rows_of(*many), rows_of(*many, "--batch-size", "2")
+    assert whole == parts
     calls = [int(said.splitlines()[-1].split(" network calls, ")[0]) for said in (cost, more)]
     assert calls[0] <= 6 < calls[1] <= 18
-    assert cost.split(", ")[-1] == more.split(", ")[-1]
-    assert (trained / "samples" / "step-000000008.txt").read_text().count("--------") == 3
-
-
-def test_output_goes_to_a_file(trained: Path, tmp_path: Path, here: Command) -> None:
-    target = tmp_path / "samples.txt"
-    out, _ = here("generate", str(trained), "--output", str(target), "--steps", "2")
-    assert out == ""
-    assert target.read_text()
+    assert succeeds("generate", *many, "--output", tmp_path / "samples.txt").out == ""
+    assert (tmp_path / "samples.txt").read_text()
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "names"),
     [
-        ("trian tiny", "unknown command 'trian'; did you mean 'train'?"),
-        ("train", "needs a preset first: tiny"),
-        ("train tinny", "unknown preset 'tinny'; did you mean 'tiny'"),
-        ("train tiny --law gausian", "unknown time law 'gausian'; did you mean 'gaussian'?"),
+        ("trian tiny", "'trian'; did you mean 'train'?"),
+        ("train", "preset"),
+        ("train tinny", "'tinny'; did you mean 'tiny'"),
+        ("train tiny --law gausian", "'gausian'; did you mean 'gaussian'?"),
         ("train tiny --optim.lrr 1", "--optim.lr"),
-        ("train tiny --data.train none.txt", "there is no file none.txt"),
-        ("train tiny --data.tokenizer some/folder/none", "there is no tokenizer folder"),
-        ("train tiny --config none.json", "there is no config file none.json"),
-        ("train none.json", "there is no config file none.json"),
+        ("train tiny --data.train none.txt", "none.txt"),
+        ("train tiny --data.tokenizer some/folder/none", "some/folder/none"),
+        ("train tiny --config none.json", "none.json"),
         ("train tiny --out", "--out needs a value"),
-        ("train tiny --resume maybe", "unknown resume mode 'maybe'"),
-        ("train tiny --train.device cuda --data.train x.txt", "no GPU"),
-        ("train lm1b --data.train x.txt --objective nelbo --law dirac", "dirac has none"),
-        ("evaluate", "Missing from bellmask evaluate: RUN"),
-        ("evaluate nowhere", "there is no folder nowhere"),
-        ("evaluate {run} --checkpoint 5", "no checkpoint '5'"),
-        ("evaluate {run} --draws 0", "must be at least 1"),
-        ("evaluate {run} --data none.txt", "there is no file none.txt"),
+        ("train tiny --resume maybe", "'maybe'"),
+        ("train tiny --train.device cuda --data.train x.txt", "GPU"),
+        ("evaluate", "RUN"),
+        ("evaluate nowhere", "nowhere"),
+        ("evaluate {run} --checkpoint 5", "'5'"),
+        ("evaluate {run} --draws 0", "--draws"),
+        ("evaluate {run} --data none.txt", "none.txt"),
         ("evaluate {run} --wieghts raw", "--weights"),
-        ("generate {run} --canvas abc", "has no gap"),
-        ("generate {run} --canvas a[MASK] --length 4", "goes with neither"),
+        ("generate {run} --canvas abc", "gap"),
+        ("generate {run} --canvas a[MASK] --length 4", "--length"),
         ("generate {run} --prefix 0123456789abcdef", "nothing is left to generate"),
-        ("generate {run} --temperature -1", "must not be negative"),
-        ("generate {run} --output none/x.txt", "there is no folder none"),
-        ("generate {run} --output {run}", "is a folder; give a file"),
-        ("generate {run} --trace x.json --output x.json", "the same file"),
-        ("generate {run} --fps 3", "--fps goes with --watch"),
-        ("generate {run} --guidance 1", "nothing is given here"),
-        ("generate {run} --steps 1000000000000", "from 1 to 1,000,000"),
+        ("generate {run} --temperature -1", "--temperature"),
+        ("generate {run} --output none/x.txt", "none"),
+        ("generate {run} --output {run}", "{run}"),
+        ("generate {run} --trace x.json --output x.json", "same file"),
+        ("generate {run} --fps 3", "--fps"),
+        ("generate {run} --guidance 1", "guidance"),
         ("generate {run} {run}", "--side-by-side"),
-        ("generate {run} {run} --side-by-side", "given twice"),
-        ("evaluate {run} --suite zero-shot --suite generative", "one --suite at a time"),
-        ("evaluate {run} --suite zeroshot", "did you mean 'zero-shot'"),
-        ("evaluate {run} --suite zero-shot --out {run}/config.json", "is a file; give a folder"),
-        ("evaluate {run} --suite generative --guidance 1", "nothing is given here"),
-        ("evaluate {run} --suite zero-shot --corpora ptb --from lm1b=x", "not among --corpora"),
-        ("config shw tiny", "did you mean 'show'"),
-        ("config diff tiny", "needs two"),
-        ("presets all", "takes no arguments"),
+        ("generate {run} {run} --side-by-side", "twice"),
+        ("evaluate {run} --suite zero-shot --suite generative", "--suite"),
+        ("evaluate {run} --suite zeroshot", "'zero-shot'"),
+        ("evaluate {run} --suite generative --guidance 1", "--guidance"),
+        ("evaluate {run} --suite zero-shot --corpora ptb --from lm1b=x", "--corpora"),
+        ("config shw tiny", "'show'"),
+        ("config diff tiny", "config diff"),
+        ("presets all", "all"),
     ],
 )
-def test_bad_input_gets_one_message_and_exit_code_2(
-    args: str,
-    message: str,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_input_is_refused_and_leaves_nothing_behind(args, names, zoo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before = sorted(p for p in tmp_path.rglob("*"))
-    assert run_command(args.format(run=trained).split()) == 2
-    err = capsys.readouterr().err
-    assert message in " ".join(err.split())
-    assert err.count("error:") == 1
-    assert sorted(p for p in tmp_path.rglob("*")) == before, "nothing is left behind"
+    run = zoo / "bell"
+    refuses(*shlex.split(args.format(run=run)), names=names.format(run=run))
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "config", "presets"])
-def test_every_command_has_help_with_examples(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with contextlib.suppress(SystemExit):
-        assert run_command([command, "--help"]) == 0
-    out = capsys.readouterr().out
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command):
+    out = succeeds(command, "--help").out
     assert "example" in out.lower()
     assert f"bellmask {command}" in out
-    assert run_command(["--help"]) == 0
-    assert command in capsys.readouterr().out
+    assert command in succeeds("--help").out
 
 
-def test_a_wrong_command_line_ends_a_process_with_code_2_and_no_traceback() -> None:
-    _, err = bellmask("train", "tiny", "--law", "gausian", code=2)
-    assert err == (
-        "error: unknown time law 'gausian'; did you mean 'gaussian'? "
-        "(dirac, gaussian, laplace, uniform)\n"
-    )
+def test_a_wrong_command_line_ends_a_process_with_code_2(warm):
+    process = warm.start(["train", "tiny", "--law", "gausian"])
+    assert process.wait() == 2
+    assert process.text().startswith("error: ")
+    assert process.text().count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -224,83 +129,48 @@ def test_a_wrong_command_line_ends_a_process_with_code_2_and_no_traceback() -> N
         MemoryError(),
     ],
 )
-def test_memory_that_runs_out_is_one_message(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_that_runs_out_is_one_message(error, monkeypatch):
     """Also of a process that otherwise says nothing."""
 
-    def fail(args: list[str]) -> int:
+    def fail(args):
         raise error
 
     monkeypatch.setitem(COMMANDS, "train", fail)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert run_command(["train"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: not enough memory (")
-    assert "--train.microbatch-size" in said
-    assert "frames" not in said
+    said = bellmask("train")
+    assert said.code == 1
+    assert said.err.startswith("error: not enough memory (")
+    assert "--train.microbatch-size" in said.err
+    assert "frames" not in said.err
     monkeypatch.setitem(COMMANDS, "train", lambda args: torch.zeros(2).view(3))
     with pytest.raises(RuntimeError, match="shape"):
         run_command(["train"])
 
 
-def test_config_show_and_diff(here: Command) -> None:
-    out, _ = here("config", "show", "lm1b", "--optim.lr", "1e-4")
-    assert json.loads(out)["optim"]["lr"] == 1e-4
-    out, _ = here("config", "diff", "tiny_base", "tiny_bell")
-    assert out.splitlines() == [
-        'law.name: "uniform" -> "gaussian"',
-        "law.mu: null -> 0.5",
-        "law.scale: null -> 0.1",
-        'objective.name: "nelbo" -> "bell"',
-    ]
+def test_config_show_and_diff():
+    shown = json.loads(succeeds("config", "show", "lm1b", "--optim.lr", "1e-4").out)
+    assert shown["optim"]["lr"] == 1e-4
+    lines = succeeds("config", "diff", "tiny_base", "tiny_bell").out.splitlines()
+    names = ["law.name", "law.mu", "law.scale", "objective.name"]
+    assert [line.split(":")[0] for line in lines] == names
+    assert lines[3] == 'objective.name: "nelbo" -> "bell"'
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, text_file: Path, here: Command) -> None:
-    run = tmp_path / "run"
-    args = [
-        "train", "tiny", *SMALL, "--data.train", str(text_file), "--data.cache", str(tmp_path),
-        "--train.steps", "100000", "--out", str(run),
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bellmask", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    deadline = time.monotonic() + 120
-    while not read_metrics(run / "metrics.jsonl") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert "--resume auto" in err
-    (latest,) = (run / "checkpoints" / "latest").read_text().split()
-    assert (run / "checkpoints" / latest / "manifest.json").exists()
-    step = int(latest.split("-")[1])
-    resumed = [*args, "--resume", "auto", "--train.steps", str(step + 2)]
-    out, _ = here(*resumed)
-    assert f"resuming from step {step}" in out
-    assert f"done: step {step + 2}" in out
-
-
-def test_trackers_get_the_metrics(tmp_path: Path, small_config: Callable[..., RunConfig]) -> None:
+def test_trackers_get_the_metrics(tmp_path, small_config):
     config = small_config("--log.trackers", "tensorboard", "--train.steps", "2")
     train_run(config, tmp_path / "run", is_quiet=True)
-    events = list((tmp_path / "run" / "tensorboard").glob("events*"))
-    assert len(events) == 1
-    assert events[0].stat().st_size > 200
+    (events,) = (tmp_path / "run" / "tensorboard").glob("events*")
+    assert events.stat().st_size > 200
 
 
-def test_importing_is_light_and_has_no_side_effects(tmp_path: Path) -> None:
+def test_importing_is_light_and_training_needs_nothing_optional(tmp_path, zoo):
     """In a bare process: nothing optional or heavy, no files, no arguments, no noise drawn."""
-    program = """
-import sys, threading
+    program = f"""
+import os, sys, threading
 before = set(sys.modules)
 sys.argv = ["prog", "--law", "nonsense"]
 import bellmask
-new = {name.split(".")[0] for name in set(sys.modules) - before}
+new = {{name.split(".")[0] for name in set(sys.modules) - before}}
 for heavy in ("torch", "transformers", "matplotlib", "rich", "tyro", "numpy", "wandb"):
     assert heavy not in new, heavy
 assert threading.active_count() == 1
@@ -309,31 +179,22 @@ state = torch.random.get_rng_state()
 for name in bellmask.__all__:
     getattr(bellmask, name)
 assert torch.equal(state, torch.random.get_rng_state())
-new = {name.split(".")[0] for name in set(sys.modules)}
-for optional in ("transformers", "wandb", "tensorboard", "trackio", "datasets"):
-    assert optional not in new, optional
-print("light")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.stdout.strip() == "light", done.stderr
-    assert not list(tmp_path.iterdir())
+new = {{name.split(".")[0] for name in set(sys.modules)}}
+optional = ("transformers", "tensorboard", "wandb", "trackio", "datasets", "scipy")
+assert not new & set(optional)
+assert not os.listdir()
 
-
-def test_training_needs_no_optional_package(tmp_path: Path, text_file: Path) -> None:
-    program = f"""
-import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("transformers", "tensorboard", "wandb", "trackio", "scipy"):
+        if name.split(".")[0] in optional:
             raise ImportError(name)
+
 sys.meta_path.insert(0, Refuse())
 from bellmask.cli import run_command
-sys.exit(run_command("train tiny {" ".join(SMALL)} --train.steps 1 --data.train {text_file} "
-    "--data.cache cache --out run --quiet".split()))
+sys.exit(run_command("train {zoo / "base" / "config.json"} --train.steps 1 --out run".split()))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").exists()

@@ -1,5 +1,7 @@
 """Exact match: fakes that know all, nothing or half; errors and pairs against plain arithmetic."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,6 @@ import pytest
 import torch
 from sampling_tools import SAMPLINGS, seeded
 
-from bellmask.build import build_model
 from bellmask.data.blocks import Blocks
 from bellmask.data.example_rows import ExampleRules, encode_example
 from bellmask.data.messages import Example
@@ -19,6 +20,8 @@ from bellmask.diffusion.orders import Mdm
 from bellmask.errors import UserError
 from bellmask.evaluate.exact_match import ExactMatch, ask, canvases, exact_match, responses
 from bellmask.generate.settings import Sampling
+from bellmask.model.transformer import Denoiser
+from bellmask.options import ModelOptions
 from bellmask.presets import tiny
 from bellmask.run import Run
 
@@ -74,21 +77,16 @@ def run_with(model, config=None):
 TRUTH = dict(PAIRS)
 
 
-def test_bytes_are_what_the_fakes_think():
-    assert BYTES.decode(BYTES.encode(" a:")) == " a:"
-    assert ord(":") in BYTES.encode("x:").tolist()
+def answers_of(says, **options):
+    """Of a model that is sure of what it says, to PAIRS."""
+    return exact_match(run_with(Writer(says)), rows_of(PAIRS), **{"length": 24, **options})
 
 
-@pytest.mark.parametrize("length", [21, 24, "own"])
-@pytest.mark.parametrize("rule", ["ancestral", "most_confident"])
+@pytest.mark.parametrize(
+    ("length", "rule"), [(21, "ancestral"), (24, "most_confident"), ("own", "ancestral")]
+)
 def test_who_knows_the_answers_has_one(length, rule):
-    found = exact_match(
-        run_with(Writer(TRUTH)),
-        rows_of(PAIRS),
-        length=length,
-        sampling=Sampling(rule),
-        seeds=(0, 7),
-    )
+    found = answers_of(TRUTH, length=length, sampling=Sampling(rule), seeds=(0, 7))
     assert found.expected == tuple(answer for _, answer in PAIRS)
     assert found.answers == (found.expected,) * 2
     assert found.share == 1
@@ -101,27 +99,20 @@ def test_who_knows_the_answers_has_one(length, rule):
 )
 def test_who_never_does_has_nothing(change):
     says = {prompt: change(answer) for prompt, answer in PAIRS}
-    found = exact_match(run_with(Writer(says)), rows_of(PAIRS), length=24)
+    found = answers_of(says)
     assert found.share == 0
     assert found.answers[0] == tuple(answer.strip() for answer in says.values())
 
 
-def test_white_space_at_the_ends_does_not_count_but_inside_it_does():
+def test_white_space_at_the_ends_does_not_count_and_what_does_not_fit_is_wrong():
     says = {**TRUTH, "Say a\nAnswer:": "  Abc\n", "Say b, please\nAnswer:": "x y z"}
-    found = exact_match(run_with(Writer(says)), rows_of(PAIRS), length=24)
+    found = answers_of(says)
     assert found.is_right_SB.tolist() == [[True, False, True, True]]
     assert found.share == 0.75
-
-
-def test_responses_are_read_off_the_rows_up_to_eos():
-    assert responses(rows_of(PAIRS), BYTES) == [answer for _, answer in PAIRS]
-    assert responses(rows_of([("P\nAnswer:", "  ends with space ")]), BYTES) == ["ends with space"]
-
-
-def test_an_answer_that_does_not_fit_is_wrong():
-    found = exact_match(run_with(Writer(TRUTH)), rows_of(PAIRS), length=8)
+    found = answers_of(TRUTH, length=8)
     assert found.is_right_SB.tolist() == [[True, True, False, True]]
     assert found.answers[0][2] == "a rathe"
+    assert responses(rows_of([("P\nAnswer:", "  ends with space ")]), BYTES) == ["ends with space"]
 
 
 def test_a_fixed_gap_is_the_same_for_all_and_an_own_one_the_rows():
@@ -131,66 +122,63 @@ def test_a_fixed_gap_is_the_same_for_all_and_an_own_one_the_rows():
     assert [int((row == BYTES.mask_id).sum()) for row in own] == [8, 16, 24, 8]
     for canvas, (prompt, _) in zip(fixed, PAIRS):
         assert BYTES.decode(canvas[canvas != BYTES.mask_id].numpy()) == prompt
-    for canvas, length in zip(own, rows.lengths):
-        assert len(canvas) == length
+    assert list(map(len, own)) == rows.lengths.tolist()
 
 
 def test_a_prompt_too_long_for_the_gap_loses_its_oldest_tokens():
-    (canvas,) = canvases(rows_of(PAIRS[1:2]), run_with(Writer(TRUTH)), BLOCK - 6)
+    model = Writer(TRUTH)
+    (canvas,) = canvases(rows_of(PAIRS[1:2]), run_with(model), BLOCK - 6)
     assert BYTES.decode(canvas[:6].numpy()) == "nswer:"
     assert len(canvas) == BLOCK
-    model = Writer(TRUTH)
     model.first_maskable = 1
     (canvas,) = canvases(rows_of(PAIRS[1:2]), run_with(model), BLOCK - 6)
     assert canvas[0] == BYTES.bos_id
     assert BYTES.decode(canvas[1:6].numpy()) == "swer:"
 
 
-@pytest.mark.parametrize("length", [0, -1, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("length", [0, BLOCK])
 def test_an_impossible_gap_is_refused(length):
-    with pytest.raises(UserError, match=f"a gap of {length} tokens .* from 1 to {BLOCK - 1}"):
-        exact_match(run_with(Writer(TRUTH)), rows_of(PAIRS), length=length)
+    with pytest.raises(UserError, match=f"gap of {length} tokens"):
+        answers_of(TRUTH, length=length)
 
 
-def test_by_default_the_gap_is_what_the_run_says(tmp_path):
+def test_by_default_the_gap_is_what_the_run_says_and_no_batch_is_wider_than_the_rows(tmp_path):
     (tmp_path / "run.json").write_text('{"response_tokens": 24}')
-    run = replace(run_with(Writer(TRUTH)), folder=tmp_path)
+    model = Writer(TRUTH)
+    run = replace(run_with(model), folder=tmp_path)
     assert exact_match(run, rows_of(PAIRS)) == exact_match(run, rows_of(PAIRS), length=24)
     assert exact_match(run, rows_of(PAIRS)) != exact_match(run, rows_of(PAIRS), length=8)
-
-
-def test_no_batch_is_wider_than_the_rows():
-    model = Writer(TRUTH)
-    exact_match(run_with(model), rows_of(PAIRS), length=24)
-    assert {width for _, width in model.widths} == {BLOCK}  # 64 is no width of these rows
+    assert {width for _, width in model.widths} <= {32, BLOCK}  # 64 is no width of these rows
 
 
 @pytest.fixture(scope="module")
-def unsure(small_config):
+def unsure():
     """A run of random weights: what it writes depends on all it sees."""
-    config = small_config("--data.block-length", str(BLOCK))
-    model = build_model(config, BYTES.num_tokens)
-    draw = seeded(0)
+    config = replace(tiny(), model=ModelOptions(2, 16, 2, dropout=0.0))
+    model, draw = Denoiser(config.model, BYTES.num_tokens), seeded(0)
     for parameter in model.parameters():
         parameter.data.normal_(std=1.0, generator=draw)
     return run_with(model.eval(), config)
 
 
 @pytest.mark.parametrize(
-    ("length", "sampling"), [(24, SAMPLINGS[0]), *(("own", one) for one in SAMPLINGS)]
+    ("length", "sampling"),
+    [
+        (24, SAMPLINGS[0]),
+        *(("own", one) for one in SAMPLINGS[2::3]),
+        *(pytest.param("own", one, marks=pytest.mark.long) for one in SAMPLINGS),
+    ],
 )
 def test_no_answer_depends_on_its_batch(unsure, length, sampling):
     """Not the gaps of others either, which are longer or shorter where they are the rows' own."""
-    rows = rows_of(PAIRS * 2)
+    rows, done = rows_of(PAIRS * 2), []
     whole = ask(unsure, rows, length, sampling, seed=3)
     assert len(set(whole)) > 4  # it is unsure
-    for size in (1, 3):
-        done = []
-        again = ask(unsure, rows, length, sampling, seed=3, batch_size=size, on_batch=done.append)
-        assert again == whole
-        assert done[-1] == 8
+    again = ask(unsure, rows, length, sampling, seed=3, batch_size=3, on_batch=done.append)
+    assert again == whole
+    assert done[-1] == 8
+    assert ask(unsure, rows.slice(0, 2), length, sampling, seed=3) == whole[:2]
     assert ask(unsure, rows, length, sampling, seed=4) != whole
-    assert ask(unsure, rows.slice(0, 6), length, sampling, seed=3) == whole[:6]
 
 
 def test_seeds_are_asked_one_after_another():
@@ -203,24 +191,6 @@ def test_seeds_are_asked_one_after_another():
         assert answers == tuple(ask(run, rows, 24, few, seed=seed))
     assert done == sorted(done)
     assert done[-1] == 24
-
-
-def test_half_sure_is_half_right():
-    """One letter, two tokens equally likely, EOS sure: right with probability 1/2."""
-
-    class Tossing(Writer):
-        def __call__(self, x_BL, rows_N, *, t_B, mask):
-            logits = super().__call__(x_BL, rows_N, t_B=t_B, mask=mask)
-            is_q = logits[:, ord("q")] > 0
-            logits[is_q, ord("r")] = self.sureness
-            return logits
-
-    rows = rows_of([("Say d\nAnswer:", "q")] * 100)
-    sampling = Sampling(steps=4)
-    found = exact_match(run_with(Tossing(TRUTH)), rows, length=4, sampling=sampling, seeds=range(4))
-    assert abs(found.share - 0.5) < 4 * 0.5 / math.sqrt(400)
-    assert set(found.answers[0]) == {"q", "r"}
-    assert 0.2 < found.seed_deviation / (0.5 / math.sqrt(100)) < 2.5
 
 
 ANSWERS = (("a", "b", "x", "d"), ("a", "x", "x", "d"), ("a", "b", "x", "x"))

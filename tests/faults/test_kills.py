@@ -7,41 +7,33 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
-from fault_tools import (
-    LONGEST,
-    Torchrun,
-    assert_no_traceback,
-    assert_same,
-    command,
-    last_step,
-    torchrun,
-    wait_for,
-    writing,
-)
-from warm_processes import WarmProcesses
+from fault_tools import assert_same, kill_worker, last_step, torchrun, wait_for
 
-from bellmask.config import RunConfig
-
-Config = Callable[..., RunConfig]
-Truth = Callable[..., Path]
+LONG = pytest.mark.long
 STEPS = 30
 OPTIONS = (
     f"--train.steps {STEPS} --checkpoint.every 3 --log.every 1 --validation.every 20 "
     "--model.dropout 0.1 --train.random-length-fraction 0.3"
 ).split()
+FULL, NONE = "--scale.sharding full", "--scale.sharding none"
+WAIT, BACKGROUND = "--checkpoint.saving wait", "--checkpoint.saving background"
 
 
 @pytest.fixture
-def draw(request: pytest.FixtureRequest) -> random.Random:
+def draw(request):
     """Random moments; a test's name is its seed."""
     return random.Random(request.node.name)
 
 
-def moment(kind: str, run: Path, alive: Callable[[], bool], draw: random.Random) -> None:
+def is_writing(run):
+    folder = run / "checkpoints"
+    return folder.exists() and any(n.startswith(".writing-") for n in os.listdir(folder))
+
+
+def moment(kind, run, draw, alive):
     """Wait for a moment of that kind: anywhere, after a step, or inside a save."""
     if kind == "anywhere":
         until = time.monotonic() + draw.uniform(0, 8)
@@ -53,138 +45,82 @@ def moment(kind: str, run: Path, alive: Callable[[], bool], draw: random.Random)
         time.sleep(draw.uniform(0, 0.05))
     else:
         assert kind == "save"
-        wait_for(lambda: writing(run), alive)
+        wait_for(lambda: is_writing(run), alive)
         time.sleep(draw.uniform(0, 0.04))
 
 
-def kill_one(agent: Torchrun, kind: str, run: Path, draw: random.Random, old: set[int]) -> int:
-    """SIGKILL one worker while the run is under way; its process id.
-
-    ``old``: workers before the last restart.
-    """
-
-    def new_workers() -> dict[int, int] | None:
-        found = agent.workers()
-        return found if len(found) == 2 and not old & set(found.values()) else None
-
-    before = wait_for(new_workers, agent.is_alive)
-    moment(kind, run, agent.is_alive, draw)
-    victim = int(draw.choice(sorted(before.values())))
-    assert agent.workers() == before  # nothing ended by itself
-    assert last_step(run) < STEPS
-    os.kill(victim, signal.SIGKILL)
-    old |= set(before.values())
-    return victim
-
-
-def kill_and_finish(agent: Torchrun, kinds: list[str], run: Path, draw: random.Random) -> None:
+def kill_and_finish(lab, kinds, draw, *options):
     """Kill once in each way; then torchrun must end well, and every kill must have hit."""
-    old: set[int] = set()
-    killed = [kill_one(agent, kind, run, draw, old) for kind in kinds]
-    code, said = agent.wait(), agent.text()
+    old, killed = set(), []
+    with torchrun(lab.args, *options, log=lab.folder / "log") as agent:
+        for kind in kinds:
+            wait = partial(moment, kind, lab.run, draw)
+            killed.append(kill_worker([agent], 2, lab.run, wait, draw, old))
+        code, said = agent.wait(), agent.text()
     assert code == 0, said
     found = re.findall(r"exitcode: -9\) local_rank: \d \(pid: (\d+)\)", said)
     assert [int(pid) for pid in found] == killed, said
     assert "resuming from step" in said
-
-
-def test_two_kills_under_torchrun(
-    small_config: Config, truth: Truth, tmp_path: Path, draw: random.Random
-) -> None:
-    """Once after a step and once inside a save."""
-    config = small_config(*OPTIONS, "--scale.sharding", "full", "--checkpoint.saving", "background")
-    run = tmp_path / "run"
-    options = ("--standalone", "--max-restarts", "2")
-    with torchrun(command(config, run), *options, log=tmp_path / "log") as agent:
-        kill_and_finish(agent, ["step", "save"], run, draw)
-    assert_same(run, truth(config, 2))
+    assert_same(lab.run, lab.truth())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("saving", ["wait", "background"])
-@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_two_kills_under_torchrun(lab, draw):
+    """Once after a step and once inside a save."""
+    lab.plan(*OPTIONS, *f"{FULL} {BACKGROUND}".split(), size=2)
+    kill_and_finish(lab, ["step", "save"], draw, "--standalone", "--max-restarts", "2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("saving", [WAIT, BACKGROUND])
+@pytest.mark.parametrize("sharding", [NONE, FULL])
 @pytest.mark.parametrize("launcher", ["static", "standalone"])
-def test_kills_at_random_moments(
-    launcher: str,
-    sharding: str,
-    saving: str,
-    small_config: Config,
-    truth: Truth,
-    tmp_path: Path,
-    draw: random.Random,
-) -> None:
+def test_kills_at_random_moments(launcher, sharding, saving, lab, draw):
     """Three kills in each of eight runs: 24."""
-    config = small_config(*OPTIONS, "--scale.sharding", sharding, "--checkpoint.saving", saving)
-    run = tmp_path / "run"
+    lab.plan(*OPTIONS, *f"{sharding} {saving}".split(), size=2)
     options = ["--max-restarts", "3", *(["--standalone"] if launcher == "standalone" else [])]
-    kinds = ["anywhere", "step", "save"]
-    draw.shuffle(kinds)
-    started = time.monotonic()
-    with torchrun(command(config, run), *options, log=tmp_path / "log") as agent:
-        kill_and_finish(agent, kinds, run, draw)
-    print(f"kills: {', '.join(kinds)}, {time.monotonic() - started:.0f} s")
-    assert_same(run, truth(config, 2))
-
-
-LONG = pytest.mark.long
+    kill_and_finish(lab, draw.sample(["anywhere", "step", "save"], 3), draw, *options)
 
 
 @pytest.mark.parametrize(
     ("size", "options"),
     [
-        (1, "--checkpoint.saving wait"),
-        pytest.param(1, "--checkpoint.saving background", marks=LONG),
-        pytest.param(2, "--scale.sharding full", marks=LONG),
-        pytest.param(2, "--scale.sharding none", marks=LONG),
+        (1, WAIT),
+        pytest.param(1, BACKGROUND, marks=LONG),
+        pytest.param(2, FULL, marks=LONG),
+        pytest.param(2, NONE, marks=LONG),
     ],
 )
-def test_all_processes_killed_then_the_same_command_again(
-    size: int,
-    options: str,
-    small_config: Config,
-    warm: WarmProcesses,
-    truth: Truth,
-    tmp_path: Path,
-    draw: random.Random,
-) -> None:
+def test_all_processes_killed_then_the_same_command_again(lab, size, options, draw):
     """Between saves and inside one."""
-    config = small_config(*OPTIONS, *options.split())
-    run = tmp_path / "run"
+    lab.plan(*OPTIONS, *options.split(), size=size)
     for kind in ("step", "save"):
-        group = warm.start_group(command(config, run), size)
-        moment(kind, run, group[0].is_alive, draw)
+        group = lab.start()
+        moment(kind, lab.run, draw, group[0].is_alive)
         for process in group:
             process.signal(signal.SIGKILL)
-        assert [process.wait() for process in group] == [-signal.SIGKILL] * size
-        assert last_step(run) < STEPS
-    warm.run(command(config, run), size)
-    assert_same(run, truth(config, size))
+        lab.ends(-signal.SIGKILL, group)
+        assert last_step(lab.run) < STEPS
+    lab.finish()
 
 
 @pytest.mark.long
-def test_torchrun_and_workers_killed_then_the_same_command_again(
-    small_config: Config, truth: Truth, tmp_path: Path, draw: random.Random
-) -> None:
-    config = small_config(*OPTIONS, "--scale.sharding", "full")
-    run, log = tmp_path / "run", tmp_path / "log"
+def test_torchrun_and_workers_killed_then_the_same_command_again(lab, draw):
+    lab.plan(*OPTIONS, *FULL.split(), size=2)
+    log = lab.folder / "log"
     for kind in ("step", "save"):
-        with torchrun(command(config, run), log=log) as agent:
-            moment(kind, run, agent.is_alive, draw)
+        with torchrun(lab.args, log=log) as agent:
+            moment(kind, lab.run, draw, agent.is_alive)
             agent.kill_all()
-        assert last_step(run) < STEPS
-    with torchrun(command(config, run), log=log) as agent:
-        assert agent.wait(LONGEST) == 0, agent.text()
-    assert_same(run, truth(config, 2))
+        assert last_step(lab.run) < STEPS
+    with torchrun(lab.args, log=log) as agent:
+        assert agent.wait() == 0, agent.text()
+    assert_same(lab.run, lab.truth())
 
 
-def test_the_survivor_of_a_kill_says_so_in_one_line(
-    small_config: Config, warm: WarmProcesses, tmp_path: Path, draw: random.Random
-) -> None:
-    config, run = small_config(*OPTIONS), tmp_path / "run"
-    group = warm.start_group(command(config, run))
-    moment("step", run, group[0].is_alive, draw)
+def test_the_survivor_of_a_kill_says_so_in_one_line(lab, draw):
+    group = lab.plan(*OPTIONS, size=2).start()
+    moment("step", lab.run, draw, group[0].is_alive)
     group[1].signal(signal.SIGKILL)
-    assert group[0].wait() == 1
-    said = group[0].text()
+    said = lab.ends(1, group[:1])
     assert said.count("error: another process of this run is gone") == 1
-    assert_no_traceback(said)

@@ -159,7 +159,6 @@ def test_weights_to_import(size, tmp_path):
         {"log": {"trackers": ["--help"]}},
         {"data": {"train": "-h"}},
     ],
-    ids=str,
 )
 def test_a_config_has_options_of_a_run_and_no_others(more, run, tmp_path, monkeypatch):
     """The parser's own options write files and end the program."""

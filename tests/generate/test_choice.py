@@ -61,7 +61,7 @@ DRAWS = [  # what is asked for, the tokens that may be drawn
 
 
 @PRECISIONS
-@pytest.mark.parametrize(("asked", "kept"), DRAWS, ids=str)
+@pytest.mark.parametrize(("asked", "kept"), DRAWS)
 def test_tokens_follow_the_softmax_of_what_is_kept(asked, kept, dtype):
     assert_follows(Choice(*asked, dtype=dtype), LOGITS, kept)
 

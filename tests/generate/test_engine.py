@@ -291,7 +291,6 @@ def test_rows_with_other_gaps_need_no_more_steps_than_the_longest(rule):
         (masked(2, 6), 4, {"block_length": 0}, "got 0"),
         (masked(2, 6), 3, {"rule": RULES["first_hitting"]}, "grid"),
     ],
-    ids=str,
 )
 def test_what_would_leave_masks_is_refused(canvas, grid, options, names):
     spy = Spy()

@@ -59,7 +59,6 @@ COSINE = ("ancestral", "first hitting in blocks", "cap")
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [(name, Linear()) for name in EXACT] + [(name, Cosine()) for name in COSINE],
-    ids=str,
 )
 def test_exact_samplers_have_the_joint_distribution(name, schedule):
     rule, grid, block_length = EXACT[name]

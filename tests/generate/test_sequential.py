@@ -164,7 +164,6 @@ def test_a_full_canvas_needs_no_call(name):
 @pytest.mark.parametrize(
     ("name", "given", "length"),
     [("arm", {1: 0}, 4), ("arm", {0: 0, 2: 1}, 4), ("sigma", {0: 1}, 4), ("sigma", {}, 5)],
-    ids=str,
 )
 def test_what_does_not_fit_a_fixed_order_is_refused(name, given, length):
     with pytest.raises(UserError, match="order"):

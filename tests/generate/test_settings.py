@@ -61,7 +61,6 @@ def canvas(count=4):
         ({"block_length": 2, "cache": "prefx"}, "prefx"),
         ({"noise": "float16"}, "float16"),
     ],
-    ids=str,
 )
 def test_impossible_settings_are_refused(settings, names):
     for refuse in (
@@ -83,7 +82,6 @@ def test_impossible_settings_are_refused(settings, names):
         {"remask": 1.0, "remask_kind": "rescale", "steps": 1_000_000, "grid": "cosine"},
         {"cache": "prefix", "block_length": 1},
     ],
-    ids=str,
 )
 def test_possible_ones_are_not(settings):
     assert sampling_of(settings) == Sampling(**settings)
@@ -102,7 +100,6 @@ FRAMEWORKS = {"arm": arm(6), "sigma": sigma_arm(torch.arange(6).flip(0)), "any":
         {"block_length": 2, "cache": "prefix"},
         {"guidance": 0.5},
     ],
-    ids=str,
 )
 def test_a_causal_model_has_its_own_order(settings):
     named = [f"--{key.replace('_', '-')}" for key in settings]
@@ -195,7 +192,7 @@ RUN_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", RUN_SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", RUN_SETTINGS)
 def test_a_runs_samples_do_not_depend_on_its_batches(settings, run):
     row, sampling, done = run.canvas(template="ab[MASK*7]cd[MASK*3]"), Sampling(**settings), []
     whole = run.generate(row, 5, sampling, seed=2)

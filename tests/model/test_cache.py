@@ -23,7 +23,7 @@ def awake(num_layers, **options):
     return awake_in_float32(num_layers, V, **options).double()
 
 
-@pytest.mark.parametrize("widths", [[1] * L, [2, 4, 2]], ids=str)
+@pytest.mark.parametrize("widths", [[1] * L, [2, 4, 2]])
 @pytest.mark.parametrize(
     ("encoding", "num_layers"), [("source", 1), ("literal", 2), ("crossed", 3)]
 )

@@ -1,71 +1,72 @@
-"""Parameters and floating-point operations against closed forms and against torch's counter."""
+"""What the planner counts: parameters, operations and bytes, against what is really there.
+
+Closed forms, torch's own counter of operations, what autograd saves, real tensors and folders.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bellmask.build import build_law, build_model
-from bellmask.config import RunConfig, override
+from bellmask.assemble import train_run
+from bellmask.build import build_law
+from bellmask.config import override
 from bellmask.model.loss_kernels import using_loss_kernel
-from bellmask.model.transformer import count_parameters
-from bellmask.plan.network import KNOWN_MODELS, count, plan_network, real_network
-from bellmask.plan.trace import (
-    inputs,
-    masked_share,
-    prepare_tracing,
-    scored_rows,
-    trace_call,
-    trace_microbatch,
-)
-from bellmask.presets import PRESETS, preset, tiny
+from bellmask.plan import trace
+from bellmask.plan.devices import Cluster, Device
+from bellmask.plan.fitting import split_batch
+from bellmask.plan.memory import USABLE, Holding, Work, device_memory, largest_microbatch
+from bellmask.plan.network import KNOWN_MODELS, Parameters, count, plan_network, real_network
+from bellmask.plan.planner import plan
+from bellmask.plan.sizes import checkpoint_sizes, data_size
+from bellmask.presets import preset, tiny
+from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.recompute import recompute_blocks
+from bellmask.train.sharding import Layout
+from bellmask.train.trainer import TrainState
 
 BATCH = 4
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "vocab_size": 259,
-}
+SMALL = "--model.num-layers 2 --model.width 32 --model.num-heads 2 --data.block-length 32"
+LLAMA = (
+    '{"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, '
+    '"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 259, '
+    '"max_position_embeddings": 64}'
+)
+GPT2 = "--start.architecture gpt2-tiny"
+LONG = pytest.mark.long
 
 
-def options(text: str, start: RunConfig | None = None) -> RunConfig:
-    return override(start or tiny(), text.split()).check()
+def options(text):
+    return override(tiny(), text.split()).check()
 
 
-def llama(folder: Path) -> RunConfig:
-    (folder / "config.json").write_text(json.dumps(LLAMA))
-    return options(f"--start.architecture {folder}")
+def traced(config, recompute="none", batch=BATCH, **more):
+    planned = plan_network(config)
+    trace.prepare_tracing(planned, recompute)
+    return trace.trace_microbatch(planned, batch, "float32", **more)
 
 
-SHAPES = {
-    "mdm": "",
-    "deep": "--model.num-layers 4",
-    "nelbo": "--law uniform --objective nelbo",
-    "early times": "--law.mu 0.2",
-    "time input": "--model.modulation time",
-    "gpt2": "--start.architecture gpt2-tiny",
-}
+def real_call(config, recompute, batch):
+    """(network, arguments) of a training call with real numbers."""
+    config, network, _ = real_network(config)
+    recompute_blocks(network.train().block_modules(), recompute)
+    rows = trace.scored_rows(config, batch, network.first_maskable)
+    return network, trace.inputs(config, batch, rows, is_weighted=False)
 
 
-def dit_parameters(config: RunConfig, num_tokens: int) -> int:
+# parameters
+
+
+def dit_parameters(config, num_tokens):
     """The paper's DiT, counted by hand."""
     width, hidden = config.model.width, config.model.mlp_ratio * config.model.width
     has_time = config.model.modulation == "time"
 
-    def vectors(number: int) -> int:
+    def vectors(number):
         return number * width * (128 + 1) if has_time else number * width
 
     block = 4 * width**2 + 2 * width * hidden + hidden + width + 2 * width + vectors(6)
@@ -74,38 +75,34 @@ def dit_parameters(config: RunConfig, num_tokens: int) -> int:
     return config.model.num_layers * block + time + ends
 
 
-SAME_NETWORK = ("_base", "_bell", "unpacked", "sigma", "_arm")
-
-
-@pytest.mark.parametrize("name", [n for n in PRESETS if not any(s in n for s in SAME_NETWORK)])
-def test_parameters_of_every_preset(name: str) -> None:
+@pytest.mark.parametrize("name", ["tiny", "small_aoarm", "lm1b", "owt"])
+def test_parameters_of_our_trunk(name):
     config = preset(name)
     planned = plan_network(config)
     found = count(planned.network)
     assert found.total == found.embedding + found.blocks + found.head
-    assert found.total == found.trained
-    if config.start.model is None and config.start.architecture is None:
-        assert found.total == dit_parameters(config, planned.num_tokens)
-        with torch.device("meta"):
-            built = build_model(config, planned.num_tokens)
-        assert found.total == count_parameters(built)
+    assert found.total == found.trained == dit_parameters(config, planned.num_tokens)
 
 
-def test_gpt2_sizes_are_the_published_ones() -> None:
-    published = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080}
-    for name, number in published.items():
-        config = preset("cpt_gpt2_large")
-        config = replace(config, start=replace(config.start, model=f"openai-community/{name}"))
-        width = KNOWN_MODELS[name]["n_embd"]
-        assert count(plan_network(config).network).total == number + width, "and the mask's row"
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("gpt2", 124_439_808),
+        ("smollm2", 134_515_008),
+        pytest.param("gpt2-large", 774_030_080, marks=LONG),
+    ],
+)
+def test_pretrained_models_have_their_published_sizes(name, published):
+    """And the mask's row."""
+    width = KNOWN_MODELS[name].get("n_embd", KNOWN_MODELS[name].get("hidden_size"))
+    config = options(f"--start.model somewhere/{name}")
+    assert count(plan_network(config).network).total == published + width
 
 
-def test_smollm2_has_its_published_size() -> None:
-    config = replace(tiny(), start=replace(tiny().start, model="smollm2"))
-    assert count(plan_network(config).network).total == 134_515_008 + 576
+# operations
 
 
-def by_hand(config: RunConfig, num_rows: int) -> tuple[int, int]:
+def by_hand(config, num_rows):
     """(forward, training) FLOPs of the DiT: 2 per multiplication and addition of a product."""
     model, length = config.model, config.data.block_length
     tokens, width = BATCH * length, model.width
@@ -115,11 +112,10 @@ def by_hand(config: RunConfig, num_rows: int) -> tuple[int, int]:
     early = (model.num_layers - 1) * tokens * (qkv + out + mlp)
     last = tokens * qkv + num_rows * (out + mlp)
     head = num_rows * width * num_tokens
-    forward = 2 * (early + last + head + model.num_layers * scores)
     linear = 2 * (early + last + head)
     attention = 2 * model.num_layers * scores
     # backward: two products for each, and for attention its scores once more
-    training = 3 * linear + attention + 5 * attention // 2
+    forward, training = linear + attention, 3 * linear + attention + 5 * attention // 2
     if model.modulation == "time":
         vectors = BATCH * 128 * width * (6 * model.num_layers + 2)
         embedding = BATCH * (256 * 128 + 128 * 128)
@@ -129,124 +125,246 @@ def by_hand(config: RunConfig, num_rows: int) -> tuple[int, int]:
     return forward, training
 
 
-@pytest.mark.parametrize("shape", ["deep", "nelbo", "early times", "time input"])
-def test_flops_of_our_trunk_equal_the_closed_form(shape: str) -> None:
-    config = options(SHAPES[shape])
-    planned = plan_network(config)
-    prepare_tracing(planned, "none")
-    share = build_law(config.law).mean + (0.0005 if shape == "nelbo" else 0)  # its smallest rate
-    rows = round(share * BATCH * config.data.block_length)
-    forward = trace_microbatch(planned, BATCH, "float32", is_training=False).flops
-    training = trace_microbatch(planned, BATCH, "float32").flops
-    assert (forward, training) == by_hand(config, rows)
+@pytest.mark.parametrize("shape", ["--law.mu 0.2", "--model.modulation time"])
+def test_flops_of_our_trunk_equal_the_closed_form(shape):
+    config = options(f"{SMALL} {shape}")
+    rows = round(build_law(config.law).mean * BATCH * config.data.block_length)
+    forward = traced(config, is_training=False).flops
+    assert (forward, traced(config).flops) == by_hand(config, rows)
 
 
-def product(total: Any, left: Any, right: Any, *_: Any, **__: Any) -> int:
+def test_deep_networks_are_traced_by_a_few_blocks(monkeypatch):
+    """Operations, bytes and kernels are those of all blocks."""
+    config = options(f"{SMALL} --model.num-layers 5")
+    quick = traced(config)
+    monkeypatch.setattr(trace, "TRACED_BLOCKS", 5)
+    assert traced(config) == quick
+
+
+def product(total, left, right, *_, **__):
     """FLOPs of a product added in place, for which torch's counter has no rule."""
     return 2 * left[0] * left[1] * right[1]
-
-
-def real_flops(config: RunConfig, recompute: str) -> int:
-    """FLOPs that torch's counter sees on a real microbatch, with attention as plain products."""
-    config, network, _ = real_network(config)
-    network.train()
-    recompute_blocks(network.block_modules(), recompute)
-    rows = scored_rows(config, BATCH, network.first_maskable)
-    given = inputs(config, BATCH, rows, is_weighted=False)
-    in_place: Any = torch.ops.aten.addmm_
-    counter = FlopCounterMode(display=False, custom_mapping={in_place: product})
-    with counter, sdpa_kernel(SDPBackend.MATH), using_loss_kernel("chunked"):
-        network(**given).backward()
-    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
     ("shape", "recompute"),
     [
-        ("mdm", "none"),
-        ("mdm", "block"),
-        pytest.param("time input", "block", marks=pytest.mark.long),
-        ("gpt2", "none"),
-        pytest.param("gpt2", "block", marks=pytest.mark.long),
+        (SMALL, "block"),
+        (f"{SMALL} --framework arm", "none"),
         ("llama", "none"),
-        ("arm", "none"),
+        pytest.param(f"{SMALL} --model.modulation time", "block", marks=LONG),
+        pytest.param(GPT2, "none", marks=LONG),
+        pytest.param(GPT2, "block", marks=LONG),
     ],
 )
-def test_flops_equal_what_is_measured(shape: str, recompute: str, tmp_path: Path) -> None:
+def test_flops_equal_what_is_measured(shape, recompute, tmp_path):
     """Fused attention forms its scores once more in the backward pass; plain products do not."""
     if shape == "llama":
-        config = llama(tmp_path)
-    elif shape == "arm":
-        config = preset("tiny_arm")
-    else:
-        config = options(SHAPES[shape])
-    planned = plan_network(config)
-    prepare_tracing(planned, recompute)
-    found = trace_microbatch(planned, BATCH, "float32").flops
-    measured = real_flops(config, recompute)
-    sizes = {"gpt2": (4, 96), "llama": (5, 32)}
-    layers, width = sizes.get(shape, (config.model.num_layers, config.model.width))
-    length = config.data.block_length
-    again = layers * 2 * BATCH * length * length * width
-    assert found == measured + again
+        (tmp_path / "config.json").write_text(LLAMA)
+        shape = f"--data.block-length 32 --start.architecture {tmp_path}"
+    config = options(shape)
+    network, given = real_call(config, recompute, BATCH)
+    in_place = torch.ops.aten.addmm_
+    counter = FlopCounterMode(display=False, custom_mapping={in_place: product})
+    with counter, sdpa_kernel(SDPBackend.MATH), using_loss_kernel("chunked"):
+        network(**given).backward()
+    layers, width = {"gpt2": (4, 96), str(tmp_path): (3, 32)}.get(
+        (config.start.architecture or "").removesuffix("-tiny"),
+        (config.model.num_layers, config.model.width),
+    )
+    again = layers * 2 * BATCH * config.data.block_length**2 * width
+    assert traced(config, recompute).flops == counter.get_total_flops() + again
 
 
-def test_selective_recomputation_repeats_no_product() -> None:
-    found = {}
-    for mode in ("none", "selective", "block"):
-        planned = plan_network(options("--model.num-layers 2"))
-        prepare_tracing(planned, mode)
-        found[mode] = trace_microbatch(planned, BATCH, "float32").flops
-    assert found["selective"] == found["none"] < found["block"]
-
-
-def test_frozen_weights_have_no_gradient_to_compute() -> None:
+@pytest.mark.long
+def test_frozen_weights_have_no_gradient_to_compute():
     pytest.importorskip("peft")
-    config = options(SHAPES["gpt2"])
-    whole = plan_network(config)
-    few = plan_network(replace(config, start=replace(config.start, lora_rank=2)))
-    a, b = count(whole.network), count(few.network)
+    config = options(GPT2)
+    few = replace(config, start=replace(config.start, lora_rank=2))
+    a, b = (count(plan_network(each).network) for each in (config, few))
     # c_attn, c_proj, c_fc, c_proj of four blocks of width 96, rank 2, and the mask's row
     lora = 4 * 2 * ((96 + 288) + (96 + 96) + (96 + 384) + (384 + 96))
-    assert b.trained == lora + 96
-    assert b.total == a.total + lora
-    for planned in (whole, few):
-        prepare_tracing(planned, "none")
-    full, saved = (trace_microbatch(p, BATCH, "float32").flops for p in (whole, few))
+    assert (b.trained, b.total) == (lora + 96, a.total + lora)
     tokens = BATCH * config.data.block_length
     linear = 2 * tokens * 12 * 96**2 * 4
     # what is saved is one product per weight; what is added three per low-rank pair, at the first
     # block less the gradient of its input
-    assert saved == full - linear + 3 * 2 * tokens * lora
+    assert traced(few).flops == traced(config).flops - linear + 3 * 2 * tokens * lora
 
 
-def test_deep_networks_are_traced_by_a_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = plan_network(options("--model.num-layers 5"))
-    prepare_tracing(planned, "none")
-    quick = trace_microbatch(planned, BATCH, "bfloat16")
-    monkeypatch.setattr("bellmask.plan.trace.TRACED_BLOCKS", 5)
-    assert trace_microbatch(planned, BATCH, "bfloat16") == quick
+def test_masked_share_is_the_mean_mask_rate():
+    floored = "--law uniform --objective nelbo --objective.time-floor 0.5"
+    for text, share in {
+        "--law.mu 0.5": 0.5,
+        "--law dirac --law.mu 0.3": 0.3,
+        "--law uniform --schedule polynomial": 1 / 3,
+        floored: 0.75,
+        "--framework arm": 1,
+    }.items():
+        assert trace.masked_share(options(text)) == pytest.approx(share, abs=1e-6)
 
 
-def test_masked_share_is_the_mean_mask_rate() -> None:
-    assert masked_share(options("--law.mu 0.5")) == pytest.approx(0.5, abs=1e-6)
-    assert masked_share(options("--law dirac --law.mu 0.3")) == pytest.approx(0.3, abs=1e-9)
-    assert masked_share(options("--law uniform --schedule polynomial")) == pytest.approx(
-        1 / 3, abs=1e-6
-    )
-    floored = options("--law uniform --objective nelbo --objective.time-floor 0.5")
-    assert masked_share(floored) == pytest.approx(0.75, abs=1e-6)
-    assert masked_share(preset("tiny_arm")) == 1
+# memory
 
 
-def test_tracing_real_tensors_gives_the_same() -> None:
-    config = options("")
+@pytest.mark.parametrize(
+    ("shape", "recompute"),
+    [
+        ("", "none"),
+        (GPT2, "none"),
+        pytest.param("", "block", marks=LONG),
+        pytest.param("--model.dropout 0.1", "none", marks=LONG),
+        pytest.param("--model.modulation time", "none", marks=LONG),
+    ],
+)
+def test_activations_are_what_autograd_saves(shape, recompute):
+    """Within 5 %: the planner also counts what is merely alive then, rotation tables say."""
+    config = options(shape)
+    network, given = real_call(config, recompute, 8)
+    held = [*network.parameters(), *network.buffers(), *given.values()]
+    held = {t.untyped_storage()._cdata for t in held if t is not None}
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), using_loss_kernel("chunked"):
+        loss = network(**given)
+    size = sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in held)
+    loss.backward()
+    assert traced(config, recompute, 8).kept == pytest.approx(size, rel=0.05)
+
+
+def test_recomputation_keeps_block_inputs_or_products():
+    """block: one hidden state per block. selective: also all matrix products and attention."""
+    kept, flops = {}, {}
+    for mode in ("none", "block", "selective"):
+        # the last block sees fewer rows: the one before it is counted
+        one, two = (traced(options(f"--model.num-layers {n}"), mode, 16) for n in (1, 2))
+        kept[mode], flops[mode] = two.kept - one.kept, two.flops
+    config = tiny()
+    tokens = 16 * config.data.block_length
+    state, sums = tokens * config.model.width * 4, tokens * config.model.num_heads * 4
+    assert kept["block"] == pytest.approx(state, rel=0.02)
+    # input, qkv (3), attention and its sums, its output, MLP in (4) and out
+    assert kept["selective"] == pytest.approx(11 * state + sums, rel=0.1)
+    assert kept["block"] < kept["selective"] < kept["none"]
+    assert flops["selective"] == flops["none"] < flops["block"]
+
+
+def test_weights_gradients_optimizer_and_average_are_real_bytes():
+    for text in ("--optimizer muon", "--optim.ema 0"):
+        config = options(f"{SMALL} {text}")
+        planned = plan_network(config)
+        counted = count(planned.network), trace.trace_update(planned), Layout(1, 1, "")
+        parts = Holding(*counted, "float32", "float32", False).parts()
+        found = {part.name: part.num_bytes for part in parts}
+        _, network, _ = real_network(config)
+        average = Ema(network, config.optim.ema) if config.optim.ema else None
+        sizes = dict.fromkeys(("model", "optimizer", "ema"), 0)
+        state = TrainState(network, Optimizer(network, config.optim), average)
+        for name, tensor in state.tensors().items():
+            sizes[name.split(".")[0]] += tensor.nbytes
+        assert found["weights"] == found["gradients"] == sizes["model"]
+        assert found["optimizer"] == sizes["optimizer"]
+        assert found.get("moving average", 0) == sizes["ema"]
+
+
+def test_a_checkpoint_has_the_planned_size(small_config, tmp_path):
+    config = small_config(*"--model.width 64 --model.num-heads 4 --train.steps 1".split())
+    train_run(config, tmp_path / "run", is_quiet=True)
+    (folder,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    real = sum(file.stat().st_size for file in folder.iterdir())
     planned = plan_network(config)
-    prepare_tracing(planned, "none")
-    shapes = trace_microbatch(planned, BATCH, "float32")
-    _, network, _ = real_network(config)
-    given = inputs(config, BATCH, scored_rows(config, BATCH, 0), is_weighted=False)
-    with using_loss_kernel("chunked"):
-        numbers = trace_call(network.train(), given, torch.float32)
-    assert numbers.flops == shapes.flops
-    assert numbers.kept == pytest.approx(shapes.kept, rel=0.02)
+    found = checkpoint_sizes(config, count(planned.network), trace.trace_update(planned), 1024)
+    assert found.each == pytest.approx(real, rel=0.02)
+
+
+SOME = Parameters(1000, 1000, 100, 800, 100, 8, 100, 10)
+STATE = trace.Update({}, 8000, 4000, 40)
+
+
+def test_sharding_divides_state_and_gathers_weights():
+    def parts_of(layout, *, accumulates, precision="bfloat16"):
+        holding = Holding(SOME, STATE, layout, precision, "float32", accumulates)
+        return {part.name: part.num_bytes for part in holding.parts()}
+
+    none = parts_of(Layout(4, 1, ""), accumulates=False)
+    assert none == {"weights": 4000, "gradients": 4000, "optimizer": 8000, "moving average": 4000}
+    full = parts_of(Layout(1, 4, ""), accumulates=False)
+    assert {name: full[name] * 4 for name in none} == none
+    assert full["gathered weights"] == 2 * (200 + 2 * 100)
+    assert full["gradients not yet cut"] == 4 * (200 + 100)
+    hybrid = parts_of(Layout(2, 2, ""), accumulates=True, precision="float32")
+    assert {name: hybrid[name] * 2 for name in none} == none
+    assert hybrid["gathered weights"] == 4 * 400
+    assert hybrid["accumulated gradients"] == 4000
+
+
+def test_the_largest_microbatch_fits_and_the_next_does_not():
+    holding = Holding(SOME, STATE, Layout(1, 1, ""), "float32", "float32", False)
+    work = Work(1000, 500, 1100, 600)
+    for capacity in (25_000, 40_000, 200_000):
+        size = largest_microbatch(holding, work, 50, capacity, 64)
+        assert device_memory(holding, work, size, 50, capacity, copies=False).fits
+        if size < 64:
+            assert not device_memory(holding, work, 2 * size, 50, capacity, copies=False).fits
+    assert largest_microbatch(holding, work, 50, 1000, 64) is None
+    sharded = replace(holding, layout=Layout(1, 4, ""))  # a single one accumulates no gradients
+    enough = 1.01 * (5000 + 1600 + 1200 + 64 * 1100 + 600) / USABLE
+    assert largest_microbatch(sharded, work, 50, enough, 64) == 64
+    memory = device_memory(holding, work, 8, 50, 1e9, copies=True)
+    assert (memory.total, memory.host_bytes) == (20_000 + (8 * 1100 + 600), 16_000)
+
+
+def test_kept_checkpoints_follow_the_rules():
+    for kept, text in {
+        1: "--checkpoint.every never --checkpoint.no-keep-best",
+        3: "--checkpoint.every 10minutes",
+        8: "--checkpoint.every 100steps --checkpoint.keep-every 200",
+        5: "--checkpoint.every 204800tokens --checkpoint.keep-steps 50 60",
+    }.items():
+        config = options(f"--train.steps 1000 {text}")
+        assert checkpoint_sizes(config, SOME, STATE, 2048).kept == kept
+
+
+def test_data_sizes_where_they_are_known():
+    packed = data_size(preset("lm1b"), 30_521)
+    assert packed.rows == int(30_301_028 * 29.62 / 126)
+    assert packed.num_bytes == packed.rows * (128 * 2 + 16)
+    assert data_size(preset("lm1b_unpacked"), 30_521).rows == 30_301_028
+    assert 8.8e9 < data_size(preset("owt"), 50_258).rows * 1022 < 9.04e9
+    assert data_size(preset("sft_tasks"), 50_257).rows == 210_000
+    assert data_size(tiny(), 259).rows is None
+
+
+def cluster_of(memory, number=4):
+    return Cluster(Device("small", 1e12, 1e12, 1e11, memory, 1e10, 1e9), number)
+
+
+@pytest.mark.long
+def test_what_does_not_fit_gets_advice_that_does():
+    config = options(f"{SMALL} --scale.sharding none --train.batch-size 512")
+    state = 16 * count(plan_network(config).network).total + 4 * 259 * 512
+    told = plan(config, cluster_of(8 * state))
+    assert not told.memory.fits
+    assert told.advice == (f"--train.microbatch-size {told.largest_microbatch}",)
+    assert plan(override(config, told.advice[0].split()), told.cluster).memory.fits
+    # not even one row fits: it is sharded
+    for before, share in (("none", 0.95), ("hybrid --scale.shard-size 2", 0.5)):
+        config = options(f"--scale.sharding {before} --data.block-length 16 --model.mlp-ratio 8")
+        state = 16 * count(plan_network(config).network).total
+        told = plan(config, cluster_of(share * state, 8))
+        assert told.largest_microbatch is None
+        assert "--scale.sharding full" in told.advice[0]
+        assert plan(override(config, told.advice[0].split()), told.cluster).memory.fits
+
+
+def test_batches_are_divided_over_devices():
+    config = options("--train.batch-size 32 --train.microbatch-size 8")
+    assert split_batch(config, 2) == (8, 2)
+    assert split_batch(options("--train.batch-size 32"), 4) == (8, 1)
+    for number, named in ((3, "batch_size=32"), (8, "microbatch_size=8")):
+        with pytest.raises(ValueError, match=named):
+            split_batch(config, number)

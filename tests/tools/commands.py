@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from dataclasses import dataclass
+from unittest import mock
 
 from bellmask.cli import run_command
 
@@ -26,7 +28,8 @@ class Said:
 def bellmask(*args: object) -> Said:
     """``bellmask("evaluate", run, "--out", folder)``; a string with spaces is one argument."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    wide = mock.patch.dict(os.environ, COLUMNS="200")  # tables are not wrapped
+    with wide, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = run_command([str(arg) for arg in args])
         except SystemExit as end:

@@ -5,8 +5,9 @@
 
 Every mutation changes one expression inside a function of the folders below, in a copy of the
 checkout. The tests that run the changed line are run with ``-x``, those that run the fewest lines
-first, for at most 120 s of CPU time. A mutation is killed when one of them fails. OUT gets ``coverage.db``,
-``lastfailed`` (tests that fail without any mutation are not asked) and ``mutations.json``.
+first, for at most 120 s of CPU time. A mutation is killed when one of them fails. OUT gets
+``coverage.db``, ``lastfailed`` (tests that fail without any mutation are not asked) and
+``mutations.json``.
 
 The draw depends on the seed, the file, the function and the changed text, not on line numbers, so
 a small edit of the package leaves most of it as it was.
@@ -135,7 +136,8 @@ def draw(root: Path, seed: int, count: int) -> list[Mutation]:
     for folder in FOLDERS:
         files = sorted((root / "bellmask" / folder).rglob("*.py"))
         found = [m for f in files for m in mutations_of(root, str(f.relative_to(root)))]
-        drawn += sorted(found, key=lambda m: m.draw(seed))[: count // len(FOLDERS)]
+        by_place = {m.draw(seed): m for m in reversed(found)}  # the first of equal ones
+        drawn += [by_place[place] for place in sorted(by_place)[: count // len(FOLDERS)]]
     return drawn
 
 

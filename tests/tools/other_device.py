@@ -137,11 +137,11 @@ def training_waits(name: str) -> Any:
         bellmask.train_run(config, f"trained/{name}-{steps}", is_quiet=True)
 
     with OtherDevice() as mode:
-        return _per_unit(mode, train, 1, 3)
+        return _per_unit(mode, train, 1, 2)
 
 
-def run_waits(name: str) -> dict[str, Any]:
-    """Per batch of an evaluation and per step of a sampler, of a stored run."""
+def run_waits(name: str, is_quick: bool) -> dict[str, Any]:
+    """Per batch of an evaluation and per step of samplers (quick: of two), of a stored run."""
     import bellmask
 
     run = bellmask.load_run(name, device="cpu")
@@ -151,18 +151,19 @@ def run_waits(name: str) -> dict[str, Any]:
         run = replace(run, device=OTHER)
         found = {
             f"evaluate {name}": _per_unit(
-                mode, lambda n: run.evaluate(blocks.slice(0, 8 * n), batch_size=8), 1, 3
+                mode, lambda n: run.evaluate(blocks.slice(0, 8 * n), batch_size=8), 1, 2
             )
         }
         if run.framework.is_causal:
             work = lambda length: run.sample(2, length=length)  # noqa: E731
             return found | {f"sample {name}": _per_unit(mode, work, 4, 8)}
         for kind, settings in SAMPLINGS.items():
-            if kind != "cache" or name == "bell":
+            is_wanted = not is_quick or kind == "most_confident"
+            if is_wanted and (kind != "cache" or name == "bell"):  # a causal LM keeps nothing
                 work = lambda n, given=settings: run.sample(8, length=16, steps=n, **given)  # noqa: E731
                 found[f"sample {name} {kind}"] = _per_unit(mode, work, 2, 4)
         work = lambda length: run.sample(1, length=length, rule="first_hitting")  # noqa: E731
-        return found | {f"sample {name} first_hitting": _per_unit(mode, work, 4, 8)}
+        return found | {f"sample {name} first_hitting": _per_unit(mode, work, 2, 4)}
 
 
 def mixing() -> str:
@@ -180,7 +181,7 @@ def main() -> None:
     found: dict[str, Any] = {"mixing": mixing()}
     for name in sys.argv[1:] or [*RUNS, *TRAININGS]:
         if name in RUNS:
-            found |= run_waits(name)
+            found |= run_waits(name, is_quick=len(sys.argv) > 1)
         if name in TRAININGS:
             found[f"train {name}"] = training_waits(name)
     print(json.dumps(found))

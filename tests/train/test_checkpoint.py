@@ -1,8 +1,12 @@
+"""Checkpoints as files: they come back as they were, or their damage is found."""
+
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -20,92 +24,103 @@ from bellmask.train.checkpoint import (
 from bellmask.train.distributed import World
 
 
-def store(folder: Path, **options: object) -> CheckpointStore:
-    return CheckpointStore(folder, CheckpointOptions(**options), World())  # type: ignore[arg-type]
+def store(folder, **options):
+    return CheckpointStore(folder, CheckpointOptions(**options), World())
 
 
-def tensors(value: float = 1.5) -> dict[str, torch.Tensor]:
+def tensors(value):
     return {"model.a": torch.full((3, 2), value), "optimizer.a.step": torch.tensor(value)}
 
 
-def save(target: CheckpointStore, step: int, nll: float | None = None) -> Path:
-    return target.save(step, tensors(step), {"step": step, "nll": nll})
+def save(target, step, nll=None):
+    return target.save(step, tensors(float(step)), {"step": step, "nll": nll})
 
 
-def test_tensors_and_state_come_back(tmp_path: Path) -> None:
+def test_tensors_and_state_come_back(tmp_path):
+    """No pickle; a step that is saved again replaces the old one."""
+    save(store(tmp_path), 7)
     folder = store(tmp_path).save(7, tensors(0.1), {"step": 7, "loss": 0.1 + 0.2})
     loaded = tensors(0.0)
     load_tensors(folder, loaded)
     assert all(torch.equal(loaded[k], v) for k, v in tensors(0.1).items())
     assert read_state(folder) == {"step": 7, "loss": 0.1 + 0.2}
     assert (tmp_path / "latest").read_text().strip() == folder.name
-
-
-def test_there_is_no_pickle_in_a_checkpoint(tmp_path: Path) -> None:
-    folder = save(store(tmp_path), 1)
     assert {p.suffix for p in folder.iterdir()} == {".json", ".safetensors"}
 
 
-def damage_flip(folder: Path) -> None:
-    (shard,) = folder.glob("*.safetensors")
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[random.Random(str(path.name)).randrange(len(content))] ^= 1
+    path.write_bytes(content)
 
 
-def damage_cut(folder: Path) -> None:
-    (shard,) = folder.glob("*.safetensors")
-    shard.write_bytes(shard.read_bytes()[:-3])
+def add_name(name, content=b"text"):
+    """The manifest names a file elsewhere, which is there and whose hash is right."""
+
+    def change(path):
+        known = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for place in (path.parents[1] / "x", path.parents[2] / "x"):
+            place.write_bytes(content)
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: known}))
+
+    return change
 
 
-def damage_missing(folder: Path) -> None:
-    next(folder.glob("*.safetensors")).unlink()
+ANY = {
+    "flipped": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "emptied": lambda path: path.write_bytes(b""),
+    "removed": lambda path: path.unlink(),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "others beside": lambda path: (path.parent / "zzz.safetensors").write_bytes(b"0"),
+}
+GARBAGE = [
+    b"[1, 2]",
+    b"5",
+    b"null",
+    b"{}",
+    b"[" * 100_000,
+    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+]
+GARBAGE += [b"\xff\xfe\x00", b'{"state.json": 5}', b'{"state.json": ' + b"9" * 5000 + b"}"]
+MANIFESTS = {
+    **{f"garbage {n}": lambda path, g=g: path.write_bytes(g) for n, g in enumerate(GARBAGE)},
+    **{f"elsewhere {n}": add_name(n) for n in ("../x", "../../x", "/etc/hostname", "..", ".", "")},
+    **{f"elsewhere {n!r}": add_name(n) for n in ("a\0b", "x/y")},
+}
+WAYS = [(part, how) for part in ("*.safetensors", "state.json", "manifest.json") for how in ANY]
 
 
-def damage_state(folder: Path) -> None:
-    (folder / "state.json").write_text("{}")
-
-
-def damage_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_text("not json")
-
-
-@pytest.mark.parametrize(
-    "harm", [damage_flip, damage_cut, damage_missing, damage_state, damage_manifest]
-)
-def test_damage_is_found_and_the_newest_intact_one_is_used(tmp_path: Path, harm) -> None:  # type: ignore[no-untyped-def]
-    kept = store(tmp_path, keep_last=5)
-    good, bad = save(kept, 1), save(kept, 2)
+@pytest.mark.parametrize(("part", "how"), [*WAYS, *(("manifest.json", how) for how in MANIFESTS)])
+def test_damage_is_found_and_the_newest_intact_one_is_used(part, how, tmp_path):
+    target = store(tmp_path / "checkpoints", keep_last=5)
+    good, bad = save(target, 1), save(target, 2)
     assert find_damage(bad) is None
-    harm(bad)
+    (ANY | MANIFESTS)[how](next(bad.glob(part)))
     assert find_damage(bad)
     with pytest.raises(UserError, match="damaged"):
-        load_tensors(bad, tensors())
-    found, complaints = kept.newest_intact()
+        load_tensors(bad, tensors(0.0))
+    found, complaints = target.newest_intact()
     assert found == good
     assert len(complaints) == 1
     assert str(bad) in complaints[0]
 
 
-def test_retention_keeps_last_every_named_and_best(tmp_path: Path) -> None:
+def test_retention_keeps_last_every_named_and_best(tmp_path):
     kept = store(tmp_path, keep_last=2, keep_every=4, keep_steps=(3,))
+    save(kept, 1)
+    assert kept.best() is None
+    with pytest.raises(UserError, match=r"'best'.*steps: 1"):
+        kept.find("best")
     for step, nll in enumerate([9.0, 1.0, 5.0, 5.0, 4.0, 4.0, 4.0, 4.0, 3.0], start=1):
         save(kept, step, nll)
     assert [step_of(p) for p in kept.all()] == [2, 3, 4, 8, 9]
-    assert kept.best() == tmp_path / "step-000000002"
-    assert kept.find("best") == kept.best()
+    assert kept.find("best") == kept.best() == tmp_path / "step-000000002"
     assert kept.find("latest") == kept.find("9")
 
 
-def test_unvalidated_checkpoints_are_never_best(tmp_path: Path) -> None:
-    kept = store(tmp_path, keep_last=1)
-    save(kept, 1)
-    assert kept.best() is None
-    with pytest.raises(UserError, match=r"no checkpoint 'best'.*steps: 1"):
-        kept.find("best")
-
-
-def test_leftovers_are_invisible_and_cleaned(tmp_path: Path) -> None:
+def test_leftovers_are_invisible_and_cleaned(tmp_path):
     kept = store(tmp_path)
     save(kept, 1)
     for name in (".writing-000000002", ".removing-step-000000001"):
@@ -116,66 +131,61 @@ def test_leftovers_are_invisible_and_cleaned(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000000001"]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    kept = store(tmp_path)
-    save(kept, 1)
-    folder = kept.save(1, tensors(5.0), {"step": 1, "nll": None})
-    loaded = tensors(0.0)
-    load_tensors(folder, loaded)
-    assert torch.equal(loaded["model.a"], torch.full((3, 2), 5.0))
-    assert json.loads((folder / "manifest.json").read_text()).keys() >= {"state.json"}
-
-
-def test_a_good_checkpoint_survives_housekeeping_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_good_checkpoint_survives_housekeeping_that_fails(tmp_path, monkeypatch, capsys):
     """An old one cannot be removed, as where somebody has its files open on a network disk."""
     target = store(tmp_path, keep_last=1)
     save(target, 1)
     replace = os.replace
 
-    def no_removing(old: Path, new: Path) -> None:
+    def no_removing(old, new):
         if ".removing-" in str(new):
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(new))
         replace(old, new)
 
     monkeypatch.setattr(os, "replace", no_removing)
-    assert save(target, 2) == tmp_path / "step-000000002"
+    assert find_damage(save(target, 2)) is None
     assert "step-000000002 is saved, but" in capsys.readouterr().err
-    assert find_damage(tmp_path / "step-000000002") is None
 
 
-def test_checking_a_checkpoint_only_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checking_a_checkpoint_only_reads(tmp_path, monkeypatch):
     """Read-only file systems refuse to sync."""
     folder = save(store(tmp_path), 1)
-
-    def refuse(handle: int) -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.delattr(os, "fsync")
     assert find_damage(folder) is None
+
+
+class Alone(World):
+    """One of two processes, which hears nothing of the other."""
+
+    def texts(self, text):
+        return [text]
+
+
+def test_processes_share_the_search_for_damage(tmp_path):
+    folder = save(store(tmp_path), 1)
+    worlds = [Alone(rank, 2) for rank in (0, 1)]
+    assert [find_damage(folder, world) for world in worlds] == [None, None]
+    for part in ("*.safetensors", "state.json"):
+        (path,) = folder.glob(part)
+        flip(path)
+        assert sorted(bool(find_damage(folder, world)) for world in worlds) == [False, True]
+        flip(path)
 
 
 class Late(World):
     """A process whose file system shows it another's file late."""
 
-    def texts(self, text: str) -> list[str]:
+    def texts(self, text):
         is_list = text.startswith("[")
         return [text, json.dumps([*json.loads(text), "other.safetensors"]) if is_list else text]
 
 
-def test_the_manifest_has_files_that_only_another_process_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = CheckpointStore(tmp_path, CheckpointOptions(), Late())
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "other.safetensors").write_bytes(b"there")
-    (tmp_path / "hidden" / "own.safetensors").write_bytes(b"here")
+def test_the_manifest_has_files_that_only_another_process_lists(tmp_path, monkeypatch):
+    (tmp_path / "other.safetensors").write_bytes(b"there")
+    (tmp_path / "own.safetensors").write_bytes(b"here")
     listed = Path.iterdir
-
-    def stale(folder: Path) -> list[Path]:
-        return [p for p in listed(folder) if p.name != "other.safetensors"]
-
-    monkeypatch.setattr(Path, "iterdir", stale)
-    found = target._hash_files(1, tmp_path / "hidden")
+    monkeypatch.setattr(
+        Path, "iterdir", lambda folder: [p for p in listed(folder) if p.name[:5] != "other"]
+    )
+    found = CheckpointStore(tmp_path, CheckpointOptions(), Late())._hash_files(1, tmp_path)
     assert sorted(found) == ["other.safetensors", "own.safetensors"]

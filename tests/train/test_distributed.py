@@ -1,68 +1,114 @@
-"""What processes are told of their device, and together of a batch that cannot be shared."""
+"""Processes that come late, and what a run decides for its device and number of processes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
-from warm_processes import WarmProcesses
+from fault_tools import command
 
-from bellmask.config import RunConfig
-from bellmask.train.distributed import pick_device, pick_precision
+from bellmask.errors import UserError
+from bellmask.placing import pick_placing
+from bellmask.run_state import resume_command
+from bellmask.train import metrics
+from bellmask.train.distributed import World, open_world, pick_device, pick_precision
+from bellmask.train.metrics import Display
 
 
-def test_a_process_that_is_late_at_the_end_ends_well(
-    small_config: Callable[..., RunConfig], tmp_path: Path, warm: WarmProcesses
-) -> None:
+def test_a_process_that_is_late_at_the_end_ends_well(small_config, tmp_path, warm):
     """The main process holds the store here, as on several machines: it must not leave first."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(small_config("--train.steps", "2").to_dict()))
-    late = ["fault_hooks.leave_late", 1, 2.0]
-    warm.run(["train", path, "--out", tmp_path / "run"], 2, prepare=late)
+    args = command(small_config("--train.steps", "2"), tmp_path / "run")
+    warm.run(args, 2, prepare=["fault_hooks.leave_late", 1, 1.0])
     assert not (tmp_path / "run" / "RESUME_ME").exists()
 
 
-def test_a_late_process_hears_what_went_wrong(
-    small_config: Callable[..., RunConfig], tmp_path: Path, warm: WarmProcesses
-) -> None:
-    path = tmp_path / "config.json"
-    config = small_config("--data.train", str(tmp_path / "nothing.txt"))
-    path.write_text(json.dumps(config.to_dict()))
-    late = ["fault_hooks.hear_late", 1, 2.0]
-    group = warm.start_group(["train", path, "--out", tmp_path / "run"], prepare=late)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--data.train", "nothing.txt"], "nothing.txt"),
+        pytest.param(["--train.batch-size", "9"], "train.batch_size=9", marks=pytest.mark.long),
+    ],
+)
+def test_a_late_process_hears_what_went_wrong(options, named, small_config, tmp_path, warm):
+    args = command(small_config(*options), tmp_path / "run")
+    group = warm.start_group(args, prepare=["fault_hooks.hear_late", 1, 1.0])
     assert [process.wait() for process in group] == [2, 2]
     said = "".join(process.text() for process in group)
     assert said.count("error: ") == 1
-    assert "nothing.txt" in said
-
-
-def test_a_batch_that_does_not_divide_is_refused_once(
-    small_config: Callable[..., RunConfig], tmp_path: Path, warm: WarmProcesses
-) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(small_config("--train.batch-size", "9").to_dict()))
-    group = warm.start_group(["train", path, "--out", tmp_path / "run"])
-    assert [process.wait() for process in group] == [2, 2]
-    said = "".join(process.text() for process in group)
-    assert said.count("must be a multiple of 2 processes") == 1
+    assert named in said
     assert not (tmp_path / "run").exists()
 
 
+def test_restarts_on_several_machines_need_a_new_store(monkeypatch):
+    told = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    for name, value in (told | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="SHARE_RDZV_TCP_STORE=1"), open_world("cpu"):
+        pass
+
+
 @pytest.mark.parametrize("is_native", [False, True])
-def test_precision_auto_is_float32_on_every_cpu(
-    is_native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_auto_is_float32_on_every_cpu(is_native, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: is_native)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: is_native)
     assert pick_precision("auto", torch.device("cpu")) == torch.float32
     assert pick_precision("bfloat16", torch.device("cpu")) == torch.bfloat16
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_missing_gpu_is_an_error_with_advice() -> None:
+def test_devices_that_are_not_there():
     assert pick_device("auto") == torch.device("cpu")
-    with pytest.raises(ValueError, match="torch sees no GPU here"):
-        pick_device("cuda")
+    for option in ("cuda", "cuda:1", "tpu"):
+        with pytest.raises(UserError, match=option):
+            pick_device(option)
+
+
+FULL, SHORT = "--scale.sharding full", "--scale.reduce bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "named", "kernel"),
+    [
+        ("", 1, [], "torch"),
+        (FULL, 1, ["scale.sharding"], "torch"),
+        ("--scale.shard-size 3", 1, ["scale.shard_size"], "torch"),
+        (FULL, 2, [], "torch"),
+        ("--scale.sharding hybrid --scale.shard-size 1", 2, ["scale.sharding"], "torch"),
+        (SHORT, 1, ["scale.reduce=bfloat16"], "torch"),
+        (f"{FULL} {SHORT}", 2, ["scale.reduce=bfloat16"], "torch"),
+        (f"{FULL} {SHORT} --train.precision bfloat16", 2, [], "chunked"),
+        ("--objective nelbo --law uniform", 1, [], "chunked"),
+        ("--scale.loss chunked", 1, [], "chunked"),
+    ],
+)
+def test_options_that_do_not_apply_are_named(options, size, named, kernel, small_config):
+    """And the kernel that is told is the one that suits the options."""
+    world = World(size=size, machine_size=size)
+    placing = pick_placing(small_config(*options.split()), world)
+    assert len(placing.notes) == len(named)
+    assert all(name in note for note, name in zip(placing.notes, named, strict=True))
+    assert placing.describe()["loss_kernel"] == kernel
+
+
+@pytest.mark.parametrize(
+    ("processes", "per_machine", "launch"),
+    [
+        (1, 1, "bellmask"),
+        (4, 4, "torchrun --nproc-per-node 4 -m bellmask"),
+        (16, 8, "torchrun --nnodes 2 --nproc-per-node 8 -m bellmask"),
+    ],
+)
+def test_the_command_that_goes_on(processes, per_machine, launch):
+    words = shlex.split(resume_command(Path("my runs/x"), processes, per_machine))
+    rest = ["train", "my runs/x/config.json", "--out", "my runs/x", "--resume", "auto"]
+    assert words == [*launch.split(), *rest]
+
+
+def test_without_a_terminal_a_line_comes_now_and_then(capsys, monkeypatch):
+    with Display(9, is_quiet=False) as display:
+        display.advance(1, 2.5, 100.0)
+        assert capsys.readouterr().out == ""
+        monkeypatch.setattr(metrics, "LINE_SECONDS", 0)
+        display.advance(2, 1.25, 1000.0)
+        assert {"2", "9", "1.250", "1,000"} < set(capsys.readouterr().out.split())

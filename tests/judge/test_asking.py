@@ -1,0 +1,519 @@
+"""Asking a judge over a real server on loopback that misbehaves: nothing that was said is lost,
+asked twice or counted twice, every attempt is paid for, and the key is told nobody."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+import traceback
+from collections import Counter
+
+import pytest
+from judge_server import (
+    KEY,
+    VARIABLE,
+    Clock,
+    Drop,
+    JudgeServer,
+    completion,
+    echo,
+    error,
+    good,
+    script,
+    set_key,
+)
+
+from bellmask.errors import UserError
+from bellmask.judge.cost import (
+    KNOWN_PRICES,
+    Prices,
+    SpendingLimit,
+    SpendingStopped,
+    estimate,
+    prices_of,
+)
+from bellmask.judge.endpoint import Endpoint, EndpointOptions, Reply, Request
+from bellmask.judge.endpoint_options import OPENAI_URL
+from bellmask.judge.failures import EndpointError, RequestFailed
+from bellmask.judge.tokens import TOKENS_PER_MESSAGE
+from bellmask.judge.transcript import Transcript
+
+DOLLAR_A_TOKEN = Prices(0.0, 1_000_000.0)
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch):
+    set_key(monkeypatch)
+
+
+def question(text="which?", **named):
+    return Request("judge", (("system", "You judge."), ("user", text)), **named)
+
+
+def questions(count, start=0, **named):
+    return [Request("judge", (("user", f"q{n}"),), **named) for n in range(start, start + count)]
+
+
+def connect(server, clock=None, **named):
+    clock = clock or Clock()
+    options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
+    return Endpoint(options, sleep=clock.sleep, now=clock.now, wall=clock.now)
+
+
+def ask(*responses, request=None, **named):
+    clock = Clock()
+    with JudgeServer(script(*responses)) as server, connect(server, clock, **named) as endpoint:
+        return endpoint.ask(request or question()), server, clock
+
+
+def coded(status, code):
+    return status, {}, json.dumps({"error": {"message": "no", "code": code}})
+
+
+# --- one question ----------------------------------------------------------------------------
+
+
+def test_a_question_arrives_as_it_was_asked_and_the_answer_is_read():
+    logprobs = {"m": -0.1, "M": -2.5}
+    request = question(temperature=0.5, max_tokens=7, logprobs=5, repeat=3)
+    answer, server, clock = ask(good("m", usage=(21, 1), logprobs=logprobs), request=request)
+    said = [("system", "You judge."), ("user", "which?")]
+    assert server.requests == [
+        {
+            "model": "judge",
+            "messages": [{"role": role, "content": content} for role, content in said],
+            "temperature": 0.5,
+            "max_tokens": 7,
+            "logprobs": True,
+            "top_logprobs": 5,
+            "seed": 3,
+        }
+    ]
+    assert server.paths == ["/v1/chat/completions"]
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+    assert answer.reply == Reply("m", logprobs, 21, 1, "stop")
+    assert (answer.attempts, answer.errors, clock.sleeps) == (1, (), [])
+    _, server, _ = ask(good("x"))
+    assert set(server.requests[0]) == {"model", "messages", "temperature", "max_tokens"}
+
+
+def test_keys_tell_every_difference():
+    base = question()
+    named = [{"temperature": 0.1}, {"max_tokens": 5}, {"logprobs": 1}, {"repeat": 1}]
+    named += [{"endpoint": "http://localhost/v1"}]
+    others = [question("Which?"), *(question(**one) for one in named)]
+    others += [Request("other", base.messages), Request("judge", base.messages[::-1])]
+    assert len({base.key, *(other.key for other in others)}) == 1 + len(others)
+    assert base.key == question(temperature=0).key
+
+
+def test_replies_with_something_missing():
+    answer, _, _ = ask(good("x" * 40, usage=None), request=question("y" * 400))
+    assert answer.reply.is_usage_estimated
+    assert answer.reply.completion_tokens == 10
+    assert 100 <= answer.reply.prompt_tokens <= 130
+    answer, server, _ = ask((200, {}, completion(None, finish_reason="content_filter")))
+    assert (answer.reply.text, answer.reply.finish_reason) == ("", "content_filter")
+    assert len(server.requests) == 1
+    body = json.loads(completion("m", logprobs={"m": -0.5, "M": -1.0, "x": -3.0}))
+    top = body["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    top[1]["logprob"], top[2]["logprob"] = None, math.nan
+    answer, _, _ = ask((200, {}, json.dumps(body)), request=question(logprobs=3))
+    assert answer.reply.top_logprobs == {"m": -0.5}
+
+
+PASSING = [
+    *map(error, (408, 409, 425, 429, 500, 503, 529)),
+    (502, {"Content-Type": "text/html"}, "<html>bad gateway</html>"),
+    Drop(),
+    Drop(completion("half")[:40]),
+    *((200, {}, text) for text in ("certainly! {", "", "[1, 2]", "7", "null", "[" * 100_000, "\0")),
+    *((200, {}, f'{{"choices": {text}}}') for text in ("[]", '{"0": "m"}', '[{"text": "m"}]')),
+    (200, {}, '{"choices": [{"message": {"content": 3}}]}'),
+    (200, {}, '{"error": {"message": "overloaded", "code": 502}}'),
+]
+
+
+def test_what_passes_is_tried_again_after_growing_waits():
+    answer, server, clock = ask(*PASSING, good("at last"), max_attempts=len(PASSING) + 1)
+    assert answer.reply.text == "at last"
+    assert answer.attempts == len(server.requests) == len(PASSING) + 1
+    assert len(answer.errors) == len(PASSING)
+    assert all(answer.errors)
+    assert 0 < clock.sleeps[0] < clock.sleeps[2] < clock.sleeps[4]
+    assert max(clock.sleeps) <= 60
+
+
+def test_a_late_answer_is_asked_for_again():
+    def late(body):
+        time.sleep(1.5)
+        return good("late")
+
+    answer, _, _ = ask(late, good("in time"), time_limit=0.5)
+    assert answer.reply.text == "in time"
+    assert set(answer.errors) == {"no answer within 0.5 s"}
+
+
+def test_it_gives_up_after_the_limit():
+    with JudgeServer(script(error(500, "out of order"))) as server:
+        failing = pytest.raises(RequestFailed, match="out of order")
+        with connect(server, max_attempts=4) as endpoint, failing as caught:
+            endpoint.ask(question())
+        assert not caught.value.is_refused
+        assert len(server.requests) == 4
+
+
+def test_a_server_that_is_not_there_is_told_soon_and_costs_nothing():
+    with JudgeServer() as server:
+        pass
+    limit, clock = SpendingLimit(5.0, DOLLAR_A_TOKEN), Clock()
+    failing = pytest.raises(EndpointError, match=f"{server.base_url} .*--base-url")
+    with connect(server, clock) as endpoint, failing:
+        endpoint.ask(question(max_tokens=2), limit=limit)
+    assert (len(clock.sleeps), limit.spent) == (2, 0.0)
+
+
+def test_the_wait_an_endpoint_asks_for_is_kept():
+    for status in (429, 503):
+        _, server, clock = ask(error(status, headers={"Retry-After": "37"}), good("x"))
+        assert sum(clock.sleeps) >= 37
+        assert len(server.requests) == 2
+    with JudgeServer(script(error(429, headers={"Retry-After": "7200"}))) as server:
+        with connect(server) as endpoint, pytest.raises(EndpointError, match="7,200 s"):
+            endpoint.ask(question())
+        assert len(server.requests) == 1
+
+
+def test_mistakes_of_the_user_are_told_at_once():
+    refusals = {status: error(status, f"no: {KEY}") for status in (400, 401, 402, 403, 404, 422)}
+    refusals |= {"credit": coded(429, "insufficient_quota")}
+    refusals |= {"too large": error(400, "max_tokens is too large: 1024")}
+    for name, response in refusals.items():
+        with JudgeServer(script(response)) as server:
+            with connect(server) as endpoint, pytest.raises(UserError, match=str(name)) as caught:
+                endpoint.ask(question())
+            assert len(server.requests) == 1
+        assert_no_key(caught.value)
+        assert name != 401 or VARIABLE in str(caught.value)
+
+
+def test_a_local_server_needs_no_key_and_no_proxy(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with JudgeServer() as server:
+        with Endpoint(EndpointOptions(base_url=server.base_url)) as endpoint:
+            endpoint.ask(question())
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url + "/")
+        with Endpoint(EndpointOptions()) as endpoint:
+            endpoint.ask(question())
+            assert endpoint.name == server.base_url
+        assert [h["authorization"] for h in server.headers] == ["Bearer none"] * 2
+
+
+ADDRESSES = ["localhost:8000/v1", "ftp://host/v1", "http://", "http://[::1/v1", "http://h:99999/v1"]
+ADDRESSES += [f"http://me:{KEY}@h/v1", f"http://h/v1?key={KEY}", "http://h/v1/chat/completions"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, r"OPENAI_API_KEY.*--base-url"),
+        *(({"base_url": address}, "--base-url") for address in ADDRESSES),
+        ({"key_variable": KEY}, "--key-variable"),
+        ({"requests_per_minute": 0.0}, "--requests-per-minute"),
+        ({"time_limit": math.nan}, "--time-limit"),
+    ],
+)
+def test_options_that_cannot_work(options, named):
+    with pytest.raises(UserError, match=named) as caught:
+        Endpoint(EndpointOptions(**options))
+    assert KEY not in str(caught.value) + repr(EndpointOptions(key_variable=KEY))
+
+
+def test_keys_that_cannot_be_sent(monkeypatch):
+    for key in ("two words", "schlüssel-1234", "sk-\x01-0000000"):
+        monkeypatch.setenv(VARIABLE, key)
+        with pytest.raises(UserError, match=VARIABLE) as caught:
+            Endpoint(EndpointOptions(key_variable=VARIABLE))
+        assert key not in str(caught.value)
+
+
+def assert_no_key(error):
+    """Neither in what is shown of it nor in anything it came from."""
+    while error is not None:
+        assert KEY not in "".join(traceback.format_exception(error)) + repr(vars(error))
+        assert not hasattr(error, "request")
+        error = error.__cause__ or error.__context__
+
+
+def test_the_key_is_nowhere(caplog, capsys, tmp_path, monkeypatch):
+    """Though the server repeats it in answers, errors and bodies that are none."""
+    caplog.set_level(logging.DEBUG)
+    spelt = completion("it is KEY", finish_reason=KEY, logprobs={KEY: -1.0})
+    spelt = spelt.replace("KEY", KEY.replace("-", "\\u002d"))
+    rule = script(error(500, KEY), (200, {}, f"<b>{KEY}</b>"), (200, {}, spelt))
+    request = question(logprobs=1)
+    with JudgeServer(rule) as server, connect(server) as endpoint:
+        transcript = Transcript(tmp_path / "t.jsonl")
+        transcript.ask_all([request], endpoint)
+        shown = repr(endpoint) + repr(endpoint.options) + transcript.path.read_text()
+        server.reply = script(error(500, KEY))
+        with pytest.raises(RequestFailed) as caught:
+            endpoint.ask(question())
+        assert server.headers[0]["authorization"].endswith(KEY)
+    assert transcript.get(request).text == "it is ***"
+    assert_no_key(caught.value)
+    printed = capsys.readouterr()
+    assert any(record.levelno == logging.DEBUG for record in caplog.records)
+    assert KEY not in shown + printed.out + printed.err + caplog.text
+    monkeypatch.setenv(VARIABLE, "EMPTY")
+    assert ask(good("an EMPTY answer"))[0].reply.text == "an EMPTY answer", "a word, no secret"
+
+
+# --- many questions --------------------------------------------------------------------------
+
+
+def assert_complete(path, requests):
+    """Each request once in the file, with the answer that belongs to it."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert Counter(line["key"] for line in lines) == Counter(r.key for r in requests)
+    for line in lines:
+        assert line["reply"]["text"] == "answer to " + line["request"]["messages"][-1][1]
+
+
+def test_every_answer_is_kept_with_its_request_and_nothing_asked_twice(tmp_path):
+    path, requests, shown = tmp_path / "deep" / "t.jsonl", questions(20), []
+    with JudgeServer() as server, connect(server) as endpoint:
+        transcript = Transcript(path)
+        asked = transcript.ask_all(requests * 2, endpoint, lambda *done: shown.append(done))
+        assert (asked.num_kept, asked.num_new, asked.failed) == (0, 20, {})
+        assert sorted(server.questions) == sorted(f"q{n}" for n in range(20))
+        again = transcript.ask_all(requests, endpoint)
+        assert (again.num_kept, again.num_new) == (20, 0)
+        assert len(server.requests) == 20
+    assert (shown[0], shown[-1]) == ((0, 20), (20, 20))
+    assert shown == sorted(shown)
+    assert_complete(path, requests)
+    fresh = Transcript(path)
+    assert [fresh.get(r).text for r in requests] == [f"answer to q{n}" for n in range(20)]
+    assert fresh.get(*questions(1, start=99)) is None
+    assert len(fresh) == 20
+
+
+def test_never_more_at_once_than_allowed(tmp_path):
+    meeting = threading.Barrier(3, timeout=10)
+
+    def reply(body):
+        meeting.wait()  # so that three are there, each time
+        time.sleep(0.01)  # and a fourth had time to come
+        return echo(body)
+
+    with JudgeServer(reply) as server, connect(server, num_threads=3) as endpoint:
+        Transcript(tmp_path / "t").ask_all(questions(24), endpoint)
+        assert server.most_at_once == 3
+        assert len(server.requests) == 24
+
+
+def test_a_stormy_endpoint_loses_and_doubles_nothing(tmp_path):
+    """Every question fails in its own way, up to three times, before it is answered."""
+    seen, lock = Counter(), threading.Lock()
+    faults = [Drop('{"choices": ['), error(429, headers={"Retry-After": "2"}), error(500)]
+    faults += [(200, {}, "??"), error(503, "busy")]
+
+    def reply(body):
+        name = body["messages"][-1]["content"]
+        with lock:
+            seen[name] += 1
+            number, count = int(name[1:]), seen[name]
+        return echo(body) if count > number % 4 else script(faults[(number + count) % 5])(body)
+
+    path, requests = tmp_path / "t.jsonl", questions(40)
+    with JudgeServer(reply) as server, connect(server, num_threads=6) as endpoint:
+        asked = Transcript(path).ask_all(requests, endpoint)
+    assert (asked.num_new, asked.failed) == (40, {})
+    assert_complete(path, requests)
+    assert seen == {f"q{n}": 1 + n % 4 for n in range(40)}
+    lines = {line["request"]["messages"][0][1]: line for line in Transcript(path)}
+    assert {name: line["attempts"] for name, line in lines.items()} == seen
+    assert lines["q3"]["errors"] == ["HTTP 503: busy", lines["q3"]["errors"][1], "HTTP 429: no"]
+
+
+def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path):
+    """q1 and q4 are too long; a temperature is not taken."""
+    refusals = {"q1": error(413, f"too long, {KEY}"), "q4": coded(400, "context_length_exceeded")}
+
+    def reply(body):
+        if "temperature" in body:
+            return error(400, "temperature is not supported")
+        return refusals.get(body["messages"][-1]["content"]) or echo(body)
+
+    path, requests, shown = tmp_path / "t.jsonl", questions(6), []
+    with JudgeServer(reply) as server, connect(server, num_threads=1) as endpoint:
+        first = Transcript(path).ask_all(
+            requests, endpoint, lambda *done: shown.append(done), max_failures=1
+        )
+        words = {requests[1].key: "HTTP 413: too long, ***", requests[4].key: "HTTP 400: no"}
+        assert (first.num_kept, first.num_new, first.failed) == (0, 4, {})
+        assert first.refused == words
+        assert shown[-1] == (6, 6)
+        again = Transcript(path)
+        assert again.missing(requests) == []
+        second = again.ask_all(requests, endpoint)
+        assert (second.num_kept, second.num_new, second.refused) == (6, 0, words)
+        assert set(again.ask_all(requests[2:], endpoint).refused) == {requests[4].key}
+        assert len(server.requests) == 7
+    assert [again.get(request) is None for request in requests] == [False, True, False] * 2
+    assert again.refused_settings(requests) == {"temperature"}
+    assert again.refused_settings(requests[1:2]) == again.refused_settings(questions(1, 9)) == set()
+
+
+def test_an_endpoint_that_is_down_ends_it(tmp_path):
+    with JudgeServer(script(error(500, "down"))) as server:
+        failing = pytest.raises(EndpointError, match=r"3 requests in a row.*down.*0 of 200")
+        with connect(server, max_attempts=2, num_threads=2) as endpoint, failing:
+            Transcript(tmp_path / "t").ask_all(questions(200), endpoint, max_failures=3)
+        assert len(server.requests) <= 2 * (3 + 1)  # the other thread may be on its way
+
+
+def test_a_mistake_stops_all_and_keeps_what_came(tmp_path):
+    path = tmp_path / "t.jsonl"
+    with JudgeServer(script(*[echo] * 5, error(401, "expired"))) as server:
+        failing = pytest.raises(UserError, match=r"401: expired.*5 of 50 answers came and are kept")
+        with connect(server, num_threads=1) as endpoint, failing:
+            Transcript(path).ask_all(questions(50), endpoint)
+        assert len(server.requests) == 6
+    assert_complete(path, questions(5))
+
+
+def test_a_torn_line_is_asked_again(tmp_path):
+    path, requests = tmp_path / "t.jsonl", questions(6)
+    with JudgeServer() as server, connect(server, num_threads=1) as endpoint:
+        Transcript(path).ask_all(requests, endpoint)
+        path.write_bytes(path.read_bytes()[:-30])
+        server.requests.clear()
+        asked = Transcript(path).ask_all(requests, endpoint)
+        assert (asked.num_kept, asked.num_new) == (5, 1)
+        assert server.questions == ["q5"]
+    assert_complete(path, requests)
+
+
+def test_two_askers_of_one_transcript(tmp_path):
+    """The second is refused while the first asks, and then finds its answers."""
+    arrived, go = threading.Event(), threading.Event()
+
+    def reply(body):
+        arrived.set()
+        assert go.wait(10)
+        return echo(body)
+
+    path = tmp_path / "t.jsonl"
+    first, second = Transcript(path), Transcript(path)
+    with JudgeServer(reply) as server, connect(server) as endpoint:
+        thread = threading.Thread(target=lambda: first.ask_all(questions(2), endpoint))
+        thread.start()
+        assert arrived.wait(10)
+        with pytest.raises(UserError, match=str(path)):
+            second.ask_all(questions(2), endpoint)
+        go.set()
+        thread.join()
+        assert second.ask_all(questions(3), endpoint).num_kept == 2
+        assert len(server.requests) == 3
+
+
+def test_a_file_that_cannot_be_written_is_an_error_not_a_silence(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    for rule in (echo, script(error(413, "too long"))):
+        with JudgeServer(rule) as server, connect(server, num_threads=2) as endpoint:
+            with pytest.raises(OSError, match="No space left"):
+                Transcript(tmp_path / "t").ask_all(questions(30), endpoint)
+            assert len(server.requests) <= 4
+
+
+# --- money -----------------------------------------------------------------------------------
+
+
+def test_the_estimate_by_hand():
+    request = Request("gpt-4o", (("system", "x" * 400), ("user", "y" * 1601)), max_tokens=300)
+    found = estimate([request, request], KNOWN_PRICES["gpt-4o"])
+    tokens_in = 100 + 401 + 2 * TOKENS_PER_MESSAGE
+    assert (found.num_requests, found.num_input, found.num_output) == (1, tokens_in, 300)
+    assert found.usd == pytest.approx(tokens_in * 2.5e-6 + 300 * 10e-6)
+    assert "$0.0043" in found.words()
+    foreign = estimate([Request("j", (("user", "日本語"),))], None)
+    assert (foreign.num_input, foreign.usd) == (3 + TOKENS_PER_MESSAGE, None)
+
+
+def test_prices_are_those_of_one_endpoint():
+    assert prices_of("gpt-4o", OPENAI_URL, None, None) == Prices(2.5, 10.0)
+    assert prices_of("gpt-4o-mini", OPENAI_URL, None, None) == Prices(0.15, 0.6)
+    assert prices_of("gpt-4o", "http://localhost:8000/v1", None, None) is None
+    assert prices_of("gpt-99", OPENAI_URL, None, None) is None
+    assert prices_of("gpt-4o", OPENAI_URL, 1.0, 2.0) == Prices(1.0, 2.0)
+    for price_in, price_out in ((1.0, None), (None, 1.0), (-1.0, 1.0), (1.0, math.nan)):
+        with pytest.raises(UserError, match="--price"):
+            prices_of("m", OPENAI_URL, price_in, price_out)
+
+
+def test_limits_are_checked_before_anything_is_sent():
+    for value in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(UserError, match="--max-usd"):
+            SpendingLimit(value, DOLLAR_A_TOKEN)
+    with pytest.raises(UserError, match="--price-in and --price-out"):
+        SpendingLimit(1.0, None)
+    five = estimate(questions(5, max_tokens=2), DOLLAR_A_TOKEN)
+    SpendingLimit(10.0, DOLLAR_A_TOKEN).check(five)
+    with pytest.raises(UserError, match=r"--max-usd 9.99.*\$10.0000"):
+        SpendingLimit(9.99, DOLLAR_A_TOKEN).check(five)
+
+
+def slowly(body):
+    time.sleep(0.02)
+    return good("m", usage=(3, 2))
+
+
+LOST = [error(500), error(429), Drop("{"), (200, {}, "garbage")]
+
+
+@pytest.mark.parametrize(
+    ("usd", "num_threads", "rule", "expected"),
+    [
+        pytest.param(5, 1, [good("m", usage=(3, 1))], (4, 4, 4), id="the next could pass it"),
+        pytest.param(5, 7, [good("m", usage=(3, 1))], (4, 4, 4), id="whatever the threads"),
+        pytest.param(7, 8, [slowly], (3, 6, 3), id="what is under way counts at its worst"),
+        pytest.param(5, 3, [good("m", usage=None)], (2, 4, 2), id="so does a bill not told"),
+        pytest.param(
+            8, 1, [*LOST, good("m", usage=(3, 1))], (3, 2 + 2 + 3, 2 + 2 + 3), id="and lost answers"
+        ),
+        pytest.param(5, 2, [error(408), good("m", usage=(3, 1))], (2, 4, 3), id="and time-outs"),
+    ],
+)
+def test_the_limit_holds(usd, num_threads, rule, expected, tmp_path):
+    """A dollar a token, two at most: (answers kept, dollars spent, requests the server saw).
+
+    Lost answers may have been billed; an error 500 was not.
+    """
+    limit, transcript = SpendingLimit(usd, DOLLAR_A_TOKEN), Transcript(tmp_path / "t")
+    server, stopping = JudgeServer(script(*rule)), pytest.raises(SpendingStopped, match="--max-usd")
+    with server, connect(server, num_threads=num_threads) as endpoint, stopping:
+        transcript.ask_all(questions(30, max_tokens=2), endpoint, limit=limit)
+    assert (len(transcript), limit.spent, len(server.requests)) == expected
+
+
+def test_input_is_paid_too_and_kept_answers_are_free(tmp_path):
+    limit = SpendingLimit(1.0, Prices(1_000.0, 2_000.0))
+    request = Request("judge", (("user", "é" * 50),), max_tokens=10)
+    assert limit.worst(request) == pytest.approx((100 + TOKENS_PER_MESSAGE) * 1e-3 + 10 * 2e-3)
+    with JudgeServer(script(good("m", usage=(40, 3)))) as server, connect(server) as endpoint:
+        transcript = Transcript(tmp_path / "t")
+        transcript.ask_all(questions(3), endpoint)
+        asked = transcript.ask_all([*questions(3), request], endpoint, limit=limit)
+    assert (asked.num_kept, asked.num_new) == (3, 1)
+    assert limit.spent == pytest.approx(40 * 1e-3 + 3 * 2e-3)

@@ -1,0 +1,306 @@
+"""Judges whose mind is known: outcomes counted by hand, each request sent once, in both orders; and
+the likelihood judge against a slow reference, one forward pass per token by transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from judge_rules import EveryKth, chooses, longer, shown
+from judge_server import VARIABLE, JudgeServer, error, good, script, set_key
+from pretrained_tools import save_lm
+
+import bellmask.judge.pairwise as module
+from bellmask.errors import UserError
+from bellmask.evaluate.load_scorer import load_scorer
+from bellmask.evaluate.scorers import TextScore
+from bellmask.judge.benchmarks import Benchmark, Task
+from bellmask.judge.endpoint import Endpoint, EndpointOptions
+from bellmask.judge.failures import EndpointError
+from bellmask.judge.local import LikelihoodJudge
+from bellmask.judge.pairwise import EndpointJudge, LocalJudge
+from bellmask.judge.prompts import open_style
+from bellmask.judge.transcript import Transcript
+from bellmask.judge.verdicts import Outcome, Pair, pairs_of
+
+WORDS = ["a", "bb", "ccc", "dddd", "a", "ffffff", "g", "hhhhhhhh"]
+OTHERS = ["aaa", "b", "ccc", "d", "a", "f", "gg", "h h h h"]
+BY_LENGTH = ["loss", "win", "tie", "win", "tie", "win", "loss", "win"]
+TASKS = [Task(f"t{n}", (f"request {n}",), "all", None, n) for n in range(8)]
+PAIRS = pairs_of(TASKS, [[word] for word in WORDS], [[word] for word in OTHERS])
+
+
+@pytest.fixture
+def judge_at(monkeypatch, tmp_path):
+    """``judge_at(server)``; connections are closed with the test."""
+    set_key(monkeypatch)
+    with contextlib.ExitStack() as stack:
+
+        def build(server, folder=tmp_path, **named):
+            options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
+            endpoint = stack.enter_context(Endpoint(options, sleep=lambda seconds: None))
+            transcript = Transcript(folder / "transcript.jsonl")
+            style = open_style("plain", None, folder)
+            return EndpointJudge("j", style, transcript, endpoint.name, endpoint)
+
+        yield build
+
+
+def results(judged):
+    return [one.outcome.result for one in judged]
+
+
+# --- behind an endpoint ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pick", "expected", "share"), [(longer, BY_LENGTH, 0.5), (lambda *_: "A", ["tie"] * 8, 1.0)]
+)
+def test_outcomes_of_a_judge_with_a_rule(judge_at, pick, expected, share):
+    with JudgeServer(chooses(pick)) as server:
+        judge = judge_at(server)
+        judged = judge.judge(PAIRS)
+        assert judge_at(server).judge(PAIRS) == judged
+    assert results(judged) == expected
+    seen = Counter(shown(body) for body in server.requests)
+    different = [(a, b) for a, b in zip(WORDS, OTHERS, strict=True) if a != b]
+    assert seen == Counter([*different, *((b, a) for a, b in different)])
+    about = judge.about(PAIRS)
+    assert about["first_share"] == share
+    assert (about["num_requests"], about["tokens_in"], about["tokens_out"]) == (12, 1200, 120)
+
+
+def test_garbage_is_unreadable_kept_and_not_asked_again(judge_at):
+    """Every third request; one thread, so that we know which."""
+    rule = EveryKth(chooses(longer), 3, lambda: good("Both are lovely."))
+    with JudgeServer(rule) as server:
+        judged = judge_at(server, num_threads=1).judge(PAIRS)
+        judge = judge_at(server)
+        assert judge.judge(PAIRS) == judged
+        assert len(server.requests) == 12
+    # requests 3, 6, 9, 12 of the six pairs that differ: pairs 2, 3, 5, 6 of those
+    bad = (1, 3, 6, 7)
+    assert results(judged) == ["unreadable" if n in bad else BY_LENGTH[n] for n in range(8)]
+    assert judge.grounds(PAIRS[1])["verdicts"] == ["unreadable", "second"]
+    assert judge.grounds(PAIRS[2]) == {"verdicts": [], "requests": []}
+    lines = [json.loads(line) for line in judge.transcript.path.read_text().splitlines()]
+    by_key = {line["key"]: line["request"]["messages"][-1][1] for line in lines}
+    for key, order in zip(judge.grounds(PAIRS[0])["requests"], (("a", "aaa"), ("aaa", "a"))):
+        assert shown({"messages": [{"content": by_key[key]}]}) == order
+
+
+def test_what_fails_for_good_is_an_error_and_the_rest_is_kept(judge_at):
+    def reply(body):
+        return error(500, "broken") if "ffffff" in str(body) else chooses(longer)(body)
+
+    with JudgeServer(reply) as server:
+        with pytest.raises(EndpointError, match=r"2 requests have no answer .*HTTP 500: broken"):
+            judge_at(server, max_attempts=2).judge(PAIRS)
+        assert len(server.requests) == 10 + 2 * 2
+        server.reply = chooses(longer)
+        assert results(judge_at(server).judge(PAIRS)) == BY_LENGTH
+        assert len(server.requests) == 14 + 2
+
+
+def test_a_judge_that_does_not_take_a_setting_is_told(judge_at):
+    """By the records: also of answers that were there before. A newer name is no change."""
+
+    def reply(body):
+        for name in ("max_tokens", "logprobs", "temperature"):
+            if name in body:
+                return error(400, f"{name} is not supported")
+        return chooses(longer)(body)
+
+    with JudgeServer(chooses(longer)) as server:
+        judge = judge_at(server)
+        judge = replace(judge, style=replace(judge.style, logprobs=5))
+        judge.judge(PAIRS[:2])
+        server.reply = reply
+        judge.judge(PAIRS)
+    assert server.requests[-1]["max_completion_tokens"] == judge.style.max_tokens
+    assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
+    assert judge.cautions(PAIRS[:2]) == []
+    for place in (judge.transcript, Transcript(judge.transcript.path)):
+        (line,) = replace(judge, transcript=place).cautions(PAIRS)
+        assert line == "The judge does not take temperature, logprobs: asked without."
+
+
+def test_tasks_that_a_style_cannot_ask_about_are_refused_first(judge_at):
+    two = Benchmark("b", (TASKS[0], Task("two", ("q", "r"), "all", None, 0)), "plain")
+
+    def write(one, a_first):
+        if one.turn:
+            raise UserError("single turns only")
+
+    with JudgeServer() as server:
+        judge = judge_at(server)
+        judge.check(two)
+        with pytest.raises(UserError, match="single turns only"):
+            replace(judge, style=replace(judge.style, write=write)).check(two)
+        assert not server.requests
+
+
+def test_a_judge_that_refuses_everything(judge_at):
+    with JudgeServer(script(error(413, "too large"))) as server:
+        for _ in range(2):
+            with pytest.raises(UserError, match="HTTP 413: too large"):
+                judge_at(server).judge(PAIRS)
+        assert len(server.requests) == 12, "it would be refused again"
+
+
+# --- a likelihood ----------------------------------------------------------------------------
+
+TEXT = "Question: why does the cat sit on the mat\nAnswer: the cat saw an old dog run. " * 5
+TURNS = ("why does the cat sit", "and the dog")
+
+
+def pair_of(a, b, *earlier, turns=TURNS):
+    said_a, said_b = zip(*earlier, (a, b), strict=True)
+    return Pair(Task("0", tuple(turns), "all", None, 0), len(earlier), said_a, said_b)
+
+
+def slow_log_likelihood(folder, before, answer):
+    """Sum over the answer's tokens of log p(token | all before it), each from its own pass."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    given = [tokenizer.bos_token_id, *tokenizer(before, add_special_tokens=False).input_ids]
+    said = tokenizer(answer, add_special_tokens=False).input_ids
+    total = 0.0
+    with torch.no_grad():
+        for place, token in enumerate(said):
+            row = torch.tensor([given + said[:place]])
+            total += float(model(row).logits[0, -1].double().log_softmax(0)[token])
+    return total, len(said)
+
+
+def test_likelihoods_of_a_language_model(tmp_path):
+    """GPT-2's architecture with random weights and a context of 64."""
+    folder = save_lm(tmp_path / "lm", "gpt2", TEXT, bos_token="<|begin|>")
+    judge = LikelihoodJudge(load_scorer(str(folder), device="cpu"))
+    assert judge.label == "likelihood of lm, not a judgement of quality"
+    first, asked = ("the old dog.", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
+    second = ("it ran", "it sat")
+    found = judge.judge([pair_of(*first), pair_of(*second, ("the mat ", "a dog"))])
+    befores = [
+        (asked, asked),
+        [f"{asked} {said}\n\nQuestion: and the dog\nAnswer:" for said in ("the mat", "a dog")],
+    ]
+    for one, answers, before in zip(found, (first, second), befores, strict=True):
+        for score, answer, given in zip((one.a, one.b), answers, before, strict=True):
+            total, count = slow_log_likelihood(folder, given, " " + answer)
+            assert score.log_likelihood == pytest.approx(total, abs=1e-3)
+            assert (score.num_tokens, score.is_exact, score.is_cut) == (count, True, False)
+        assert one.outcome.result == ("win" if one.a.per_token > one.b.per_token else "loss")
+
+    words = ["the cat", "a dog saw it", "run", "old mat on the old mat", "dog dog"]
+    pairs = [pair_of(a, b) for a in words for b in words]
+    together, single = (judge.judge(pairs, batch_size=size) for size in (50, 1))
+    swapped = judge.judge([pair_of(pair.answers_b[0], pair.answers_a[0]) for pair in pairs])
+    mirror = {"win": "loss", "loss": "win", "tie": "tie"}
+    assert results(together) == results(single)
+    assert [mirror[one] for one in results(swapped)] == results(together)
+    assert results(together).count("tie") == len(words)
+
+
+class Counting:
+    """A scorer that knows how likely it finds what, and what it was asked."""
+
+    name, fingerprint, context, rule = "counting", "f", 100, ""
+
+    def __init__(self, nll_per_word=None, is_merging=False):
+        self.prices, self.is_merging = nll_per_word or {}, is_merging
+        self.asked = []
+
+    def score(self, samples, *, batch_size=8, on_batch=None):
+        self.asked += [sample[0] for sample in samples]
+        found = []
+        for (text,) in samples:
+            words = text.split()
+            kept = words[: self.context]
+            ids = [len(word) for word in kept]
+            nll = sum(self.prices.get(word, 1.0) for word in kept)
+            ids = [*ids[:-2], 0] if self.is_merging else ids
+            found.append(TextScore(nll, len(kept), ids, len(kept) < len(words)))
+        return found
+
+
+def outcome(a, b, measure="per-token", **prices):
+    return LikelihoodJudge(Counting(prices), measure).judge([pair_of(a, b)])[0].outcome
+
+
+def test_per_token_and_raw_can_disagree():
+    """Two tokens of 2 nats against five of 1: likelier per token, less likely as a whole."""
+    assert outcome("x x", "y y y y y", x=2.0) == Outcome("loss", 0.0)
+    assert outcome("x x", "y y y y y", "raw", x=2.0) == Outcome("win", 1.0)
+    scorer = Counting()
+    assert LikelihoodJudge(scorer, "raw").fingerprint != LikelihoodJudge(scorer).fingerprint
+    with pytest.raises(UserError, match="'total'"):
+        LikelihoodJudge(scorer, "total")
+
+
+def test_ties_and_empty_answers():
+    tie = Outcome("tie", 0.5)
+    assert outcome("x", "y", x=1.0 + 1e-7) == tie
+    assert outcome("x " * 10, "y " * 10, "raw", x=1.0 + 5e-6) == tie, "sums are less exact"
+    assert outcome("x", "y", x=1.001) == Outcome("loss", 0.0)
+    for measure in ("per-token", "raw"):
+        assert outcome("", "x", measure).result == "loss"
+        assert outcome("x", " \n", measure).result == "win"
+        assert outcome("", " ", measure) == outcome("", "", measure) == tie
+
+
+def test_a_request_that_fills_the_context_cannot_be_judged():
+    scorer = Counting()
+    scorer.context = 12  # the request has 7 words
+    long = pair_of("x", "y", turns=["w " * 20])
+    pairs = [pair_of("x " * 9, "y"), pair_of("x", "y z"), long]
+    cut, fits, none = LikelihoodJudge(scorer).judge(pairs)
+    assert (cut.a.num_tokens, cut.a.is_cut, cut.b.is_cut) == (5, True, False)
+    assert not fits.a.is_cut
+    assert none.outcome == Outcome("unreadable", None)
+
+
+def test_each_text_is_scored_once_and_merged_tokens_are_marked():
+    pairs = [pair_of("x", "y"), pair_of("y", "x"), pair_of("x", "")]
+    for is_merging in (False, True):
+        scorer = Counting(is_merging=is_merging)
+        found = LikelihoodJudge(scorer).judge(pairs)
+        assert found[0].a.is_exact is not is_merging
+        assert len(scorer.asked) == len(set(scorer.asked)) == 3
+
+
+def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
+    """Words cost a nat each, so none is likelier; "dddd" costs less, "ffffff" more."""
+    monkeypatch.setattr(module, "LOCAL_CHUNK", 3)
+    path, told, prices = tmp_path / "l.jsonl", [], {"dddd": 0.5, "ffffff": 2.0}
+    first, second = Counting(prices), Counting(prices)
+    judge = LocalJudge(LikelihoodJudge(first), path)
+    judged = judge.judge([*PAIRS, *PAIRS], lambda done, total: told.append((done, total)))
+    expected = ["tie", "tie", "tie", "win", "tie", "loss", "tie", "tie"]
+    assert results(judged) == expected * 2
+    assert len(first.asked) == len(set(first.asked))
+    assert told == [(3, 8), (6, 8), (8, 8)]
+    with path.open("a") as stream:
+        stream.write('{"key"')
+    (more,) = pairs_of([Task("t99", ("request 99",), "all", None, 99)], [["ffffff"]], [["y"]])
+    again = LocalJudge(LikelihoodJudge(second), path)
+    assert results(again.judge([more, *PAIRS])) == ["loss", *expected]
+    assert all("request 99" in text for text in second.asked)
+    assert judge.grounds(PAIRS[3])["likelihood_a"]["log_likelihood"] == -0.5
+    assert judge.cautions(PAIRS) == []
+
+
+def test_cautions_of_likelihoods(tmp_path):
+    scorer = Counting(is_merging=True)
+    scorer.context = 7  # "Question: request 7 Answer:" and three words
+    judge = LocalJudge(LikelihoodJudge(scorer), tmp_path / "l.jsonl")
+    judge.judge(PAIRS)
+    cut, inexact = judge.cautions(PAIRS)
+    assert cut.startswith("1 of 8 pairs did not fit")
+    assert inexact.startswith("In 8 of 8 pairs")

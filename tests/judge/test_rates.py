@@ -1,0 +1,495 @@
+"""From verdicts to rates: by hand, by the leaderboard's own numbers, by other solvers; errors by
+simulation."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import statistics
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bellmask.errors import UserError
+from bellmask.judge import published_length_control as published
+from bellmask.judge.benchmarks import Task
+from bellmask.judge.length_control import fit, separates, two_term
+from bellmask.judge.numbers import seed_numbers, summarise
+from bellmask.judge.published_length_control import (
+    PENALTIES,
+    Calibration,
+    choose_penalty,
+    fit_l1,
+    published_rate,
+    read_calibration,
+)
+from bellmask.judge.verdicts import VALUES, Judged, Outcome, Pair, Verdict, combine, first_share
+from bellmask.judge.win_rates import (
+    length_controlled,
+    published_length_controlled,
+    win_rates,
+)
+
+SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+ALPACA = SHARED / "alpaca_eval"
+needs_alpaca = pytest.mark.skipif(
+    not ALPACA.exists(), reason="needs alpaca_eval in $BELLMASK_TEST_DATA"
+)
+CALIBRATION_FILES = ("recovered_instruction_difficulty.csv", "df_gamed_reconstructed.csv")
+
+
+def logistic(z):
+    return 1 / (1 + np.exp(-np.asarray(z)))
+
+
+def one(task, result, *, turn=0, category="all", preference=None, a=1, b=1):
+    """An outcome; ``a`` and ``b`` are characters of the answers."""
+    asked = Task(str(task), ("q",) * (turn + 1), category, None, task)
+    pair = Pair(asked, turn, ("x",) * turn + ("x" * a,), ("x",) * turn + ("y" * b,))
+    return Judged(pair, Outcome(result, VALUES[result] if preference is None else preference))
+
+
+# --- both orders → one outcome ---------------------------------------------------------------
+
+CHOICES = ("first", "second", "tie", "unreadable")
+WON = {("first", "second"): Outcome("win", 1.0), ("second", "first"): Outcome("loss", 0.0)}
+"""(A shown first, B shown first) → for A."""
+
+
+def test_only_who_wins_in_both_orders_has_won():
+    mirrored = {"win": "loss", "loss": "win", "tie": "tie", "unreadable": "unreadable"}
+    for pair in itertools.product(CHOICES, CHOICES):
+        found, swapped = (combine(*map(Verdict, order)) for order in (pair, pair[::-1]))
+        no_winner = ("unreadable", None) if "unreadable" in pair else ("tie", 0.5)
+        assert found == WON.get(pair, Outcome(*no_winner)), pair
+        assert swapped.result == mirrored[found.result]
+
+
+def test_a_soft_preference_is_the_mean_of_both_orders():
+    """0.9 for A when first; 0.3 for B when first, that is 0.7 for A."""
+    found = combine(Verdict("first", 0.9), Verdict("second", 0.3))
+    assert (found.result, found.preference) == ("win", pytest.approx(0.8))
+    found = combine(Verdict("first", 0.9), Verdict("first", 0.6))
+    assert (found.result, found.preference) == ("tie", pytest.approx(0.65)), "orders disagree"
+    assert combine(Verdict("first", 1.0), Verdict("unreadable")) == Outcome("unreadable", None)
+
+
+def test_the_share_of_the_first_place():
+    first, second, tie, bad = map(Verdict, CHOICES)
+    assert first_share([(first, second), (first, first), (tie, bad)]) == 0.75
+    assert math.isnan(first_share([(tie, bad)]))
+
+
+# --- win rates -------------------------------------------------------------------------------
+
+
+def test_ties_count_half_and_not_at_all():
+    results = ["win"] * 6 + ["loss"] * 2 + ["tie"] * 4 + ["unreadable"] * 3
+    found = win_rates([one(n, result) for n, result in enumerate(results)])
+    assert (found.wins, found.losses, found.ties, found.unreadable) == (6, 2, 4, 3)
+    assert found.judged == 12
+    assert found.win_rate.value == pytest.approx((6 + 4 / 2) / 12)
+    assert found.non_tie.value == 6 / 8
+    values = [1.0] * 6 + [0.0] * 2 + [0.5] * 4
+    assert found.win_rate.error == pytest.approx(statistics.stdev(values) / math.sqrt(12))
+    assert found.non_tie.error == pytest.approx(statistics.stdev(values[:8]) / math.sqrt(8))
+    soft = win_rates([one(0, "win", preference=0.9), one(1, "tie", preference=0.6)])
+    assert (soft.win_rate.value, soft.non_tie.value) == (pytest.approx(0.75), 1.0)
+
+
+def test_nothing_judged_has_no_rate():
+    assert math.isnan(win_rates([]).win_rate.value)
+    assert length_controlled([one(0, "unreadable")]) is None
+    only_ties = win_rates([one(0, "tie"), one(1, "tie")])
+    assert only_ties.win_rate.value == 0.5
+    assert math.isnan(only_ties.non_tie.value)
+    assert math.isnan(win_rates([one(0, "win")]).win_rate.error)
+
+
+def test_errors_are_the_spread_over_repeated_draws_of_tasks():
+    """300 benchmarks of 80 tasks with two turns that move together and tie now and then."""
+    draw = np.random.default_rng(5)
+    found = []
+    for _ in range(300):
+        judged = []
+        for task, level in enumerate(draw.normal(0.4, 1.0, 80)):
+            for turn in (0, 1):
+                z = level + draw.normal(0, 0.5)
+                result = "tie" if abs(z) < 0.3 else "win" if z > 0 else "loss"
+                judged.append(one(task, result, turn=turn))
+        found.append(win_rates(judged))
+    for name in ("win_rate", "non_tie"):
+        rates = [getattr(one_found, name) for one_found in found]
+        spread = np.std([rate.value for rate in rates], ddof=1)
+        assert np.mean([rate.error for rate in rates]) == pytest.approx(spread, rel=0.1)
+
+
+# --- length control by two terms -------------------------------------------------------------
+
+
+def made_up(draw, count, constant, slope, noise=0.0):
+    """(preferences of coin tosses, lengths of A, lengths of B): A is longer, and length helps."""
+    length_a, length_b = draw.integers(200, 3000, count), draw.integers(100, 2000, count)
+    difference = (length_a - length_b).astype(np.float64)
+    x = np.tanh(difference / difference.std(ddof=1))
+    p = logistic(constant + slope * x + noise * draw.normal(size=count))
+    y = p if noise else (draw.random(count) < p).astype(np.float64)
+    return y, length_a.astype(np.float64), length_b.astype(np.float64)
+
+
+def test_soft_labels_without_noise_give_the_effect_exactly():
+    _, a, b = made_up(np.random.default_rng(2), 60, 0.0, 0.0)
+    x = np.tanh((a - b) / (a - b).std(ddof=1))
+    found = two_term(logistic(-1.2 + 0.7 * x), a, b)
+    expected = (-1.2, 0.7, logistic(-1.2), 0)
+    got = (found.constant, found.slope, found.rate, found.error)
+    assert got == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("constant", "slope"), [(0.0, 0.0), (-1.2, 2.0)])
+def test_the_error_covers_the_truth_as_often_as_it_says(constant, slope):
+    """±1.96 errors: 95 % of 500 sets of 200, within three errors of that share (1 % each)."""
+    draw = np.random.default_rng(3)
+    found = [two_term(*made_up(draw, 200, constant, slope)) for _ in range(500)]
+    rates, errors = np.array([(one.rate, one.error) for one in found]).T
+    hits = np.abs(rates - logistic(constant)) < 1.96 * errors
+    assert 0.92 <= hits.mean() <= 0.98
+    assert errors.mean() == pytest.approx(rates.std(ddof=1), rel=0.1)
+
+
+def test_soft_labels_need_the_sandwich():
+    """Their spread is not that of coin tosses, which would give an error twice too large."""
+    draw = np.random.default_rng(4)
+    found = [two_term(*made_up(draw, 150, 0.3, 1.0, noise=1.0)) for _ in range(300)]
+    spread = np.std([one.rate for one in found], ddof=1)
+    assert np.mean([one.error for one in found]) == pytest.approx(spread, rel=0.12)
+
+
+def test_repeated_turns_and_swapped_models():
+    parts = made_up(np.random.default_rng(5), 100, 0.5, 1.0)
+    twice = [np.repeat(part, 2) for part in parts]
+    single, naive = two_term(*parts), two_term(*twice)
+    double = two_term(*twice, np.repeat(np.arange(100), 2))
+    assert double.rate == pytest.approx(single.rate, rel=5e-3)  # the scale's n - 1
+    assert double.error == pytest.approx(single.error, rel=1e-2)
+    assert naive.error == pytest.approx(single.error / math.sqrt(2), rel=1e-2)
+    y, a, b = parts
+    swapped = two_term(1 - y, b, a)
+    assert swapped.rate == pytest.approx(1 - single.rate, abs=1e-9)
+    assert swapped.error == pytest.approx(single.error, rel=1e-6)
+
+
+def test_newton_finds_the_maximum_that_scipy_finds():
+    optimize = pytest.importorskip("scipy.optimize")
+    draw = np.random.default_rng(7)
+    for ridge in (0.0, 0.3):
+        x = np.stack([np.ones(50), draw.normal(size=50)], 1)
+        y = draw.random(50)
+
+        def objective(b, x=x, y=y, ridge=ridge):
+            p = logistic(x @ b)
+            return float(-(y * np.log(p) + (1 - y) * np.log(1 - p)).sum() + ridge / 2 * b @ b)
+
+        slow = optimize.minimize(objective, np.zeros(2), method="Nelder-Mead", tol=1e-12)
+        np.testing.assert_allclose(fit(x, y, ridge=ridge), slow.x, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("won", "difference", "expected"),
+    [
+        ([1, 1, 1, 1], [-1, 0, 2, 3], True),  # all won
+        ([0, 0, 1, 1], [-2, -1, 1, 2], True),  # longer won
+        ([1, 1, 0, 0], [-2, -1, 1, 2], True),  # shorter won
+        ([0, 1, 0, 1], [-2, 1, 1, 2], True),  # both at the threshold
+        ([0, 1, 0, 1], [-2, -1, 1, 2], False),
+        ([0.5, 1, 1, 1], [-2, -1, 1, 2], True),
+        ([1, 0.5, 1, 1], [-2, -1, 1, 2], False),
+    ],
+)
+def test_separation_is_found_and_only_there_a_ridge_is_used(won, difference, expected):
+    """Where it is not, the likelihood has a maximum: a fit without ridge has no slope left."""
+    y, x = np.array(won, dtype=np.float64), np.array(difference, dtype=np.float64)
+    assert separates(x, y) is expected
+    found = two_term(y, x + 100, np.full(4, 100.0))
+    assert math.isfinite(found.rate)
+    assert found.is_separated is math.isnan(found.error) is (found.note is not None) is expected
+    if not expected:
+        design = np.stack([np.ones(4), np.tanh(x / x.std(ddof=1))], 1)
+        p = logistic(design @ [found.constant, found.slope])
+        scores = design * (p - y)[:, None]
+        np.testing.assert_allclose(scores.sum(0), 0, atol=1e-8)
+        spread = np.linalg.inv(design.T @ (design * (p * (1 - p))[:, None])) @ scores.T
+        variance = 4 / 3 * (spread[0] ** 2).sum()
+        assert found.error == pytest.approx(found.rate * (1 - found.rate) * math.sqrt(variance))
+
+
+def test_edges_of_length_control():
+    _, a, b = made_up(np.random.default_rng(8), 80, 9.0, 0.0)
+    assert 0.99 < two_term(np.ones(80), a, b).rate < 1, "the ridge hardly pulls"
+    y = np.array([1.0, 0.0, 1.0, 1.0])
+    same = two_term(y, np.full(4, 7.0), np.full(4, 7.0))
+    assert (same.rate, same.error) == (0.75, pytest.approx(y.std(ddof=1) / 2))
+    assert "plain win rate" in same.note
+    assert math.isnan(two_term(y, np.full(4, 9.0), np.full(4, 7.0)).rate)
+    assert two_term(np.ones(1), np.ones(1), np.ones(1)).rate == 1
+    for y, a in (([], []), ([0.5, 0.5], [1.0]), ([math.nan, 0.5], [1, 2]), ([0, 1], [math.inf, 2])):
+        with pytest.raises(UserError, match="preference"):
+            two_term(np.array(y), np.array(a), np.zeros(len(a)))
+
+
+def test_lengths_are_those_of_the_answers_judged():
+    draw = np.random.default_rng(0)
+    judged, rows = [], []
+    for task, turn in itertools.product(range(40), (0, 1)):
+        a, b, p = int(draw.integers(0, 90)), int(draw.integers(0, 90)), float(draw.random())
+        judged.append(one(task, "tie", turn=turn, preference=p, a=a, b=b))
+        rows.append((p, a, b))
+    judged.append(one(40, "unreadable", a=10_000))
+    expected = two_term(*np.array(rows).T, np.repeat(np.arange(40), 2))
+    assert length_controlled(judged) == expected
+
+
+# --- the published length control ------------------------------------------------------------
+
+
+def problem(seed, count=120):
+    draw = np.random.default_rng(seed)
+    x = np.stack([np.tanh(draw.normal(size=count)), draw.normal(size=count), np.ones(count)], 1)
+    x[: count // 2, 2] = 0
+    y = logistic(x @ [-1.0, 0.5, -1.5] + draw.normal(size=count))
+    return x, y, np.repeat([0.1, 1.0], [count // 2, count - count // 2])
+
+
+@pytest.mark.parametrize("penalty", [1e-4, 0.03, 1.0, 20.0, 1e4])
+def test_the_l1_fit_meets_the_conditions_of_a_minimum(penalty):
+    """Slope of the loss: -sign(b) / C where b is not 0, at most 1 / C where it is."""
+    zeros = 0
+    for seed in range(6):
+        x, y, weight = problem(seed)
+        b = fit_l1(x, y, weight, penalty)
+        slope = penalty * x.T @ (weight * (logistic(x @ b) - y))
+        is_zero = b == 0
+        zeros += int(is_zero.sum())
+        np.testing.assert_allclose(
+            slope[~is_zero], -np.sign(b[~is_zero]), atol=1e-6 * (1 + penalty)
+        )
+        assert (np.abs(slope[is_zero]) <= 1 + 1e-9).all()
+    assert zeros == (18 if penalty == 1e-4 else 0) or penalty == 0.03
+
+
+def test_the_l1_fit_is_that_of_liblinear():
+    """Soft labels as two rows, as the published code does; liblinear with a fine tolerance."""
+    linear = pytest.importorskip("sklearn.linear_model")
+    for seed, penalty in ((0, 0.05), (1, 1.0), (2, 21.5)):
+        x, y, weight = problem(seed)
+        rows, labels = np.concatenate([x, x]), np.repeat([1, 0], len(y))
+        weights = np.concatenate([y * weight, (1 - y) * weight])
+        options = {"C": penalty, "penalty": "l1", "solver": "liblinear", "fit_intercept": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the option's name is about to change
+            model = linear.LogisticRegression(**options, tol=1e-9, max_iter=20_000)
+            model.fit(rows, labels, sample_weight=weights)
+        np.testing.assert_allclose(fit_l1(x, y, weight, penalty), model.coef_[0], atol=1e-5)
+
+
+def test_the_penalty_is_the_one_with_the_smallest_loss_on_rows_left_out():
+    """A second way: scikit-learn's own folds over soft labels written as two rows."""
+    selection = pytest.importorskip("sklearn.model_selection")
+    x, y, weight = problem(3, 60)
+    groups = np.tile(np.arange(60), 2)
+    losses = []
+    for penalty in PENALTIES:
+        total = 0.0
+        for train, test in selection.GroupKFold(5).split(np.zeros((120, 1)), groups=groups):
+            kept, out = np.unique(groups[train]), np.unique(groups[test])
+            p = logistic(x[out] @ fit_l1(x[kept], y[kept], weight[kept], penalty))
+            loss = -(y[out] * np.log(p) + (1 - y[out]) * np.log(1 - p))
+            total += float(np.mean(weight[out] * loss))
+        losses.append(total)
+    assert choose_penalty(x, y, weight) == PENALTIES[int(np.argmin(losses))]
+    assert 0 < int(np.argmin(losses)) < 9
+
+
+@needs_alpaca
+def test_the_published_preferences_give_the_leaderboards_numbers():
+    """alpaca-7b on AlpacaEval 2.0: 2.5915 ± 0.4871, 17 wins, 785 losses, 3 draws of 805; 5.8755 %
+    when length is controlled for, whatever the order and with an unreadable one among them, and
+    the weights published beside it. Stand-ins for files are named.
+    """
+    rows = json.loads((ALPACA / "alpaca-7b.preferences.json").read_text(encoding="utf-8"))
+    judged = []
+    for index, row in enumerate(rows):
+        value = row["preference"] - 1
+        result = "tie" if value == 0.5 else "win" if value > 0.5 else "loss"
+        judged.append(one(index, result, preference=value, a=row["len_2"], b=row["len_1"]))
+    found = win_rates(judged)
+    assert (found.wins, found.losses, found.ties) == (17, 785, 3)
+    assert round(100 * found.win_rate.value, 4) == 2.5915
+    assert 100 * found.win_rate.error == pytest.approx(0.4870855382635108, abs=1e-6)
+
+    calibration = read_calibration(*(ALPACA / name for name in CALIBRATION_FILES))
+    controlled = published_length_controlled([*judged[::-1], one(805, "unreadable")], calibration)
+    assert 100 * controlled.rate == pytest.approx(5.8755, abs=0.01)
+    assert controlled.penalty == pytest.approx(21.544, abs=0.01)
+    for name in CALIBRATION_FILES:
+        assert name in controlled.note
+    file = ALPACA / "length_controlled_v1.baseline_gpt4_1106_preview.csv"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    row = next(line for line in lines if line.startswith("alpaca-7b,"))
+    expected = [float(value) for value in row.split(",")[1:]]
+    np.testing.assert_allclose(controlled.weights, expected, atol=1e-3)
+
+
+HEAD = "model,preference,index,std_delta_len,instruction_difficulty,not_gamed_baseline\n"
+GAMED = HEAD + "a,0.2,0,1.5,0.1,False\nb,0.7,1,-1.5,0.2,False\n"
+DIFFICULTY = ",instruction_difficulty\n0,0.1\n1,0.2\n"
+
+
+def write_files(folder, *texts):
+    paths = folder / "instruction_difficulty.csv", folder / "df_gamed.csv"
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+def test_calibration_files_are_read(tmp_path, monkeypatch):
+    paths = write_files(tmp_path, DIFFICULTY, GAMED)
+    found = read_calibration(*paths)
+    assert found.difficulty == {0: 0.1, 1: 0.2}
+    np.testing.assert_allclose(
+        found.x_NK, [[math.tanh(1.5), 0.1, 0.0], [math.tanh(-1.5), 0.2, 0.0]]
+    )
+    np.testing.assert_allclose(found.y_N, [0.2, 0.7])
+    assert all(path.name in found.note for path in paths), "not the published ones"
+    for name, path in zip(("DIFFICULTY_SHA256", "GAMED_SHA256"), paths, strict=True):
+        monkeypatch.setattr(published, name, hashlib.sha256(path.read_bytes()).hexdigest())
+    assert read_calibration(*paths).note is None
+
+
+@pytest.mark.parametrize(
+    ("difficulty", "gamed", "named"),
+    [
+        ("", GAMED, "instruction_difficulty"),
+        ("index,instruction_difficulty\n0,hard\n", GAMED, "'hard'"),
+        ("index,instruction_difficulty\nx,1\n", GAMED, "'x'"),
+        (DIFFICULTY, "index,preference\n0,1\n", "std_delta_len"),
+        (DIFFICULTY, HEAD + "a,1.2,0,1,0,False\n", "'preference'"),
+        (DIFFICULTY, HEAD + "a,nan,0,1,0,False\n", "preference is 'nan'"),
+    ],
+)
+def test_what_is_wrong_with_a_calibration_file_is_said(tmp_path, difficulty, gamed, named):
+    with pytest.raises(UserError, match=named):
+        read_calibration(*write_files(tmp_path, difficulty, gamed))
+
+
+def test_inputs_of_the_published_model():
+    calibration = Calibration({n: 0.1 * n for n in range(6)}, np.ones((2, 3)), np.ones(2), {})
+    good = {
+        "preference": np.linspace(0.1, 0.9, 6),
+        "length_model": np.arange(6.0),
+        "length_baseline": np.ones(6),
+        "index": range(6),
+    }
+    assert 0 < published_rate(**good, calibration=calibration).rate < 1
+    for change, named in (
+        ({"index": [0, 1, 2, 3]}, "6 preferences and 4 numbers"),
+        ({"index": [0, 1, 2, 3, 4, 99]}, "99"),
+        ({"length_model": np.full(6, 5.0)}, "length"),
+    ):
+        with pytest.raises(UserError, match=named):
+            published_rate(**good | change, calibration=calibration)
+
+
+# --- numbers of judge.json -------------------------------------------------------------------
+
+
+def judged_as(values):
+    """``"wlt?"``: a win, a loss, a tie and something unreadable, in answers of other lengths."""
+    names = {"w": "win", "l": "loss", "t": "tie", "?": "unreadable"}
+    return [
+        one(number, names[letter], a=number % 3 + 1, b=number % 2 + 1)
+        for number, letter in enumerate(values)
+    ]
+
+
+def over(*seeds):
+    judged = [judged_as(values) for values in seeds]
+    return summarise([seed_numbers(one, None) for one in judged], judged)
+
+
+def test_numbers_of_a_seed():
+    found = seed_numbers(judged_as("wwlt?w"), None)
+    assert found["counts"] == {"wins": 3, "losses": 1, "ties": 1, "unreadable": 1}
+    assert found["win_rate"]["value"] == pytest.approx(3.5 / 5)
+    assert found["non_tie"]["value"] == pytest.approx(3 / 4)
+    assert found["mean_length_a"] == pytest.approx((1 + 2 + 3) / 3)
+    assert found["mean_length_b"] == pytest.approx(1.5)
+    assert "published_length_controlled" not in found
+    parted = [one(n, r, turn=t, category=c) for n, r, t, c in (
+        (0, "win", 0, "writing"), (0, "loss", 1, "writing"),
+        (1, "win", 0, "math"), (1, "unreadable", 1, "math"),
+    )]  # fmt: skip
+    parts = seed_numbers(parted, None)
+    assert list(parts["by_category"]) == ["writing", "math"], "the benchmark's order"
+    assert parts["by_category"]["writing"]["win_rate"]["value"] == 0.5
+    assert parts["by_category"]["math"]["unreadable"] == 1
+    assert [parts["by_turn"][turn]["wins"] for turn in ("1", "2")] == [2, 0]
+    nothing = seed_numbers(judged_as("??"), None)
+    assert math.isnan(nothing["length_controlled"]["value"])
+    assert math.isnan(nothing["win_rate"]["value"])
+    files = Calibration(dict.fromkeys(range(9), 0.0), np.zeros((1, 3)), np.zeros(1), {})
+    few = seed_numbers(judged_as("wl"), files)
+    assert few["non_tie"]["value"] == 0.5, "a length control that cannot be had loses no other rate"
+    assert math.isnan(few["published_length_controlled"]["value"])
+
+
+def test_a_rate_at_equal_length_that_no_answer_is_near_says_so():
+    usable, separated = (seed_numbers(judged_as(v), None) for v in ("wlwlwl", "wwwwww"))
+    assert usable["length_controlled"]["note"] is None
+    for word, sides in (("shorter", "ab"), ("longer", "ba")):
+        lengths = [dict(zip(sides, (n % 3 + 1, 5 + n), strict=True)) for n in range(4)]
+        apart = [one(n, ("win", "loss")[n % 2], **lengths[n]) for n in range(4)]
+        found = seed_numbers(apart, None)["length_controlled"]
+        assert f"all {word}" in found["note"]
+        assert 0 < found["value"] < 1
+        assert not found["is_usable"]
+    assert "separate" in separated["length_controlled"]["note"]
+    both = [judged_as("wlwlwl"), judged_as("wwwwww")]
+    for results, is_usable in (([usable, usable], True), ([usable, separated], False)):
+        assert summarise(results, both)["length_controlled"]["is_usable"] is is_usable
+
+
+def test_outcomes_that_agree_are_no_certainty():
+    """An error of 0 is shown from 20 tasks on only; seeds that disagree are not each certain."""
+    for seeds in (("ww", "ll"), ("ww",), ("w" * 19,)):
+        found = over(*seeds)
+        assert math.isnan(found["non_tie"]["error"])
+        assert math.isnan(found["win_rate"]["error"])
+        assert math.isnan(found["by_turn"]["1"]["win_rate"]["error"])
+    assert over("w" * 20)["non_tie"]["error"] == 0
+    assert math.isnan(over("w" * 19 + "t")["non_tie"]["error"]), "19 tasks have a winner"
+    # a seed of wins only is no certainty when the other one lost: means of each task over seeds
+    expected = statistics.stdev([1, 0.5, 0.5]) / 3**0.5
+    assert over("www", "wll")["non_tie"]["error"] == pytest.approx(expected)
+
+
+def test_numbers_over_seeds():
+    found = over("wwl", "wll", "ttt")
+    assert found["win_rate"]["mean"] == pytest.approx((2 / 3 + 1 / 3 + 1 / 2) / 3)
+    assert found["win_rate"]["deviation"] == pytest.approx(1 / 6)
+    # of the tasks' means over seeds
+    means = [(1 + 1 + 0.5) / 3, (1 + 0 + 0.5) / 3, (0 + 0 + 0.5) / 3]
+    assert found["win_rate"]["error"] == pytest.approx(statistics.stdev(means) / 3**0.5)
+    assert found["non_tie"]["mean"] == pytest.approx(1 / 2)
+    assert (found["non_tie"]["count"], found["win_rate"]["count"]) == (2, 3)
+    assert math.isnan(over("wl")["win_rate"]["deviation"]), "one seed"
+    # two seeds have winners, for each task
+    assert found["non_tie"]["error"] == pytest.approx(statistics.stdev([1, 0.5, 0]) / 3**0.5)
+    part = found["by_category"]["all"]
+    assert [part[name] for name in ("wins", "losses", "ties")] == [3, 3, 3]
+    assert part["win_rate"]["mean"] == pytest.approx(1 / 2)
