@@ -179,7 +179,7 @@ def mixing() -> str:
 def main() -> None:
     """Everything, or the runs and trainings that are named; one JSON object."""
     found: dict[str, Any] = {"mixing": mixing()}
-    for name in sys.argv[1:] or [*RUNS, *TRAININGS]:
+    for name in sys.argv[1:] or dict.fromkeys([*RUNS, *TRAININGS]):
         if name in RUNS:
             found |= run_waits(name, is_quick=len(sys.argv) > 1)
         if name in TRAININGS:
