@@ -45,7 +45,7 @@ def test_two_machines_train_and_go_on_after_a_kill(lab, sharding, size, copies, 
         codes = [agent.wait(300) for agent in (first, second)]
     said = first.text() + second.text()
     assert codes == [0, 0], said
-    assert said.count("exitcode: -9)") == said.count("resuming from step") == kills
+    assert said.count("resuming from step") == kills
     layout = json.loads((lab.run / "run.json").read_text())["sharding"]
     assert f"{sharding}, copies x processes per copy {copies}" in layout
     check_end(lab)
