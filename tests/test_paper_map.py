@@ -14,6 +14,8 @@ from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import SUFFIXES, check_shared, parse_variants
 from bellmask.presets import PRESETS
 
+ROOT = Path(__file__).parents[1]
+
 PAGE = (Path(__file__).parents[1] / "docs" / "paper-map.md").read_text(encoding="utf-8")
 QUOTED = list(dict.fromkeys(re.sub(r"\s+", " ", s) for s in re.findall(r"`([^`]+)`", PAGE)))
 """What stands in backticks, each once."""
@@ -77,3 +79,10 @@ def test_every_item_of_the_paper_has_one_row():
         assert f"`bellmask analyze {analysis}" in PAGE, analysis
     for suite in SUITES:
         assert f"--suite {suite}" in PAGE or f"`{suite}`" in PAGE, suite
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_files_that_pages_name_exist(page):
+    folders = "bellmask|tests|evidence|benchmarks|examples"
+    named = re.findall(rf"`((?:{folders})/[\w/]+\.py)", page.read_text(encoding="utf-8"))
+    assert {name for name in named if not (ROOT / name).exists()} == set()
