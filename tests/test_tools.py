@@ -26,7 +26,8 @@ def test_every_difference_is_reported(capsys):
     assert not same_numbers.report(old, new)
     assert "failed in the new one" in capsys.readouterr().out
     assert same_numbers.report({"a": old["a"]}, {"a": old["a"]})
-    assert not same_numbers.report({"a": {}}, {"a": {}, "b": {}})
+    assert not same_numbers.report({"a": {}}, {"a": {}})
+    assert not same_numbers.report({"a": {"x": 1}}, {"a": {"x": 1}, "b": {"x": 1}})
 
 
 def test_mutations_change_one_expression_each(tmp_path):

@@ -1,4 +1,4 @@
-"""A fixed list of small runs, and the numbers they give: what a rebuilding must not change.
+"""A fixed list of small runs, and the numbers they give: what a rebuild must not change.
 
 Everything goes through public entry points, the ``bellmask`` command above all, so the list
 outlives any change of modules. ``test_frozen.py`` compares the results with ``results.json`` (to
@@ -37,7 +37,8 @@ RESULTS = HERE / "results.json"
 
 SHORT = (
     "--data.train text.txt --data.cache cache --train.steps 8 --log.every 1 "
-    "--validation.every '4 steps' --validation.blocks 64 --quiet"
+    "--validation.every '4 steps' --validation.blocks 64 --quiet --optim.warmup-steps 2 "
+    "--validation.samples-every '8 steps' --validation.num-samples 2 --validation.sample-steps 4"
 )
 NARROW = "--model.num-layers 2 --model.width 8 --model.num-heads 2 --data.block-length 16"
 SMALL_GPT2 = "--start.architecture gpt2.json"
@@ -230,51 +231,61 @@ def _cases() -> Iterator[Case]:
 
 CASES = {case.name: case for case in _cases()}
 
-MACHINE_KEYS = {
-    "bellmask", "created", "elapsed", "folder", "id", "last_started", "machine", "memory",
-    "num_threads", "out", "path", "python", "root", "run", "seconds", "started", "threads",
-    "time_ratio", "time_speed_up", "torch", "versions",
+OF_THE_MACHINE = {
+    "run.json": {
+        "bellmask", "torch", "python", "machine", "started", "last_started", "threads", "id"
+    },
+    "state.json": {"run", "seconds"},
+    "metrics.jsonl": {"seconds", "tokens_per_second"},
+    "comparison.json": {"bellmask", "root"},
+    "results.json": {"bellmask", "time_ratio", "time_speed_up", "seconds", "num_seconds"},
 }  # fmt: skip
-"""What is true of one machine, moment or folder."""
-CACHES = {"kept", "answers", "samples", "transcript.jsonl", "verdicts.jsonl", "values"}
-"""Under ``out``: results by key, for commands that were stopped; no numbers of their own."""
+"""By file: what is true of one machine, moment or version."""
+EVERYWHERE = {"bellmask"}
 
 
-def _is_of_machine(key: str) -> bool:
-    return key in MACHINE_KEYS or key.endswith(("_seconds", "_per_second", "_path"))
-
-
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(
+    value: Any, place: str = "", skipped: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            if not _is_of_machine(key):
-                yield from _leaves(inner, f"{place}.{key}" if place else key)
+            if key not in skipped:
+                yield from _leaves(inner, f"{place}.{key}" if place else key, skipped)
     elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
         for number, inner in enumerate(value):
-            yield from _leaves(inner, f"{place}[{number}]")
+            yield from _leaves(inner, f"{place}[{number}]", skipped)
     else:
         yield place, value
 
 
+def _digest(array: Any) -> str:
+    content = hashlib.sha256(array.tobytes()).hexdigest()
+    return f"{array.dtype} {list(array.shape)} {content}"
+
+
 def _file_leaves(path: Path) -> Iterator[tuple[str, Any]]:
+    skipped = frozenset(EVERYWHERE | OF_THE_MACHINE.get(path.name, set()))
     if path.name == "manifest.json":  # digests of files, in which tensors stand in any order
         return
     if path.suffix == ".json":
-        yield from _leaves(json.loads(path.read_text(encoding="utf-8")))
+        yield from _leaves(json.loads(path.read_text(encoding="utf-8")), skipped=skipped)
     elif path.suffix == ".jsonl":
-        yield from _leaves([json.loads(line) for line in path.read_text("utf-8").splitlines()])
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        yield from _leaves(lines, skipped=skipped)
+    elif path.suffix in (".md", ".tex", ".txt", ".csv"):
+        for number, line in enumerate(path.read_text("utf-8").splitlines()):
+            yield f"line {number + 1}", line
     elif path.suffix == ".npz":
         import numpy as np
 
         with np.load(path) as arrays:
-            for name in arrays.files:
-                yield name, hashlib.sha256(arrays[name].tobytes()).hexdigest()
+            yield from ((name, _digest(arrays[name])) for name in arrays.files)
     elif path.suffix == ".safetensors":
         from safetensors import safe_open
 
         with safe_open(path, "np") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (it is no dictionary)
-                yield name, hashlib.sha256(tensors.get_tensor(name).tobytes()).hexdigest()
+                yield name, _digest(tensors.get_tensor(name))
 
 
 @contextlib.contextmanager
@@ -294,9 +305,12 @@ def run_bellmask(command: str, num_processes: int = 1) -> str:
     """What a command prints; RuntimeError with what it said when its exit code is not 0."""
     args = shlex.split(command)
     if num_processes > 1:
+        import bellmask
+
+        environment = {**os.environ, "PYTHONPATH": str(Path(bellmask.__file__).parents[1])}
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         launch += ["--nproc-per-node", str(num_processes), "-m", "bellmask", *args]
-        done = subprocess.run(launch, capture_output=True, text=True)
+        done = subprocess.run(launch, capture_output=True, text=True, env=environment)
         code, said = done.returncode, done.stdout + done.stderr
     else:
         from bellmask.cli import run_command
@@ -320,23 +334,23 @@ def results_of(case: Case) -> dict[str, Any]:
         if command.startswith("config "):
             found.update((f"screen:{place}", value) for place, value in _leaves(json.loads(said)))
     for path in sorted(Path("out").rglob("*")):
-        if path.is_file() and not CACHES & set(path.parts):
+        if path.is_file() and "kept" not in path.parts:  # parts of a command that was stopped
             found.update((f"{path}:{place}", value) for place, value in _file_leaves(path))
     return found
 
 
 def stored_part(results: dict[str, Any]) -> dict[str, Any]:
     """What holds on any CPU: numbers and texts, no digests of arrays, options or bookkeeping."""
-    skipped = ("config.json", "run.json", "state.json", "tokenizer.json")
-    kept = {}
+    skipped = ("config.json", "run.json", "state.json", "tokenizer.json", ".md", ".tex", ".txt")
+    stored = {}
     for place, value in results.items():
         name = place.partition(":")[0]
-        if name.endswith((".npz", ".safetensors", *skipped)):
+        if name.endswith((".npz", ".safetensors", *skipped)) or "/answers/" in name:
             continue
-        kept[place] = json.loads(
+        stored[place] = json.loads(
             json.dumps(value), parse_float=lambda text: float(f"{float(text):.7g}")
         )
-    return kept
+    return stored
 
 
 def all_results(pattern: str, only_stored: bool) -> dict[str, dict[str, Any]]:
@@ -394,6 +408,9 @@ def main() -> None:
         return
     out = RESULTS if options.action == "freeze" else Path(options.out).absolute()
     results = all_results(options.only, not options.all)
+    failed = [name for name, found in results.items() if "failed" in found or not found]
+    if options.action == "freeze" and (failed or not results):
+        sys.exit(f"nothing was stored: {', '.join(failed) or 'no case has such a name'}")
     if options.action == "freeze":
         stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
         stored |= {name: stored_part(found) for name, found in results.items()}

@@ -29,8 +29,19 @@ def is_close(found: Any, stored: Any) -> bool:
         is_as_long = isinstance(found, list) and len(found) == len(stored)
         return is_as_long and all(map(is_close, found, stored))
     if isinstance(stored, float) and isinstance(found, int | float):
-        return math.isclose(found, stored, rel_tol=1e-4, abs_tol=1e-4) or found != found != stored
+        if math.isnan(stored):
+            return math.isnan(found)
+        return math.isclose(found, stored, rel_tol=1e-4, abs_tol=1e-6)
     return bool(found == stored)
+
+
+def test_comparison_can_fail():
+    assert is_close([1.0, math.nan, "a"], [1.00001, math.nan, "a"])
+    assert not is_close(math.nan, 1.0)
+    assert not is_close(1.0, math.nan)
+    assert not is_close([1.0], [1.0, 1.0])
+    assert not is_close(1.001, 1.0)
+    assert not is_close(None, 0.0)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_stored])

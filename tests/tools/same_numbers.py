@@ -59,6 +59,8 @@ def report(old: dict[str, Any], new: dict[str, Any]) -> bool:
             lines = [f"only the {'new' if name in new else 'old'} checkout has this case"]
         else:
             lines = list(differences(old[name], new[name]))
+            if not new[name]:
+                lines.append("it has no values: nothing is compared")
             for side, results in (("old", old), ("new", new)):
                 if "failed" in results[name]:
                     lines.append(f"failed in the {side} one: {results[name]['failed']}")
@@ -84,6 +86,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for both results (old.json, new.json)")
     options = parser.parse_args()
     checkouts = {"old": options.old.resolve(), "new": options.new.resolve()}
+    for side, checkout in checkouts.items():
+        if not (checkout / "bellmask" / "__init__.py").exists():
+            parser.error(f"the {side} checkout, {checkout}, has no bellmask/__init__.py")
     lists = {side: path / "tests" / "frozen" / "cases.py" for side, path in checkouts.items()}
     present = [path for path in (lists["new"], lists["old"]) if path.exists()]
     if not present:
@@ -101,6 +106,8 @@ def main() -> None:
             print(f"{side} checkout:\n{(folder / f'{side}.log').read_text()[-2000:]}")
         if failed:
             sys.exit(1)
+        if not (folder / "new.json").exists() or (folder / "new.json").read_text().strip() == "{}":
+            parser.error(f"no case is named {options.only}")
         results = {s: json.loads((folder / f"{s}.json").read_text()) for s in checkouts}
         sys.exit(0 if report(results["old"], results["new"]) else 1)
 
