@@ -9,7 +9,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
-# one thread per process: tests run side by side; what a file's tests share is made by one of them
+# one thread per process: tests run side by side
 TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
 .PHONY: setup lint types test test-full test-gpu wheel demo bench evidence clean

@@ -1,4 +1,4 @@
-"""Training, evaluation and sampling on a device that is not there: nothing is on the wrong one.
+"""Training, evaluation and sampling on a fake device: nothing is on the wrong one.
 
 A tensor on the wrong device raises in ``tools/other_device.py``. How often the CPU waits for the
 device is part of the speed on GPUs, so the counts stand here.

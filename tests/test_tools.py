@@ -31,9 +31,10 @@ def test_every_difference_is_reported(capsys):
 
 
 def test_mutations_change_one_expression_each(tmp_path):
-    folder = tmp_path / "bellmask" / "diffusion"
-    folder.mkdir(parents=True)
-    (folder / "masks.py").write_text(SOURCE, encoding="utf-8")
+    for name in mutations.FOLDERS:
+        folder = tmp_path / "bellmask" / name
+        folder.mkdir(parents=True)
+        (folder / "masks.py").write_text(SOURCE, encoding="utf-8")
     found = list(mutations.mutations_of(tmp_path, "bellmask/diffusion/masks.py"))
     changes = {(m.before, m.after) for m in found}
     assert ("rate < floor", "((rate) <= (floor))") in changes
@@ -45,4 +46,4 @@ def test_mutations_change_one_expression_each(tmp_path):
         assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(SOURCE))
         assert text.splitlines()[: mutation.line - 1] == SOURCE.splitlines()[: mutation.line - 1]
     assert mutations.draw(tmp_path, 1, 12) == mutations.draw(tmp_path, 1, 12)
-    assert len(mutations.draw(tmp_path, 1, 12)) == 2
+    assert len(mutations.draw(tmp_path, 1, 12)) == 12

@@ -24,6 +24,7 @@ from bellmask.arrays import read_arrays
 from bellmask.commands.generating import write_out
 from bellmask.compare.comparison import from_comparison
 from bellmask.compare.records import read_run
+from bellmask.data.blocks import open_blocks, shard_path
 from bellmask.data.formats import read_file
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, from_description
 from bellmask.data.vocabularies import load_tokenizer
@@ -305,3 +306,19 @@ def test_dollars_in_names_are_drawn(tmp_path):
     axes.set_title("$N_c$ and $\\nope$")
     axes.legend()
     assert all(path.stat().st_size for path in save_figure(figure, tmp_path / "plot"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "O"}, {"dtype": "float64"}, {"rows_per_shard": 0}, {"num_blocks": 10**18}, {"x": 1}],
+)
+def test_damaged_data_caches_are_refused(change, tmp_path):
+    card = {"fingerprint": "k", "num_blocks": 2, "block_length": 4, "rows_per_shard": 2}
+    card |= {"dtype": "uint16", "num_bytes": 8}
+    shard_path(tmp_path, 0).write_bytes(bytes(16))
+    lengths = np.array([4, 4 if change != {"x": 1} else 5])
+    (tmp_path / "lengths.bin").write_bytes(lengths.tobytes())
+    (tmp_path / "documents.bin").write_bytes(np.arange(2).tobytes())
+    (tmp_path / "card.json").write_text(json.dumps({**card, **change}))
+    with pytest.raises(UserError, match="damaged"):
+        open_blocks(tmp_path, "k")

@@ -261,8 +261,8 @@ def pick_precision(option: str, device: torch.device) -> torch.dtype:
     ``auto`` is float32 on every CPU, so that a run has the same numbers whatever the CPU can do.
     """
     if option == "auto":
-        is_short = device.type != "cpu" and has_native_bfloat16(device)
-        return torch.bfloat16 if is_short else torch.float32
+        use_bfloat16 = device.type != "cpu" and has_native_bfloat16(device)
+        return torch.bfloat16 if use_bfloat16 else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[option]
 
 

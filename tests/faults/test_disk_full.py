@@ -28,16 +28,16 @@ def check_failed(lab, said, cause, step=None):
 @pytest.mark.parametrize(
     ("size", "options", "hook", "cause", "step"),
     [
-        (1, WAIT, (*SHARDS, 0), "File too large", 2),
+        (1, WAIT, ("no_space_for", ".writing-000000008", 0), "No space left", 8),
         (1, WAIT, ("no_space_for_line", 7), "metrics.jsonl", None),
         *(
             pytest.param(*case, marks=LONG)
             for case in (
+                (1, WAIT, (*SHARDS, 0), "File too large", 2),
                 (1, BACKGROUND, (*SHARDS, 0), "File too large", 2),
                 (2, WAIT, (*SHARDS, 1), "File too large", 2),
                 (2, f"{FULL} {WAIT}", (*SHARDS, 0), "File too large", 2),
                 (2, f"{FULL} {BACKGROUND}", (*SHARDS, 1), "File too large", 2),
-                (1, WAIT, ("no_space_for", ".writing-000000008", 0), "No space left", 8),
                 (2, BACKGROUND, ("no_space_for", ".writing-000000008", 1), "No space left", 8),
                 (2, BACKGROUND, ("no_space_for_line", 7), "metrics.jsonl", None),
                 (1, WAIT, ("no_space_for", ".state.json.writing", 0), "No space left", 2),

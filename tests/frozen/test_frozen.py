@@ -47,5 +47,14 @@ def test_comparison_can_fail():
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_stored])
 def test_results_are_those_stored(name: str, in_zoo: Path) -> None:
     found, stored = stored_part(results_of(CASES[name])), STORED[name]
-    assert found.keys() == stored.keys()
-    assert not {p: (v, found[p]) for p, v in stored.items() if not is_close(found[p], v)}
+    lines = [f"only stored: {place}" for place in stored.keys() - found.keys()]
+    lines += [f"not stored: {place}" for place in found.keys() - stored.keys()]
+    lines += [
+        f"{place}: stored {stored[place]!r:.60}, found {found[place]!r:.60}"
+        for place in stored.keys() & found.keys()
+        if not is_close(found[place], stored[place])
+    ]
+    if lines:
+        told = "\n".join([f"bellmask {command}" for command in CASES[name].commands] + lines[:20])
+        hint = f"if it is meant: python tests/frozen/cases.py freeze --only {name}"
+        pytest.fail(f"{len(lines)} differences\n{told}\n{hint}", pytrace=False)

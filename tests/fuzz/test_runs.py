@@ -272,3 +272,13 @@ def test_samples_that_are_no_text_and_a_reference_that_is_no_number_are_read(run
     record = read_run(run)
     assert len(record.samples()) == 1
     assert summarize([Entry("base", 1, "", record)], "base")["unigram_nll"] is None
+
+
+@pytest.mark.parametrize("option", ["num_layers", "width", "mlp_ratio"])
+def test_a_config_larger_than_the_weights_is_refused_unbuilt(option, copy_run):
+    run = copy_run("bell")
+    config = json.loads((run / "config.json").read_text())
+    config["model"][option] = 1 << 30
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError):
+        load_run(run)

@@ -6,8 +6,11 @@
 Every mutation changes one expression inside a function of the folders below, in a copy of the
 checkout. The tests that run the changed line are run with ``-x``, those that run the fewest lines
 first, for at most 120 s of CPU time. A mutation is killed when one of them fails. OUT gets
-``coverage.db``, ``lastfailed`` (tests that fail without any mutation are not asked) and
+``coverage.db``, ``lastfailed`` (tests that fail without any mutation are not run) and
 ``mutations.json``.
+
+Not seen: code that runs only in other processes (forks, torchrun) counts as not covered, and lines
+that only a shared fixture runs are tried with the first test that used it.
 
 The draw depends on the seed, the file, the function and the changed text, not on line numbers, so
 a small edit of the package leaves most of it as it was.
@@ -135,6 +138,8 @@ def draw(root: Path, seed: int, count: int) -> list[Mutation]:
     drawn: list[Mutation] = []
     for folder in FOLDERS:
         files = sorted((root / "bellmask" / folder).rglob("*.py"))
+        if not files:
+            raise SystemExit(f"bellmask/{folder} has no Python files; change FOLDERS")
         found = [m for f in files for m in mutations_of(root, str(f.relative_to(root)))]
         by_place = {m.draw(seed): m for m in reversed(found)}  # the first of equal ones
         drawn += [by_place[place] for place in sorted(by_place)[: count // len(FOLDERS)]]
@@ -216,13 +221,13 @@ def _is_killed(copy: Path, mutation: Mutation, tests: list[str]) -> tuple[str, f
         return "survived", seconds
     if done.returncode < 0:
         return "out of time", seconds
-    if done.returncode == 1 and failed:
+    if done.returncode in (1, 2) and failed:  # 2: a file cannot be collected any more
         return f"killed by {failed[0].split(' - ')[0].split(' ', 1)[1]}", seconds
     return f"broken: {(lines or [done.stderr])[-1]}", seconds
 
 
 def run(root: Path, out: Path, seed: int, count: int) -> None:
-    """Draw, try and write down; a finished mutation is not tried again."""
+    """Try the drawn mutations; verdicts in OUT are reused, so use a new OUT after any change."""
     tests = Tests(out, root)
     results = out / "mutations.json"
     known: dict[str, dict[str, Any]] = json.loads(results.read_text()) if results.exists() else {}
@@ -263,6 +268,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     root, out = options.checkout.resolve(), options.out.resolve()
+    if not (root / "bellmask" / "__init__.py").exists():
+        parser.error(f"{root} has no bellmask/__init__.py")
+    if options.count < len(FOLDERS):
+        parser.error(f"--count must be at least {len(FOLDERS)}, one per folder")
+    if options.action == "run" and not (out / "lastfailed").exists():
+        parser.error(f"{out} has no coverage: run 'cover' first")
     if options.action == "cover":
         cover(root, out)
     else:

@@ -1,4 +1,4 @@
-"""A device that is not there: what a GPU would refuse or wait for shows up on a CPU.
+"""A fake device: what a GPU would refuse or wait for shows up on a CPU.
 
 Tensors on ``OTHER`` are fake (a shape, no memory); tensors of the CPU are real. Operations that mix
 the two raise as they would with a GPU, and every moment at which the CPU would have to wait for the
@@ -35,7 +35,7 @@ class _Backend(_DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
     def manual_seed_all(self, seed: int) -> None:
-        """The noise of a device without memory is nobody's."""
+        """Nothing to seed: a fake tensor has no values."""
 
 
 _setup_privateuseone_for_python_backend("other", backend_module=_Backend())
@@ -50,7 +50,6 @@ class OtherDevice(TorchDispatchMode):
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.waits: Counter[str] = Counter()
-        self.num_operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,7 +59,6 @@ class OtherDevice(TorchDispatchMode):
         goes_there = device is not None and _is_other(torch.device(device))
         if not is_there and not goes_there:
             return func(*args, **kwargs)
-        self.num_operations += 1
         if func is aten._local_scalar_dense.default:
             self.waits["item"] += 1
             return torch.ones((), dtype=args[0].dtype).item()

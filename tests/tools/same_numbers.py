@@ -41,8 +41,12 @@ def start(checkout: Path, cases: Path, zoo: Path, out: Path, only: str) -> subpr
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """One line for each value that is not the same in both."""
-    for place in sorted(old.keys() | new.keys()):
+    """One line for each value that is not the same in both; digests of tensors come last."""
+
+    def order(place: str) -> tuple[bool, str]:
+        return ".safetensors:" in place or ".npz:" in place, place
+
+    for place in sorted(old.keys() | new.keys(), key=order):
         if place not in new:
             yield f"{place}: only in the old one ({old[place]!r:.60})"
         elif place not in old:
