@@ -136,6 +136,7 @@ def keys(plan, *, is_tuned):
     return [run.folder.name for run in plan.runs(is_tuned=is_tuned)]
 
 
+@pytest.mark.long
 def test_keys_depend_on_content_not_on_where_it_lies(suite, undisturbed, tmp_path):
     root = tmp_path / "elsewhere"
     planned = suite.plan(root)
@@ -251,6 +252,7 @@ def test_only_what_is_new_or_damaged_is_asked(undisturbed, suite, tmp_path):
         assert one["nll"] == two["nll"]
 
 
+@pytest.mark.long
 def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path, monkeypatch):
     """Stopped inside the fourth training, then among the answers."""
     import bellmask.train.trainer as trainer
