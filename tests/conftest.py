@@ -33,9 +33,9 @@ ZOO = Path(__file__).parent / "frozen" / "zoo"
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
-    """Objects by what they are, without memory addresses: processes that share tests must agree."""
+    """Objects by what they are, in one line and without addresses: all processes must agree."""
     is_plain = val is None or isinstance(val, str | bytes | int | float | bool | type)
-    return None if is_plain else re.sub(r" at 0x[0-9a-f]+", "", str(val))
+    return None if is_plain else re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(val).split()))
 
 
 def open_zoo(folder: Path) -> Path:

@@ -77,6 +77,7 @@ def _cases() -> Iterator[Case]:
     yield _training("importance", "tiny --objective importance")
     yield _training("middle_flat", "tiny_base --schedule middle_flat --schedule.scale 0.2")
     yield _training("muon", "tiny --optimizer muon")
+    yield _training("dropout", "tiny --model.dropout 0.1")
     unpacked = "tiny --data.packing unpacked --data.documents line"
     yield _training("unpacked", f"{unpacked} --model.modulation time")
     for framework in ("arm", "sigma_arm", "aoarm"):
@@ -210,7 +211,6 @@ def _cases() -> Iterator[Case]:
     )
 
     for name, options in {
-        "dropout": "tiny --model.dropout 0.1",
         "laplace": "tiny --law laplace --law.scale 0.2 --optim.curve cosine",
         "dirac": "tiny --law dirac --law.mu 0.4",
         "cosine": "tiny_base --schedule cosine --optim.ema 0",

@@ -177,7 +177,8 @@ class Tests:
         for file in data.measured_files():
             name = file[file.rindex("bellmask/") :]
             for line, contexts in data.contexts_by_lineno(file).items():
-                names = {context.rpartition("|")[0] for context in contexts} - failing - {""}
+                names = {context.rpartition("|")[0] for context in contexts} - failing
+                names = {name for name in names if name and "\n" not in name}
                 self.by_line[name, line] = names
                 self.sizes.update(names)
         self.root = root
