@@ -57,7 +57,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     base and bell (MDM), arm, sigma_arm, aoarm (the same trunk), steps (bell with checkpoints at
     30 and 60), toy (on toy:sticky), gpt2 (a causal LM), cpt (adapted from it), sft (fine-tuned
-    from that on toy:reverse:3). Beside them text.txt, other.txt, prompts.jsonl, tasks/.
+    from that on toy:reverse:3), fluent (bell, wider, 2,000 steps: it uses its context). Beside
+    them text.txt, other.txt, prompts.jsonl, tasks/.
     """
     return open_zoo(tmp_path_factory.mktemp("zoo") / "zoo")
 

@@ -67,7 +67,7 @@ def _training(name: str, options: str, **more: Any) -> Case:
     return _case(f"train-{name}", f"train {options} {SHORT} --out out/run", **more)
 
 
-def _sampling(name: str, options: str, run: str = "bell", **more: Any) -> Case:
+def _sampling(name: str, options: str, run: str = "fluent", **more: Any) -> Case:
     return _case(f"generate-{name}", f"generate {run} {SAMPLE} {options}", **more)
 
 
@@ -88,12 +88,13 @@ def _cases() -> Iterator[Case]:
     yield _training("sft", f"{sft} --data.block-length 64")
     yield _training("two_processes", f"tiny_bell {NARROW}", num_processes=2)
 
-    for rule in "ancestral random most_confident entropy".split():
+    for rule in ("ancestral", "random"):
         yield _sampling(rule, f"--steps 6 --rule {rule}")
-    # without a prefix all margins are equal at first, and rounding would decide
-    yield _sampling("margin", "--steps 6 --rule margin --prefix 'the cat '")
+    # without a prefix all confidences are equal at first, and rounding would decide
+    for rule in ("most_confident", "entropy", "margin"):
+        yield _sampling(rule, f"--steps 6 --rule {rule} --prefix 'the cat '")
     yield _sampling("first_hitting", "--rule first_hitting")
-    yield _sampling("cosine", "--rule most_confident --grid cosine --temperature 0.7 --top-k 9")
+    yield _sampling("cosine", "--rule margin --grid cosine --temperature 0.7 --top-k 9 --prefix a")
     yield _sampling("top_p", "--rule entropy --top-p 0.8 --noise float32 --prefix 'the '")
     yield _sampling("remask", "--remask 0.3")
     yield _sampling("rescale", "--remask 0.5 --remask-kind rescale", is_stored=False)
@@ -102,7 +103,7 @@ def _cases() -> Iterator[Case]:
     yield _sampling("base", "--weights raw --checkpoint latest", "base", is_stored=False)
     yield _sampling("arm", "--prefix 'the cat '", "arm")
     yield _sampling("aoarm", "--canvas 'the [MASK*6] mat'", "aoarm")
-    yield _sampling("cpt", "--rule most_confident", "cpt")
+    yield _sampling("cpt", "--rule most_confident --prefix 'the '", "cpt")
     yield _sampling("answers", "--prompt 'Reverse: a b c'", "sft")
 
     for run in ("bell", "arm", "sigma_arm", "aoarm", "gpt2", "cpt", "sft"):
@@ -371,8 +372,8 @@ def all_results(pattern: str, only_stored: bool) -> dict[str, dict[str, Any]]:
     return made
 
 
-def make_zoo() -> None:
-    """Train the stored runs: a few seconds each."""
+def make_zoo(only: str) -> None:
+    """Train the stored runs: seconds each."""
     narrow = f"{NARROW} --data.train text.txt --data.cache cache --train.steps 60 --quiet "
     narrow += "--train.batch-size 16 --validation.every '30 steps' --validation.blocks 32 "
     narrow += "--checkpoint.every never --optim.warmup-steps 5 --log.every 10"
@@ -380,6 +381,9 @@ def make_zoo() -> None:
     commands = {
         **{name: f"train tiny_{name} {narrow}" for name in ("base", "bell", "arm")},
         **{name: f"train tiny_{name} {narrow}" for name in ("sigma_arm", "aoarm")},
+        # samples should depend on their context, which 60 steps do not teach
+        "fluent": f"train tiny_bell {narrow} --model.width 16 --train.steps 2000 --log.every 500 "
+        "--validation.every '1000 steps'",
         "steps": f"train tiny {narrow} --checkpoint.every '30 steps' --checkpoint.keep-last 3 "
         "--optim.ema 0",
         "toy": f"train tiny_base {narrow} --data.train toy:sticky --data.tokenizer symbols:8 "
@@ -391,6 +395,8 @@ def make_zoo() -> None:
     }
     with working_folder():
         for name, command in commands.items():
+            if not fnmatch.fnmatch(name, only):
+                continue
             shutil.rmtree(name, ignore_errors=True)
             print(run_bellmask(f"{command} --out {name}"), name, flush=True)
             shutil.rmtree(ZOO / name, ignore_errors=True)
@@ -404,7 +410,9 @@ def main() -> None:
     )
     parser.add_argument("action", choices=("results", "zoo", "freeze"))
     parser.add_argument("out", nargs="?")
-    parser.add_argument("--only", default="*", help="names of cases, with * and ?")
+    parser.add_argument(
+        "--only", default="*", help="names of cases (or of stored runs), with * and ?"
+    )
     parser.add_argument("--all", action="store_true", help="also what is not in results.json")
     options = parser.parse_args()
     if options.action == "results" and options.out is None:
@@ -414,7 +422,7 @@ def main() -> None:
     if "BELLMASK_FROZEN_ZOO" not in os.environ:  # else same_numbers.py has chosen the package
         sys.path.insert(0, str(HERE.parents[1]))
     if options.action == "zoo":
-        make_zoo()
+        make_zoo(options.only)
         return
     out = RESULTS if options.action == "freeze" else Path(options.out).absolute()
     results = all_results(options.only, not options.all)
