@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "UserError": "bellmask.errors",
-    "RunConfig": "bellmask.config",
-    "load_config": "bellmask.config",
-    "preset": "bellmask.presets",
+    "UserError": "bellmask.utils.errors",
+    "RunConfig": "bellmask.config.config",
+    "load_config": "bellmask.config.config",
+    "preset": "bellmask.config.presets",
     "train_run": "bellmask.assemble",
     "Run": "bellmask.run",
     "load_run": "bellmask.run",
@@ -55,8 +55,9 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from bellmask.assemble import train_run as train_run
-    from bellmask.config import RunConfig as RunConfig
-    from bellmask.config import load_config as load_config
+    from bellmask.config.config import RunConfig as RunConfig
+    from bellmask.config.config import load_config as load_config
+    from bellmask.config.presets import preset as preset
     from bellmask.diffusion.bell_test import bell_test as bell_test
     from bellmask.diffusion.context_weights import context_weights as context_weights
     from bellmask.diffusion.corruption import mask_tokens as mask_tokens
@@ -73,8 +74,7 @@ if TYPE_CHECKING:
     from bellmask.diffusion.times import TruncatedGaussian as TruncatedGaussian
     from bellmask.diffusion.times import TruncatedLaplace as TruncatedLaplace
     from bellmask.diffusion.times import Uniform as Uniform
-    from bellmask.errors import UserError as UserError
     from bellmask.exchange.loading import load as load
-    from bellmask.presets import preset as preset
     from bellmask.run import Run as Run
     from bellmask.run import load_run as load_run
+    from bellmask.utils.errors import UserError as UserError

@@ -17,14 +17,14 @@ from bellmask.data.example_rows import begin_row
 from bellmask.data.messages import Message
 from bellmask.data.templates import PromptEncoder, make_template
 from bellmask.data.tokenizer import Ids
-from bellmask.errors import UserError
 from bellmask.filling import fill_rows
 from bellmask.generate.canvas import Canvas
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import OnStep
-from bellmask.outside import sound
 from bellmask.run import Run
 from bellmask.runfolder import read_description
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import sound
 
 DEFAULT_LENGTH = 64
 DEFAULT_STEPS = 64

@@ -20,11 +20,10 @@ from bellmask.build import (
     describe_learning,
     learning_cautions,
 )
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.objectives import Objective
-from bellmask.errors import SavingError, TrainingError, UserError
 from bellmask.evaluate.context_curve import unigram_cross_entropy
 from bellmask.inputs import describe_blocks, load_inputs
 from bellmask.model.loss_kernels import using_loss_kernel
@@ -32,19 +31,20 @@ from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.periodic import Periodic
 from bellmask.placing import pick_placing, place
 from bellmask.records import MetricsFile
-from bellmask.report.console import preparing_bar
 from bellmask.resume import check_same_run, find_start
 from bellmask.run_state import RunState, resume_command
 from bellmask.runfolder import drop_files_after, read_description, write_description
 from bellmask.start import Start, open_start
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
-from bellmask.train.distributed import World, fork_rng, open_world
 from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.planning import StepPlanner
 from bellmask.train.saving import Saver
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Trainer, TrainState
+from bellmask.utils.console import preparing_bar
+from bellmask.utils.distributed import World, fork_rng, open_world
+from bellmask.utils.errors import SavingError, TrainingError, UserError
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,8 @@ from pathlib import Path
 
 import torch
 
-from bellmask.config import RunConfig
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.bell_test import bell_test
-from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
-from bellmask.diffusion.orders import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
-from bellmask.diffusion.times import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
-from bellmask.errors import UserError, look_up
-from bellmask.model.attention import AttentionRules
-from bellmask.model.lora import add_lora
-from bellmask.model.pretrained import PretrainedDenoiser, make_language_model
-from bellmask.model.transformer import Denoiser
-from bellmask.options import (
+from bellmask.config.config import RunConfig
+from bellmask.config.options import (
     DEFAULT_MU,
     DEFAULT_POWER,
     DEFAULT_SCALE,
@@ -27,9 +16,20 @@ from bellmask.options import (
     LawOptions,
     ScheduleOptions,
 )
-from bellmask.rng import shuffle, stream_key, torch_seed
+from bellmask.data.tokenizer import Tokenizer
+from bellmask.diffusion.bell_test import bell_test
+from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
+from bellmask.diffusion.orders import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
+from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
+from bellmask.diffusion.times import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.model.attention import AttentionRules
+from bellmask.model.lora import add_lora
+from bellmask.model.pretrained import PretrainedDenoiser, make_language_model
+from bellmask.model.transformer import Denoiser
 from bellmask.runfolder import Backbone
 from bellmask.train.planning import Recipe
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.rng import shuffle, stream_key, torch_seed
 
 Network = Denoiser | PretrainedDenoiser
 """A run's network, called alike."""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from bellmask.data.tokenizer import FastTokenizer, from_transformers
-from bellmask.errors import UserError
 from bellmask.model.pretrained import PretrainedDenoiser, mean_row
-from bellmask.outside import read_json
 from bellmask.runfolder import Backbone
-from bellmask.transformers_library import check_shards, first_line, import_transformers, quiet
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import read_json
+from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2-tiny": {

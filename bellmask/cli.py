@@ -14,9 +14,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bellmask import __version__
-from bellmask.commands.options import resolve, start_config, wants_help
-from bellmask.commands.telling import finish_telling, tell
-from bellmask.errors import LostProcessError, SavingError, TrainingError, UserError, look_up
+from bellmask.config.presets import resolve, start_config, wants_help
+from bellmask.utils.console import finish_telling, tell
+from bellmask.utils.errors import (
+    LostProcessError,
+    SavingError,
+    TrainingError,
+    UserError,
+    look_up,
+)
 
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Of an OSError: not what the user gave, so the exit code is 1."""
@@ -174,7 +180,7 @@ def presets(args: list[str]) -> int:
         return 0
     if args:
         raise UserError(f"presets takes no arguments, got {' '.join(args)}")
-    from bellmask.presets import PRESETS
+    from bellmask.config.presets import PRESETS
 
     for name, build in PRESETS.items():
         if not name.endswith(("_base", "_bell", "_arm", "_aoarm")):
@@ -244,7 +250,7 @@ def run_command(argv: Sequence[str]) -> int:
     except KeyboardInterrupt as stop:
         code, message = 130, str(stop) or "interrupted"
     if speaks:
-        from bellmask.report.tokens import visible_lines
+        from bellmask.utils.console import visible_lines
 
         tell(f"error: {visible_lines(message)}", sys.stderr)
     return code
@@ -252,7 +258,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point."""
-    from bellmask.allocator import keep_freed_memory
+    from bellmask.utils.allocator import keep_freed_memory
 
     keep_freed_memory()
     code = run_command(sys.argv[1:])

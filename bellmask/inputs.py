@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
+from bellmask.config.options import SftOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.example_blocks import IN_CONVERSATIONS, load_example_blocks
 from bellmask.data.prepare import LoadedData, load_data
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
 from bellmask.runfolder import Backbone
-from bellmask.stage_options import SftOptions
 
 RESPONSES_LOOKED_AT = 10_000
 

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import torch
 
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
+from bellmask.config.options import Interval
 from bellmask.data.blocks import Blocks
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.orders import Framework
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.files import write_text
-from bellmask.intervals import Interval
 from bellmask.model.attention import AttentionRules
 from bellmask.placing import Placing
 from bellmask.train.checkpoint import FORMAT
-from bellmask.train.distributed import World, autocast
 from bellmask.train.saving import Saver
 from bellmask.train.sharding import is_sharded
 from bellmask.train.trainer import Action, Trainer, TrainState
 from bellmask.training_samples import training_samples
+from bellmask.utils.distributed import World, autocast
+from bellmask.utils.files import write_text
 
 
 @dataclass

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from bellmask.build import Network
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
+from bellmask.config.options import ScaleOptions
 from bellmask.model.loss_kernels import pick_loss_kernel
-from bellmask.scale_options import ScaleOptions
-from bellmask.train.distributed import World, check_compiler, pick_precision
 from bellmask.train.recompute import recompute_blocks
 from bellmask.train.saving import saves_in_background
 from bellmask.train.sharding import Layout, pick_layout, shard_model
+from bellmask.utils.distributed import World, check_compiler, pick_precision
 
 
 @dataclass(frozen=True)

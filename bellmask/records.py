@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bellmask.files import write_text
-from bellmask.outside import has_kinds, is_whole, load_json
+from bellmask.utils.files import has_kinds, is_whole, load_json, write_text
 
 TIME_FIELDS = ("seconds", "tokens_per_second")
 """Fields of metrics.jsonl that differ between repetitions of a run."""

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bellmask.config import RunConfig, load_config
-from bellmask.errors import UserError, look_up
-from bellmask.options import FREE_OPTIONS
-from bellmask.outside import is_number
+from bellmask.config.config import RunConfig, load_config
+from bellmask.config.options import FREE_OPTIONS
 from bellmask.runfolder import is_free, read_description
 from bellmask.train.checkpoint import CheckpointStore, read_state
-from bellmask.train.distributed import World
 from bellmask.train.metrics import Window
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import is_number
 
 _FREE_WITHOUT_DROPOUT = ("train.microbatch_size",)
 _FREE_WITH_CONSTANT_RATE = ("train.steps",)

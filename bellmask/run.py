@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmask.build import Network, build_framework, build_rules, build_stored
-from bellmask.config import RunConfig, load_config
+from bellmask.config.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.orders import Framework
-from bellmask.errors import UserError, look_up
 from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import Canvas, begin_canvas, frame_canvas, make_canvas
@@ -30,7 +29,8 @@ from bellmask.generate.steps import OnStep
 from bellmask.inputs import load_inputs
 from bellmask.runfolder import Backbone, read_backbone, read_description, read_tokenizer
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
-from bellmask.train.distributed import World, pick_device, pick_precision
+from bellmask.utils.distributed import World, pick_device, pick_precision
+from bellmask.utils.errors import UserError, look_up
 
 Weights = Literal["auto", "ema", "raw"]
 

@@ -14,7 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-from bellmask.files import write_text
+from bellmask.utils.files import write_text
 
 RESUME, FAILED = "RESUME_ME", "FAILED"
 

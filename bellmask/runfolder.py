@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from bellmask import __version__
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.data.tokenizer import Tokenizer, from_description
-from bellmask.errors import UserError
-from bellmask.files import scratch_of, write_text
-from bellmask.outside import count_of, read_json
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import count_of, read_json, scratch_of, write_text
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

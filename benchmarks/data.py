@@ -15,10 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bellmask.config.options import DataOptions
 from bellmask.data.corpora import open_corpus
 from bellmask.data.wheels import cache_folder
-from bellmask.options import DataOptions
-from bellmask.report.console import print_table
+from bellmask.utils.console import print_table
 
 TOKENIZERS = ["bytes", "bpe:2048", "gpt2", "bert-base-uncased"]
 CHILD = """

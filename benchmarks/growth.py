@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from subjects import SMALL, Size, take_turns
 
-from bellmask.report.console import print_table
+from bellmask.utils.console import print_table
 
 
 def sizes() -> Iterator[Size]:

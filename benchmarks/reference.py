@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bellmask.options import ModelOptions
+from bellmask.config.options import ModelOptions
 
 NEVER = -1e6
 CONDITION_WIDTH = 128

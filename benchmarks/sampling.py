@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import torch
 from subjects import PAPER, SMALL, TINY, Size
 
-from bellmask.allocator import keep_freed_memory
 from bellmask.diffusion.orders import Framework, Mdm, arm
 from bellmask.generate.engine import Generation
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
-from bellmask.report.console import print_table
+from bellmask.utils.allocator import keep_freed_memory
+from bellmask.utils.console import print_table
 
 STEPS = 128
 PLAIN = "plain loop, 128 steps"

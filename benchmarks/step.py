@@ -17,7 +17,7 @@ import time
 import torch
 from subjects import PAPER, SMALL, TINY, Size, Subject, take_turns
 
-from bellmask.report.console import print_table
+from bellmask.utils.console import print_table
 
 SIZES = {size.name: size for size in (TINY, SMALL, PAPER)}
 

@@ -19,7 +19,7 @@ import torch
 from reference import ReferenceStep, log_probabilities
 from torch import Tensor
 
-from bellmask.allocator import keep_freed_memory
+from bellmask.config.options import ModelOptions, OptimOptions, TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import Bell, Nelbo, Objective
@@ -28,10 +28,10 @@ from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions, OptimOptions, TrainOptions
-from bellmask.train.distributed import World
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.step import StepPlanner, TrainStep
+from bellmask.utils.allocator import keep_freed_memory
+from bellmask.utils.distributed import World
 
 SAMPLES, SAMPLE_STEPS = 4, 16
 

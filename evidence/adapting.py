@@ -15,19 +15,19 @@ from bellmask.cli import run_command
 from bellmask.compare.comparison import compare
 from bellmask.compare.plan import TRAINING_FORMAT
 from bellmask.compare.variants import parse_variants
-from bellmask.config import RunConfig, override
+from bellmask.config.config import RunConfig, override
+from bellmask.config.presets import preset
 from bellmask.data.prepare import make_tokenizer
-from bellmask.errors import UserError
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.inputs import load_inputs
-from bellmask.presets import preset
 from bellmask.report.comparison_plots import curves_figure
-from bellmask.report.markdown import markdown_table
 from bellmask.report.plots import save_figure
 from bellmask.report.stage_plots import stage_figure
 from bellmask.report.stage_tables import stage_notes, stage_rows
 from bellmask.report.tables import sentence, show_gap, show_speed_up
 from bellmask.start import open_start
+from bellmask.utils.console import markdown_table
+from bellmask.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import ROOT, read_result, trimmed, write_result

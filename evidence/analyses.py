@@ -26,9 +26,9 @@ from bellmask.compare.execute import execute
 from bellmask.compare.plan import distinct, plan_runs
 from bellmask.compare.results import without_nan
 from bellmask.compare.variants import parse_variants
-from bellmask.config import RunConfig
-from bellmask.errors import UserError
-from bellmask.presets import tiny
+from bellmask.config.config import RunConfig
+from bellmask.config.presets import tiny
+from bellmask.utils.errors import UserError
 
 ROOT = Path("runs/evidence/runs")
 RESULTS = Path("docs/results")

@@ -13,12 +13,12 @@ from bellmask.analyze.choices import CHOICES
 from bellmask.cli import run_command
 from bellmask.data.task_files import validation_records
 from bellmask.data.wheels import cache_folder
-from bellmask.errors import UserError
-from bellmask.files import write_text
 from bellmask.report.downstream_notes import notes
 from bellmask.report.downstream_tables import full_rows, main_rows, signed
-from bellmask.report.markdown import markdown_table
 from bellmask.report.plots import save_figure
+from bellmask.utils.console import markdown_table
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import write_text
 
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import story_options

@@ -19,9 +19,9 @@ from pathlib import Path
 from bellmask.compare.comparison import compare
 from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import parse_variants
-from bellmask.config import RunConfig
-from bellmask.errors import UserError
-from bellmask.presets import small
+from bellmask.config.config import RunConfig
+from bellmask.config.presets import small
+from bellmask.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import measure_adapting

@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bellmask.compare.results import without_nan
-from bellmask.report.markdown import markdown_table
 from bellmask.report.plots import COLOURS, save_figure
+from bellmask.utils.console import markdown_table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import rounded

@@ -21,8 +21,8 @@ if not os.environ.get("BELLMASK_TEST_GPU"):
 import pytest
 from warm_processes import WarmProcesses
 
-from bellmask.config import RunConfig, override
-from bellmask.presets import tiny
+from bellmask.config.config import RunConfig, override
+from bellmask.config.presets import tiny
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # started in the background of a shell; tests interrupt processes, which would inherit that

@@ -9,8 +9,8 @@ import types
 
 import pytest
 
-from bellmask import allocator
-from bellmask.allocator import keep_freed_memory
+from bellmask.utils import allocator
+from bellmask.utils.allocator import keep_freed_memory
 
 IS_GLIBC = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc"
 COUNT_FAULTS = """

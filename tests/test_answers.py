@@ -16,11 +16,11 @@ from bellmask.data.example_rows import ExampleRules, encode_example
 from bellmask.data.messages import Example, Message
 from bellmask.data.templates import Template
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.errors import UserError
 from bellmask.generate.settings import Sampling
 from bellmask.inputs import describe_blocks, load_inputs
 from bellmask.run import load_run
 from bellmask.talk import Talk
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 PROMPTS = ["Say a:", "Please say something that is longer:", "Say b c:", "x" * 40, "Say a:"]

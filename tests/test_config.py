@@ -12,12 +12,12 @@ import torch
 
 import bellmask
 from bellmask.build import build_framework, build_objective
-from bellmask.config import RunConfig, load_config, override, override_with_file
+from bellmask.config.config import RunConfig, load_config, override, override_with_file
+from bellmask.config.options import Interval, Progress
+from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.data.vocabularies import VOCABULARIES
 from bellmask.diffusion.objectives import ChainRule
-from bellmask.intervals import Interval, Progress
 from bellmask.model.transformer import Denoiser, count_parameters
-from bellmask.presets import PRESETS, preset, tiny
 
 
 @pytest.mark.parametrize("name", PRESETS)

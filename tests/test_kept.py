@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from bellmask.errors import UserError
-from bellmask.kept import Kept, content_key
+from bellmask.utils.errors import UserError
+from bellmask.utils.store import Kept, content_key
 
 WRITER = """
 import sys

@@ -12,7 +12,7 @@ from commands import succeeds
 from bellmask.commands.analyze import ANALYSES
 from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import SUFFIXES, check_shared, parse_variants
-from bellmask.presets import PRESETS
+from bellmask.config.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bellmask.rng import (
+from bellmask.utils.rng import (
     IndexPermutation,
     hash_counters,
     shuffle,

@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 
 from bellmask.assemble import train_run
 from bellmask.build import build_model
-from bellmask.config import RunConfig, load_config, override
-from bellmask.errors import UserError
+from bellmask.config.config import RunConfig, load_config, override
+from bellmask.config.options import StartOptions
+from bellmask.config.presets import tiny
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
-from bellmask.presets import tiny
 from bellmask.run import load_run
 from bellmask.runfolder import read_backbone
-from bellmask.stage_options import StartOptions
 from bellmask.start import open_start
-from bellmask.transformers_library import quiet
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import quiet
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Inner
 from tokenizers import models
 
-from bellmask.arrays import read_arrays
 from bellmask.commands.generating import write_out
 from bellmask.compare.comparison import from_comparison
 from bellmask.compare.records import read_run
@@ -28,18 +27,17 @@ from bellmask.data.blocks import open_blocks, shard_path
 from bellmask.data.formats import read_file
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, from_description
 from bellmask.data.vocabularies import load_tokenizer
-from bellmask.errors import UserError
 from bellmask.exchange.imported import ImportRequest, read_import
 from bellmask.exchange.weights import read_checkpoint
-from bellmask.files import write_text
 from bellmask.generate.canvas import canvas_from_text
 from bellmask.generate.prompts import read_prompts
 from bellmask.generate.trace_file import load_trace
 from bellmask.judge.transcript import Transcript
-from bellmask.kept import Kept
-from bellmask.outside import MOST_LEVELS, inside, load_json
 from bellmask.records import read_metrics
-from bellmask.report.console import print_lines, print_plain_table
+from bellmask.utils.console import print_lines, print_plain_table
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import MOST_LEVELS, inside, load_json, read_arrays, write_text
+from bellmask.utils.store import Kept
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -165,7 +163,7 @@ def test_arrays_that_are_larger_than_their_file_are_not_made_room_for(tmp_path, 
     np.savez_compressed(path, x=np.zeros(1 << 20))
     assert path.stat().st_size < 20_000
     assert read_arrays(path)["x"].shape == (1 << 20,)
-    monkeypatch.setattr("bellmask.arrays.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("bellmask.utils.files.MOST_BYTES", 1 << 20)
     with pytest.raises(ValueError, match="more than 1 MB"):
         read_arrays(path)
 
@@ -257,7 +255,7 @@ def test_damaged_tokenizers_are_refused(change):
 
 
 def test_metrics_that_are_no_numbers_are_named(tmp_path):
-    from bellmask.presets import tiny
+    from bellmask.config.presets import tiny
 
     line = {"kind": "validation", "step": tiny().train.steps, "nll": "low", "seconds": 1.0}
     (tmp_path / "config.json").write_text(json.dumps(tiny().to_dict()))

@@ -17,8 +17,8 @@ from bellmask.downstream.contestants import RunContestant
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator, Kind
 from bellmask.downstream.questions import Choice, Prompts
-from bellmask.rng import stream_key
 from bellmask.run import Run
+from bellmask.utils.rng import stream_key
 
 OURS: Literal["auto"] = "auto"
 WAYS: dict[str, tuple[Kind, bool]] = {

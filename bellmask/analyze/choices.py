@@ -32,9 +32,9 @@ from bellmask.data.wheels import cache_folder
 from bellmask.downstream.data_sources import open_task
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.questions import Choice, limit_items, make_items
-from bellmask.errors import UserError
 from bellmask.report.choice_plots import choices_figure
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
 
 ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswag"]
 GROUPS = ("short", "long", "all")

@@ -22,12 +22,12 @@ from torch import Tensor
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.analyze.runs import NamedRun, check_same_text, chosen_steps, open_runs
 from bellmask.data.blocks import Blocks
-from bellmask.errors import UserError
 from bellmask.evaluate.context_curve import references, weighted_mean
-from bellmask.evaluate.errors import document_clusters
 from bellmask.evaluate.likelihood import Scorer
 from bellmask.report.context_plots import curve_figure, drop_figure
-from bellmask.rng import stream_key, uniform
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key, uniform
+from bellmask.utils.stats import document_clusters
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ from bellmask.data.corpora import is_toy
 from bellmask.data.toy import ExactDenoiser, ToySource
 from bellmask.data.toy_corpora import toy_source
 from bellmask.diffusion.orders import Framework, Ordered, Problem
-from bellmask.errors import UserError
 from bellmask.report.decompose_plots import decompose_figure
-from bellmask.rng import stream_key, uniform_rows
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key, uniform_rows
 
 BATCH_ROWS = 64
 

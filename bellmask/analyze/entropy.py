@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bellmask.analyze.analysis import OnProgress
 from bellmask.data.toy import ToySource
-from bellmask.errors import UserError
-from bellmask.rng import stream_key, uniform_rows
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key, uniform_rows
 
 Places = tuple[int, ...]
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.analyze.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.data.blocks import Blocks
-from bellmask.errors import UserError
 from bellmask.evaluate.estimators import (
     GROUP,
     TIME_FLOOR,
@@ -32,8 +31,9 @@ from bellmask.evaluate.estimators import (
 )
 from bellmask.evaluate.likelihood import Scorer
 from bellmask.report.estimator_plots import estimators_figure
-from bellmask.rng import stream_key
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key
 
 KINDS: tuple[Kind, ...] = ("stratified", "independent")
 Singles = dict[Kind, list[float]]

@@ -28,9 +28,9 @@ from bellmask.analyze.similarity import (
 )
 from bellmask.build import build_model
 from bellmask.data.blocks import Blocks
-from bellmask.errors import UserError
 from bellmask.report.gradient_plots import PARTS, additivity_figure, radius_figure
-from bellmask.rng import stream_key
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key
 
 PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
 PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}

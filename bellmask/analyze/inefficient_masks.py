@@ -24,8 +24,8 @@ from bellmask.analyze.time_laws import SHIPPED_LAWS, check_length, parse_law
 from bellmask.diffusion.context_weights import context_weights
 from bellmask.diffusion.objectives import Bell
 from bellmask.diffusion.times import TimeLaw, Uniform
-from bellmask.errors import UserError
 from bellmask.report.theory_plots import inefficient_masks_figure
+from bellmask.utils.errors import UserError
 
 ACCURACY = 1e-11
 """Relative accuracy of the mask-count law up to length 1024, with room (seen: 1e-12)."""

@@ -15,8 +15,8 @@ from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.compare.comparison import PLAN, from_comparison
 from bellmask.compare.naming import names_of
 from bellmask.compare.records import RunRecord, check_comparable, read_run
-from bellmask.errors import UserError
 from bellmask.report.order_plots import orders_figure
+from bellmask.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bellmask.compare.naming import names_of
-from bellmask.config import RunConfig, load_config
-from bellmask.errors import UserError
+from bellmask.config.config import RunConfig, load_config
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.loading import OWN, is_export, load
 from bellmask.run import Run
 from bellmask.runfolder import read_description
 from bellmask.train.checkpoint import CheckpointStore, step_of
-from bellmask.train.distributed import World
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bellmask.report.gradient_plots import PARTS
-from bellmask.rng import shuffle, stream_key, uniform
+from bellmask.utils.rng import shuffle, stream_key, uniform
 
 MARGIN = 4
 """A centre is at least this far from both ends, so that radius 4 has 8 neighbours."""

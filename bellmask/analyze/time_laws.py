@@ -17,16 +17,16 @@ from torch import Tensor
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.build import build_law, build_schedule
 from bellmask.compare.variants import parse_variant
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
+from bellmask.config.options import LawName, ScheduleOptions
 from bellmask.diffusion.bell_test import bell_test
 from bellmask.diffusion.context_weights import context_weights
 from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.quadrature import composite_rule, panel_edges
 from bellmask.diffusion.schedule import MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.times import TimeLaw, TruncatedGaussian, Uniform
-from bellmask.errors import UserError, unknown
-from bellmask.options import LawName, ScheduleOptions
 from bellmask.report.theory_plots import schedules_figure, time_laws_figure
+from bellmask.utils.errors import UserError, unknown
 
 _NUMBERS = [f"{mu},{scale}" for scale in (0.1, 0.2) for mu in (0.4, 0.5, 0.6)]
 SHIPPED_LAWS = ("uniform", *(f"dirac:{mu}" for mu in (0.4, 0.5, 0.6)))

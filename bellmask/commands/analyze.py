@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError, look_up
+from bellmask.config.presets import parse_command
+from bellmask.utils.errors import UserError, look_up
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def run(args: list[str]) -> int:
     analysis = getattr(import_module(f"bellmask.analyze.{entry.module}"), entry.constant)
     options = parse_command(analysis.options, rest, command=f"analyze {name}")
 
-    from bellmask.report.console import print_plain_table, staged_bar
+    from bellmask.utils.console import print_plain_table, staged_bar
 
     with staged_bar(name, analysis.unit) as on_progress:
         numbers = analysis.measure(options, on_progress)
@@ -100,8 +100,8 @@ def _folder(name: str, options: Any) -> Path:
 def _write(name: str, numbers: dict[str, Any], figure: Any, folder: Path) -> None:
     from bellmask import __version__
     from bellmask.compare.results import without_nan
-    from bellmask.files import write_text
     from bellmask.report.plots import save_figure
+    from bellmask.utils.files import write_text
 
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.json").exists():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bellmask.commands.generating import SEPARATOR, note, observing, write_out
 from bellmask.generate.prompts import Asked, read_questions
-from bellmask.outside import sound
+from bellmask.utils.files import sound
 
 if TYPE_CHECKING:
     from bellmask.answers import Answer, Answerer

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from bellmask.commands.chat_commands import COMMANDS
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError, look_up
+from bellmask.config.presets import parse_command
 from bellmask.generate.settings import Sampling
+from bellmask.utils.errors import UserError, look_up
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,7 +174,7 @@ class Chat:
         """A note, beside the answers."""
         from rich.text import Text
 
-        from bellmask.report.tokens import visible_lines
+        from bellmask.utils.console import visible_lines
 
         self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
 
@@ -209,7 +209,7 @@ class Chat:
 
     def _answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
         from bellmask.report.chat_view import AnswerView
-        from bellmask.report.tokens import visible, visible_lines
+        from bellmask.utils.console import visible, visible_lines
 
         view = AnswerView(self.talk.answerer.run.tokenizer, fps=self.fps, console=self.console)
         start = time.monotonic()

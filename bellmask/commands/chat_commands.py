@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from bellmask.commands.chat import Chat

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.commands import stages
-from bellmask.commands.options import peek_option, resolve, take_option, wants_help
-from bellmask.errors import UserError, look_up
-from bellmask.outside import count_of
-from bellmask.presets import PRESETS, tiny
+from bellmask.config.presets import PRESETS, peek_option, resolve, take_option, tiny, wants_help
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import count_of
 
 COMPARE_HELP = """How many times sooner does a variant reach the reference's final NLL?
 

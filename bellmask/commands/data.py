@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bellmask.commands.options import take_option
-from bellmask.errors import UserError, look_up
+from bellmask.config.presets import take_option
+from bellmask.utils.errors import UserError, look_up
 
 if TYPE_CHECKING:
-    from bellmask.options import DataOptions
+    from bellmask.config.options import DataOptions
 
 HELP = """List named corpora, or show what a corpus became.
 
@@ -31,8 +31,8 @@ OWN = ("--from", "--split")
 
 def parse_data(args: list[str], where: str) -> tuple[DataOptions, dict[str, str]]:
     """(data options, the command's own) from ``NAME [--from PATH] [--split S] [--data.* ...]``."""
-    from bellmask.config import RunConfig, override
-    from bellmask.presets import PRESETS
+    from bellmask.config.config import RunConfig, override
+    from bellmask.config.presets import PRESETS
 
     own = {name: values[-1] for name in OWN if (values := take_option(args, name))}
     if not args or args[0].startswith("-"):
@@ -60,7 +60,7 @@ def require_text(options: DataOptions, split: str) -> None:
 
 def print_card(card: dict[str, Any], title: str) -> None:
     """The data card as a table."""
-    from bellmask.report.console import print_plain_table
+    from bellmask.utils.console import print_plain_table
 
     try:
         rows = _card_rows(card)
@@ -92,7 +92,7 @@ def _card_rows(card: dict[str, Any]) -> list[list[str]]:
 
 def _list() -> None:
     from bellmask.data.corpora import CORPORA, InWheel
-    from bellmask.report.console import print_table
+    from bellmask.utils.console import print_table
 
     rows = []
     for name, corpus in CORPORA.items():
@@ -114,8 +114,7 @@ def _show(args: list[str]) -> None:
 
     from bellmask.data.blocks import read_card
     from bellmask.data.prepare import locate, make_tokenizer, prepare
-    from bellmask.report.console import preparing_bar
-    from bellmask.report.tokens import visible_lines
+    from bellmask.utils.console import preparing_bar, visible_lines
 
     tokenizer = make_tokenizer(options)
     with preparing_bar() as on_progress:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bellmask.commands.options import parse_command, take_option
-from bellmask.errors import UserError, look_up
+from bellmask.config.presets import parse_command, take_option
+from bellmask.utils.errors import UserError, look_up
 
 if TYPE_CHECKING:
     from bellmask.data.blocks import Blocks
@@ -149,7 +149,7 @@ def _training_blocks(loaded: Run) -> Blocks | None:
 
 
 def _with_progress(loaded: Run, blocks: Blocks, options: EvaluateOptions) -> Any:
-    from bellmask.report.console import progress_bar
+    from bellmask.utils.console import progress_bar
 
     with progress_bar("evaluating", "blocks", len(blocks)) as advance:
         return loaded.evaluate(
@@ -162,8 +162,8 @@ def _with_progress(loaded: Run, blocks: Blocks, options: EvaluateOptions) -> Any
 
 
 def _write(report: dict[str, Any], folder: Path) -> None:
-    from bellmask.files import write_text
     from bellmask.report.plots import plot_context_curve
+    from bellmask.utils.files import write_text
 
     write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
     plot_context_curve(
@@ -187,7 +187,7 @@ def _number(value: float | None) -> str:
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:
-    from bellmask.report.console import print_plain_table
+    from bellmask.utils.console import print_plain_table
 
     bits = report["bits_per_byte"]
     what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError
+from bellmask.config.presets import parse_command
+from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from bellmask.exchange.imported import Imported
@@ -81,7 +81,7 @@ def _say(stage: str) -> None:
 
 
 def _show(imported: Imported, out: str) -> None:
-    from bellmask.report.console import print_plain_table
+    from bellmask.utils.console import print_plain_table
 
     model, data = imported.config.model, imported.config.data
     size = sum(t.numel() * t.element_size() for t in imported.stored.weights.values())
@@ -148,7 +148,7 @@ def export(args: Sequence[str]) -> int:
         export_mdlm,
     )
     from bellmask.exchange.loading import load
-    from bellmask.files import check_free
+    from bellmask.utils.files import check_free
 
     check_free(out, "the export", is_file=options.format == "mdlm")
     loaded = load(options.run, checkpoint=options.checkpoint, weights=options.weights, device="cpu")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from bellmask.commands.generating import load_noted, settings_of
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError
-from bellmask.files import check_folder
+from bellmask.config.presets import parse_command
 from bellmask.generate.settings import Sampling
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_folder
 
 if TYPE_CHECKING:
-    from bellmask.config import RunConfig
+    from bellmask.config.config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
-from bellmask.outside import sound
+from bellmask.utils.files import sound
 
 if TYPE_CHECKING:
     from bellmask.commands.generate import GenerateOptions
@@ -66,8 +66,8 @@ def observing(options: GenerateOptions, loaded: Run, title: str, total: int) -> 
     """Shown live with --watch, else a progress bar; recorded with --trace."""
     from bellmask.generate.steps import to_all
     from bellmask.generate.trace import Recorder
-    from bellmask.report.console import progress_bar
     from bellmask.report.watch import Watch
+    from bellmask.utils.console import progress_bar
 
     recorder = Recorder(loaded.tokenizer) if options.trace is not None else None
     receivers = [] if recorder is None else [recorder]
@@ -99,11 +99,11 @@ def settings_of(options: GenerateOptions, is_answer: bool = False) -> dict[str, 
 def write_out(content: str, output: str | None) -> None:
     """As a whole file, or to a pipe; on a screen without control codes, which would steer it."""
     if output is None:
-        from bellmask.report.tokens import visible_lines
+        from bellmask.utils.console import visible_lines
 
         is_screen = sys.stdout.isatty()
         sys.stdout.write(visible_lines(content) if is_screen else sound(content))
     else:
-        from bellmask.files import write_text
+        from bellmask.utils.files import write_text
 
         write_text(Path(output), content)

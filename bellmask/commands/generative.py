@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError
-from bellmask.files import check_folder
+from bellmask.config.presets import parse_command
 from bellmask.generate.settings import Sampling
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_folder
 
 if TYPE_CHECKING:
     from bellmask.evaluate.generative import Request, Subject
@@ -102,7 +102,7 @@ def run(args: Sequence[str]) -> int:
 
     from bellmask.evaluate.generative import Request, measure
     from bellmask.evaluate.load_scorer import load_scorer
-    from bellmask.report.console import staged_bar
+    from bellmask.utils.console import staged_bar
 
     request = Request(
         options.num,
@@ -186,10 +186,10 @@ def _describe(sampling: Sampling) -> str:
 
 
 def _write(numbers: dict[str, Any], folder: Path) -> None:
-    from bellmask.files import write_text
     from bellmask.report.plots import save_figure
     from bellmask.report.quality_plots import quality_diversity_figure
     from bellmask.report.quality_tables import markdown
+    from bellmask.utils.files import write_text
 
     content = json.dumps(numbers, indent=1, allow_nan=False)
     write_text(folder / "generative.json", content + "\n")
@@ -198,8 +198,8 @@ def _write(numbers: dict[str, Any], folder: Path) -> None:
 
 
 def _show(numbers: Mapping[str, Any]) -> None:
-    from bellmask.report.console import print_lines, print_plain_table
     from bellmask.report.quality_tables import notes, rows, title
+    from bellmask.utils.console import print_lines, print_plain_table
 
     print_plain_table(title(numbers), *rows(numbers))
     print_lines(notes(numbers))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bellmask.commands.options import parse_command
+from bellmask.config.presets import parse_command
 from bellmask.downstream.harness_options import RequestOptions
-from bellmask.errors import UserError
-from bellmask.files import check_folder
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_folder
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -185,7 +185,7 @@ def _conclude(
     from bellmask import __version__
     from bellmask.compare.results import without_nan
     from bellmask.downstream.overlays import TASKS
-    from bellmask.files import write_text
+    from bellmask.utils.files import write_text
 
     kept = ("results", "n-samples", "n-shot", "versions", "higher_is_better", "lm_eval_version")
     notes = {} if options.stock else {t.local_name: t.note for t in TASKS.values() if t.note}
@@ -220,7 +220,7 @@ def _folder(options: HarnessOptions) -> Path:
 
 
 def _show(numbers: Numbers) -> None:
-    from bellmask.report.console import print_plain_table
+    from bellmask.utils.console import print_plain_table
 
     runs = numbers["runs"]
     first = next(iter(runs.values()))["results"]

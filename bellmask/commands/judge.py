@@ -18,8 +18,8 @@ from bellmask.commands.judge_options import (
     opened_judge,
     prices,
 )
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError
+from bellmask.config.presets import parse_command
+from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from bellmask.judge.answering import Side
@@ -98,7 +98,7 @@ def _seeds(options: PairwiseOptions, sides: Sequence[Side]) -> list[int]:
 def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int]) -> BySeed:
     """Pairs by seed; what has not been answered before is answered now."""
     from bellmask.judge.verdicts import pairs_of
-    from bellmask.report.console import progress_bar
+    from bellmask.utils.console import progress_bar
 
     work = [(seed, side, side.missing(benchmark, seed)) for seed in seeds for side in sides]
     said: dict[int, list[Any]] = {seed: [] for seed in seeds}
@@ -148,7 +148,7 @@ def _judged(
 ) -> dict[int, list[Judged]]:
     """All seeds at once, so that threads are never idle between them; then says what it cost."""
     from bellmask.judge.pairwise import EndpointJudge
-    from bellmask.report.console import staged_bar
+    from bellmask.utils.console import staged_bar
 
     everything = [pair for mine in pairs.values() for pair in mine]
     try:
@@ -206,8 +206,8 @@ def _verdict_lines(judge: Judge, judged: dict[int, list[Judged]]) -> str:
 def _write(folder: Path, numbers: dict[str, Any], verdicts: str) -> None:
     """To files and to the screen."""
     from bellmask.compare.results import without_nan
-    from bellmask.files import write_text
     from bellmask.report.judge_tables import markdown, show
+    from bellmask.utils.files import write_text
 
     plain = without_nan(numbers)
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from bellmask.errors import UserError
-from bellmask.files import check_folder
 from bellmask.generate.settings import Sampling
 from bellmask.judge.endpoint_options import EndpointOptions
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_folder
 
 if TYPE_CHECKING:
     from bellmask.judge.answering import Side

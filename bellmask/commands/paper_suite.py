@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError, look_up
-from bellmask.files import check_folder
+from bellmask.config.presets import parse_command
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import check_folder
 
 if TYPE_CHECKING:
     from bellmask.downstream.contestants import Contestant
@@ -123,7 +123,7 @@ def run(args: Sequence[str]) -> int:
     _check(options)
 
     from bellmask.downstream.suite import Suite
-    from bellmask.report.console import progress_bar
+    from bellmask.utils.console import progress_bar
 
     contestants = _load_contestants(options)
     loaded, missing = _load_tasks(options)
@@ -144,8 +144,8 @@ def run(args: Sequence[str]) -> int:
 
 def _write(options: PaperOptions, found: dict[str, Any], folder: Path) -> None:
     from bellmask import __version__
-    from bellmask.files import write_text
     from bellmask.report.downstream_tables import latex, markdown, show
+    from bellmask.utils.files import write_text
 
     numbers = {
         "bellmask": __version__,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bellmask.commands.options import resolve, take_option, wants_help
-from bellmask.errors import UserError
+from bellmask.config.presets import resolve, take_option, wants_help
+from bellmask.utils.errors import UserError
 
 HELP = """Say what a run needs: parameters, FLOPs, memory per device, storage and time.
 
@@ -57,11 +57,11 @@ def run(args: Sequence[str]) -> int:
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--json {out}: there is no folder {out.parent}")
 
-    from bellmask.files import write_text
     from bellmask.plan.planner import plan
     from bellmask.plan.probe import local_device
     from bellmask.plan.table import print_plan
     from bellmask.plan.timing import EFFICIENCY
+    from bellmask.utils.files import write_text
 
     devices = own["devices"][-1] if own["devices"] else local_device(config.train.device).name
     made = plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 HELP = """Turn a corpus into training blocks, once; training finds them in the cache.
 
@@ -42,7 +42,7 @@ def run(args: Sequence[str]) -> int:
     from bellmask.data.blocks import read_card
     from bellmask.data.corpora import has_split
     from bellmask.data.prepare import locate, make_tokenizer, prepare
-    from bellmask.report.console import preparing_bar
+    from bellmask.utils.console import preparing_bar
 
     tokenizer = make_tokenizer(options)
     for part in wanted[split]:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from bellmask.commands.options import parse_command, peek_option, resolve
-from bellmask.config import RunConfig
-from bellmask.errors import UserError
-from bellmask.files import check_folder
+from bellmask.config.config import RunConfig
+from bellmask.config.presets import PRESETS, parse_command, peek_option, resolve
 from bellmask.generate.settings import Sampling
-from bellmask.presets import PRESETS
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_folder
 
 SUITE = "cpt_sft"
 _FROM_CPT = tuple(

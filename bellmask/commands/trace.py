@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError
+from bellmask.config.presets import parse_command
+from bellmask.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ def run(args: Sequence[str]) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a folder")
 
-    from bellmask.files import write_text
     from bellmask.report.plots import save_figure
     from bellmask.report.trace_page import render_trace_page
     from bellmask.report.trace_strip import strip_figure
+    from bellmask.utils.files import write_text
 
     figure = strip_figure(trace, options.sample, options.frames)
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bellmask.commands.options import resolve, start_config, take_option, wants_help
-from bellmask.commands.telling import tell
+from bellmask.config.presets import resolve, start_config, take_option, wants_help
+from bellmask.utils.console import tell
 
 TRAIN_HELP = """Train a masked diffusion language model.
 
@@ -37,7 +37,7 @@ def _print_option_help(where: str, args: Sequence[str]) -> None:
     """The options of a run with the defaults of a preset, if one is named."""
     import tyro
 
-    from bellmask.config import RunConfig
+    from bellmask.config.config import RunConfig
 
     named = [a for a in args if not a.startswith("-")]
     default = start_config(named[0]) if named else RunConfig()

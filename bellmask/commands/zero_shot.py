@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from bellmask.commands.options import parse_command
-from bellmask.errors import UserError, look_up
-from bellmask.files import check_folder
+from bellmask.config.presets import parse_command
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import check_folder
 
 if TYPE_CHECKING:
     from bellmask.data.blocks import Blocks
@@ -159,7 +159,7 @@ def _load_blocks(
         load_sets,
         refuse_missing,
     )
-    from bellmask.report.console import preparing_bar
+    from bellmask.utils.console import preparing_bar
 
     for run in runs:
         check_run(run, options.eos)
@@ -176,7 +176,7 @@ def _load_blocks(
 
 def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
     from bellmask.evaluate.pilot import Pilot, choose_draws
-    from bellmask.report.console import staged_bar
+    from bellmask.utils.console import staged_bar
 
     if not cases:  # exact ones only
         return Pilot(1)
@@ -223,7 +223,7 @@ class _Measurer:
         """(set, run) → an evaluation per seed."""
         from bellmask.evaluate.zero_shot import measure, result_key
         from bellmask.model.transformer import hash_weights
-        from bellmask.report.console import progress_bar
+        from bellmask.utils.console import progress_bar
 
         work = [
             (text.name, name, run, own)
@@ -261,8 +261,8 @@ def run(args: Sequence[str]) -> int:
     from bellmask import __version__
     from bellmask.compare.results import without_nan
     from bellmask.evaluate.zero_shot import collect
-    from bellmask.files import write_text
     from bellmask.report.zero_shot_tables import markdown, show
+    from bellmask.utils.files import write_text
 
     runs = _load_runs(options)
     blocks, missing = _load_blocks(options, list(runs.values()), sets)

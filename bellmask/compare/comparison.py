@@ -21,16 +21,15 @@ from bellmask.compare.plan import (
 from bellmask.compare.records import RunRecord, read_json, read_run
 from bellmask.compare.results import Entry, summarize, without_nan
 from bellmask.compare.variants import Variant
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.data.prepare import make_tokenizer
-from bellmask.errors import TrainingError, UserError
-from bellmask.files import write_text
 from bellmask.inputs import load_inputs
-from bellmask.outside import has_kinds, inside, is_whole, sound
 from bellmask.report.comparison_plots import write_curves
-from bellmask.report.console import preparing_bar
 from bellmask.report.page import render_page
 from bellmask.start import open_start
+from bellmask.utils.console import preparing_bar
+from bellmask.utils.errors import TrainingError, UserError
+from bellmask.utils.files import has_kinds, inside, is_whole, sound, write_text
 
 PLAN = "comparison.json"
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bellmask.compare.plan import PlannedRun
-from bellmask.errors import TrainingError, UserError
 from bellmask.records import read_metrics
+from bellmask.utils.errors import TrainingError, UserError
 
 POLL_SECONDS = 0.5
 BROKE_DOWN = 3

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from bellmask.build import build_law, build_objective, build_schedule, describe_learning
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.data.packing import Row
 from bellmask.diffusion.context_weights import context_weights
 from bellmask.diffusion.objectives import ChainRule
-from bellmask.train.distributed import World
 from bellmask.train.step import StepPlanner
+from bellmask.utils.distributed import World
 
 DRAWN_STEPS = 100
 """Steps whose times make the histogram."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bellmask.config import RunConfig
-from bellmask.options import DEFAULT_ENCODINGS
+from bellmask.config.config import RunConfig
+from bellmask.config.options import DEFAULT_ENCODINGS
 
 _NAMED = ("framework.", "objective.", "law.", "schedule.")
 _UNNAMED: tuple[str, ...] = (

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.compare.variants import Variant
-from bellmask.config import RunConfig, override
-from bellmask.errors import UserError
-from bellmask.intervals import Interval
+from bellmask.config.config import RunConfig, override
+from bellmask.config.options import Interval
+from bellmask.utils.errors import UserError
 
 TRAINING_FORMAT = 1
 """Raised when code changes what a run with the same options learns: old runs are not reused."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from bellmask import outside
 from bellmask.compare.speedup import Floats, detrended_spread
-from bellmask.config import RunConfig, load_config
-from bellmask.errors import UserError
+from bellmask.config.config import RunConfig, load_config
 from bellmask.evaluate.context_curve import binned_curve
 from bellmask.evaluate.result import Likelihood
 from bellmask.records import read_metrics
 from bellmask.runfolder import read_description
+from bellmask.utils import files as outside
+from bellmask.utils.errors import UserError
 
 CONTEXT_BINS = 8
 

@@ -12,9 +12,9 @@ from bellmask import __version__
 from bellmask.compare.laws import describe_law
 from bellmask.compare.records import RunRecord, check_comparable
 from bellmask.compare.speedup import over_seeds, paired_bootstrap, speed_up
-from bellmask.errors import UserError
-from bellmask.options import FREE_OPTIONS
-from bellmask.outside import is_finite
+from bellmask.config.options import FREE_OPTIONS
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_finite
 
 FORMAT = 1
 BOOTSTRAP_REPLICATES = 1000

@@ -17,8 +17,8 @@ from typing import Any
 from bellmask import __version__
 from bellmask.compare.records import RunRecord
 from bellmask.compare.speedup import over_seeds
-from bellmask.errors import UserError
 from bellmask.evaluate.exact_match import ExactMatch
+from bellmask.utils.errors import UserError
 
 FORMAT = 1
 BASE = "base"

@@ -25,20 +25,20 @@ from bellmask.compare.records import read_json, read_run
 from bellmask.compare.results import without_nan
 from bellmask.compare.stage_results import Cell, Outcome, summarize
 from bellmask.compare.variants import Variant, parse_variants
-from bellmask.config import RunConfig, load_config
+from bellmask.config.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
 from bellmask.evaluate.exact_match import Gap
 from bellmask.evaluate.exam import Exam
-from bellmask.files import write_text
 from bellmask.generate.settings import Sampling
 from bellmask.inputs import describe_blocks, load_inputs
-from bellmask.report.console import preparing_bar, progress_bar
 from bellmask.report.stage_plots import write_stage_curves
 from bellmask.report.stage_tables import stage_markdown
 from bellmask.start import open_start
+from bellmask.utils.console import preparing_bar, progress_bar
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import write_text
 
 VARIANTS = ("base", "bell")
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bellmask.config import RunConfig, override, read_tree, to_args
-from bellmask.errors import UserError, look_up
-from bellmask.options import (
+from bellmask.config.config import RunConfig, override, read_tree, to_args
+from bellmask.config.options import (
     DEFAULT_MU,
     DEFAULT_SCALE,
     FrameworkOptions,
@@ -22,6 +21,7 @@ from bellmask.options import (
     ObjectiveOptions,
     ScheduleOptions,
 )
+from bellmask.utils.errors import UserError, look_up
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")
 OWNED = ("--framework", "--law", "--schedule", "--objective")

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bellmask.allocator import keep_freed_memory
 from bellmask.assemble import train_run
 from bellmask.compare.execute import BROKE_DOWN
-from bellmask.config import RunConfig, override, to_args
-from bellmask.errors import SavingError, TrainingError, UserError
+from bellmask.config.config import RunConfig, override, to_args
+from bellmask.utils.allocator import keep_freed_memory
+from bellmask.utils.errors import SavingError, TrainingError, UserError
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bellmask.rng import IndexPermutation, shuffle, stream_key
+from bellmask.utils.rng import IndexPermutation, shuffle, stream_key
 
 MIXTURE_PERIOD = 1000
 """Mixture weights hold exactly in every run of this many samples."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmask.data.packing import Row
-from bellmask.errors import UserError
-from bellmask.outside import is_whole, read_json
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_whole, read_json
 
 TOKENS_PER_SHARD = 1 << 26
 """Rows are spread over files of about this many tokens."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bellmask.config.options import DataOptions
 from bellmask.data.catalogue import CORPORA, Corpus, InWheel, OnHub
 from bellmask.data.formats import kind_of
 from bellmask.data.sources import (
@@ -17,8 +18,7 @@ from bellmask.data.sources import (
     is_hub_name,
     tar_source,
 )
-from bellmask.errors import UserError, unknown
-from bellmask.options import DataOptions
+from bellmask.utils.errors import UserError, unknown
 
 __all__ = [
     "CORPORA",

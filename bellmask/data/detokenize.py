@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from bellmask.errors import look_up
+from bellmask.utils.errors import look_up
 
 Rule = tuple[str | re.Pattern[str], str] | Callable[[str], str]
 """(what to find, what to put there), or a function where a row cannot say it."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data.blocks import Blocks, open_blocks, read_card, rows_per_shard, shard_path
 from bellmask.data.example_rows import ExampleRules, canvas_length, encode_example, encode_examples
 from bellmask.data.examples import open_examples
@@ -27,12 +28,9 @@ from bellmask.data.prepare import LoadedData, one_at_a_time, writable_cache
 from bellmask.data.templates import PromptEncoder, Template, make_template
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.writing import OnProgress
-from bellmask.errors import UserError
-from bellmask.files import whole_folder
-from bellmask.options import DataOptions
-from bellmask.outside import is_whole
-from bellmask.rng import hash_counters, stream_key
-from bellmask.stage_options import SftOptions
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_whole, whole_folder
+from bellmask.utils.rng import hash_counters, stream_key
 
 __all__ = [
     "ExampleRules",

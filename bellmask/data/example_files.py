@@ -18,8 +18,8 @@ from bellmask.data.formats import kind_of, parse_json, readable_errors, text_str
 from bellmask.data.messages import Example, ExampleSource, Numbered, turns
 from bellmask.data.sharegpt import tidy
 from bellmask.data.sources import find_files, find_on_hub
-from bellmask.errors import UserError
-from bellmask.outside import sound
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import sound
 
 Record = dict[str, Any]
 PAIRS = {"prompt": "response", "instruction": "output", "question": "answer"}

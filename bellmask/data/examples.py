@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bellmask.config.options import SftOptions
 from bellmask.data.example_files import (
     RecordSource,
     example_files,
@@ -21,8 +22,7 @@ from bellmask.data.sources import find_files, is_hub_name
 from bellmask.data.story_questions import open_stories
 from bellmask.data.task_files import open_tasks
 from bellmask.data.toy_examples import open_toy
-from bellmask.errors import UserError
-from bellmask.stage_options import SftOptions
+from bellmask.utils.errors import UserError
 
 __all__ = ["Example", "ExampleSource", "Message", "Role", "open_examples", "turns"]
 

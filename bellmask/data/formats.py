@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bellmask.errors import UserError, look_up
-from bellmask.outside import count_of, sound
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import count_of, sound
 
 PIECE_CHARACTERS = 1 << 20
 """A long document is handed on in pieces of about this size, cut after a line."""

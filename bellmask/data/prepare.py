@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks, join, open_blocks
 from bellmask.data.corpora import Policy, find_policy, has_split, is_toy, open_corpus
 from bellmask.data.detokenize import detokenizer
@@ -20,8 +21,7 @@ from bellmask.data.toy_corpora import toy_blocks
 from bellmask.data.vocabularies import load_tokenizer
 from bellmask.data.wheels import cache_folder
 from bellmask.data.writing import OnProgress, Preparation
-from bellmask.errors import UserError
-from bellmask.options import DataOptions
+from bellmask.utils.errors import UserError
 
 
 def make_tokenizer(options: DataOptions) -> Tokenizer:

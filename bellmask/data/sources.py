@@ -25,8 +25,8 @@ from bellmask.data.formats import (
     readable_errors,
 )
 from bellmask.data.wheels import Wheel
-from bellmask.errors import UserError
-from bellmask.transformers_library import first_line
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import first_line
 
 
 @dataclass(frozen=True)

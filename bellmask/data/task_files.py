@@ -20,7 +20,7 @@ from bellmask.data.example_files import (
 from bellmask.data.messages import ExampleSource, Numbered
 from bellmask.data.tasks import TASKS, Question, passages, take, task_counts
 from bellmask.data.wheels import Wheel
-from bellmask.errors import UserError, look_up
+from bellmask.utils.errors import UserError, look_up
 
 VERSION = 1
 """Part of the identity; raise it when a task's prompts or the draw would come out differently."""

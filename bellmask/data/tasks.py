@@ -23,9 +23,9 @@ from typing import Any
 
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.messages import Example
-from bellmask.errors import UserError, look_up
-from bellmask.outside import count_of
-from bellmask.rng import shuffle, stream_key
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import count_of
+from bellmask.utils.rng import shuffle, stream_key
 
 Record = dict[str, Any]
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from bellmask.data.messages import Example, Message
 from bellmask.data.tokenizer import Ids, Tokenizer
-from bellmask.errors import UserError
-from bellmask.outside import sound
-from bellmask.transformers_library import first_line
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import sound
+from bellmask.utils.libraries import first_line
 
 Kind = Literal["auto", "plain", "chat"]
 ANSWER = "Answer:"

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bellmask.errors import UserError
-from bellmask.outside import is_whole, sound
-from bellmask.transformers_library import first_line
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_whole, sound
+from bellmask.utils.libraries import first_line
 
 Ids = NDArray[np.int64]
 MASK_SIGN = "␣"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.rng import stream_key, uniform_rows
+from bellmask.utils.rng import stream_key, uniform_rows
 
 CAUSAL_ROWS = 1024
 """Causal predictions that are worked out at once."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import TOY_PREFIX
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.toy import ToySource
-from bellmask.errors import UserError, look_up
-from bellmask.options import DataOptions
-from bellmask.rng import stream_key, uniform_rows
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.rng import stream_key, uniform_rows
 
 NUM_SYMBOLS = 8
 NUM_ROWS = {"train": 1 << 18, "valid": 4096}

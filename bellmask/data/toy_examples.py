@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 
 from bellmask.data.messages import Example, ExampleSource, Numbered
-from bellmask.errors import UserError, look_up
-from bellmask.outside import count_of
-from bellmask.rng import IndexPermutation, stream_key
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import count_of
+from bellmask.utils.rng import IndexPermutation, stream_key
 
 NUM_EXAMPLES = 20_000
 DEFAULT_LENGTHS = (4, 5, 6, 7, 8)

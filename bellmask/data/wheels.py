@@ -17,7 +17,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 
 def cache_folder(given: str | None = None) -> Path:

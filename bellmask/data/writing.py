@@ -24,8 +24,8 @@ from bellmask.data.formats import Piece
 from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
 from bellmask.data.sources import Source
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
-from bellmask.outside import is_whole, read_json
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_whole, read_json
 
 BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""

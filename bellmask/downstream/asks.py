@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 Tokens = tuple[int, ...]
 

@@ -18,8 +18,8 @@ from bellmask.downstream.asks import Ask, AskMaker, Score, Tokens
 from bellmask.downstream.contestants import OnDone
 from bellmask.downstream.questions import Prompts
 from bellmask.evaluate.context_curve import REFERENCE_BLOCKS
-from bellmask.rng import stream_key, uniform
 from bellmask.run import Run
+from bellmask.utils.rng import stream_key, uniform
 
 
 @dataclass

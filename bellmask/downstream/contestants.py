@@ -19,13 +19,13 @@ from bellmask.downstream.asks import Ask, Score, Tokens
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.questions import Prompts
-from bellmask.errors import UserError
 from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.kept import content_key
-from bellmask.outside import sound
 from bellmask.run import Run
 from bellmask.run_marks import run_marks
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import sound
+from bellmask.utils.store import content_key
 
 OnDone = Callable[[int], None]
 Ending = Literal["auto", "none", "eos"]

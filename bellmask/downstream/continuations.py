@@ -29,11 +29,11 @@ from bellmask.downstream.jobs import (
     ordered_row,
 )
 from bellmask.downstream.masks import Estimator, make_plan
-from bellmask.errors import UserError
 from bellmask.filling import WIDTH, pad_rows
 from bellmask.model.attention import attention_mask
 from bellmask.run import Run
-from bellmask.train.distributed import autocast, pick_precision
+from bellmask.utils.distributed import autocast, pick_precision
+from bellmask.utils.errors import UserError
 
 OnDone = Callable[[int], None]
 

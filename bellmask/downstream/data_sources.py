@@ -21,8 +21,8 @@ from bellmask.data.example_files import read_records
 from bellmask.data.formats import readable_errors, text_stream
 from bellmask.data.task_files import PARQUET_BRANCH, SUFFIXES, VALIDATION, WHEEL, validation_records
 from bellmask.downstream.prompts import Record
-from bellmask.errors import UserError, look_up
-from bellmask.transformers_library import first_line, quiet
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.libraries import first_line, quiet
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Suffix → what is between two columns."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 # --- multiple choice -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bellmask.downstream.asks import Ask
-from bellmask.train.distributed import autocast, pick_precision
+from bellmask.utils.distributed import autocast, pick_precision
 
 if TYPE_CHECKING:
     from bellmask.downstream.continuations import ContinuationScorer, OnDone

@@ -34,11 +34,11 @@ from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.harness_options import RequestOptions, parse_arguments
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.writing import Request, Writer
-from bellmask.errors import UserError, look_up
 from bellmask.exchange.loading import load
-from bellmask.report.console import progress_bar
-from bellmask.rng import stream_key
 from bellmask.run import Run
+from bellmask.utils.console import progress_bar
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.rng import stream_key
 
 Scored = tuple[str, Score]
 """The task that asked, and the score of one request."""

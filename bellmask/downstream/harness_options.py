@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from bellmask.errors import UserError, look_up
-from bellmask.parsing import parse_options
+from bellmask.config.config import parse_options
+from bellmask.utils.errors import UserError, look_up
 
 WHERE = "--model_args of the model bellmask"
 

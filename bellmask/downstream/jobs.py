@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bellmask.downstream.asks import Ask, Score
 from bellmask.downstream.masks import Plan
-from bellmask.rng import stream_key, uniform
+from bellmask.utils.rng import stream_key, uniform
 
 SHOWN_FIRST = -1e6
 """Where an order puts what is shown: before all that is asked for."""

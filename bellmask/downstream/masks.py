@@ -30,9 +30,9 @@ import torch
 from numpy.typing import NDArray
 
 from bellmask.downstream.asks import Ask, Score
-from bellmask.errors import UserError, look_up
-from bellmask.evaluate.errors import collapsed_strata_error
-from bellmask.rng import stream_key, uniform
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.rng import stream_key, uniform
+from bellmask.utils.stats import collapsed_strata_error
 
 Kind = Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"]
 KINDS: tuple[Kind, ...] = ("auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right")

@@ -19,8 +19,8 @@ from typing import Any
 from bellmask.data.example_files import Record, read_records
 from bellmask.data.task_files import SUFFIXES, VALIDATION, validation_records
 from bellmask.downstream.data_sources import find_in
-from bellmask.errors import UserError, look_up
-from bellmask.files import write_text
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import write_text
 
 LOADER = "bellmask.downstream.overlays.load_split"
 

@@ -13,8 +13,8 @@ from typing import Literal, TypeVar
 import torch
 
 from bellmask.downstream.prompts import Record, Texts, plain_and_tuned, story
-from bellmask.errors import UserError, look_up
-from bellmask.rng import hash_counters, stream_key
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.rng import hash_counters, stream_key
 
 Prompts = Literal["plain", "tuned"]
 TaskKind = Literal["choice", "word", "answer", "story"]

@@ -35,7 +35,7 @@ from bellmask.downstream.questions import (
     Item,
 )
 from bellmask.downstream.work import TaskItems, Work
-from bellmask.evaluate.errors import Floats
+from bellmask.utils.stats import Floats
 
 OWN = "_own"
 """Ends the name of a score whose gap does not have the gold answer's length."""

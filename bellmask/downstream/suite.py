@@ -12,7 +12,7 @@ from bellmask.downstream.data_sources import Loaded
 from bellmask.downstream.questions import TASKS, Item, Prompts, limit_items, make_items
 from bellmask.downstream.results import Measured, grade, summary
 from bellmask.downstream.work import TaskItems, Work
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 
 class Suite:

@@ -1,7 +1,7 @@
 """A contestant's work on the tasks: what is missing is done in batches over tasks, and kept.
 
 A unit is one log-probability or one written text, kept under a key of all that decides it
-(:mod:`bellmask.kept`): a suite that was stopped goes on, one with more tasks, questions or seeds
+(:mod:`bellmask.utils.store`): a suite that was stopped goes on, one with more tasks, questions or seeds
 does only what is new. A log-probability without noise is one unit for all seeds. Of units only
 names are held in memory; tokens are made again when their turn comes.
 """
@@ -22,10 +22,10 @@ from bellmask.downstream.asks import Ask, Score, add_up
 from bellmask.downstream.contestants import Contestant
 from bellmask.downstream.gaps import TEMPERATURE, VARIANTS, Variant, make_row
 from bellmask.downstream.questions import Choice, Item
-from bellmask.errors import UserError
-from bellmask.kept import Kept, content_key
-from bellmask.outside import is_number, is_whole
-from bellmask.rng import shuffle, stream_key
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_number, is_whole
+from bellmask.utils.rng import shuffle, stream_key
+from bellmask.utils.store import Kept, content_key
 
 FORMAT = 1
 """Raised when code changes what is measured: what was kept is not used again."""

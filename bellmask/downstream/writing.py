@@ -16,10 +16,10 @@ import torch
 
 from bellmask.downstream.continuations import ContinuationScorer, OnDone
 from bellmask.downstream.harness_options import RequestOptions
-from bellmask.errors import UserError
 from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.rng import stream_key
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names that tasks have for the most tokens to write; the first that is there counts."""

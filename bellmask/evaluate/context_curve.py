@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from bellmask.data.blocks import Blocks
-from bellmask.evaluate.errors import Floats, Labels, clustered_error, document_clusters
 from bellmask.evaluate.likelihood import Scorer
 from bellmask.evaluate.result import Likelihood
-from bellmask.rng import stream_key
+from bellmask.utils.rng import stream_key
+from bellmask.utils.stats import Floats, Labels, clustered_error, document_clusters
 
 REFERENCE_BLOCKS = 100_000
 """Training blocks that the unigram and position-wise counts use at most (the first ones)."""

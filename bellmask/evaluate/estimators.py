@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmask.diffusion.orders import Mdm
-from bellmask.evaluate.errors import clustered_error
 from bellmask.evaluate.likelihood import Scorer
-from bellmask.rng import stream_key, uniform, uniform_rows
-from bellmask.train.distributed import autocast
+from bellmask.utils.distributed import autocast
+from bellmask.utils.rng import stream_key, uniform, uniform_rows
+from bellmask.utils.stats import clustered_error
 
 TIME_FLOOR = 1e-3
 """mdlm's smallest mask rate."""

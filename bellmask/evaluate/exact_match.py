@@ -30,11 +30,11 @@ from bellmask.answers import Answerer
 from bellmask.data.blocks import Blocks
 from bellmask.data.example_rows import begin_row
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
-from bellmask.evaluate.errors import Floats, clustered_error, document_clusters
 from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
+from bellmask.utils.stats import Floats, clustered_error, document_clusters
 
 Gap = int | Literal["own"]
 """Tokens of the gap for all examples, or each row's own."""

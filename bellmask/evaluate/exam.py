@@ -17,11 +17,10 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.evaluate.exact_match import ExactMatch, Gap, ask, grade
 from bellmask.evaluate.sample_files import key_of
-from bellmask.files import write_text
 from bellmask.generate.settings import Sampling
-from bellmask.outside import read_json
 from bellmask.run import Run, load_run
 from bellmask.runfolder import read_description
+from bellmask.utils.files import read_json, write_text
 
 FORMAT = 1
 """Raised when code changes what a run answers: old answers are not reused."""

@@ -18,7 +18,6 @@ import numpy as np
 
 from bellmask import __version__
 from bellmask.data.tokenizer import Ids
-from bellmask.errors import UserError
 from bellmask.evaluate.diversity import diversity, unigram_entropy
 from bellmask.evaluate.result import perplexity_of
 from bellmask.evaluate.sample_files import Place, Sample, key_of
@@ -26,6 +25,7 @@ from bellmask.evaluate.scorers import TextScorer
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import Step
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
 
 NUMBERS = (
     "perplexity",

@@ -22,9 +22,9 @@ from bellmask.data.blocks import Blocks
 from bellmask.diffusion.orders import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
-from bellmask.rng import shuffle, stream_key, uniform, uniform_rows
-from bellmask.train.distributed import World, autocast
 from bellmask.train.sharding import is_sharded
+from bellmask.utils.distributed import World, autocast
+from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 
 
 def mask_counts(

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from bellmask.errors import UserError
 from bellmask.evaluate.scorers import PUBLISHED_CONTEXT, ArmRun, CausalLm, TextScorer
 from bellmask.exchange.loading import load
 from bellmask.smollm2 import NAME as SMOLLM2
 from bellmask.smollm2 import smollm2_folder
-from bellmask.train.distributed import pick_device
-from bellmask.transformers_library import check_shards, first_line, import_transformers, quiet
+from bellmask.utils.distributed import pick_device
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
 
 
 def load_scorer(

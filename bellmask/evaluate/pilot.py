@@ -17,7 +17,7 @@ from typing import Any
 
 from bellmask.data.blocks import Blocks
 from bellmask.evaluate.result import Likelihood
-from bellmask.rng import stream_key
+from bellmask.utils.rng import stream_key
 
 LADDER = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Draws that are tried. At least 2: then each block covers all context counts by itself."""

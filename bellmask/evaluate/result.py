@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bellmask.arrays import read_arrays
-from bellmask.errors import UserError
-from bellmask.evaluate.errors import (
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import read_arrays
+from bellmask.utils.stats import (
     Floats,
     clustered_error,
     collapsed_strata_error,

@@ -12,8 +12,7 @@ from typing import Any
 
 from bellmask import __version__
 from bellmask.evaluate.scorers import TextScorer
-from bellmask.files import write_text
-from bellmask.outside import is_number, is_whole, load_json, read_json
+from bellmask.utils.files import is_number, is_whole, load_json, read_json, write_text
 
 
 def key_of(*parts: Any) -> str:

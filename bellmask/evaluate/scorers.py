@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.errors import UserError
 from bellmask.model.transformer import hash_weights
+from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from bellmask.run import Run

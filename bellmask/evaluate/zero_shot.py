@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 
 from bellmask import __version__
+from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.catalogue import CORPORA
 from bellmask.data.corpora import IMPORTED, is_toy
 from bellmask.data.prepare import locate, parse_mixture, prepare
 from bellmask.data.writing import OnProgress
-from bellmask.errors import UserError
 from bellmask.evaluate.result import Likelihood, perplexity_of
-from bellmask.options import DataOptions
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
 
 EosPolicy = Literal["mdlm", "duo"]
 

@@ -11,11 +11,11 @@ from bellmask.data.prepare import parse_mixture
 from bellmask.exchange.exported_options import start_name, without_folders
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.model.transformer import count_parameters
-from bellmask.outside import is_number, is_whole, read_json
 from bellmask.records import read_metrics
-from bellmask.report.markdown import markdown_table
 from bellmask.run import Run
 from bellmask.runfolder import read_description
+from bellmask.utils.console import markdown_table
+from bellmask.utils.files import is_number, is_whole, read_json
 
 HEADER = """---
 library_name: transformers

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bellmask.config import RunConfig
-from bellmask.stage_options import StartOptions
+from bellmask.config.config import RunConfig
+from bellmask.config.options import StartOptions
 
 
 def exported_options(config: RunConfig, *, is_pushed: bool) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer, Tokenizer
-from bellmask.errors import UserError
 from bellmask.exchange.vocabulary import map_ids
-from bellmask.files import write_text
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import write_text
 
 _NAMES = {
     "bos": ("<bos>", "[BOS]", "<|bos|>"),

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bellmask.errors import UserError
-from bellmask.transformers_library import first_line
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import first_line
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bellmask import __version__
-from bellmask.errors import UserError
 from bellmask.exchange.card import model_card
 from bellmask.exchange.causal_export import ModelFiles, causal_files, check_causal_export
 from bellmask.exchange.exported_options import exported_options
@@ -20,9 +19,10 @@ from bellmask.exchange.loading import MODEL, OWN, OWN_TENSORS
 from bellmask.exchange.mdlm import from_ours
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.exchange.weights import METADATA, write_safetensors
-from bellmask.files import whole_file, whole_folder, write_text
 from bellmask.run import Run
 from bellmask.runfolder import read_description
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import whole_file, whole_folder, write_text
 
 CODE = ("configuration_bellmask.py", "modeling_bellmask.py")
 _KEPT = (

@@ -9,12 +9,20 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
+from bellmask.config.options import (
+    CheckpointOptions,
+    DataOptions,
+    LawOptions,
+    ModelOptions,
+    ObjectiveOptions,
+    OptimOptions,
+    TrainOptions,
+)
 from bellmask.data.corpora import IMPORTED
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.data.vocabularies import load_tokenizer
 from bellmask.data.wheels import cache_folder
-from bellmask.errors import UserError, look_up
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.loading import read_own_tokenizer
 from bellmask.exchange.mdlm import (
@@ -27,21 +35,12 @@ from bellmask.exchange.mdlm import (
 )
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.exchange.weights import Stored, read_checkpoint
-from bellmask.files import check_free, whole_folder
-from bellmask.options import (
-    CheckpointOptions,
-    DataOptions,
-    LawOptions,
-    ModelOptions,
-    ObjectiveOptions,
-    OptimOptions,
-    TrainOptions,
-)
-from bellmask.outside import is_number, is_whole
 from bellmask.runfolder import write_description
 from bellmask.train.checkpoint import FORMAT, CheckpointStore
-from bellmask.train.distributed import World
 from bellmask.train.metrics import Window
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import check_free, is_number, is_whole, whole_folder
 
 Format = Literal["mdlm", "duo"]
 

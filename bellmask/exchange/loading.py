@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from bellmask.build import build_framework, build_stored
-from bellmask.config import load_config
+from bellmask.config.config import load_config
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
 from bellmask.exchange.causal_weights import from_export
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.model.pretrained import PretrainedDenoiser
-from bellmask.outside import is_whole
 from bellmask.run import Run, Weights, load_run
 from bellmask.runfolder import read_backbone, read_description, read_tokenizer
-from bellmask.train.distributed import pick_device
+from bellmask.utils.distributed import pick_device
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_whole
 
 OWN = "bellmask"
 """The subfolder of an export that holds what transformers has no file for."""

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bellmask.errors import UserError
 from bellmask.exchange.vocabulary import IdMap
 from bellmask.model.modulation import CONDITION_WIDTH, NUM_SINUSOIDS
+from bellmask.utils.errors import UserError
 
 Tensors = Mapping[str, Tensor]
 

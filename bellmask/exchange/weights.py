@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmask.errors import UserError
-from bellmask.outside import inside, is_number, is_whole, load_json, read_json
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import inside, is_number, is_whole, load_json, read_json
 
 METADATA = "bellmask"
 """Key of a safetensors file's metadata under which our export leaves what the layout cannot say."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.diffusion.orders import Framework, Ordered
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 _GAP = re.compile(r"\[MASK(?:\*([0-9]+))?\]")
 _ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)

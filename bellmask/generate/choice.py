@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bellmask.model.head import CHUNK_ROWS
-from bellmask.rng import uniform
+from bellmask.utils.rng import uniform
 
 
 @dataclass(frozen=True)

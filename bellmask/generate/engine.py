@@ -17,14 +17,14 @@ from torch import Tensor
 
 from bellmask.data.batches import share_out
 from bellmask.diffusion.schedule import Linear, Schedule
-from bellmask.errors import UserError
 from bellmask.generate.canvas import check_rows
 from bellmask.generate.choice import Choice
 from bellmask.generate.grids import count_grid
 from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES, Moment, Rule
 from bellmask.generate.steps import OnStep, Step
-from bellmask.rng import stream_key, uniform_rows
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key, uniform_rows
 
 
 @dataclass(frozen=True)

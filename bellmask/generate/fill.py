@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bellmask.diffusion.orders import Framework, Mdm, Ordered, Shifted
-from bellmask.errors import UserError, look_up
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import Generation, generate
 from bellmask.generate.grids import GRIDS
@@ -19,6 +18,7 @@ from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.sequential import generate_in_order
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.generate.steps import OnStep
+from bellmask.utils.errors import UserError, look_up
 
 
 def fill(

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bellmask.errors import UserError
 from bellmask.model.attention import attention_mask
 from bellmask.model.cache import KeyValues
+from bellmask.utils.errors import UserError
 
 
 class Network:

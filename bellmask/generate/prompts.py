@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bellmask.data.messages import Message, Role
-from bellmask.errors import UserError
-from bellmask.outside import load_json, sound
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import load_json, sound
 
 RESULTS = ("response", "sample", "num_tokens", "prompt_cut")
 """Keys of a line of answers; a line of questions may have any other one."""

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from bellmask.diffusion.orders import Ordered
-from bellmask.errors import UserError
 from bellmask.generate.canvas import check_rows
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import Generation
 from bellmask.generate.steps import OnStep, Step
-from bellmask.rng import stream_key, uniform_rows
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key, uniform_rows
 
 
 @torch.no_grad()

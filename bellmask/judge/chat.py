@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from bellmask.errors import UserError
 from bellmask.judge.tokens import estimate_tokens, prompt_tokens
-from bellmask.kept import content_key
-from bellmask.outside import is_number, load_json, sound
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_number, load_json, sound
+from bellmask.utils.store import content_key
 
 MAX_TOP_LOGPROBS = 20
 """What the API gives at most."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from bellmask.errors import UserError
 from bellmask.judge.chat import Reply, Request
 from bellmask.judge.failures import EndpointError, Stopped
 from bellmask.judge.tokens import most_prompt_tokens, prompt_tokens
+from bellmask.utils.errors import UserError
 
 MILLION = 1_000_000
 

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from bellmask.errors import UserError
 from bellmask.judge.chat import (
     Answer,
     BadBody,
@@ -39,6 +38,7 @@ from bellmask.judge.failures import (
     of_status,
 )
 from bellmask.judge.pace import Pace, Teller, back_off
+from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from bellmask.judge.cost import SpendingLimit

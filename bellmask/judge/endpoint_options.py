@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 OPENAI_URL = "https://api.openai.com/v1"
 NO_KEY = "none"

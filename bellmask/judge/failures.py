@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from bellmask.errors import TrainingError
 from bellmask.judge.chat import error_code, error_message
 from bellmask.judge.pace import retry_after
+from bellmask.utils.errors import TrainingError
 
 RETRIED = (408, 409, 425, 429)
 """And all of 500 and above."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

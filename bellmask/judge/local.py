@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bellmask.errors import look_up
 from bellmask.evaluate.scorers import TextScore, TextScorer
 from bellmask.judge.verdicts import SAME, Outcome, Pair
+from bellmask.utils.errors import look_up
 
 LABEL = "likelihood of {name}, not a judgement of quality"
 TIE_MARGIN = 1e-5

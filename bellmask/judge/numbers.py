@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from bellmask.errors import UserError
-from bellmask.evaluate.errors import MIN_CLUSTERS
 from bellmask.judge.published_length_control import Calibration
 from bellmask.judge.verdicts import Judged
 from bellmask.judge.win_rates import (
@@ -23,6 +21,8 @@ from bellmask.judge.win_rates import (
     readable,
     win_rates,
 )
+from bellmask.utils.errors import UserError
+from bellmask.utils.stats import MIN_CLUSTERS
 
 HEADLINES = ("win_rate", "non_tie", "length_controlled", "published_length_controlled")
 """Table 5 has the first three; the last one only with AlpacaEval's files."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-from bellmask.kept import content_key
+from bellmask.utils.store import content_key
 
 FIRST_WAIT = 1.0
 LONGEST_BACK_OFF = 60.0

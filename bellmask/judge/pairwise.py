@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bellmask.errors import UserError
 from bellmask.judge.benchmarks import Benchmark
 from bellmask.judge.chat import CHANGEABLE, Reply, Request
 from bellmask.judge.cost import cost_of
@@ -25,8 +24,9 @@ from bellmask.judge.verdicts import (
     combine,
     first_share,
 )
-from bellmask.kept import Kept, content_key
-from bellmask.outside import has_kinds, is_number
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import has_kinds, is_number
+from bellmask.utils.store import Kept, content_key
 
 if TYPE_CHECKING:
     from bellmask.judge.cost import Prices, SpendingLimit

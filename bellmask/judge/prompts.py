@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bellmask.data.wheels import Wheel
-from bellmask.errors import UserError, look_up
 from bellmask.judge.benchmarks import Task, mt_bench_prompts
 from bellmask.judge.verdicts import Choice, Pair, Verdict
-from bellmask.kept import content_key
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.store import content_key
 
 Messages = tuple[tuple[str, str], ...]
 """(role, content) of each."""

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bellmask.errors import UserError
 from bellmask.judge.length_control import Floats, check_inputs, sigmoid, soft_losses
+from bellmask.utils.errors import UserError
 
 GAMED_WEIGHT = 0.2 / 2
 """Of a calibration row: 0.2, shared by two such baselines."""

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bellmask.errors import UserError
 from bellmask.judge.chat import Answer, Reply, Request
 from bellmask.judge.cost import SpendingLimit
 from bellmask.judge.endpoint import Endpoint
 from bellmask.judge.failures import EndpointError, RequestFailed, Stopped
-from bellmask.kept import Kept
-from bellmask.outside import has_kinds, is_number, is_whole
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import has_kinds, is_number, is_whole
+from bellmask.utils.store import Kept
 
 MOST_FAILURES = 10
 """In a row, after which the endpoint is taken to be down."""

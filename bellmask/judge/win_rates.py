@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bellmask.evaluate.errors import Floats, Labels, clustered_error
 from bellmask.judge.length_control import LengthControlled, two_term
 from bellmask.judge.published_length_control import (
     Calibration,
@@ -19,6 +18,7 @@ from bellmask.judge.published_length_control import (
     published_rate,
 )
 from bellmask.judge.verdicts import Judged
+from bellmask.utils.stats import Floats, Labels, clustered_error
 
 
 @dataclass(frozen=True)

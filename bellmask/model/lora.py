@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bellmask.errors import UserError
 from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.utils.errors import UserError
 
 
 def add_lora(model: PretrainedDenoiser, rank: int, alpha: float) -> None:

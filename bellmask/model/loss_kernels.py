@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bellmask.errors import UserError, look_up
+from bellmask.utils.errors import UserError, look_up
 
 CHUNK_ROWS = 512
 """Rows whose logits exist at once; torch's automatic choice is 2.7x slower on CPUs."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bellmask.errors import UserError
 from bellmask.model.head import predict
-from bellmask.transformers_library import first_line, import_transformers, quiet
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import first_line, import_transformers, quiet
 
 PROBE_LENGTH = 8
 SAME = 1e-3

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bellmask.config.options import ModelOptions
 from bellmask.model.attention import attend, rotary_table, rotate
 from bellmask.model.cache import KeyValues
 from bellmask.model.dropout import draw_kept, dropout_scale
 from bellmask.model.head import predict
 from bellmask.model.modulation import ModulatedNorm, TimeEmbedding, make_modulation, pick_vectors
-from bellmask.options import ModelOptions
 
 Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

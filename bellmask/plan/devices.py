@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bellmask.errors import UserError, unknown
-from bellmask.outside import count_of
+from bellmask.utils.errors import UserError, unknown
+from bellmask.utils.files import count_of
 
 TERA, GIGA = 1e12, 1e9
 GIB = 2**30

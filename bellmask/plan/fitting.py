@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from bellmask.config import RunConfig
-from bellmask.errors import UserError
+from bellmask.config.config import RunConfig
 from bellmask.plan.devices import Cluster
 from bellmask.plan.memory import (
     Holding,
@@ -22,9 +21,10 @@ from bellmask.plan.memory import (
 from bellmask.plan.network import Planned, plan_network
 from bellmask.plan.trace import prepare_tracing, scored_rows, trace_microbatch
 from bellmask.plan.tracer import Trace
-from bellmask.train.distributed import World
 from bellmask.train.saving import saves_in_background
 from bellmask.train.sharding import Layout, pick_layout
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
 
 TRACED_ROWS = 1024
 """Scored rows of the smaller of the two microbatches that are traced; more is on a straight line

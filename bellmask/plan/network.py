@@ -19,18 +19,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bellmask.build import Network, build_model
 from bellmask.causal_lm import read_architecture, read_causal_lm
-from bellmask.config import RunConfig, load_config
+from bellmask.config.config import RunConfig, load_config
+from bellmask.config.options import ModelOptions
+from bellmask.config.presets import PRESETS, preset
 from bellmask.data.vocabularies import MOST_TOKENS, SMALLEST_BPE, VOCABULARIES, load_tokenizer
 from bellmask.data.wheels import cache_folder
-from bellmask.errors import UserError
 from bellmask.model.lora import add_lora
 from bellmask.model.pretrained import PretrainedDenoiser, from_architecture
-from bellmask.options import ModelOptions
-from bellmask.outside import count_of, is_whole
-from bellmask.presets import PRESETS, preset
 from bellmask.runfolder import Backbone, read_backbone, read_description
 from bellmask.start import check_length
-from bellmask.transformers_library import import_transformers, quiet
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import count_of, is_whole
+from bellmask.utils.libraries import import_transformers, quiet
 
 
 def _gpt2(num_layers: int, width: int, num_heads: int) -> dict[str, Any]:

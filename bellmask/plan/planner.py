@@ -7,8 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from bellmask.config import RunConfig
-from bellmask.errors import UserError
+from bellmask.config.config import RunConfig
 from bellmask.plan.devices import Cluster, parse_devices
 from bellmask.plan.fitting import Cost, fit, split_batch, trace_cost, world_of
 from bellmask.plan.memory import Holding, Memory
@@ -27,7 +26,8 @@ from bellmask.plan.timing import (
 )
 from bellmask.plan.trace import Update, masked_share, trace_microbatch, trace_update
 from bellmask.train.sharding import Layout, pick_layout
-from bellmask.transformers_library import first_line
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import first_line
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from bellmask.build import build_objective
-from bellmask.config import RunConfig
-from bellmask.errors import UserError
+from bellmask.config.config import RunConfig
 from bellmask.model.loss_kernels import pick_loss_kernel, using_loss_kernel
 from bellmask.plan.devices import DEVICES, Cluster, Device
 from bellmask.plan.network import real_network
 from bellmask.plan.trace import inputs, scored_rows
-from bellmask.report.console import progress_bar
-from bellmask.train.distributed import (
+from bellmask.train.optim import Ema, Optimizer
+from bellmask.train.recompute import recompute_blocks
+from bellmask.utils.console import progress_bar
+from bellmask.utils.distributed import (
     autocast,
     check_compiler,
     has_native_bfloat16,
     pick_device,
     pick_precision,
 )
-from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.recompute import recompute_blocks
+from bellmask.utils.errors import UserError
 
 ROUNDS = 4
 """Timed microbatches, after one that warms up; the median counts."""

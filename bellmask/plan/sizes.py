@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
+from bellmask.config.options import Interval
 from bellmask.data.corpora import find_policy
-from bellmask.intervals import Interval
 from bellmask.plan.network import Parameters
 from bellmask.plan.trace import Update
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bellmask.plan.memory import USABLE, show_bytes
 from bellmask.plan.planner import Plan
-from bellmask.report.console import print_plain_table
+from bellmask.utils.console import print_plain_table
 
 
 def show_count(number: float) -> str:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from bellmask.build import build_objective
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.model.loss_kernels import using_loss_kernel
 from bellmask.plan.network import Planned, holding, shallow
 from bellmask.plan.tracer import Kernel, Trace, Tracer, tensors_of
-from bellmask.train.distributed import autocast
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.recompute import recompute_blocks
+from bellmask.utils.distributed import autocast
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

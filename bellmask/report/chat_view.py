@@ -16,8 +16,8 @@ from rich.text import Text
 
 from bellmask.data.tokenizer import Tokenizer
 from bellmask.generate.steps import Step
-from bellmask.report.tokens import MASK, REMASKED, plain_ascii, visible_lines
 from bellmask.report.watch import STYLES, Frame, LiveView
+from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible_lines
 
 END = "|"
 """Where the answer ends."""

@@ -7,10 +7,8 @@ from typing import Any
 
 from rich.markup import escape as escape_markup
 
-from bellmask.report.console import print_lines, print_table
 from bellmask.report.downstream_notes import MARK, Numbers, notes
-from bellmask.report.markdown import in_markdown, markdown_table
-from bellmask.report.tokens import visible
+from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table, visible
 
 NAMES = {
     "per_token": "accuracy, per token",

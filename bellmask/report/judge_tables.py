@@ -7,8 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from bellmask.report.console import print_lines, print_table
-from bellmask.report.markdown import in_markdown, markdown_table
+from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table
 
 Numbers = Mapping[str, Any]
 Table = tuple[list[str], list[list[str]]]

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 
-from bellmask.files import replacing
-from bellmask.report.tokens import visible_lines
+from bellmask.utils.console import visible_lines
+from bellmask.utils.files import replacing
 
 COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
 COLOURS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]

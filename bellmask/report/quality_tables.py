@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bellmask.report.markdown import in_markdown, markdown_table
+from bellmask.utils.console import in_markdown, markdown_table
 
 _COLUMNS = (
     ("gen. perplexity", "perplexity", 2),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bellmask.errors import UserError
-from bellmask.report.tokens import visible, visible_lines
 from bellmask.report.web import POLICY
+from bellmask.utils.console import visible, visible_lines
+from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ class SideBySide:
         from rich.console import Console
         from rich.text import Text
 
-        from bellmask.report.console import PIPE_WIDTH
+        from bellmask.utils.console import PIPE_WIDTH
 
         console = console or Console(highlight=False)
         if not console.is_terminal and console.width < PIPE_WIDTH:
@@ -159,7 +159,7 @@ class SideBySide:
 
     def save(self, folder: Path) -> list[Path]:
         """Write comparison.html and comparison.md; returns their paths."""
-        from bellmask.files import write_text
+        from bellmask.utils.files import write_text
 
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file; give a folder for comparison.html and .md")

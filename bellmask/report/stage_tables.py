@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bellmask.report.console import print_lines, print_table
-from bellmask.report.markdown import in_markdown, markdown_table
+from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table
 
 SECTIONS = {"cpt": "Continual pretraining", "sft": "Continual pretraining + fine-tuning"}
 NONE = "—"

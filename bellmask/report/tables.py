@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bellmask.report.console import print_lines, print_plain_table
+from bellmask.utils.console import print_lines, print_plain_table
 
 
 def show_speed_up(comparison: Mapping[str, Any], key: str = "speed_up") -> str:

@@ -11,9 +11,9 @@ import json
 from typing import Any
 
 from bellmask.generate.trace_file import Sample, Trace
-from bellmask.report.tokens import LINE_END, reveal_colours, visible
 from bellmask.report.trace_script import SCRIPT, STYLE
 from bellmask.report.web import SCRIPT_POLICY
+from bellmask.utils.console import LINE_END, reveal_colours, visible
 
 SPEEDS = ("0.25", "0.5", "1", "2", "4", "8")
 

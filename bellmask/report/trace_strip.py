@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from bellmask.errors import UserError
 from bellmask.generate.trace_file import Sample, Trace
-from bellmask.report.tokens import colour_of, visible
+from bellmask.utils.console import colour_of, visible
+from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

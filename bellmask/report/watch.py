@@ -20,9 +20,9 @@ from rich.text import Text
 from torch import Tensor
 
 from bellmask.data.tokenizer import Tokenizer
-from bellmask.errors import UserError
 from bellmask.generate.steps import Step, TokenTexts
-from bellmask.report.tokens import MASK, REMASKED, plain_ascii, visible
+from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible
+from bellmask.utils.errors import UserError
 
 STYLES = {
     "given": "underline",

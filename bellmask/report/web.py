@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from bellmask.report.tokens import visible_lines
+from bellmask.utils.console import visible_lines
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Nothing is fetched, and nothing is run, whatever a text holds."""

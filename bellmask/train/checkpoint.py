@@ -29,12 +29,11 @@ from torch.distributed.checkpoint import (
     HuggingFaceStorageWriter,
 )
 
-from bellmask.errors import SavingError, UserError
-from bellmask.files import write_text
-from bellmask.options import CheckpointOptions
-from bellmask.outside import is_finite, is_whole, read_json
-from bellmask.train.distributed import World
+from bellmask.config.options import CheckpointOptions
 from bellmask.train.manifest import MANIFEST, STATE, digest, find_damage
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import SavingError, UserError
+from bellmask.utils.files import is_finite, is_whole, read_json, write_text
 
 _NAME = re.compile(r"^step-(\d{9})$")
 LATEST = "latest"

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from bellmask.outside import inside, read_json
-from bellmask.train.distributed import World
+from bellmask.utils.distributed import World
+from bellmask.utils.files import inside, read_json
 
 MANIFEST, STATE = "manifest.json", "state.json"
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bellmask.config import RunConfig
-from bellmask.errors import UserError, look_up
+from bellmask.config.config import RunConfig
 from bellmask.train.step import StepResult
+from bellmask.utils.errors import UserError, look_up
 
 LINE_SECONDS = 60
 """Where there is no terminal to draw a bar on, a line says how far a run is this often."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from bellmask.options import OptimOptions
+from bellmask.config.options import OptimOptions
 from bellmask.train.sharding import own_part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bellmask.config.options import TrainOptions
 from bellmask.data.batches import BatchPlan, rank_share
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.counts import CountLaw
@@ -19,9 +20,8 @@ from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.orders import Framework, Mdm
 from bellmask.diffusion.times import strata
 from bellmask.model.attention import AttentionRules
-from bellmask.options import TrainOptions
-from bellmask.rng import shuffle, stream_key, uniform, uniform_rows
-from bellmask.train.distributed import World
+from bellmask.utils.distributed import World
+from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Recipe:
     """What pretraining, adapting and fine-tuning do differently in a step."""
 
     anneal_steps: int = 1
-    """Attention opens over so many steps (:class:`bellmask.stage_options.StartOptions`)."""
+    """Attention opens over so many steps (:class:`bellmask.config.options.StartOptions`)."""
     counts_examples: bool = False
     """Each row has the same weight in the loss, not each token."""
     min_masks: int = 0

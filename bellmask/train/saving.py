@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bellmask.train.checkpoint import CheckpointStore
-from bellmask.train.distributed import World
+from bellmask.utils.distributed import World
 
 
 def saves_in_background(option: str, world: World) -> bool:

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from bellmask.errors import UserError
-from bellmask.scale_options import ScaleOptions
-from bellmask.train.distributed import World
+from bellmask.config.options import ScaleOptions
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
 
 
 @dataclass(frozen=True)

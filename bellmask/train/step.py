@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.orders import Framework
-from bellmask.rng import stream_key, torch_seed
 from bellmask.train.ahead import Ahead
-from bellmask.train.distributed import World, autocast
 from bellmask.train.planning import Microbatch, StepPlanner
 from bellmask.train.sharding import add_up_next_gradient, is_sharded, own_part, whole
+from bellmask.utils.distributed import World, autocast
+from bellmask.utils.rng import stream_key, torch_seed
 
 
 def microbatch_loss(

@@ -18,16 +18,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bellmask.errors import SavingError, TrainingError
-from bellmask.intervals import Interval, Progress
-from bellmask.options import OptimOptions
+from bellmask.config.options import Interval, OptimOptions, Progress
 from bellmask.records import MetricsFile
-from bellmask.train.distributed import World
 from bellmask.train.metrics import Display, Tracker, Window
 from bellmask.train.optim import Ema, Optimizer, learning_rate
 from bellmask.train.saving import Saver
 from bellmask.train.sharding import let_go
 from bellmask.train.step import StepResult, TrainStep
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import SavingError, TrainingError
 
 
 @dataclass

@@ -15,12 +15,12 @@ from scipy import integrate, stats
 from bellmask.analyze.budget import law_draws, law_weights, oracle_draws, spend
 from bellmask.analyze.decompose import DECOMPOSE, DecomposeOptions, exact_red, split_losses
 from bellmask.analyze.entropy import enumerated_entropy
+from bellmask.config.options import ModelOptions
 from bellmask.data.toy import ToySource
 from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions
-from bellmask.rng import stream_key, uniform_rows
 from bellmask.run import load_run
+from bellmask.utils.rng import stream_key, uniform_rows
 
 ORDERS = {"arm": torch.arange(4), "sigma_arm": torch.tensor([0, 3, 1, 2])}
 FIXED = {"arm": arm(4), "sigma_arm": sigma_arm(ORDERS["sigma_arm"])}

@@ -9,8 +9,8 @@ import pytest
 
 from bellmask.analyze import estimators
 from bellmask.evaluate.estimators import one_pass
-from bellmask.rng import stream_key
 from bellmask.run import load_run
+from bellmask.utils.rng import stream_key
 
 
 @pytest.mark.parametrize("draw", ["normal", "laplace"])

@@ -26,10 +26,10 @@ from bellmask.analyze.similarity import (
     gradient,
     radius_similarities,
 )
+from bellmask.config.options import ModelOptions
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions
-from bellmask.rng import stream_key
 from bellmask.run import load_run
+from bellmask.utils.rng import stream_key
 
 VOCABULARY, MASK, LENGTH = 7, 7, 12
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bellmask import presets
 from bellmask.compare.laws import describe_law
 from bellmask.compare.records import check_comparable, read_run
 from bellmask.compare.results import Entry, summarize
 from bellmask.compare.speedup import paired_bootstrap
 from bellmask.compare.variants import parse_variant
+from bellmask.config import presets
+from bellmask.config.options import LawOptions
 from bellmask.evaluate.result import Likelihood
-from bellmask.options import LawOptions
 
 STEPS = (100, 200, 300, 400)
 A, B = 5.0, 0.5

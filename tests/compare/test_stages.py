@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bellmask import presets
 from bellmask.compare.records import RunRecord
 from bellmask.compare.stage_results import Cell, Outcome, join_seeds, summarize
 from bellmask.compare.stages import check_stages
+from bellmask.config import presets
 from bellmask.evaluate.exact_match import ExactMatch
 from bellmask.evaluate.result import Likelihood
 from bellmask.report.stage_tables import stage_markdown

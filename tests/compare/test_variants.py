@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bellmask import presets
 from bellmask.build import build_model, build_objective
 from bellmask.compare.laws import describe_law
 from bellmask.compare.naming import names_of
@@ -23,12 +22,18 @@ from bellmask.compare.plan import (
 )
 from bellmask.compare.suites import SUITES
 from bellmask.compare.variants import NAMES, check_shared, parse_variant, parse_variants
-from bellmask.config import RunConfig
+from bellmask.config import presets
+from bellmask.config.config import RunConfig
+from bellmask.config.options import (
+    FrameworkOptions,
+    LawOptions,
+    ObjectiveOptions,
+    ScheduleOptions,
+)
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedule import Linear, MiddleFlat
 from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.model.transformer import ENCODINGS
-from bellmask.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
 
 FLOOR = 1e-3
 MEANT = {

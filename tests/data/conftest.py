@@ -10,7 +10,7 @@ from hub_tools import install_hub
 
 from bellmask.data.vocabularies import bert_tokenizer, gpt2_tokenizer
 from bellmask.data.wheels import cache_folder
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bellmask.config.options import DataOptions
 from bellmask.data.batches import MIXTURE_PERIOD, BatchPlan, rank_share, share_out
 from bellmask.data.prepare import load_blocks, load_data, parse_mixture, prepare
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.errors import UserError
-from bellmask.options import DataOptions
-from bellmask.rng import IndexPermutation, stream_key
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import IndexPermutation, stream_key
 
 BYTES = ByteTokenizer()
 

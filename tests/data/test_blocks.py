@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bellmask.config.options import DataOptions
 from bellmask.data import blocks as blocks_module
 from bellmask.data.blocks import Blocks, ShardedTokens, join, read_card
 from bellmask.data.packing import Row
 from bellmask.data.prepare import load_blocks, prepare
 from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.data.wheels import Wheel
-from bellmask.errors import UserError
-from bellmask.options import DataOptions
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 ALPHABET = "".join(chr(97 + i % 26) for i in range(800))

@@ -15,7 +15,7 @@ from bellmask.data.detokenize import (
     scientific_papers,
     wikitext,
 )
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 TRIGGERS = [
     *" '\"?!,:;/()[]{}$£#=°@\n\t\\",

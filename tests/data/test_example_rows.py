@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data import blocks as blocks_module
 from bellmask.data import example_blocks
 from bellmask.data.blocks import join, read_card
@@ -19,9 +20,7 @@ from bellmask.data.examples import open_examples
 from bellmask.data.messages import Example
 from bellmask.data.templates import Part, Template
 from bellmask.data.tokenizer import ByteTokenizer, SymbolTokenizer
-from bellmask.errors import UserError
-from bellmask.options import DataOptions
-from bellmask.stage_options import SftOptions
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 BOS, EOS, PAD = BYTES.bos_id, BYTES.eos_id, BYTES.pad_id

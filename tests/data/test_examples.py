@@ -12,11 +12,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from bellmask.config.options import SftOptions
 from bellmask.data.examples import Example, Message, open_examples, turns
 from bellmask.data.sharegpt import ROLES, clean_conversation, clean_text, conversation_id, tidy
 from bellmask.data.story_questions import MOST_WORDS, opening, questions
-from bellmask.errors import UserError
-from bellmask.stage_options import SftOptions
+from bellmask.utils.errors import UserError
 
 
 def opened(source):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bellmask.data import formats
 from bellmask.data.formats import RULES, read_file, read_stream
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 DOCUMENTS = ["A first one.", 'With "quotes", commas', "naïve café — 日本語 🙂", "x"]
 COMPRESS = {

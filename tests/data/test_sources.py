@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bellmask.config.options import DataOptions
 from bellmask.data import corpora, sources
 from bellmask.data.corpora import CORPORA, Corpus, OnHub, find_policy, has_split, open_corpus
 from bellmask.data.detokenize import DETOKENIZERS
 from bellmask.data.formats import RULES, Piece
 from bellmask.data.prepare import load_blocks, prepare
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.errors import UserError
-from bellmask.options import DataOptions
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 

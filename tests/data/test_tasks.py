@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow
 import pytest
 
+from bellmask.config.options import SftOptions
 from bellmask.data import task_files, tasks
 from bellmask.data.example_files import RecordSource
 from bellmask.data.examples import open_examples
 from bellmask.data.task_files import VALIDATION, questions, validation_records
 from bellmask.data.tasks import TASKS, Question, clean_wikihow, passages, take, task_counts
-from bellmask.errors import UserError
-from bellmask.stage_options import SftOptions
+from bellmask.utils.errors import UserError
 
 # --- real validation splits ------------------------------------------------------------------
 

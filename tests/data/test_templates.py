@@ -10,7 +10,7 @@ from bellmask.data import templates
 from bellmask.data.messages import Example, Message
 from bellmask.data.templates import Part, PromptEncoder, Template, make_template, special_ids
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"

@@ -19,7 +19,7 @@ from bellmask.data import vocabularies
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer
 from bellmask.data.vocabularies import VOCABULARIES, load_tokenizer, trained_bpe
 from bellmask.data.wheels import cache_folder
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 BYTES, SYMBOLS = ByteTokenizer(), SymbolTokenizer(8)
 CORPUS = [f"the cat number {i} sat on the mat and the dog ran, naïvely\n" for i in range(200)]

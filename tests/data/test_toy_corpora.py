@@ -9,12 +9,12 @@ import torch
 from commands import refuses, succeeds
 from scipy import stats
 
+from bellmask.config.options import DataOptions
 from bellmask.data.prepare import load_data, make_tokenizer
 from bellmask.data.tokenizer import SymbolTokenizer
 from bellmask.data.toy import ToySource
 from bellmask.data.toy_corpora import NUM_ROWS, toy_blocks, toy_source
-from bellmask.errors import UserError
-from bellmask.options import DataOptions
+from bellmask.utils.errors import UserError
 
 SYMBOLS = SymbolTokenizer(8)
 

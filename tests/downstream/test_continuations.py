@@ -20,9 +20,9 @@ from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer
 from bellmask.downstream.asks import Ask, AskMaker, Score, add_up
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator, make_plan
-from bellmask.errors import UserError
 from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
+from bellmask.utils.errors import UserError
 
 BOS = (257,)
 TIMED = "--model.modulation time"

@@ -29,12 +29,12 @@ from bellmask.downstream.asks import Ask
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.overlays import TASKS, load_split, task_name, write_overlays
 from bellmask.downstream.questions import make_items
-from bellmask.errors import UserError
 from bellmask.filling import Filled, fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.rng import stream_key
 from bellmask.run import load_run
-from bellmask.transformers_library import quiet
+from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import quiet
+from bellmask.utils.rng import stream_key
 
 pytest.importorskip("lm_eval")
 

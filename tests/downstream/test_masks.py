@@ -12,7 +12,7 @@ import pytest
 
 from bellmask.downstream.asks import Ask
 from bellmask.downstream.masks import MOST_EXACT, Estimator, Plan, make_plan
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 
 def plan(kind, length, noise=0, **more):

@@ -26,7 +26,7 @@ from bellmask.downstream.data_sources import PLACES, MissingData, find_in, open_
 from bellmask.downstream.grading import choose, normalise, rouge
 from bellmask.downstream.questions import TASKS, Choice, Completion, Infilling, make_items
 from bellmask.downstream.questions import limit_items as limited
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PIQA = [{"goal": f"g{n}", "sol1": "a", "sol2": "\u00e9", "label": n % 2} for n in range(5)]

@@ -13,7 +13,7 @@ from changed_runs import change_run
 from commands import refuses, succeeds
 
 from bellmask.commands.analyze import ANALYSES
-from bellmask.commands.options import parse_command
+from bellmask.config.presets import parse_command
 
 
 @pytest.fixture(scope="module")

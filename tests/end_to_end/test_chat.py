@@ -13,7 +13,7 @@ from commands import refuses, succeeds
 from terminal import Terminal
 from tuned_runs import tuned
 
-from bellmask.report.tokens import visible
+from bellmask.utils.console import visible
 
 ROOT = Path(__file__).parents[2]
 

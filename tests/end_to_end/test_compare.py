@@ -18,7 +18,7 @@ from train_here import train_here
 
 from bellmask.compare.execute import is_finished
 from bellmask.compare.plan import PlannedRun
-from bellmask.config import load_config
+from bellmask.config.config import load_config
 from bellmask.records import TIME_FIELDS, read_metrics
 
 SMALL = (

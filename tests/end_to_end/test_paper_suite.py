@@ -12,13 +12,13 @@ import pytest
 from commands import refuses, succeeds
 
 from bellmask.commands.generative import GenerativeOptions
-from bellmask.commands.options import parse_command
 from bellmask.commands.paper_suite import TASK_NAMES, PaperOptions
 from bellmask.commands.zero_shot import ZeroShotOptions
+from bellmask.config.presets import parse_command
 from bellmask.downstream.contestants import RunContestant
 from bellmask.downstream.questions import TASKS
-from bellmask.errors import UserError
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
 
 SMALL = "--data-dir tasks --seeds 1 --draws 2 --longest-exact 2 --limit 1".split()
 

@@ -15,8 +15,8 @@ from commands import bellmask, refuses, succeeds
 from bellmask import load
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.errors import UserError
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SUITE = "--suite zero-shot --draws 2 --seeds 2".split()

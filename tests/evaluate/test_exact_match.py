@@ -11,19 +11,19 @@ import pytest
 import torch
 from sampling_tools import SAMPLINGS, seeded
 
+from bellmask.config.options import ModelOptions
+from bellmask.config.presets import tiny
 from bellmask.data.blocks import Blocks
 from bellmask.data.example_rows import ExampleRules, encode_example
 from bellmask.data.messages import Example
 from bellmask.data.templates import Template
 from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.diffusion.orders import Mdm
-from bellmask.errors import UserError
 from bellmask.evaluate.exact_match import ExactMatch, ask, canvases, exact_match, responses
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions
-from bellmask.presets import tiny
 from bellmask.run import Run
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 BLOCK = 48

@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from scipy import integrate, stats
 
+from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toy import ExactDenoiser, ToySource
 from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedule import Cosine, Linear
 from bellmask.evaluate.context_curve import binned_curve, exact_curve
-from bellmask.evaluate.errors import collapsed_strata_error
 from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.model.attention import AttentionRules
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions
-from bellmask.rng import stream_key, uniform_rows
+from bellmask.utils.rng import stream_key, uniform_rows
+from bellmask.utils.stats import collapsed_strata_error
 
 V, L = 2, 4
 MASK = 2

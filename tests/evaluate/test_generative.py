@@ -13,7 +13,6 @@ import torch
 
 from bellmask import load
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.errors import UserError
 from bellmask.evaluate.diversity import distinct, diversity, repetition, unigram_entropy
 from bellmask.evaluate.generative import (
     Request,
@@ -28,6 +27,7 @@ from bellmask.evaluate.generative import (
 from bellmask.evaluate.scorers import ArmRun, TextScore
 from bellmask.generate.network import Network
 from bellmask.generate.settings import Sampling
+from bellmask.utils.errors import UserError
 
 
 def ignore(_):

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toy import ExactDenoiser, ToySource
 from bellmask.diffusion.orders import Mdm
 from bellmask.diffusion.schedule import Cosine, Linear
-from bellmask.errors import UserError
-from bellmask.evaluate.errors import clustered_error, collapsed_strata_error
 from bellmask.evaluate.likelihood import Likelihood, _parts, evaluate, mask_counts
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions
-from bellmask.train.distributed import World
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
+from bellmask.utils.stats import clustered_error, collapsed_strata_error
 
 MASK, PAD = 50, 49
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from bellmask import load
+from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
-from bellmask.errors import UserError
 from bellmask.evaluate import zero_shot
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.evaluate.pilot import PILOT_BLOCKS, Case, choose_draws, mask_noise
 from bellmask.evaluate.zero_shot import TextSet, load_sets, measure
 from bellmask.model.transformer import hash_weights
-from bellmask.options import DataOptions
+from bellmask.utils.errors import UserError
 
 MASK = 50
 

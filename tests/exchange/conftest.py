@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from bellmask.build import build_model
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
+from bellmask.config.options import DataOptions, ModelOptions, OptimOptions, TrainOptions
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer
-from bellmask.options import DataOptions, ModelOptions, OptimOptions, TrainOptions
 from bellmask.runfolder import write_description
 from bellmask.train.checkpoint import CheckpointStore
-from bellmask.train.distributed import World
+from bellmask.utils.distributed import World
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[MASK]", "[SEP]", "the", "cat", "sat", "##s", "on", "mat"]
 

@@ -23,22 +23,22 @@ from safetensors.torch import load_file, save_file
 import bellmask
 from bellmask.answers import Answerer, Question
 from bellmask.assemble import train_run
-from bellmask.config import RunConfig
-from bellmask.data.messages import Message
-from bellmask.errors import UserError
-from bellmask.exchange import hub, hugging_face
-from bellmask.exchange.exported_options import exported_options
-from bellmask.exchange.hugging_face import export_hugging_face
-from bellmask.exchange.vocabulary import map_ids
-from bellmask.options import (
+from bellmask.config.config import RunConfig
+from bellmask.config.options import (
     FrameworkOptions,
     LawOptions,
     ModelOptions,
     ObjectiveOptions,
     ScheduleOptions,
 )
+from bellmask.data.messages import Message
+from bellmask.exchange import hub, hugging_face
+from bellmask.exchange.exported_options import exported_options
+from bellmask.exchange.hugging_face import export_hugging_face
+from bellmask.exchange.vocabulary import map_ids
 from bellmask.records import MetricsFile
 from bellmask.run import load_run
+from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 TRUNKS = ("bytes", "bpe", "bert-like", "gpt2-like", "symbols")

@@ -13,12 +13,8 @@ from commands import refuses, succeeds
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bellmask.config import RunConfig
-from bellmask.errors import UserError
-from bellmask.exchange.hugging_face import export_mdlm
-from bellmask.exchange.imported import ImportRequest, import_checkpoint
-from bellmask.exchange.vocabulary import map_ids
-from bellmask.options import (
+from bellmask.config.config import RunConfig
+from bellmask.config.options import (
     DataOptions,
     FrameworkOptions,
     LawOptions,
@@ -26,7 +22,11 @@ from bellmask.options import (
     ObjectiveOptions,
     ScheduleOptions,
 )
+from bellmask.exchange.hugging_face import export_mdlm
+from bellmask.exchange.imported import ImportRequest, import_checkpoint
+from bellmask.exchange.vocabulary import map_ids
 from bellmask.run import load_run
+from bellmask.utils.errors import UserError
 
 MASKS = {"bytes": 259, "bert-like": 3, "gpt2-like": 266}
 SIZES = {"bytes": 260, "bert-like": 11, "gpt2-like": 267}

@@ -12,16 +12,15 @@ import pytest
 from fuzz_tools import SIZES, TAKEN, as_json, damaged, fuzz, json_files, texts
 from hypothesis import strategies as st
 
-from bellmask.errors import UserError
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.trace_file import Change, Sample, Trace, load_trace
 from bellmask.judge.chat import BadBody, Request, error_code, error_message, read_reply
 from bellmask.judge.prompts import read_alpaca
 from bellmask.report.downstream_tables import escape
-from bellmask.report.markdown import markdown_table
 from bellmask.report.side_by_side import SideBySide
-from bellmask.report.tokens import visible, visible_lines
 from bellmask.report.trace_page import render_trace_page
+from bellmask.utils.console import markdown_table, visible, visible_lines
+from bellmask.utils.errors import UserError
 
 STEPS = [
     {"number": 1, "t": 0.5, "calls": 1, "set": [[1, " b"]], "unset": []},

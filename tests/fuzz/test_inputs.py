@@ -17,7 +17,8 @@ from fuzz_tools import SIZES, TAKEN, as_json, changed, damaged, fuzz, json_files
 from hypothesis import strategies as st
 
 from bellmask.build import build_objective
-from bellmask.config import RunConfig, load_config, override
+from bellmask.config.config import RunConfig, load_config, override
+from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.data.example_files import example_files
 from bellmask.data.formats import RULES, read_file
 from bellmask.data.messages import Message
@@ -26,7 +27,6 @@ from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.generate.canvas import LONGEST, canvas_from_text
 from bellmask.generate.prompts import read_prompts, read_questions
 from bellmask.judge.benchmarks import read_tasks
-from bellmask.presets import PRESETS, preset, tiny
 
 # --- options ---------------------------------------------------------------------------------
 

@@ -18,12 +18,12 @@ from safetensors.torch import save
 from bellmask.compare.comparison import write_report
 from bellmask.compare.records import read_run
 from bellmask.compare.results import Entry, summarize
-from bellmask.errors import UserError
 from bellmask.exchange.hugging_face import export_hugging_face
 from bellmask.exchange.imported import ImportRequest, read_import
 from bellmask.exchange.loading import load
 from bellmask.exchange.mdlm import Shape
 from bellmask.run import load_run
+from bellmask.utils.errors import UserError
 
 
 @pytest.fixture

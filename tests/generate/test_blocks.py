@@ -11,11 +11,11 @@ from sampling_tools import EVERY_RULE, awake, each
 from sampling_tools import masked as masked_with
 
 from bellmask.diffusion.schedule import Cosine
-from bellmask.errors import UserError
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
+from bellmask.utils.errors import UserError
 
 V, MASK = 7, 7
 

@@ -11,12 +11,12 @@ from sampling_tools import MASK, Spy, V, each, make, masked
 from scipy import stats
 
 from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
-from bellmask.errors import UserError
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import GRIDS, cosine_grid, count_grid, uniform_grid
 from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES
+from bellmask.utils.errors import UserError
 
 
 def even(x_BL, rows_N, **_):

@@ -5,10 +5,10 @@ import torch
 from sampling_tools import EVERY_RULE, MASK, Spy, V, awake, each, make, masked
 
 from bellmask.diffusion.schedule import Cosine, Linear
-from bellmask.errors import UserError
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
+from bellmask.utils.errors import UserError
 
 # the network is called for what is revealed, and for nothing else
 

@@ -9,7 +9,6 @@ import torch
 from bellmask.data.messages import Message
 from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
-from bellmask.errors import UserError
 from bellmask.generate.canvas import (
     begin_canvas,
     canvas_from_pieces,
@@ -19,6 +18,7 @@ from bellmask.generate.canvas import (
     frame_canvas,
 )
 from bellmask.generate.prompts import Asked, read_questions
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 GAP = -1

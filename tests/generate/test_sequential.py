@@ -11,9 +11,9 @@ from scipy import stats
 
 from bellmask.data.toy import ExactDenoiser
 from bellmask.diffusion.orders import any_order, arm, sigma_arm
-from bellmask.errors import UserError
 from bellmask.generate.choice import Choice
 from bellmask.generate.sequential import generate_in_order
+from bellmask.utils.errors import UserError
 
 L, MASK = 4, 2
 FRAMEWORKS = {"arm": arm(L), "sigma": sigma_arm(torch.tensor([2, 0, 3, 1])), "any": any_order()}

@@ -6,7 +6,6 @@ import torch
 from bellmask.data.toy import ExactDenoiser, ToySource
 from bellmask.diffusion.orders import Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.schedule import Cosine
-from bellmask.errors import UserError
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.fill import fill
@@ -16,6 +15,7 @@ from bellmask.generate.rules import RULES, Remasking
 from bellmask.generate.sequential import generate_in_order
 from bellmask.generate.settings import Sampling, sampling_of
 from bellmask.run import load_run
+from bellmask.utils.errors import UserError
 
 CHAIN = ToySource.sticky(5, 6, 0.5)
 MASK = 5

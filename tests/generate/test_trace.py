@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers
 
 from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer
-from bellmask.errors import UserError
 from bellmask.generate.steps import Step, TokenTexts, to_all
 from bellmask.generate.trace import Recorder, load_trace
+from bellmask.utils.errors import UserError
 
 MASK = 4
 """Of four symbols a, b, c, d."""

@@ -11,12 +11,12 @@ from tuned_runs import tuned
 import bellmask.judge.answering as module
 from bellmask.answers import Answerer, Question
 from bellmask.data.messages import Message
-from bellmask.errors import UserError
 from bellmask.generate.settings import Sampling
 from bellmask.judge.answering import RunSide, read_outputs
 from bellmask.judge.benchmarks import Benchmark, Task
 from bellmask.run import load_run
 from bellmask.runfolder import Backbone
+from bellmask.utils.errors import UserError
 
 TURNS = [("Say 1",), ("Say 2", "Go"), ("Say 3 please, slowly", "Go on"), ("Say 1",), ("Say 5",)]
 TASKS = tuple(Task(f"t{n}", turns, "all", None, n) for n, turns in enumerate(TURNS))

@@ -26,7 +26,6 @@ from judge_server import (
     set_key,
 )
 
-from bellmask.errors import UserError
 from bellmask.judge.cost import (
     KNOWN_PRICES,
     Prices,
@@ -40,6 +39,7 @@ from bellmask.judge.endpoint_options import OPENAI_URL
 from bellmask.judge.failures import EndpointError, RequestFailed
 from bellmask.judge.tokens import TOKENS_PER_MESSAGE
 from bellmask.judge.transcript import Transcript
+from bellmask.utils.errors import UserError
 
 DOLLAR_A_TOKEN = Prices(0.0, 1_000_000.0)
 

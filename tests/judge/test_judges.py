@@ -15,7 +15,6 @@ from judge_server import VARIABLE, JudgeServer, error, good, script, set_key
 from pretrained_tools import save_lm
 
 import bellmask.judge.pairwise as module
-from bellmask.errors import UserError
 from bellmask.evaluate.load_scorer import load_scorer
 from bellmask.evaluate.scorers import TextScore
 from bellmask.judge.benchmarks import Benchmark, Task
@@ -26,6 +25,7 @@ from bellmask.judge.pairwise import EndpointJudge, LocalJudge
 from bellmask.judge.prompts import open_style
 from bellmask.judge.transcript import Transcript
 from bellmask.judge.verdicts import Outcome, Pair, pairs_of
+from bellmask.utils.errors import UserError
 
 WORDS = ["a", "bb", "ccc", "dddd", "a", "ffffff", "g", "hhhhhhhh"]
 OTHERS = ["aaa", "b", "ccc", "d", "a", "f", "gg", "h h h h"]

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bellmask.data.wheels import cache_folder
-from bellmask.errors import UserError
 from bellmask.judge import benchmarks, prompts
 from bellmask.judge.benchmarks import Task, open_benchmark, read_tasks
 from bellmask.judge.prompts import open_style, read_alpaca, read_mt_bench, read_plain
 from bellmask.judge.verdicts import Pair, Verdict
+from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ALPACA = SHARED / "alpaca_eval"

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bellmask.errors import UserError
 from bellmask.judge import published_length_control as published
 from bellmask.judge.benchmarks import Task
 from bellmask.judge.length_control import fit, separates, two_term
@@ -34,6 +33,7 @@ from bellmask.judge.win_rates import (
     published_length_controlled,
     win_rates,
 )
+from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ALPACA = SHARED / "alpaca_eval"

@@ -16,10 +16,10 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bellmask.errors import UserError
 from bellmask.model import loss_kernels
 from bellmask.model.head import cross_entropy_rows, cross_entropy_sum, predict
 from bellmask.model.loss_kernels import KERNELS, current_kernel, pick_loss_kernel, using_loss_kernel
+from bellmask.utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FULL, HALF = torch.float32, torch.bfloat16

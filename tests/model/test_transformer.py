@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from sampling_tools import awake, seeded
 
+from bellmask.config.options import ModelOptions
 from bellmask.model.attention import (
     AttentionRules,
     attention_mask,
@@ -20,7 +21,6 @@ from bellmask.model.attention import (
 from bellmask.model.dropout import LEVELS, draw_kept, dropout_scale
 from bellmask.model.modulation import TimeEmbedding
 from bellmask.model.transformer import Denoiser, count_parameters, gelu
-from bellmask.options import ModelOptions
 
 SMALL = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
 V, L = 7, 10

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bellmask.assemble import train_run
 from bellmask.build import build_law
-from bellmask.config import override
+from bellmask.config.config import override
+from bellmask.config.presets import preset, tiny
 from bellmask.model.loss_kernels import using_loss_kernel
 from bellmask.plan import trace
 from bellmask.plan.devices import Cluster, Device
@@ -23,7 +24,6 @@ from bellmask.plan.memory import USABLE, Holding, Work, device_memory, largest_m
 from bellmask.plan.network import KNOWN_MODELS, Parameters, count, plan_network, real_network
 from bellmask.plan.planner import plan
 from bellmask.plan.sizes import checkpoint_sizes, data_size
-from bellmask.presets import preset, tiny
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.recompute import recompute_blocks
 from bellmask.train.sharding import Layout

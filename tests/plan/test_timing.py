@@ -9,13 +9,13 @@ from collections import Counter
 import pytest
 from commands import refuses, succeeds
 
+from bellmask.config.presets import preset
 from bellmask.plan import timing
 from bellmask.plan.devices import DEVICES, Cluster, parse_devices
 from bellmask.plan.network import Parameters
 from bellmask.plan.planner import plan
 from bellmask.plan.timing import Communication, Timing, communicate, gather_seconds
 from bellmask.plan.tracer import Kernel
-from bellmask.presets import preset
 from bellmask.train.sharding import Layout
 
 H100 = DEVICES["H100"]

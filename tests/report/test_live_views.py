@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.errors import UserError
 from bellmask.generate.steps import Step
 from bellmask.report.chat_view import AnswerView
-from bellmask.report.tokens import plain_ascii, reveal_colours, visible, visible_lines
 from bellmask.report.watch import STYLES, Watch
+from bellmask.utils.console import plain_ascii, reveal_colours, visible, visible_lines
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 

@@ -18,15 +18,15 @@ import torch
 from rich.console import Console
 
 from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.errors import UserError
 from bellmask.generate.prompts import Prompt, read_prompts
 from bellmask.generate.steps import Step
 from bellmask.generate.trace import Change, Recorder, Sample, Trace
 from bellmask.report.plots import save_figure
 from bellmask.report.side_by_side import SideBySide, show_side_by_side
-from bellmask.report.tokens import colour_of
 from bellmask.report.trace_page import render_trace_page
 from bellmask.report.trace_strip import chosen_steps, lay_out, strip_figure
+from bellmask.utils.console import colour_of
+from bellmask.utils.errors import UserError
 
 HOSTILE = "</script><script>alert('x')</script><!-- & <img src=http://x.test/y.png> \"quoted\""
 HOSTILE += "longword" * 20

@@ -12,7 +12,7 @@ import torch
 from pretrained_tools import make_config, make_lm
 
 from bellmask.build import build_framework, build_model
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.data.tokenizer import ByteTokenizer
 from bellmask.downstream.asks import Ask
 from bellmask.model.pretrained import PretrainedDenoiser

@@ -20,9 +20,9 @@ import torch
 from torch.distributed import checkpoint
 
 from bellmask.records import MetricsFile
-from bellmask.train.distributed import World
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Trainer
+from bellmask.utils.distributed import World
 
 RANK = os.environ.get("RANK", "0")
 

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from torch import Tensor
 from warm_processes import WarmProcess, free_port
 
-from bellmask.config import RunConfig
+from bellmask.config.config import RunConfig
 from bellmask.records import TIME_FIELDS
 
 LONGEST = 240.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bellmask.errors import UserError
+from bellmask.utils.errors import UserError
 
 SIZES = [pytest.param(1, id="few"), pytest.param(25, id="many", marks=pytest.mark.long)]
 """Times the number of inputs of a target."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bellmask.assemble import train_run
-from bellmask.config import RunConfig, override, to_args
+from bellmask.config.config import RunConfig, override, to_args
 from bellmask.diffusion.orders import Problem
 from bellmask.train.saving import Saver
 from bellmask.train.sharding import whole

@@ -122,7 +122,8 @@ def _per_unit(mode: OtherDevice, work: Callable[[int], object], few: int, many: 
 def training_waits(name: str) -> Any:
     """Per optimizer step; validation is part of the training, checkpoints are not."""
     import bellmask
-    from bellmask.train import checkpoint, distributed
+    from bellmask.train import checkpoint
+    from bellmask.utils import distributed
 
     distributed.pick_device = lambda *_: OTHER
     checkpoint.CheckpointStore.save = lambda *_, **__: None

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from bellmask.config.options import TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import Bell
 from bellmask.model.pretrained import PretrainedDenoiser
-from bellmask.options import TrainOptions
-from bellmask.train.distributed import World
 from bellmask.train.planning import Recipe, StepPlanner
 from bellmask.train.step import TrainStep
-from bellmask.transformers_library import quiet
+from bellmask.utils.distributed import World
+from bellmask.utils.libraries import quiet
 
 SIZES = {
     "hidden_size": 16,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from bellmask.config.options import ModelOptions
 from bellmask.data.toy import ToySource
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
@@ -15,7 +16,6 @@ from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES, Remasking
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions
 
 V, MASK = 6, 6
 EVERY_RULE = RULES | {"cap": Remasking(0.3), "rescale": Remasking(0.5, "rescale")}

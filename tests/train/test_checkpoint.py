@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bellmask.errors import UserError
-from bellmask.options import CheckpointOptions
+from bellmask.config.options import CheckpointOptions
 from bellmask.train.checkpoint import (
     CheckpointStore,
     find_damage,
@@ -21,7 +20,8 @@ from bellmask.train.checkpoint import (
     read_state,
     step_of,
 )
-from bellmask.train.distributed import World
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
 
 
 def store(folder, **options):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from bellmask.assemble import train_run
 from bellmask.build import build_model
-from bellmask.config import load_config, override
+from bellmask.config.config import load_config, override
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.generate.engine import Generation
 from bellmask.generate.settings import Sampling

@@ -9,12 +9,12 @@ import pytest
 import torch
 from fault_tools import command
 
-from bellmask.errors import UserError
 from bellmask.placing import pick_placing
 from bellmask.run_state import resume_command
 from bellmask.train import metrics
-from bellmask.train.distributed import World, open_world, pick_device, pick_precision
 from bellmask.train.metrics import Display
+from bellmask.utils.distributed import World, open_world, pick_device, pick_precision
+from bellmask.utils.errors import UserError
 
 
 def test_a_process_that_is_late_at_the_end_ends_well(small_config, tmp_path, warm):

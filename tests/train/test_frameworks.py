@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bellmask.config.options import ModelOptions, TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.diffusion.orders import any_order, arm, sigma_arm
-from bellmask.errors import UserError
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions, TrainOptions
 from bellmask.records import read_metrics
-from bellmask.rng import stream_key, uniform_rows
 from bellmask.run import load_run
-from bellmask.train.distributed import World
 from bellmask.train.step import StepPlanner, TrainStep
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key, uniform_rows
 
 SIGMA = [3, 1, 5, 0, 7, 2, 6, 4]
 FRAMEWORKS = {"arm": arm(8), "sigma_arm": sigma_arm(torch.tensor(SIGMA)), "aoarm": any_order()}

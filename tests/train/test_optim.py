@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from bellmask.config.options import ModelOptions, OptimOptions
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions, OptimOptions
 from bellmask.train.optim import (
     Ema,
     Muon,

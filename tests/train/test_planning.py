@@ -30,10 +30,10 @@ from bellmask.diffusion.counts import CountLaw
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
 from bellmask.diffusion.orders import shifted_arm
 from bellmask.diffusion.times import Dirac
-from bellmask.rng import stream_key, uniform_rows
-from bellmask.train.distributed import World
 from bellmask.train.planning import Recipe
 from bellmask.train.step import microbatch_loss
+from bellmask.utils.distributed import World
+from bellmask.utils.rng import stream_key, uniform_rows
 
 CPU = torch.device("cpu")
 

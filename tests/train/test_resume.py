@@ -12,7 +12,7 @@ from commands import refuses, succeeds
 from fault_tools import assert_same, checkpoints, command, fingerprint, last_step
 
 from bellmask.assemble import train_run
-from bellmask.presets import preset
+from bellmask.config.presets import preset
 from bellmask.train.step import TrainStep
 
 OPTIONS = (

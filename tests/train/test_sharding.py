@@ -10,13 +10,13 @@ import torch
 from pretrained_tools import save_lm
 from warm_processes import free_port
 
-from bellmask.errors import UserError
+from bellmask.config.options import ScaleOptions
 from bellmask.records import read_metrics
-from bellmask.scale_options import ScaleOptions
 from bellmask.train.checkpoint import load_tensors
-from bellmask.train.distributed import World
 from bellmask.train.saving import saves_in_background
 from bellmask.train.sharding import pick_layout
+from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
 
 LONG = pytest.mark.long
 OPTIONS = (

@@ -11,6 +11,7 @@ from pretrained_tools import Recorder
 from torch import nn
 
 from bellmask.build import build_model, build_objective
+from bellmask.config.options import ModelOptions, TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
@@ -18,9 +19,8 @@ from bellmask.diffusion.orders import Mdm
 from bellmask.diffusion.schedule import Cosine, MiddleFlat
 from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.model.transformer import Denoiser
-from bellmask.options import ModelOptions, TrainOptions
-from bellmask.train.distributed import World
 from bellmask.train.step import StepPlanner, TrainStep, microbatch_loss
+from bellmask.utils.distributed import World
 
 WIDE = TruncatedGaussian(0.5, 0.3)
 OBJECTIVES = [Nelbo(), Nelbo(law=WIDE), Nelbo(schedule=MiddleFlat(WIDE)), Nelbo(time_floor=1e-3)]

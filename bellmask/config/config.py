@@ -8,23 +8,24 @@ misspelt option in a file is refused as one on the command line is. The resolved
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import hashlib
+import io
 import json
+import re
 import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bellmask.checks import find_problems
-from bellmask.errors import UserError, unknown
-from bellmask.inheritance import forget_replaced
-from bellmask.options import (
+from bellmask.config.checks import find_problems
+from bellmask.config.options import (
     DEFAULT_ENCODINGS,
     DEFAULT_MU,
     DEFAULT_POWER,
@@ -38,14 +39,106 @@ from bellmask.options import (
     ModelOptions,
     ObjectiveOptions,
     OptimOptions,
+    ScaleOptions,
     ScheduleOptions,
+    SftOptions,
+    StartOptions,
     TrainOptions,
     ValidationOptions,
 )
-from bellmask.outside import load_json
-from bellmask.parsing import choices_of, parse_options
-from bellmask.scale_options import ScaleOptions
-from bellmask.stage_options import SftOptions, StartOptions
+from bellmask.utils.errors import UserError, unknown
+from bellmask.utils.files import load_json
+
+# What a law, schedule or framework that takes another's place does not inherit from it.
+
+
+def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
+    """A new law or schedule does not inherit the old one's parameters."""
+    sections: dict[str, Any] = {}
+    for section, names in (("law", ("mu", "scale")), ("schedule", ("power", "mu", "scale"))):
+        old, new = getattr(before, section), getattr(after, section)
+        if old.name != new.name:
+            stale = {n: None for n in names if f"--{section}.{n}" not in args}
+            sections[section] = replace(new, **stale)
+    sections |= _forget_replaced_framework(before, after, args)
+    return replace(after, **sections)
+
+
+def _forget_replaced_framework(
+    before: RunConfig, after: RunConfig, args: Sequence[str]
+) -> dict[str, Any]:
+    """A new framework brings its own encoding and order; causal ones have no times."""
+    old, new = before.framework, after.framework
+    if old.name == new.name:
+        return {}
+    stale: dict[str, Any] = {
+        name: None
+        for name in ("encoding", "order_seed")
+        if f"--framework.{name.replace('_', '-')}" not in args
+    }
+    sections: dict[str, Any] = {"framework": replace(new, **stale)}
+    if new.name != "mdm":
+        untimed = {
+            "law": LawOptions("uniform"),
+            "schedule": ScheduleOptions(),
+            "objective": ObjectiveOptions("nelbo"),
+        }
+        for section, value in untimed.items():
+            if not any(arg.split(".")[0] == f"--{section}" for arg in args):
+                sections[section] = value
+    return sections
+
+
+# Dataclasses of options and command lines: typed parsing, and the choices that options have.
+
+T = TypeVar("T")
+
+
+def _literal_choices(kind: Any) -> tuple[str, ...] | None:
+    """The choices of a Literal, also inside Annotated, a union or a tuple; None for other types."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return typing.get_args(kind)
+    if origin in (typing.Annotated, typing.Union, types.UnionType, tuple):
+        found = [c for arg in typing.get_args(kind) if (c := _literal_choices(arg))]
+        return found[0] if found else None
+    return None
+
+
+def choices_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """(option, value, allowed) for every option that is a choice among names."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for option in dataclasses.fields(config):
+        value = getattr(config, option.name)
+        if dataclasses.is_dataclass(value):
+            yield from choices_of(value, f"{prefix}{option.name}.")
+        elif choices := _literal_choices(hints[option.name]):
+            if types.NoneType in typing.get_args(hints[option.name]):
+                choices = (*choices, "None")
+            yield prefix + option.name, value, choices
+
+
+def _plain(text: str) -> str:
+    """The parser's message without colours and frames."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = [line.strip("│╭╮╰╯─| ") for line in text.splitlines()]
+    lines = [line for line in lines if not re.match(r"^[-+]*$|^For full help", line)]
+    is_twice = len(lines) > 1 and lines[1].startswith(lines[0])  # a heading that is said again
+    return "\n".join(lines[is_twice:])
+
+
+def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:
+    """Typed parsing of ``args`` over ``default``; every fault becomes one :class:`UserError`."""
+    import tyro
+
+    stream = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stream):
+            return tyro.cli(kind, default=default, args=list(args), prog=where)
+    except SystemExit as stop:
+        if stop.code in (0, None):  # help, asked for in the place of a value
+            raise UserError(f"{where}: a value is missing before --help or -h") from None
+        raise UserError(f"{where}: {_plain(stream.getvalue())}") from None
 
 
 @dataclass(frozen=True)

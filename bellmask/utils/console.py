@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,7 +27,81 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from bellmask.report.tokens import visible_lines
+# What a command says to a reader who may be gone, as after ``| head`` or a Ctrl-C for both.
+
+
+def tell(text: str, stream: TextIO) -> None:
+    """Say something that changes no exit code when nobody reads it."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream, flush=True)
+
+
+def finish_telling() -> None:
+    """To be called at the end: else Python complains of what nobody read, with its own code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # a closed one is None
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# How single tokens look in views of a generation: on the screen, on a page, in a picture.
+
+MASK = "░"
+REMASKED = "▓"
+LINE_END = "↵"
+_SIGNS = {"\n": LINE_END, "\r": "␍", "\t": "⇥"}
+
+
+def visible(text: str) -> str:
+    """One line without control codes: line ends and tabs as signs, other such characters as dots.
+
+    What a small byte model writes would otherwise steer the terminal.
+    """
+    return "".join(_SIGNS.get(c) or (c if c.isprintable() else "·") for c in text)
+
+
+def visible_lines(text: str) -> str:
+    """Lines stay; other control characters, which would steer the terminal, become signs."""
+    return "\n".join(visible(line) for line in text.split("\n"))
+
+
+def plain_ascii(text: str) -> str:
+    """For screens that know ASCII only."""
+    text = text.replace(MASK, "_").replace(REMASKED, "#").replace(LINE_END, "/")
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+NUM_COLOURS = 64
+
+
+@cache
+def reveal_colours() -> list[tuple[str, str]]:
+    """(colour, readable text colour) from the first step to the last: matplotlib's viridis."""
+    import matplotlib
+
+    ramp = matplotlib.colormaps["viridis"]
+    stops = (ramp(number / (NUM_COLOURS - 1))[:3] for number in range(NUM_COLOURS))
+    return [(_hex(rgb), _text_on(rgb)) for rgb in stops]
+
+
+def colour_of(step: int, num_steps: int) -> tuple[str, str]:
+    """The colours of a token revealed in a step (from 1)."""
+    share = (step - 1) / (num_steps - 1) if num_steps > 1 else 0.0
+    return reveal_colours()[round(share * (NUM_COLOURS - 1))]
+
+
+def _hex(rgb: Sequence[float]) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
+def _text_on(rgb: Sequence[float]) -> str:
+    """Black or white, whichever has more contrast (WCAG's relative luminance)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
+
 
 PIPE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe."""
@@ -141,3 +218,21 @@ def print_lines(lines: Sequence[str]) -> None:
 def print_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """The same where brackets are letters, as in names that people give: no rich markup."""
     print_table(escape(title), [*map(escape, columns)], [[*map(escape, row)] for row in rows])
+
+
+# Tables for Markdown files.
+
+
+def in_markdown(text: str) -> str:
+    """Text that neither ends a cell or a row nor becomes a link or an element."""
+    text = visible_lines(text).replace("\n", " ")
+    text = re.sub(r"(\\*)\|", lambda found: 2 * found[1] + "\\|", text)
+    text = re.sub(r"<(?=[A-Za-z/!?])", r"\\<", text)
+    return text.replace("](", "]\\(")
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right; texts :func:`in_markdown`."""
+    head = [[in_markdown(name) for name in columns], ["---", *["---:"] * (len(columns) - 1)]]
+    cells = [[in_markdown(text) for text in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *cells]) + "\n"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bellmask.errors import UserError
-from bellmask.outside import inside, read_json
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import inside, read_json
 
 
 def import_transformers(what: str) -> Any:

@@ -1,0 +1,324 @@
+"""Named whole runs, as functions that return a config; variants derive from one another.
+
+``X_base`` is the conventional objective (NELBO, uniform times), ``X_bell`` the paper's (gaussian
+times around 0.5, unweighted); plain ``X`` is ``X_bell``. ``X_arm``, ``X_sigma_arm`` and ``X_aoarm``
+are the causal frameworks (AoARM with the paper's encoding).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from bellmask.config.config import (
+    RunConfig,
+    load_config,
+    override,
+    override_with_file,
+    parse_options,
+)
+from bellmask.config.options import (
+    CheckpointOptions,
+    DataOptions,
+    FrameworkName,
+    FrameworkOptions,
+    LawOptions,
+    LogOptions,
+    ModelOptions,
+    ObjectiveOptions,
+    OptimOptions,
+    SftOptions,
+    StartOptions,
+    TrainOptions,
+    ValidationOptions,
+)
+from bellmask.utils.errors import UserError, look_up
+
+# Presets of Sec. 5.3: a causal LM adapted (CPT), fine-tuned on tasks, then on conversations.
+#
+# Each stage names the checkpoint it starts from: a run folder ``runs/NAME``, so train the stage
+# before with ``--out runs/NAME``. So NAME_base starts from where NAME does; for base at every
+# stage give ``--start.model``, or use the suite cpt_sft. The paper's three are for GPUs; the ``tiny``
+# ones go the same road on a laptop, from a causal LM that is pretrained there.
+
+
+def cpt_gpt2_large() -> RunConfig:
+    """GPT-2 Large becomes a masked model on FineWeb-Edu (App. C.1): about 50 hours on four B200.
+
+    The paper does not name the curve; cosine is that of Gong et al.
+    """
+    return RunConfig(
+        data=DataOptions(train="fineweb_edu", block_length=1024),
+        start=StartOptions(
+            model="openai-community/gpt2-large", mask_token=10541, anneal_steps=10_000
+        ),
+        optim=OptimOptions(lr=3e-4, warmup_steps=2000, curve="cosine", ema=0.0),
+        train=TrainOptions(steps=100_000, batch_size=256),
+        validation=ValidationOptions(batch_size=16),
+    )
+
+
+def sft_tasks() -> RunConfig:
+    """The adapted model on the paper's mix of seven tasks, 210K examples (App. C.1).
+
+    The paper names neither rate nor length; 3e-4 and 256 are those of Gong et al.
+    """
+    return RunConfig(
+        data=DataOptions(block_length=256),
+        sft=SftOptions(train="tasks", template="plain"),
+        start=StartOptions(model="runs/cpt_gpt2_large", checkpoint="100000"),
+        optim=OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
+        train=TrainOptions(steps=10_000, batch_size=128),
+        validation=ValidationOptions(every="1000 steps", batch_size=32, sample_steps=64),
+        checkpoint=CheckpointOptions(every="1000 steps", keep_steps=(2000,)),
+    )
+
+
+def sft_sharegpt() -> RunConfig:
+    """Conversations, from the 2K-step checkpoint of the tasks (App. C.1)."""
+    tasks = sft_tasks()
+    return replace(
+        tasks,
+        data=DataOptions(block_length=1024),
+        sft=SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4", template="chat"),
+        start=StartOptions(model="runs/sft_tasks", checkpoint="2000"),
+        optim=replace(tasks.optim, lr=1e-4),
+        validation=replace(tasks.validation, batch_size=16),
+        checkpoint=CheckpointOptions(every="1000 steps"),
+    )
+
+
+def arm_tiny() -> RunConfig:
+    """A causal LM to adapt, pretrained in minutes: GPT-2's architecture, small, WikiText-2."""
+    return RunConfig(
+        data=DataOptions(train="wikitext2", tokenizer="bpe:512", block_length=64),
+        start=StartOptions(architecture="gpt2-tiny"),
+        model=ModelOptions(dropout=0.0),
+        framework=FrameworkOptions("arm"),
+        law=LawOptions("uniform"),
+        objective=ObjectiveOptions("nelbo"),
+        optim=OptimOptions(lr=3e-3, warmup_steps=100, ema=0.99),
+        train=TrainOptions(steps=1000, batch_size=32),
+        validation=ValidationOptions(every="100 steps", blocks=256, batch_size=128),
+        checkpoint=CheckpointOptions(every="500 steps", keep_last=1),
+        log=LogOptions(every=20),
+    )
+
+
+def cpt_tiny() -> RunConfig:
+    """That causal LM becomes a masked model; attention opens over the first quarter."""
+    before = arm_tiny()
+    return replace(
+        before,
+        data=DataOptions(train="wikitext2", block_length=64),
+        start=StartOptions(model="runs/arm_tiny", anneal_steps=250),
+        model=ModelOptions(dropout=0.0),
+        framework=FrameworkOptions(),
+        law=LawOptions(),
+        objective=ObjectiveOptions(),
+    )
+
+
+def sft_tiny() -> RunConfig:
+    """The masked model learns to write words backwards."""
+    before = cpt_tiny()
+    return replace(
+        before,
+        data=DataOptions(block_length=64),
+        sft=SftOptions(train="toy:reverse", round_to=16),
+        start=StartOptions(model="runs/cpt_tiny"),
+        optim=OptimOptions(lr=3e-3, warmup_steps=50, curve="cosine", ema=0.99),
+    )
+
+
+def base_of(config: RunConfig) -> RunConfig:
+    """The same run with the conventional objective: Eq. L_MDM under uniform times."""
+    return replace(config, law=LawOptions("uniform"), objective=ObjectiveOptions("nelbo"))
+
+
+def causal_of(config: RunConfig, framework: FrameworkName) -> RunConfig:
+    """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same trunk, data and optimiser."""
+    return replace(base_of(config), framework=FrameworkOptions(framework))
+
+
+def tiny() -> RunConfig:
+    """Minutes on two CPU cores: WikiText-2 bytes, 3 layers of width 64, blocks of 64."""
+    return RunConfig(
+        data=DataOptions(train="wikitext2", tokenizer="bytes", block_length=64),
+        model=ModelOptions(num_layers=3, width=64, num_heads=4, dropout=0.0),
+        optim=OptimOptions(lr=6e-3, warmup_steps=100, ema=0.99),
+        train=TrainOptions(steps=1000, batch_size=32),
+        validation=ValidationOptions(every="100 steps", blocks=512, batch_size=128),
+        checkpoint=CheckpointOptions(every="500 steps"),
+        log=LogOptions(every=20),
+    )
+
+
+def small() -> RunConfig:
+    """The ablations' run: tiny in 300 BPE tokens, validated more often."""
+    return replace(
+        tiny(),
+        data=DataOptions(train="wikitext2", tokenizer="bpe:300", block_length=64),
+        validation=ValidationOptions(every="50 steps", blocks=256, batch_size=128),
+        checkpoint=CheckpointOptions(every="500 steps", keep_last=1, keep_best=False),
+    )
+
+
+def lm1b() -> RunConfig:
+    """LM1B, sentences packed to 128 tokens (App. C.1): about 100 hours on two H200."""
+    return RunConfig(
+        data=DataOptions(train="lm1b", tokenizer="bert-base-uncased", block_length=128),
+        model=ModelOptions(),
+        optim=OptimOptions(lr=3e-4, warmup_steps=2500),
+        train=TrainOptions(steps=1_000_000, batch_size=512),
+    )
+
+
+def lm1b_unpacked() -> RunConfig:
+    """LM1B, one sentence per row of 128 tokens (App. C.1)."""
+    packed = lm1b()
+    return replace(packed, data=replace(packed.data, packing="unpacked"))
+
+
+def owt() -> RunConfig:
+    """OpenWebText, blocks of 1024 GPT-2 tokens, cosine annealing with weight decay (App. C.1)."""
+    return RunConfig(
+        data=DataOptions(train="openwebtext", tokenizer="gpt2", block_length=1024),
+        model=ModelOptions(),
+        optim=OptimOptions(lr=3e-4, warmup_steps=2500, curve="cosine", weight_decay=0.03),
+        train=TrainOptions(steps=1_000_000, batch_size=512),
+        validation=ValidationOptions(batch_size=16),
+    )
+
+
+_FAMILIES: tuple[Callable[[], RunConfig], ...] = (tiny, small, lm1b, lm1b_unpacked, owt)
+
+
+_STAGES: tuple[Callable[[], RunConfig], ...] = (
+    cpt_gpt2_large,
+    sft_tasks,
+    sft_sharegpt,
+    cpt_tiny,
+    sft_tiny,
+)
+"""Sec. 5.3; these have a start, so no causal variants."""
+
+
+def _base(family: Callable[[], RunConfig]) -> Callable[[], RunConfig]:
+    def build() -> RunConfig:
+        return base_of(family())
+
+    build.__doc__ = f"{family.__name__} with the conventional objective: NELBO, uniform times."
+    return build
+
+
+def _causal(family: Callable[[], RunConfig], name: FrameworkName) -> Callable[[], RunConfig]:
+    def build() -> RunConfig:
+        return causal_of(family(), name)
+
+    build.__doc__ = f"{family.__name__} as framework {name}."
+    return build
+
+
+_CAUSAL: tuple[FrameworkName, ...] = ("arm", "sigma_arm", "aoarm")
+
+PRESETS: dict[str, Callable[[], RunConfig]] = {
+    name: build
+    for family in _FAMILIES
+    for name, build in (
+        (family.__name__, family),
+        (f"{family.__name__}_base", _base(family)),
+        (f"{family.__name__}_bell", family),
+        *((f"{family.__name__}_{name}", _causal(family, name)) for name in _CAUSAL),
+    )
+}
+PRESETS |= {"arm_tiny": arm_tiny}
+PRESETS |= {
+    name: build
+    for stage in _STAGES
+    for name, build in (
+        (stage.__name__, stage),
+        (f"{stage.__name__}_base", _base(stage)),
+        (f"{stage.__name__}_bell", stage),
+    )
+}
+
+
+def preset(name: str) -> RunConfig:
+    """The config of a named preset; an unknown name gets the nearest ones and the list."""
+    return look_up("preset", name, PRESETS)()
+
+
+# What subcommands share: options taken off a command line, presets and files resolved.
+
+T = TypeVar("T")
+
+
+def parse_command(kind: type[T], args: Sequence[str], *, command: str) -> T:
+    """Options of a command, described by a dataclass whose docstring is its help text."""
+    import tyro
+
+    if any(arg in ("-h", "--help") for arg in args):
+        tyro.cli(
+            kind,
+            args=["--help"],
+            prog=f"bellmask {command}",
+            description=inspect.cleandoc(kind.__doc__ or ""),
+        )
+        sys.exit(0)
+    assert dataclasses.is_dataclass(kind)
+    return parse_options(kind, None, args, f"bellmask {command}")
+
+
+def wants_help(args: Sequence[str]) -> bool:
+    """True when the command line asks for help."""
+    return any(arg in ("-h", "--help") for arg in args)
+
+
+def take_option(args: list[str], name: str) -> list[str]:
+    """Remove every ``name VALUE`` (or ``name=VALUE``) from args; return the values."""
+    values: list[str] = []
+    while True:
+        place = next((i for i, a in enumerate(args) if a == name or a.startswith(name + "=")), None)
+        if place is None:
+            return values
+        given = args.pop(place)
+        if "=" in given:
+            values.append(given.split("=", 1)[1])
+        elif place < len(args) and not args[place].startswith("--"):
+            values.append(args.pop(place))
+        else:
+            raise UserError(f"{name} needs a value")
+
+
+def peek_option(args: Sequence[str], name: str) -> list[str]:
+    """The values that ``take_option`` would take."""
+    return take_option(list(args), name)
+
+
+def start_config(name: str) -> RunConfig:
+    """The config of a preset, of a config file, or of a run folder."""
+    path = Path(name)
+    if path.is_dir() and (path / "config.json").exists():
+        return load_config(path / "config.json")
+    if path.suffix in (".json", ".toml"):
+        return load_config(path)
+    return preset(name)
+
+
+def resolve(args: list[str], where: str) -> tuple[str, RunConfig]:
+    """Preset < files < command line: (name for the run folder, checked config)."""
+    if not args or args[0].startswith("-"):
+        raise UserError(f"{where} needs a preset first: {', '.join(PRESETS)}")
+    name = args.pop(0)
+    config = start_config(name)
+    for file in take_option(args, "--config"):
+        config = override_with_file(config, Path(file))
+    config = override(config, args, where=f"{where} {name}")
+    stem = Path(name).parent.name if name.endswith("config.json") else Path(name).stem
+    return stem or "run", config.check()

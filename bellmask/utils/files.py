@@ -1,0 +1,207 @@
+"""Folders and files that appear whole or not at all: written beside, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bellmask.utils.errors import UserError
+
+# What comes from outside, made safe to handle: JSON, names of files, text, numbers.
+#
+# A file may have been written by anybody. Its bytes must not crash a reader, a name inside it must
+# not lead out of the folder it lies in, and its text must not steer a screen or a page.
+
+MOST_LEVELS = 100
+"""Lists in lists in lists: no file of ours comes near, and more would exhaust Python's stack."""
+
+
+def load_json(text: str | bytes) -> Any:
+    """``json.loads`` that fails with a ValueError and nothing else, however deep the nesting."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or objects are nested too deeply") from None
+    if isinstance(found, dict | list) and len(text) > MOST_LEVELS:
+        _check_levels(found)
+    return found
+
+
+def _check_levels(found: Any) -> None:
+    """Level by level, without recursion."""
+    level = [found]
+    for _ in range(MOST_LEVELS):
+        held = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [part for some in held for part in some if isinstance(part, dict | list)]
+        if not level:
+            return
+    raise ValueError("its lists or objects are nested too deeply")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; OSError or ValueError where it cannot be read."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("not a file")
+    return load_json(path.read_text(encoding="utf-8"))
+
+
+def inside(folder: Path, name: Any, where: str) -> Path:
+    """``folder / name`` for a plain file name; UserError for one that would lead elsewhere.
+
+    ``where`` is the file that gives the name.
+    """
+    is_name = isinstance(name, str) and name not in ("", ".", "..")
+    if not is_name or any(sign in name for sign in "/\\\0\n\r"):
+        raise UserError(f"{where} names the file {name!r}; only names in its own folder are read")
+    return folder / name
+
+
+def sound(text: str) -> str:
+    """Halves of surrogate pairs, which neither tokenizers nor files take, as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def count_of(text: str) -> int | None:
+    """The number that digits write; None for anything else, thousands of digits included."""
+    return int(text) if text.isdecimal() and len(text) < 16 else None
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """A whole number, and not one of thousands of digits."""
+    return type(value) is int and least <= value < 1 << 63
+
+
+def is_number(value: Any) -> bool:
+    """Whole or not, nan and infinity too; no truth value."""
+    return isinstance(value, float) or is_whole(value, -(1 << 63))
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """A number that can be calculated with."""
+    return is_number(value) and abs(value) < 1e100
+
+
+def has_kinds(record: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+    """An object with these keys, each value of its kind."""
+    return isinstance(record, dict) and all(
+        name in record and isinstance(record[name], kind) for name, kind in kinds.items()
+    )
+
+
+def check_free(path: Path, what: str, *, is_file: bool = False) -> None:
+    """Refuse a place that is taken or cannot be written; an empty folder is free for a folder."""
+    is_empty = path.is_dir() and not is_file and not any(path.iterdir())
+    if path.exists() and not is_empty:
+        raise UserError(f"{path} exists; choose another --out for {what}")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"cannot write {what} to {path}: {parent} is not a folder one can write to")
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path, what: str) -> Iterator[Path]:
+    """A folder beside ``path`` to write into; it gets the name at the end, or is removed."""
+    check_free(path, what)
+    scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, what: str) -> Iterator[Path]:
+    """The same for one file."""
+    check_free(path, what, is_file=True)
+    scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def check_folder(path: str | None, option: str = "--out") -> None:
+    """Refuse a file where results are to go into a folder."""
+    if path is not None and Path(path).exists() and not Path(path).is_dir():
+        raise UserError(f"{option} {path} is a file; give a folder")
+
+
+def scratch_of(path: Path) -> Path:
+    """Where :func:`replacing` writes first: what a kill can leave behind."""
+    return path.with_name(f".{path.name}.writing")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file as a whole, durably; what is not text in it becomes question marks."""
+    with replacing(path) as scratch, scratch.open("x", encoding="utf-8") as stream:
+        stream.write(sound(text))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to, free until then; the file gets its own at the end."""
+    scratch = scratch_of(path)
+    scratch.unlink(missing_ok=True)  # of a kill, or a link that somebody put there
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)  # a failed write does not say of what
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+# Arrays in .npz files that anybody may have written: no objects, and nothing that fills memory.
+
+MOST_BYTES = 1 << 30
+"""A file of a few kilobytes can say that it unpacks to terabytes; ours have some megabytes."""
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an .npz file; OSError or ValueError where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            _check_size(stream)
+            with np.load(stream, allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # damaged zips fail in their own, zlib's and struct's ways
+        raise ValueError(f"not a whole .npz file ({error or type(error).__name__})") from None
+
+
+def _check_size(stream: Any) -> None:
+    """By the archive's own table, and by the shape that each array claims to have."""
+    formats = np.lib.format
+    look_at = {(1, 0): formats.read_array_header_1_0, (2, 0): formats.read_array_header_2_0}
+    with zipfile.ZipFile(stream) as archive:
+        if sum(info.file_size for info in archive.infolist()) > MOST_BYTES:
+            raise ValueError(f"its arrays take more than {MOST_BYTES >> 20} MB")
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                read = look_at[np.lib.format.read_magic(member)]
+                shape, _, dtype = read(member)
+                if dtype.itemsize * math.prod(shape) > info.file_size:
+                    raise ValueError(f"{info.filename} is shorter than it says")
+    stream.seek(0)
