@@ -20,22 +20,22 @@ _HOMES = {
     "Run": "bellmask.run",
     "load_run": "bellmask.run",
     "load": "bellmask.exchange.loading",
-    "Uniform": "bellmask.diffusion.times",
-    "Dirac": "bellmask.diffusion.times",
-    "TruncatedGaussian": "bellmask.diffusion.times",
-    "TruncatedLaplace": "bellmask.diffusion.times",
-    "DensityLaw": "bellmask.diffusion.times",
-    "TimeLaw": "bellmask.diffusion.times",
-    "Linear": "bellmask.diffusion.schedule",
-    "Cosine": "bellmask.diffusion.schedule",
-    "Polynomial": "bellmask.diffusion.schedule",
-    "MiddleFlat": "bellmask.diffusion.schedule",
-    "mask_tokens": "bellmask.diffusion.corruption",
+    "Uniform": "bellmask.diffusion.laws",
+    "Dirac": "bellmask.diffusion.laws",
+    "TruncatedGaussian": "bellmask.diffusion.laws",
+    "TruncatedLaplace": "bellmask.diffusion.laws",
+    "DensityLaw": "bellmask.diffusion.laws",
+    "TimeLaw": "bellmask.diffusion.laws",
+    "Linear": "bellmask.diffusion.schedules",
+    "Cosine": "bellmask.diffusion.schedules",
+    "Polynomial": "bellmask.diffusion.schedules",
+    "MiddleFlat": "bellmask.diffusion.schedules",
+    "mask_tokens": "bellmask.diffusion.frameworks",
     "Nelbo": "bellmask.diffusion.objectives",
     "Bell": "bellmask.diffusion.objectives",
     "Importance": "bellmask.diffusion.objectives",
-    "context_weights": "bellmask.diffusion.context_weights",
-    "bell_test": "bellmask.diffusion.bell_test",
+    "context_weights": "bellmask.diffusion.theory",
+    "bell_test": "bellmask.diffusion.theory",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -58,22 +58,22 @@ if TYPE_CHECKING:
     from bellmask.config.config import RunConfig as RunConfig
     from bellmask.config.config import load_config as load_config
     from bellmask.config.presets import preset as preset
-    from bellmask.diffusion.bell_test import bell_test as bell_test
-    from bellmask.diffusion.context_weights import context_weights as context_weights
-    from bellmask.diffusion.corruption import mask_tokens as mask_tokens
+    from bellmask.diffusion.frameworks import mask_tokens as mask_tokens
+    from bellmask.diffusion.laws import DensityLaw as DensityLaw
+    from bellmask.diffusion.laws import Dirac as Dirac
+    from bellmask.diffusion.laws import TimeLaw as TimeLaw
+    from bellmask.diffusion.laws import TruncatedGaussian as TruncatedGaussian
+    from bellmask.diffusion.laws import TruncatedLaplace as TruncatedLaplace
+    from bellmask.diffusion.laws import Uniform as Uniform
     from bellmask.diffusion.objectives import Bell as Bell
     from bellmask.diffusion.objectives import Importance as Importance
     from bellmask.diffusion.objectives import Nelbo as Nelbo
-    from bellmask.diffusion.schedule import Cosine as Cosine
-    from bellmask.diffusion.schedule import Linear as Linear
-    from bellmask.diffusion.schedule import MiddleFlat as MiddleFlat
-    from bellmask.diffusion.schedule import Polynomial as Polynomial
-    from bellmask.diffusion.times import DensityLaw as DensityLaw
-    from bellmask.diffusion.times import Dirac as Dirac
-    from bellmask.diffusion.times import TimeLaw as TimeLaw
-    from bellmask.diffusion.times import TruncatedGaussian as TruncatedGaussian
-    from bellmask.diffusion.times import TruncatedLaplace as TruncatedLaplace
-    from bellmask.diffusion.times import Uniform as Uniform
+    from bellmask.diffusion.schedules import Cosine as Cosine
+    from bellmask.diffusion.schedules import Linear as Linear
+    from bellmask.diffusion.schedules import MiddleFlat as MiddleFlat
+    from bellmask.diffusion.schedules import Polynomial as Polynomial
+    from bellmask.diffusion.theory import bell_test as bell_test
+    from bellmask.diffusion.theory import context_weights as context_weights
     from bellmask.exchange.loading import load as load
     from bellmask.run import Run as Run
     from bellmask.run import load_run as load_run

@@ -13,10 +13,10 @@ from functools import cached_property
 
 import torch
 
-from bellmask.data.example_rows import begin_row
-from bellmask.data.messages import Message
-from bellmask.data.templates import PromptEncoder, make_template
-from bellmask.data.tokenizer import Ids
+from bellmask.data.chat_templates import PromptEncoder, make_template
+from bellmask.data.example_files import Message
+from bellmask.data.examples import begin_row
+from bellmask.data.tokenizers import Ids
 from bellmask.filling import fill_rows
 from bellmask.generate.canvas import Canvas
 from bellmask.generate.settings import Sampling

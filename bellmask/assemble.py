@@ -21,12 +21,12 @@ from bellmask.build import (
     learning_cautions,
 )
 from bellmask.config.config import RunConfig
+from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.objectives import Objective
 from bellmask.evaluate.context_curve import unigram_cross_entropy
-from bellmask.inputs import describe_blocks, load_inputs
-from bellmask.model.loss_kernels import using_loss_kernel
+from bellmask.model.head import using_loss_kernel
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.periodic import Periodic
 from bellmask.placing import pick_placing, place

@@ -16,15 +16,21 @@ from bellmask.config.options import (
     LawOptions,
     ScheduleOptions,
 )
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.bell_test import bell_test
+from bellmask.data.tokenizers import Tokenizer
+from bellmask.diffusion.frameworks import (
+    Framework,
+    Mdm,
+    any_order,
+    arm,
+    shifted_arm,
+    sigma_arm,
+)
+from bellmask.diffusion.laws import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
-from bellmask.diffusion.orders import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial, Schedule
-from bellmask.diffusion.times import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
+from bellmask.diffusion.theory import bell_test
 from bellmask.model.attention import AttentionRules
-from bellmask.model.lora import add_lora
-from bellmask.model.pretrained import PretrainedDenoiser, make_language_model
+from bellmask.model.pretrained import PretrainedDenoiser, add_lora, make_language_model
 from bellmask.model.transformer import Denoiser
 from bellmask.runfolder import Backbone
 from bellmask.train.planning import Recipe

@@ -1,4 +1,4 @@
-"""The ``bellmask`` command: one thin function per subcommand, imports inside them.
+"""The ``bellmask`` command: a table of subcommands, each imported when it is called.
 
 Exit codes: 0 done, 1 training failed or something is broken (a full disk), 2 bad input, 130/143
 stopped by a signal (the run can be resumed).
@@ -11,7 +11,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 from bellmask import __version__
 from bellmask.config.presets import resolve, start_config, wants_help
@@ -34,111 +35,6 @@ LESS_MEMORY = (
     "for a training try a smaller --train.microbatch-size or --scale.recompute block ('bellmask "
     "plan' says what fits), for anything else a smaller --batch-size"
 )
-
-
-def train(args: list[str]) -> int:
-    """Train a model."""
-    from bellmask.commands.train import run
-
-    return run(args)
-
-
-def evaluate(args: list[str]) -> int:
-    """Measure a run's NELBO, perplexity and NLL by context count."""
-    from bellmask.commands.evaluate import run
-
-    return run(args)
-
-
-def generate(args: list[str]) -> int:
-    """Sample or infill text with a run."""
-    from bellmask.commands.generate import run
-
-    return run(args)
-
-
-def chat(args: list[str]) -> int:
-    """Talk to a run; its answers are unmasked live."""
-    from bellmask.commands.chat import run
-
-    return run(args)
-
-
-def import_(args: list[str]) -> int:
-    """Make a run of a checkpoint in the layout of mdlm and duo."""
-    from bellmask.commands.exchange import import_ as run
-
-    return run(args)
-
-
-def export(args: list[str]) -> int:
-    """Write a run for Hugging Face or in mdlm's layout."""
-    from bellmask.commands.exchange import export as run
-
-    return run(args)
-
-
-def prepare(args: list[str]) -> int:
-    """Turn a corpus into training blocks."""
-    from bellmask.commands.prepare import run
-
-    return run(args)
-
-
-def data(args: list[str]) -> int:
-    """List named corpora, or show a corpus's data card."""
-    from bellmask.commands.data import run
-
-    return run(args)
-
-
-def plan(args: list[str]) -> int:
-    """Say what a run will need: memory, storage, time."""
-    from bellmask.commands.plan import run
-
-    return run(args)
-
-
-def compare(args: list[str]) -> int:
-    """Measure how many times sooner a variant reaches the reference's NLL."""
-    from bellmask.commands.compare import compare as run
-
-    return run(args)
-
-
-def report(args: list[str]) -> int:
-    """Rebuild a comparison's report from run folders."""
-    from bellmask.commands.compare import report as run
-
-    return run(args)
-
-
-def judge(args: list[str]) -> int:
-    """Compare two models' answers by a judge."""
-    from bellmask.commands.judge import run
-
-    return run(args)
-
-
-def lm_eval(args: list[str]) -> int:
-    """Run lm-eval's tasks on a run."""
-    from bellmask.commands.harness import run
-
-    return run(args)
-
-
-def analyze(args: list[str]) -> int:
-    """Run one of the paper's analyses: gradients, contexts, orders, masks, entropies."""
-    from bellmask.commands.analyze import run
-
-    return run(args)
-
-
-def demo(args: list[str]) -> int:
-    """Base against bell on a laptop, in minutes."""
-    from bellmask.commands.compare import demo as run
-
-    return run(args)
 
 
 CONFIG_HELP = """Show or compare resolved options.
@@ -190,31 +86,53 @@ def presets(args: list[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "demo": demo,
-    "prepare": prepare,
-    "data": data,
-    "plan": plan,
-    "train": train,
-    "compare": compare,
-    "report": report,
-    "evaluate": evaluate,
-    "generate": generate,
-    "chat": chat,
-    "judge": judge,
-    "lm-eval": lm_eval,
-    "analyze": analyze,
-    "import": import_,
-    "export": export,
-    "config": config,
-    "presets": presets,
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("bellmask.commands.compare:demo", "Base against bell on a laptop, in minutes."),
+    "prepare": ("bellmask.data.prepare:prepare_main", "Turn a corpus into training blocks."),
+    "data": (
+        "bellmask.data.prepare:data_main",
+        "List named corpora, or show a corpus's data card.",
+    ),
+    "plan": ("bellmask.commands.plan:run", "Say what a run will need: memory, storage, time."),
+    "train": ("bellmask.commands.train:run", "Train a model."),
+    "compare": (
+        "bellmask.commands.compare:compare",
+        "Measure how many times sooner a variant reaches the reference's NLL.",
+    ),
+    "report": (
+        "bellmask.commands.compare:report",
+        "Rebuild a comparison's report from run folders.",
+    ),
+    "evaluate": (
+        "bellmask.commands.evaluate:run",
+        "Measure a run's NELBO, perplexity and NLL by context count.",
+    ),
+    "generate": ("bellmask.commands.generate:run", "Sample or infill text with a run."),
+    "chat": ("bellmask.commands.chat:run", "Talk to a run; its answers are unmasked live."),
+    "judge": ("bellmask.commands.judge:run", "Compare two models' answers by a judge."),
+    "lm-eval": ("bellmask.commands.harness:run", "Run lm-eval's tasks on a run."),
+    "analyze": (
+        "bellmask.commands.analyze:run",
+        "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",
+    ),
+    "import": (
+        "bellmask.commands.exchange:import_",
+        "Make a run of a checkpoint in the layout of mdlm and duo.",
+    ),
+    "export": (
+        "bellmask.commands.exchange:export",
+        "Write a run for Hugging Face or in mdlm's layout.",
+    ),
+    "config": ("bellmask.cli:config", "Show or compare resolved options."),
+    "presets": ("bellmask.cli:presets", "List the presets."),
 }
+"""Command: (the function that takes its arguments and returns an exit code, what it does)."""
 
 
 def _overview() -> str:
     lines = ["bellmask trains masked diffusion language models, fast.", ""]
     lines += ["usage: bellmask COMMAND ...    (bellmask COMMAND --help says more)", ""]
-    lines += [f"  {name:<10} {(run.__doc__ or '').strip()}" for name, run in COMMANDS.items()]
+    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
     lines += ["", "examples:", "  bellmask train tiny", "  bellmask evaluate runs/tiny-..."]
     lines += ["  bellmask generate runs/tiny-... --prefix 'The '", "  bellmask --version"]
     return "\n".join(lines)
@@ -231,7 +149,8 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
-        return look_up("command", args[0], COMMANDS)(args[1:])
+        module, function = look_up("command", args[0], COMMANDS)[0].split(":")
+        return getattr(import_module(module), function)(args[1:])
     except UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # whoever read our output has had enough

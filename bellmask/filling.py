@@ -16,7 +16,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.orders import Ordered, Shifted
+from bellmask.diffusion.frameworks import Ordered, Shifted
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import OnStep, Step

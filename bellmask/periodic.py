@@ -11,8 +11,8 @@ import torch
 from bellmask.config.config import RunConfig
 from bellmask.config.options import Interval
 from bellmask.data.blocks import Blocks
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.orders import Framework
+from bellmask.data.tokenizers import Tokenizer
+from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.model.attention import AttentionRules
 from bellmask.placing import Placing

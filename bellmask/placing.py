@@ -10,7 +10,7 @@ import torch
 from bellmask.build import Network
 from bellmask.config.config import RunConfig
 from bellmask.config.options import ScaleOptions
-from bellmask.model.loss_kernels import pick_loss_kernel
+from bellmask.model.head import pick_loss_kernel
 from bellmask.train.recompute import recompute_blocks
 from bellmask.train.saving import saves_in_background
 from bellmask.train.sharding import Layout, pick_layout, shard_model

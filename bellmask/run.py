@@ -16,9 +16,10 @@ from bellmask.build import Network, build_framework, build_rules, build_stored
 from bellmask.config.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
+from bellmask.data.inputs import load_inputs
 from bellmask.data.packing import Row
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.orders import Framework
+from bellmask.data.tokenizers import Tokenizer
+from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.canvas import Canvas, begin_canvas, frame_canvas, make_canvas
@@ -26,7 +27,6 @@ from bellmask.generate.engine import Generation
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling, sampling_of
 from bellmask.generate.steps import OnStep
-from bellmask.inputs import load_inputs
 from bellmask.runfolder import Backbone, read_backbone, read_description, read_tokenizer
 from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
 from bellmask.utils.distributed import World, pick_device, pick_precision

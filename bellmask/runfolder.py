@@ -15,7 +15,7 @@ import torch
 
 from bellmask import __version__
 from bellmask.config.config import RunConfig
-from bellmask.data.tokenizer import Tokenizer, from_description
+from bellmask.data.tokenizers import Tokenizer, from_description
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import count_of, read_json, scratch_of, write_text
 

@@ -10,22 +10,21 @@ from pathlib import Path
 import torch
 
 from bellmask.build import Network
-from bellmask.causal_lm import (
+from bellmask.config.checks import FROM_START
+from bellmask.config.config import RunConfig, load_config
+from bellmask.config.options import ModelOptions, StartOptions
+from bellmask.data.tokenizers import Tokenizer
+from bellmask.exchange.hub import local_folder
+from bellmask.model.causal_lm import NAME as SMOLLM2
+from bellmask.model.causal_lm import (
     fill_from_causal_lm,
     fingerprint,
     read_architecture,
     read_causal_lm,
+    smollm2_folder,
 )
-from bellmask.config.checks import FROM_START
-from bellmask.config.config import RunConfig, load_config
-from bellmask.config.options import ModelOptions, StartOptions
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.exchange.hub import local_folder
-from bellmask.model.lora import merge_lora
-from bellmask.model.pretrained import PretrainedDenoiser, dropout_rates
+from bellmask.model.pretrained import PretrainedDenoiser, dropout_rates, merge_lora
 from bellmask.runfolder import Backbone, read_backbone, read_tokenizer
-from bellmask.smollm2 import NAME as SMOLLM2
-from bellmask.smollm2 import smollm2_folder
 from bellmask.utils.errors import UserError
 
 

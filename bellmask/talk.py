@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from bellmask.answers import Answer, Answerer, Question
-from bellmask.data.messages import Message
+from bellmask.data.example_files import Message
 from bellmask.generate.settings import Sampling
 from bellmask.generate.steps import OnStep
 from bellmask.utils.errors import UserError

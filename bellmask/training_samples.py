@@ -7,8 +7,8 @@ import torch
 from bellmask.build import Network
 from bellmask.config.config import RunConfig
 from bellmask.data.blocks import Blocks
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.orders import Framework
+from bellmask.data.tokenizers import Tokenizer
+from bellmask.diffusion.frameworks import Framework
 from bellmask.generate.canvas import begin_canvas, empty_canvas
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bellmask.config.options import DataOptions
 from bellmask.data.corpora import open_corpus
-from bellmask.data.wheels import cache_folder
+from bellmask.data.readers import cache_folder
 from bellmask.utils.console import print_table
 
 TOKENIZERS = ["bytes", "bpe:2048", "gpt2", "bert-base-uncased"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from subjects import PAPER, SMALL, TINY, Size
 
-from bellmask.diffusion.orders import Framework, Mdm, arm
+from bellmask.diffusion.frameworks import Framework, Mdm, arm
 from bellmask.generate.engine import Generation
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling

@@ -29,7 +29,8 @@ from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network
 from bellmask.model.transformer import Denoiser
 from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.step import StepPlanner, TrainStep
+from bellmask.train.planning import StepPlanner
+from bellmask.train.step import TrainStep
 from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.distributed import World
 

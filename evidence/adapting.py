@@ -17,11 +17,11 @@ from bellmask.compare.plan import TRAINING_FORMAT
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import preset
+from bellmask.data.inputs import load_inputs
 from bellmask.data.prepare import make_tokenizer
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.inputs import load_inputs
 from bellmask.report.comparison_plots import curves_figure
-from bellmask.report.plots import save_figure
+from bellmask.report.figures import save_figure
 from bellmask.report.stage_plots import stage_figure
 from bellmask.report.stage_tables import stage_notes, stage_rows
 from bellmask.report.tables import sentence, show_gap, show_speed_up

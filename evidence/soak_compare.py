@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from bellmask.records import TIME_FIELDS, read_metrics
-from bellmask.train.checkpoint import find_damage
+from bellmask.train.manifest import find_damage
 
 EXACT_FIELDS = ("step", "tokens", "masked_share", "lr")
 """Fields of training lines that are the same with any number of processes."""

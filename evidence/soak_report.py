@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bellmask.compare.results import without_nan
-from bellmask.report.plots import COLOURS, save_figure
+from bellmask.report.figures import COLOURS, save_figure
 from bellmask.utils.console import markdown_table
 
 sys.path.insert(0, str(Path(__file__).parent))

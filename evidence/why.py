@@ -11,7 +11,7 @@ from analyses import ANALYSES, RESULTS, TOYS
 from findings import STATEMENTS, TOY_STATEMENTS, Statement
 
 from bellmask.analyze.analysis import Table
-from bellmask.report.plots import save_figure
+from bellmask.report.figures import save_figure
 
 TEXTS = {"wikitext2": "WikiText-2", "lm1b": "LM1B, packed"}
 TITLES = {

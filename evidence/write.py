@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.report.comparison_plots import curves_figure
-from bellmask.report.plots import save_figure
+from bellmask.report.figures import save_figure
 from bellmask.report.tables import sentence, show_speed_up
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -12,12 +12,12 @@ from tuned_runs import tuned
 
 import bellmask.filling
 from bellmask.answers import DEFAULT_STEPS, Answerer, Question
-from bellmask.data.example_rows import ExampleRules, encode_example
-from bellmask.data.messages import Example, Message
-from bellmask.data.templates import Template
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.chat_templates import Template
+from bellmask.data.example_files import Example, Message
+from bellmask.data.examples import ExampleRules, encode_example
+from bellmask.data.inputs import describe_blocks, load_inputs
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.settings import Sampling
-from bellmask.inputs import describe_blocks, load_inputs
 from bellmask.run import load_run
 from bellmask.talk import Talk
 from bellmask.utils.errors import UserError

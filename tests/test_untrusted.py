@@ -24,9 +24,8 @@ from bellmask.commands.generating import write_out
 from bellmask.compare.comparison import from_comparison
 from bellmask.compare.records import read_run
 from bellmask.data.blocks import open_blocks, shard_path
-from bellmask.data.formats import read_file
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, from_description
-from bellmask.data.vocabularies import load_tokenizer
+from bellmask.data.readers import read_file
+from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, from_description, load_tokenizer
 from bellmask.exchange.imported import ImportRequest, read_import
 from bellmask.exchange.weights import read_checkpoint
 from bellmask.generate.canvas import canvas_from_text
@@ -76,9 +75,9 @@ def test_pickled_code_is_never_run(tmp_path):
 def test_code_of_a_model_folder_is_not_run(what, tmp_path, monkeypatch):
     """Nor is the user asked for a yes that a pipe could give."""
     pytest.importorskip("transformers")
-    from bellmask.causal_lm import read_causal_lm
-    from bellmask.data.tokenizer import from_transformers
+    from bellmask.data.tokenizers import from_transformers
     from bellmask.evaluate.load_scorer import load_scorer
+    from bellmask.model.causal_lm import read_causal_lm
 
     folder, mark = tmp_path / "model", tmp_path / "mark"
     folder.mkdir()
@@ -295,7 +294,7 @@ def test_dollars_in_names_are_drawn(tmp_path):
     """A formula that is none failed the whole report."""
     from matplotlib.figure import Figure
 
-    from bellmask.report.plots import save_figure
+    from bellmask.report.figures import save_figure
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()

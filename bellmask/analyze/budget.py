@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.context_weights import context_weights
+from bellmask.diffusion.laws import TruncatedGaussian
 from bellmask.diffusion.objectives import Bell, Nelbo
-from bellmask.diffusion.times import TruncatedGaussian
+from bellmask.diffusion.theory import context_weights
 
 SPENT_BELOW = 0.05
 """Weight counts as spent on nothing where less than this share of the loss can still be learned."""

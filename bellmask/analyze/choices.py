@@ -28,7 +28,7 @@ from bellmask.analyze.choice_noise import (
 )
 from bellmask.analyze.choice_repeats import LABELS, OURS, WAYS, Asker, score_again
 from bellmask.analyze.runs import NamedRun, open_runs
-from bellmask.data.wheels import cache_folder
+from bellmask.data.readers import cache_folder
 from bellmask.downstream.data_sources import open_task
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.questions import Choice, limit_items, make_items

@@ -34,9 +34,8 @@ from bellmask.analyze.runs import (
     open_runs,
 )
 from bellmask.data.corpora import is_toy
-from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.data.toy_corpora import toy_source
-from bellmask.diffusion.orders import Framework, Ordered, Problem
+from bellmask.data.toys import ExactDenoiser, ToySource, toy_source
+from bellmask.diffusion.frameworks import Framework, Ordered, Problem
 from bellmask.report.decompose_plots import decompose_figure
 from bellmask.run import Run
 from bellmask.utils.errors import UserError

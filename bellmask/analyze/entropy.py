@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bellmask.analyze.analysis import OnProgress
-from bellmask.data.toy import ToySource
+from bellmask.data.toys import ToySource
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.analyze.time_laws import SHIPPED_LAWS, check_length, parse_law
-from bellmask.diffusion.context_weights import context_weights
+from bellmask.diffusion.laws import TimeLaw, Uniform
 from bellmask.diffusion.objectives import Bell
-from bellmask.diffusion.times import TimeLaw, Uniform
+from bellmask.diffusion.theory import context_weights
 from bellmask.report.theory_plots import inefficient_masks_figure
 from bellmask.utils.errors import UserError
 

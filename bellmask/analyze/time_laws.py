@@ -19,12 +19,10 @@ from bellmask.build import build_law, build_schedule
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.options import LawName, ScheduleOptions
-from bellmask.diffusion.bell_test import bell_test
-from bellmask.diffusion.context_weights import context_weights
+from bellmask.diffusion.laws import TimeLaw, TruncatedGaussian, Uniform, composite_rule, panel_edges
 from bellmask.diffusion.objectives import Bell, Nelbo
-from bellmask.diffusion.quadrature import composite_rule, panel_edges
-from bellmask.diffusion.schedule import MiddleFlat, Polynomial, Schedule
-from bellmask.diffusion.times import TimeLaw, TruncatedGaussian, Uniform
+from bellmask.diffusion.schedules import MiddleFlat, Polynomial, Schedule
+from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.report.theory_plots import schedules_figure, time_laws_figure
 from bellmask.utils.errors import UserError, unknown
 

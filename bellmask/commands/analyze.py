@@ -100,7 +100,7 @@ def _folder(name: str, options: Any) -> Path:
 def _write(name: str, numbers: dict[str, Any], figure: Any, folder: Path) -> None:
     from bellmask import __version__
     from bellmask.compare.results import without_nan
-    from bellmask.report.plots import save_figure
+    from bellmask.report.figures import save_figure
     from bellmask.utils.files import write_text
 
     folder.mkdir(parents=True, exist_ok=True)

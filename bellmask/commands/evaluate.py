@@ -162,7 +162,7 @@ def _with_progress(loaded: Run, blocks: Blocks, options: EvaluateOptions) -> Any
 
 
 def _write(report: dict[str, Any], folder: Path) -> None:
-    from bellmask.report.plots import plot_context_curve
+    from bellmask.report.figures import plot_context_curve
     from bellmask.utils.files import write_text
 
     write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")

@@ -186,7 +186,7 @@ def _describe(sampling: Sampling) -> str:
 
 
 def _write(numbers: dict[str, Any], folder: Path) -> None:
-    from bellmask.report.plots import save_figure
+    from bellmask.report.figures import save_figure
     from bellmask.report.quality_plots import quality_diversity_figure
     from bellmask.report.quality_tables import markdown
     from bellmask.utils.files import write_text

@@ -156,7 +156,7 @@ def _stock_names(options: HarnessOptions) -> list[str]:
 
 
 def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
-    from bellmask.data.wheels import cache_folder
+    from bellmask.data.readers import cache_folder
     from bellmask.downstream.overlays import tasks_with_data, write_overlays
 
     data_dir = None if options.data_dir is None else Path(options.data_dir)

@@ -160,7 +160,7 @@ def _check_judge(options: PairwiseOptions) -> None:
 
 def open_tasks(options: PairwiseOptions) -> Benchmark:
     """The benchmark, or some of its tasks."""
-    from bellmask.data.wheels import cache_folder
+    from bellmask.data.readers import cache_folder
     from bellmask.judge.benchmarks import alpaca_of_outputs, open_benchmark
 
     if _hold_instructions(options):
@@ -252,7 +252,7 @@ def opened_judge(
 def _endpoint_judge(
     options: PairwiseOptions, benchmark: Benchmark, endpoint: Endpoint | None
 ) -> EndpointJudge:
-    from bellmask.data.wheels import cache_folder
+    from bellmask.data.readers import cache_folder
     from bellmask.judge.pairwise import EndpointJudge
     from bellmask.judge.prompts import open_style
     from bellmask.judge.transcript import Transcript

@@ -218,7 +218,7 @@ def _load_baselines(run: Run) -> dict[str, Contestant]:
 
 def _load_tasks(options: PaperOptions) -> tuple[dict[str, Loaded], dict[str, str]]:
     """(records by task, why others are missing)."""
-    from bellmask.data.wheels import cache_folder
+    from bellmask.data.readers import cache_folder
     from bellmask.downstream.data_sources import MissingData, open_task
 
     loaded, missing = {}, {}

@@ -48,7 +48,7 @@ def run(args: Sequence[str]) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a folder")
 
-    from bellmask.report.plots import save_figure
+    from bellmask.report.figures import save_figure
     from bellmask.report.trace_page import render_trace_page
     from bellmask.report.trace_strip import strip_figure
     from bellmask.utils.files import write_text

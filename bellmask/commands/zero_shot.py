@@ -121,7 +121,7 @@ def _pairs(items: Sequence[str], option: str, sets: Sequence[str]) -> dict[str, 
 
 def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
     """The sets to measure, with the files they are read from."""
-    from bellmask.data.catalogue import CORPORA
+    from bellmask.data.corpora import CORPORA
     from bellmask.evaluate.zero_shot import TextSet
 
     for name in options.corpora:

@@ -22,8 +22,8 @@ from bellmask.compare.records import RunRecord, read_json, read_run
 from bellmask.compare.results import Entry, summarize, without_nan
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig
+from bellmask.data.inputs import load_inputs
 from bellmask.data.prepare import make_tokenizer
-from bellmask.inputs import load_inputs
 from bellmask.report.comparison_plots import write_curves
 from bellmask.report.page import render_page
 from bellmask.start import open_start

@@ -10,9 +10,9 @@ import torch
 from bellmask.build import build_law, build_objective, build_schedule, describe_learning
 from bellmask.config.config import RunConfig
 from bellmask.data.packing import Row
-from bellmask.diffusion.context_weights import context_weights
 from bellmask.diffusion.objectives import ChainRule
-from bellmask.train.step import StepPlanner
+from bellmask.diffusion.theory import context_weights
+from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World
 
 DRAWN_STEPS = 100

@@ -27,12 +27,12 @@ from bellmask.compare.stage_results import Cell, Outcome, summarize
 from bellmask.compare.variants import Variant, parse_variants
 from bellmask.config.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
+from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.evaluate.exact_match import Gap
 from bellmask.evaluate.exam import Exam
 from bellmask.generate.settings import Sampling
-from bellmask.inputs import describe_blocks, load_inputs
 from bellmask.report.stage_plots import write_stage_curves
 from bellmask.report.stage_tables import stage_markdown
 from bellmask.start import open_start

@@ -1,30 +1,285 @@
 """Examples to fine-tune on, opened by name: files, the hub, the task mix, ShareGPT, toys, stories.
 
 Every source yields (document, example) pairs in a fixed order; see
-:class:`bellmask.data.messages.ExampleSource`.
+:class:`bellmask.data.example_files.ExampleSource`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bellmask.config.options import SftOptions
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bellmask.config.options import DataOptions, SftOptions
+from bellmask.data.blocks import (
+    Blocks,
+    open_blocks,
+    read_card,
+    rows_per_shard,
+    shard_path,
+)
+from bellmask.data.chat_templates import (
+    Kind,
+    PromptEncoder,
+    Template,
+    join,
+    make_template,
+    response_after,
+)
 from bellmask.data.example_files import (
+    Example,
+    ExampleSource,
+    Numbered,
     RecordSource,
     example_files,
     from_records,
+    from_sharegpt,
     hub_named,
     record_files,
 )
-from bellmask.data.messages import Example, ExampleSource, Message, Role, turns
-from bellmask.data.sharegpt import from_sharegpt
-from bellmask.data.sources import find_files, is_hub_name
-from bellmask.data.story_questions import open_stories
-from bellmask.data.task_files import open_tasks
-from bellmask.data.toy_examples import open_toy
-from bellmask.utils.errors import UserError
+from bellmask.data.packing import Row
+from bellmask.data.prepare import LoadedData, OnProgress, one_at_a_time, writable_cache
+from bellmask.data.readers import file_source, find_files, is_hub_name
+from bellmask.data.tasks import open_tasks
+from bellmask.data.tokenizers import Ids, Tokenizer
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import count_of, is_whole, whole_folder
+from bellmask.utils.rng import IndexPermutation, hash_counters, stream_key
 
-__all__ = ["Example", "ExampleSource", "Message", "Role", "open_examples", "turns"]
+# ``stories:FILE``: questions whose answer stands in the story, for text like TinyStories.
+#
+# A prompt is "Story: ", the story's first sentences (up to about 60 words), "Question: ..." and
+# "Answer:". Three kinds are asked, each only where a careful pattern leaves one answer:
+#
+#     name   "a little girl named Lily"     What is the girl's name?      Lily
+#     kind   "a little car named Beep"      What is Beep?                 a car
+#     love   "Max loved to run and play."   What did Max love to do?      run and play
+#
+# Questions on one story are one document, so that no story is both trained and validated on.
+
+MOST_WORDS = 60
+"""Sentences are taken while the story told so far has no more words."""
+STORIES_VERSION = 1
+"""Part of the identity; raise it when questions would come out differently."""
+
+_SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"'\u201d\u2019]*\s*")
+_NAMED = re.compile(r"\b([a-z]+) (?:named|called) ([A-Z][a-z]+)\b(?!'|-| [A-Z])")
+_PAIRED = re.compile(r"\s*(?:,|and)\s*(?:and\s+)?[A-Z]")
+_LOVED = re.compile(r"(?:(?<=[.!?] )|^)([A-Z][a-z]+) (loved|liked) to ([a-z][a-z ]*)\.")
+_NOT_KINDS = frozenset("was is been were be and or it one other old him her them they who".split())
+_RELATIONS = frozenset("friend brother sister neighbor neighbour cousin toy pet lab".split())
+_NOT_NAMES = frozenset("Mr Mrs Ms Dr Everyone Everybody The He She It They".split())
+_UNCLEAR = re.compile(r"\b(?:but|because|when|was|were|it|them|so)\b")
+
+
+def opening(story: str) -> str:
+    """The first whole sentences of a story, on one line."""
+    taken = ""
+    for sentence in _SENTENCE.findall(" ".join(story.split())):
+        if len((taken + sentence).split()) > MOST_WORDS:
+            break
+        taken += sentence
+    return taken.strip()
+
+
+def _named(text: str) -> list[tuple[str, str]]:
+    """(kind, name) of each being that is introduced by name, in order; [] where two share one."""
+    found = []
+    for match in _NAMED.finditer(text):
+        is_plain = match[1] not in _NOT_KINDS and match[2] not in _NOT_NAMES
+        if is_plain and not _PAIRED.match(text, match.end()):
+            found.append((match[1], match[2]))
+    return found
+
+
+def _is_single(kind: str, text: str) -> bool:
+    """True when a story speaks of one such being only: 'boy' once with a or another, no 'boys'."""
+    words = re.findall(r"[a-z]+", text.lower())
+    begun = re.findall(
+        rf"\b(?:a|an|another|two|three)\b(?: [a-z,]+){{0,3}}? {kind}\b", text.lower()
+    )
+    return f"{kind}s" not in words and len(begun) <= 1
+
+
+def ask_name(text: str) -> Iterator[tuple[str, str]]:
+    """What somebody is called, where one being of the kind has a name."""
+    named = _named(text)
+    kinds = Counter(kind for kind, _ in named)
+    for kind, name in named:
+        if kinds[kind] == 1 and _is_single(kind, text):
+            yield f"What is the {kind}'s name?", name
+
+
+def ask_kind(text: str) -> Iterator[tuple[str, str]]:
+    """What somebody with a name is."""
+    named = _named(text)
+    names = Counter(name for _, name in named)
+    for kind, name in named:
+        if names[name] == 1 and kind not in _RELATIONS and not kind.endswith("s"):
+            yield f"What is {name}?", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def ask_love(text: str) -> Iterator[tuple[str, str]]:
+    """What somebody loved or liked to do, where it is said once, in one plain sentence."""
+    found = _LOVED.findall(text)
+    names = Counter(re.findall(r"\b([A-Z][a-z]+) (?:also |always )?(?:loved|liked)\b", text))
+    others = re.search(r"\b(?:He|She|It|They|he|she|it|they) (?:also )?(?:loved|liked) to\b", text)
+    for name, verb, what in found:
+        is_plain = name not in _NOT_NAMES and _UNCLEAR.search(what) is None
+        if names[name] == 1 and others is None and is_plain:
+            yield f"What did {name} {verb[:-1]} to do?", what.strip()
+
+
+KINDS: dict[str, Callable[[str], Iterator[tuple[str, str]]]] = {
+    "name": ask_name,
+    "kind": ask_kind,
+    "love": ask_love,
+}
+
+
+def questions(story: str) -> Iterator[tuple[str, Example]]:
+    """(kind of question, example) for all that can be asked of a story."""
+    text = opening(story)
+    for kind, ask in KINDS.items():
+        for question, answer in ask(text):
+            yield kind, Example.plain(f"Story: {text}\nQuestion: {question}\nAnswer:", answer)
+
+
+def open_stories(pattern: str) -> ExampleSource:
+    """Questions on the stories of files; in plain text ``<|endoftext|>`` lines stand between."""
+    source = file_source(pattern, rule="endoftext", column="text")
+
+    def read(counts: Counter[str]) -> Iterator[Numbered]:
+        number, held = 0, ""
+        for piece in source.pieces():
+            held += piece.text
+            if piece.is_end:
+                for kind, example in questions(held):
+                    counts[f"questions of kind {kind}"] += 1
+                    yield number, example
+                number, held = number + 1, ""
+        counts["stories"] += number
+
+    identity = f"stories-{STORIES_VERSION}/{source.identity}"
+    return ExampleSource(f"stories:{pattern}", identity, read, source.origin)
+
+
+# Tasks that a model of 260 thousand parameters learns on a CPU in some thousand steps.
+#
+#     toy:copy[:SIZE]      Copy: k f a z / Answer:        k f a z
+#     toy:reverse[:SIZE]   Reverse: k f a z / Answer:     z a f k
+#     toy:sums[:SIZE]      Sum: 3 7 + 4 5 / Answer:       8 2
+#
+# (the slash is a line break). Letters and digits stand apart, so that bytes and any BPE see one per
+# token. SIZE is the number of letters (default: 4 to 8), or of digits of both numbers (default 2).
+# With bytes, copy and reverse fit rows of 64 tokens by default.
+#
+# There are 20 000 examples, or as many as there are different ones, and no prompt occurs twice: the
+# n-th is read off the n-th value of a keyed permutation. So whatever is held out of them has never
+# been trained on.
+
+NUM_EXAMPLES = 20_000
+DEFAULT_LENGTHS = (4, 5, 6, 7, 8)
+VERSION = 1
+"""Part of the identity; raise it when examples would come out differently."""
+
+
+@dataclass(frozen=True)
+class _Toy:
+    """A task by name: (sizes, key) → examples."""
+
+    examples: Callable[[tuple[int, ...], str], list[Example]]
+    sizes: tuple[int, ...]
+    most: int
+    """Largest SIZE: up to it, all prompts can be numbered in 64 bits."""
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text)
+
+
+def _distinct(count: int, most: int, *path: str | int) -> list[int]:
+    """Different numbers below ``count``, in a keyed order: all, or the first ``most``."""
+    order = IndexPermutation(count, stream_key(0, "toy examples", *path))
+    return order(torch.arange(min(count, most))).tolist()
+
+
+def _letters(number: int, size: int) -> str:
+    """The word of ``size`` letters with this number."""
+    word = ""
+    for _ in range(size):
+        number, letter = divmod(number, 26)
+        word += string.ascii_lowercase[letter]
+    return word
+
+
+def _words(sizes: tuple[int, ...], name: str) -> list[str]:
+    """Different words, the lengths in turn."""
+    each = -(-NUM_EXAMPLES // len(sizes))
+    columns = [
+        [_letters(number, size) for number in _distinct(26**size, each, name, size)]
+        for size in sizes
+    ]
+    return [word for row in zip(*columns, strict=True) for word in row][:NUM_EXAMPLES]
+
+
+def _copy(sizes: tuple[int, ...], name: str) -> list[Example]:
+    return [
+        Example.plain(f"Copy: {_spaced(word)}\nAnswer:", _spaced(word))
+        for word in _words(sizes, name)
+    ]
+
+
+def _reverse(sizes: tuple[int, ...], name: str) -> list[Example]:
+    return [
+        Example.plain(f"Reverse: {_spaced(word)}\nAnswer:", _spaced(word[::-1]))
+        for word in _words(sizes, name)
+    ]
+
+
+def _sums(sizes: tuple[int, ...], name: str) -> list[Example]:
+    """Both numbers have SIZE digits, the first of which is not 0 (but for SIZE 1)."""
+    (size,) = sizes
+    least = 10 ** (size - 1) if size > 1 else 0
+    span = 10**size - least
+    examples = []
+    for number in _distinct(span * span, NUM_EXAMPLES, name, size):
+        a, b = (least + part for part in divmod(number, span))
+        prompt = f"Sum: {_spaced(str(a))} + {_spaced(str(b))}\nAnswer:"
+        examples.append(Example.plain(prompt, _spaced(str(a + b))))
+    return examples
+
+
+TOYS = {
+    "copy": _Toy(_copy, DEFAULT_LENGTHS, 12),
+    "reverse": _Toy(_reverse, DEFAULT_LENGTHS, 12),
+    "sums": _Toy(_sums, (2,), 9),
+}
+
+
+def open_toy(name: str) -> ExampleSource:
+    """``toy:copy``, ``toy:reverse:6``, ``toy:sums:3``."""
+    kind, sign, size = name.removeprefix("toy:").partition(":")
+    toy = look_up("toy task", kind, TOYS)
+    if sign and not 1 <= (count_of(size) or 0) <= toy.most:
+        raise UserError(f"{name}: the size after toy:{kind} is a number from 1 to {toy.most}")
+    sizes = (int(size),) if sign else toy.sizes
+
+    def read(counts: Counter[str]) -> Iterator[Numbered]:
+        yield from enumerate(toy.examples(sizes, kind))
+
+    return ExampleSource(name, f"toy-examples-{VERSION}/{kind}/{sizes}", read, {})
 
 
 def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSource:
@@ -63,3 +318,306 @@ _OPENERS = {
     "toy": lambda rest, options: open_toy(f"toy:{rest}"),
     "stories": lambda rest, options: open_stories(rest),
 }
+
+
+# One example → one row: the prompt is given, the response and the EOS after it can be masked.
+#
+# A row is [BOS], prompt, response, EOS up to a multiple of ``round_to`` tokens (one at least), pads
+# up to the block length. So the part to fill depends on the example alone, never on its batch.
+# ``Row.start`` is the number of prompt tokens, ``Row.length`` that of prompt and filled response;
+# pads are neither attended, masked nor scored. Prompt and response are encoded apart: no token
+# spans both. A prompt too long for the block loses its oldest tokens; a response that does not fit
+# with one token before it is left out and counted.
+
+TOO_LONG = "left out: response longer than the block"
+EMPTY = "left out: response without tokens"
+CUT = "prompts cut on the left"
+
+
+@dataclass(frozen=True)
+class ExampleRules:
+    """Everything but the template's text that decides how an example becomes a row."""
+
+    block_length: int
+    round_to: int = 32
+    template: Kind = "auto"
+    bos_first: bool = False
+
+
+def canvas_length(num_tokens: int, round_to: int) -> int:
+    """Tokens of a response with its EOS: one more, rounded up. Generation uses the same rule."""
+    return -(-(num_tokens + 1) // round_to) * round_to
+
+
+def encode_example(
+    example: Example, tokenizer: Tokenizer, template: Template, rules: ExampleRules, number: int = 0
+) -> Row | None:
+    """The row of one example; None if its response does not fit."""
+    encoder = PromptEncoder(tokenizer, template)
+    return next(encode_examples([(number, example)], encoder, rules, Counter()))[0]
+
+
+def encode_examples(
+    examples: Iterable[Numbered], encoder: PromptEncoder, rules: ExampleRules, counts: Counter[str]
+) -> Iterator[tuple[Row | None, str]]:
+    """(row, response text) of each example, encoded together."""
+    kept = list(examples)
+    template, tokenizer = encoder.template, encoder.tokenizer
+    prompts = [template.parts(e.prompt_messages, e.is_conversation) for _, e in kept]
+    responses = [
+        response_after(join(prompt), example.response)
+        for prompt, (_, example) in zip(prompts, kept, strict=True)
+    ]
+    encoded = zip(encoder.encode(prompts), tokenizer.encode_batch(responses), strict=True)
+    for (number, _), (prompt_ids, response_ids), text in zip(kept, encoded, responses, strict=True):
+        yield _row(prompt_ids, response_ids, tokenizer, rules, number, counts), text
+
+
+def begin_row(prompt: Ids, room: int, tokenizer: Tokenizer, bos_first: bool) -> tuple[Ids, bool]:
+    """(BOS if need be and the prompt, its oldest tokens dropped where there is no room; are they).
+
+    Training and generation begin a row alike.
+    """
+    begins = len(prompt) > 0 and prompt[0] == tokenizer.bos_id  # a template may write it
+    first = [tokenizer.bos_id] if not len(prompt) or (bos_first and not begins) else []
+    is_cut = len(first) + len(prompt) > room
+    if is_cut:
+        first = [tokenizer.bos_id] if bos_first else first
+        prompt = prompt[len(prompt) - (room - len(first)) :]
+    return np.concatenate([np.array(first, dtype=np.int64), prompt]), is_cut
+
+
+def _row(
+    prompt: Ids,
+    response: Ids,
+    tokenizer: Tokenizer,
+    rules: ExampleRules,
+    number: int,
+    counts: Counter[str],
+) -> Row | None:
+    canvas = canvas_length(len(response), rules.round_to)
+    room = rules.block_length - canvas
+    if room < 1 or not len(response):
+        counts[TOO_LONG if room < 1 else EMPTY] += 1
+        return None
+    given, is_cut = begin_row(prompt, room, tokenizer, rules.bos_first)
+    if is_cut:
+        counts[CUT] += 1
+    start = len(given)
+    ids = np.full(rules.block_length, tokenizer.pad_id, dtype=np.int64)
+    ids[:start] = given
+    ids[start : start + canvas] = tokenizer.eos_id
+    ids[start : start + len(response)] = response
+    return Row(ids, start + canvas, number, start)
+
+
+# Examples → blocks on disk, in training and validation.
+#
+# Rows (:mod:`bellmask.data.examples`) lie like those of text (:mod:`bellmask.data.blocks`), and
+# ``bytes.bin`` has the bytes of each row's response. Documents (a conversation is one) are in a
+# keyed random order, so that the last part of them is a fair sample: a mix of tasks is not split by
+# task.
+
+EXAMPLES_VERSION = 2
+"""Part of every cache key; raise it when rows or counts would come out differently."""
+IN_CONVERSATIONS = "answers in conversations"
+"""The count of rows whose example came with roles."""
+EXAMPLES_AT_ONCE = 1024
+
+
+def load_example_blocks(
+    data: DataOptions,
+    sft: SftOptions,
+    tokenizer: Tokenizer,
+    chat_template: str | None = None,
+    on_progress: OnProgress | None = None,
+    bos_first: bool = False,
+) -> LoadedData:
+    """Training and validation rows, prepared now or taken from the cache.
+
+    Of ``data`` the block length, the cache and the held-out share are read.
+    """
+    if sft.train is None:
+        raise UserError("sft.train is not given: which examples?")
+    rules = ExampleRules(data.block_length, sft.round_to, sft.template, bos_first)
+    _check(rules, tokenizer)
+    template = make_template(sft.template, tokenizer, chat_template)
+    cache = writable_cache(data)
+    sources = [open_examples(name, sft, cache) for name in (sft.train, sft.valid) if name]
+    if len(sources) == 2 and sources[0].identity == sources[1].identity:
+        raise UserError(
+            f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
+        )
+    made = [prepare_examples(s, tokenizer, template, rules, cache, on_progress) for s in sources]
+    counts = example_counts(read_card(made[0][1]))
+    if len(made) == 2:
+        return LoadedData(made[0][0], made[1][0], counts=counts)
+    train, valid = _split(*made[0], data.valid_fraction, sft.train)
+    return LoadedData(train, valid, counts=counts)
+
+
+def _check(rules: ExampleRules, tokenizer: Tokenizer) -> None:
+    if rules.round_to < 1:
+        raise UserError(f"sft.round_to={rules.round_to} must be at least 1")
+    if rules.block_length <= rules.round_to:
+        raise UserError(
+            f"data.block_length={rules.block_length} has no room for a prompt and a response of "
+            f"sft.round_to={rules.round_to} tokens; make it longer, or --sft.round-to smaller"
+        )
+    if tokenizer.eos_id < 0:
+        raise UserError("examples end with EOS, which symbols do not have; use another tokenizer")
+
+
+def prepare_examples(
+    source: ExampleSource,
+    tokenizer: Tokenizer,
+    template: Template,
+    rules: ExampleRules,
+    cache: Path,
+    on_progress: OnProgress | None = None,
+) -> tuple[Blocks, Path]:
+    """The rows of a source and their folder, from the cache if their fingerprint is there."""
+    parts = [
+        source.identity,
+        tokenizer.fingerprint,
+        template.identity,
+        asdict(rules),
+        EXAMPLES_VERSION,
+    ]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    folder = cache / "blocks" / key[:24]
+    if not (folder / "card.json").exists():
+        with one_at_a_time(folder):
+            if not folder.exists():
+                _prepare(
+                    folder, key, source, PromptEncoder(tokenizer, template), rules, on_progress
+                )
+    return open_blocks(folder, key), folder
+
+
+def example_counts(card: dict[str, Any]) -> dict[str, int]:
+    """What became of the examples, from a folder's card: rows, drops and why, tasks' shares."""
+    counts: dict[str, Any] = {
+        "rows": card.get("num_blocks"),
+        "documents": card.get("num_documents"),
+    }
+    more = card.get("counts")
+    counts |= more if isinstance(more, dict) else {"counts": None}
+    if not all(map(is_whole, counts.values())):
+        raise UserError("the data card of the examples is damaged; delete the data cache")
+    return counts
+
+
+def _split(blocks: Blocks, folder: Path, fraction: float, name: str) -> tuple[Blocks, Blocks]:
+    """All but the last rows, and those; between documents, so that none is in both."""
+    border = len(blocks) - max(1, round(len(blocks) * fraction))
+    while border > 0 and blocks.documents[border] == blocks.documents[border - 1]:
+        border -= 1
+    if border < 1:
+        raise UserError(
+            f"sft.train={name!r} has {len(blocks)} example(s) of {len(set(blocks.documents))} "
+            "document(s): too few to hold some out; give more, or --sft.valid"
+        )
+    size = np.fromfile(folder / "bytes.bin", dtype=np.int64)
+    train, valid = blocks.slice(0, border), blocks.slice(border, len(blocks))
+    return (
+        replace(train, num_bytes=float(size[:border].sum())),
+        replace(valid, num_bytes=float(size[border:].sum())),
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def _prepare(
+    folder: Path,
+    key: str,
+    source: ExampleSource,
+    encoder: PromptEncoder,
+    rules: ExampleRules,
+    on_progress: OnProgress | None,
+) -> None:
+    """Write rows as they are read, then once more in their order; the folder appears when whole."""
+    counts: Counter[str] = Counter()
+    dtype = np.dtype(np.uint16 if encoder.tokenizer.num_tokens < 2**16 else np.uint32)
+    with whole_folder(folder, "prepared examples") as scratch:
+        draft = scratch / "draft.bin"
+        columns = _draft(draft, dtype, source, encoder, rules, counts, on_progress)
+        if not columns.size:
+            reasons = ", ".join(f"{name}: {n}" for name, n in sorted(counts.items())) or "none read"
+            raise UserError(
+                f"{source.name} gives no example that fits data.block_length="
+                f"{rules.block_length} ({reasons})"
+            )
+        key_D = hash_counters(stream_key(0, "examples"), torch.from_numpy(columns[1]))
+        order = torch.argsort(key_D, stable=True).numpy()
+        drafted = np.memmap(draft, dtype=dtype, mode="r").reshape(-1, rules.block_length)
+        per_shard = rows_per_shard(rules.block_length)
+        for number, start in enumerate(range(0, len(order), per_shard)):
+            drafted[order[start : start + per_shard]].tofile(shard_path(scratch, number))
+        for name, column in zip(("lengths", "documents", "starts", "bytes"), columns, strict=True):
+            column[order].tofile(scratch / f"{name}.bin")
+        draft.unlink()
+        card = _card(key, source, encoder.tokenizer, rules, columns, counts)
+        text = json.dumps({**card, "dtype": dtype.name}, indent=1, ensure_ascii=False) + "\n"
+        (scratch / "card.json").write_text(text, encoding="utf-8")
+
+
+def _draft(
+    path: Path,
+    dtype: np.dtype[Any],
+    source: ExampleSource,
+    encoder: PromptEncoder,
+    rules: ExampleRules,
+    counts: Counter[str],
+    on_progress: OnProgress | None,
+) -> NDArray[np.int64]:
+    """Rows in the order they are read; (length, document, start, bytes of response) of each."""
+    marks: list[tuple[int, int, int, int]] = []
+    size = 0
+    examples = source.read(counts)
+    with path.open("wb") as stream:
+        while batch := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
+            rows = encode_examples(batch, encoder, rules, counts)
+            for (_, example), (row, text) in zip(batch, rows, strict=True):
+                if row is not None:
+                    counts.update([IN_CONVERSATIONS] if example.is_conversation else [])
+                    stream.write(row.ids.astype(dtype).tobytes())
+                    marks.append((row.length, row.document, row.start, len(text.encode())))
+                    size += marks[-1][3]
+            if on_progress:
+                on_progress(batch[-1][0] + 1, size, len(marks))
+    return np.array(marks, dtype=np.int64).reshape(-1, 4).T.copy()
+
+
+def _card(
+    key: str,
+    source: ExampleSource,
+    tokenizer: Tokenizer,
+    rules: ExampleRules,
+    columns: NDArray[np.int64],
+    counts: Counter[str],
+) -> dict[str, Any]:
+    lengths, documents, starts, size = columns
+    return {
+        "fingerprint": key,
+        "source": source.name,
+        "kind": "examples",
+        "origin": source.origin,
+        "identity": source.identity,
+        "num_blocks": len(lengths),
+        "block_length": rules.block_length,
+        "num_documents": len(np.unique(documents)),
+        "num_tokens": int(lengths.sum()),
+        "num_response_tokens": int((lengths - starts).sum()),
+        "num_bytes": int(size.sum()),
+        "has_starts": True,
+        "counts": dict(sorted(counts.items())),
+        "round_to": rules.round_to,
+        "template": rules.template,
+        "bos_first": rules.bos_first,
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "num_token_kinds": tokenizer.num_tokens,
+        "rows_per_shard": rows_per_shard(rules.block_length),
+        "examples_version": EXAMPLES_VERSION,
+    }

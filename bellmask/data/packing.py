@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bellmask.data.tokenizer import Ids
+from bellmask.data.tokenizers import Ids
 
 PACKER_VERSION = 4
 """Part of every cache key; raise it when rows would come out differently."""

@@ -6,22 +6,219 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bellmask.config.options import DataOptions
-from bellmask.data.blocks import Blocks, join, open_blocks
+from bellmask.config.presets import take_option
+from bellmask.data.blocks import Blocks, join, open_blocks, rows_per_shard, shard_path
 from bellmask.data.corpora import Policy, find_policy, has_split, is_toy, open_corpus
 from bellmask.data.detokenize import detokenizer
-from bellmask.data.packing import PACKER_VERSION, PackingRules
-from bellmask.data.sources import Source
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.data.toy_corpora import toy_blocks
-from bellmask.data.vocabularies import load_tokenizer
-from bellmask.data.wheels import cache_folder
-from bellmask.data.writing import OnProgress, Preparation
-from bellmask.utils.errors import UserError
+from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
+from bellmask.data.readers import Piece, Source, cache_folder
+from bellmask.data.tokenizers import Tokenizer, load_tokenizer
+from bellmask.data.toys import toy_blocks
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import is_whole, read_json
+
+if TYPE_CHECKING:
+    from bellmask.config.options import DataOptions
+
+# Text → shards: streamed once, in constant memory, resumed where it stopped.
+#
+# Progress is written after whole documents: how many were read, how many rows are on disk, and the
+# packer's few tokens in hand. Going on skips the documents already read and cuts files back to the
+# rows that were recorded, so the result is the same as without the interruption.
+
+BATCH_CHARACTERS = 1 << 20
+"""Text handed to the tokenizer at once."""
+RECORD_SECONDS = 2.0
+"""Progress is recorded about this often."""
+
+OnProgress = Callable[[int, int, int], None]
+"""Told (documents, bytes of text, rows) so far."""
+
+
+class Preparation:
+    """One pass over a source, into ``.preparing-*`` beside its final folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        source: Source,
+        policy: Policy,
+        rules: PackingRules,
+        tokenizer: Tokenizer,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.folder, self.key, self.source, self.policy = folder, key, source, policy
+        self.rules, self.tokenizer, self.on_progress = rules, tokenizer, on_progress
+        self.scratch = folder.with_name(f".preparing-{folder.name}")
+        self.dtype = np.dtype(np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32)
+        self.per_shard = rows_per_shard(rules.block_length)
+        self.packer = Packer(rules)
+        self.done = {"rows": 0, "bytes": 0, "tokens": 0, "real_tokens": 0, "content_tokens": 0}
+        self._recorded = time.monotonic()
+
+    @property
+    def _adds_eos(self) -> bool:
+        """True when each document has an EOS of its own among the tokens of rows."""
+        return self.rules.insert_eos if self.rules.is_packed else not self.rules.wrap
+
+    def run(self) -> None:
+        """Read everything that is left, then put the folder in its place."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            self._resume()
+            for batch in self._batches():
+                self._take(batch)
+            self._write(list(self.packer.finish()))
+            if not self.done["rows"]:
+                raise UserError(
+                    f"data {self.source.name!r} is shorter than one block of "
+                    f"{self.rules.block_length} tokens; give more text, a smaller "
+                    "--data.block-length or --data.remainder keep"
+                )
+        except UserError:
+            shutil.rmtree(self.scratch, ignore_errors=True)  # bad input: nothing worth keeping
+            raise
+        (self.scratch / "progress.json").unlink(missing_ok=True)
+        self._write_card()
+        os.replace(self.scratch, self.folder)
+
+    def _batches(self) -> Iterator[list[Piece]]:
+        """Pieces not yet read, about a megabyte at a time."""
+        clean = detokenizer(self.policy.detokenizer)
+        skip, number = self.packer.num_documents, 0
+        batch: list[Piece] = []
+        size = 0
+        for piece in self.source.pieces():
+            if number >= skip:
+                batch.append(Piece(clean(piece.text), piece.is_end))
+                size += len(piece.text)
+            number += piece.is_end
+            if size >= BATCH_CHARACTERS:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _take(self, batch: list[Piece]) -> None:
+        encoded = self.tokenizer.encode_batch([piece.text for piece in batch])
+        rows: list[Row] = []
+        for piece, ids in zip(batch, encoded, strict=True):
+            rows += self.packer.add(ids, piece.is_end)
+            self.done["bytes"] += len(piece.text.encode("utf-8"))
+            self.done["tokens"] += len(ids) + (piece.is_end and self._adds_eos)
+        self._write(rows)
+        if self.on_progress:
+            self.on_progress(self.packer.num_documents, self.done["bytes"], self.done["rows"])
+        if batch[-1].is_end and time.monotonic() - self._recorded > RECORD_SECONDS:
+            self._record()
+
+    def _write(self, rows: list[Row]) -> None:
+        start = 0
+        while start < len(rows):
+            number, filled = divmod(self.done["rows"], self.per_shard)
+            part = rows[start : start + self.per_shard - filled]
+            _append(shard_path(self.scratch, number), np.stack([r.ids for r in part]), self.dtype)
+            _append(self.scratch / "lengths.bin", np.array([r.length for r in part]), np.int64)
+            _append(self.scratch / "documents.bin", np.array([r.document for r in part]), np.int64)
+            self.done["rows"] += len(part)
+            real = sum(r.length for r in part)
+            self.done["real_tokens"] += real
+            self.done["content_tokens"] += real - (2 * len(part) if self.rules.wrap else 0)
+            start += len(part)
+
+    def _record(self) -> None:
+        state = {"done": self.done, "packer": self.packer.state()}
+        scratch = self.scratch / ".progress.writing"
+        scratch.write_text(json.dumps(state))
+        os.replace(scratch, self.scratch / "progress.json")
+        self._recorded = time.monotonic()
+
+    def _resume(self) -> None:
+        """Take up recorded progress; without any that the files bear out, begin anew."""
+        sizes = self._recorded_sizes()
+        if sizes is None:
+            shutil.rmtree(self.scratch)
+            self.scratch.mkdir()
+            self.packer = Packer(self.rules)
+            self.done = dict.fromkeys(self.done, 0)
+            return
+        for path in self.scratch.glob("*.bin"):
+            if path.name in sizes:
+                os.truncate(path, sizes[path.name])
+            else:
+                path.unlink()
+
+    def _recorded_sizes(self) -> dict[str, int] | None:
+        """Bytes of each file at the recorded moment; None if any is shorter or nothing is known."""
+        try:
+            state = read_json(self.scratch / "progress.json")
+            self.done = {name: state["done"][name] for name in self.done}
+            self.packer.restore(state["packer"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return None
+        if not all(map(is_whole, [*self.done.values(), self.packer.num_documents])):
+            return None
+        rows, row_bytes = self.done["rows"], self.rules.block_length * self.dtype.itemsize
+        sizes = {"lengths.bin": rows * 8, "documents.bin": rows * 8} if rows else {}
+        for number in range(-(-rows // self.per_shard)):
+            filled = min(self.per_shard, rows - number * self.per_shard)
+            sizes[shard_path(self.scratch, number).name] = filled * row_bytes
+        for name, size in sizes.items():
+            path = self.scratch / name
+            if not path.exists() or path.stat().st_size < size:
+                return None
+        return sizes
+
+    def _write_card(self) -> None:
+        share = self.done["content_tokens"] / max(1, self.done["tokens"])
+        card: dict[str, Any] = {
+            "fingerprint": self.key,
+            "source": self.source.name,
+            "title": self.policy.title,
+            "licence": self.policy.licence,
+            "origin": self.source.origin,
+            "identity": self.source.identity,
+            "num_blocks": self.done["rows"],
+            "block_length": self.rules.block_length,
+            "num_documents": self.packer.num_documents,
+            "num_tokens": self.done["real_tokens"],
+            "num_bytes": self.done["bytes"] * min(1.0, share),
+            "text_bytes": self.done["bytes"],
+            "text_tokens": self.done["tokens"],
+            "documents": self.policy.documents,
+            "column": self.policy.column,
+            "detokenizer": self.policy.detokenizer,
+            "packing": "packed" if self.rules.is_packed else "unpacked",
+            "wrap": self.rules.wrap,
+            "insert_eos": self.rules.insert_eos,
+            "remainder": "keep" if self.rules.keep_remainder else "drop",
+            "tokenizer_fingerprint": self.tokenizer.fingerprint,
+            "num_token_kinds": self.tokenizer.num_tokens,
+            "dtype": self.dtype.name,
+            "rows_per_shard": self.per_shard,
+            "packer_version": PACKER_VERSION,
+        }
+        (self.scratch / "card.json").write_text(
+            json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+
+def _append(path: Path, values: np.ndarray[Any, Any], dtype: Any) -> None:
+    with path.open("ab") as stream:
+        stream.write(np.ascontiguousarray(values, dtype=dtype).tobytes())
 
 
 def make_tokenizer(options: DataOptions) -> Tokenizer:
@@ -198,3 +395,188 @@ def _fingerprint(source: Source, policy: Policy, rules: PackingRules, tokenizer:
         "packer": PACKER_VERSION,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+# ``bellmask data``: the named corpora, and the data card of prepared blocks.
+
+DATA_HELP = """List named corpora, or show what a corpus became.
+
+usage: bellmask data list
+       bellmask data show NAME|PATH [--from PATH] [--split train|valid] [--data.OPTION VALUE ...]
+
+The card has counts, tokens per byte, hashes of the sources, licence, every rule that was applied
+and the fingerprint, then a few decoded blocks. Blocks that are not prepared yet are prepared first.
+
+examples:
+  bellmask data list
+  bellmask data show wikitext2
+  bellmask data show wikitext2 --split valid
+  bellmask data show lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
+"""
+OWN = ("--from", "--split")
+
+
+def parse_data(args: list[str], where: str) -> tuple[DataOptions, dict[str, str]]:
+    """(data options, the command's own) from ``NAME [--from PATH] [--split S] [--data.* ...]``."""
+    from bellmask.config.config import RunConfig, override
+    from bellmask.config.presets import PRESETS
+
+    own = {name: values[-1] for name in OWN if (values := take_option(args, name))}
+    if not args or args[0].startswith("-"):
+        raise UserError(f"{where} needs a corpus or a path first ('bellmask data list')")
+    name = args.pop(0)
+    start = PRESETS[name]() if name in PRESETS else RunConfig()
+    data = start.data if name in PRESETS else replace(start.data, train=name)
+    config = override(replace(start, data=data), args, where).check()
+    options = config.data
+    if "--from" in own:
+        options = replace(options, from_files=own["--from"])
+    return options, own
+
+
+def require_text(options: DataOptions, split: str) -> None:
+    """Refuse a validation split where there is no text for it."""
+    from bellmask.data.corpora import has_split
+
+    if split == "valid" and options.valid is None and not has_split(options, "valid"):
+        raise UserError(
+            f"{options.train} has no validation text of its own: training holds out the last "
+            f"{options.valid_fraction:.0%} of its blocks; give some with --data.valid PATH"
+        )
+
+
+def print_card(card: dict[str, Any], title: str) -> None:
+    """The data card as a table."""
+    from bellmask.utils.console import print_plain_table
+
+    try:
+        rows = _card_rows(card)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise UserError(f"the data card of {title} is damaged; delete the data cache") from None
+    print_plain_table(title, ["data card", ""], rows)
+
+
+def _card_rows(card: dict[str, Any]) -> list[list[str]]:
+    ratio = card["text_tokens"] / max(1, card["text_bytes"])
+    rows = [
+        ["source", card["source"]],
+        ["licence", card["licence"]],
+        *[["  " + name, mark] for name, mark in list(card["origin"].items())[:8]],
+        ["documents", f"{card['num_documents']:,}"],
+        ["text", f"{card['text_bytes']:,} bytes, {card['text_tokens']:,} tokens"],
+        ["tokens per byte", f"{ratio:.4f}"],
+        ["blocks", f"{card['num_blocks']:,} of {card['block_length']} tokens"],
+        ["a document is", f"{card['documents']}, column {card['column']}"],
+        ["detokeniser", card["detokenizer"]],
+        ["packing", f"{card['packing']}, remainder {card['remainder']}"],
+        ["EOS after documents", "yes" if card["insert_eos"] else "no"],
+        ["rows wrapped in BOS ... EOS", "yes" if card["wrap"] else "no"],
+        ["vocabulary", f"{card['num_token_kinds']:,} tokens and the mask"],
+        ["fingerprint", card["fingerprint"]],
+    ]
+    return [[str(cell) for cell in row] for row in rows]
+
+
+def _list() -> None:
+    from bellmask.data.corpora import CORPORA, InWheel
+    from bellmask.utils.console import print_table
+
+    rows = []
+    for name, corpus in CORPORA.items():
+        in_wheel = any(isinstance(split, InWheel) for split in corpus.splits.values())
+        where = "package index" if in_wheel else "hub" if corpus.splits else "--from"
+        rows.append([name, where, corpus.detokenizer, corpus.licence])
+    print_table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows)
+    for name, corpus in CORPORA.items():
+        if corpus.note:
+            print(f"{name}: {corpus.note}")
+
+
+def _show(args: list[str]) -> None:
+    options, own = parse_data(args, "bellmask data show")
+    split = own.get("--split", "train")
+    if split not in ("train", "valid"):
+        raise UserError(f"--split must be train or valid, not {split!r}")
+    require_text(options, split)
+
+    from bellmask.data.blocks import read_card
+    from bellmask.utils.console import preparing_bar, visible_lines
+
+    tokenizer = make_tokenizer(options)
+    with preparing_bar() as on_progress:
+        blocks = prepare(options, tokenizer, split, on_progress)
+    folder, _, _ = locate(options, tokenizer, split)
+    print_card(read_card(folder), f"{options.train}, {split}")
+    for number in (0, len(blocks) // 2, len(blocks) - 1):
+        text = tokenizer.decode(blocks.rows(slice(number, number + 1))[0].numpy())
+        print(f"\nblock {number}:\n{visible_lines(text)}")
+
+
+def data_main(args: Sequence[str]) -> int:
+    """List or show."""
+    if not args or any(arg in ("-h", "--help") for arg in args):
+        print(DATA_HELP)
+        return 0
+    action, *rest = args
+    look_up("data action", action, {"list": 0, "show": 0})
+    if action == "list":
+        if rest:
+            raise UserError(f"data list takes no arguments, got {' '.join(rest)}")
+        _list()
+    else:
+        _show(rest)
+    return 0
+
+
+# ``bellmask prepare``: text to shards, before training needs them.
+
+PREPARE_HELP = """Turn a corpus into training blocks, once; training finds them in the cache.
+
+usage: bellmask prepare NAME|PATH [--from PATH] [--split train|valid|all] [--data.OPTION VALUE ...]
+
+NAME is a corpus from 'bellmask data list', or a preset; PATH a file or quoted glob of text, JSONL,
+CSV or Parquet (also .gz, .xz, .zst); hub:owner/name[:config[:split]] a data set on the hub.
+  --from PATH    read a named corpus from local files, by its rules, instead of fetching it
+  --split WHICH  train, valid or all (default)
+  --data.*       as for 'bellmask train' (see there): tokenizer, block-length, packing, wrap, ...
+
+Stopped with Ctrl-C or killed, the same command goes on where it stopped.
+
+examples:
+  bellmask prepare wikitext2
+  bellmask prepare lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
+  bellmask prepare 'pages/*.jsonl.zst' --data.tokenizer bpe:8192 --data.block-length 512
+"""
+
+
+def prepare_main(args: Sequence[str]) -> int:
+    """Prepare and say where the blocks are."""
+    if not args or any(arg in ("-h", "--help") for arg in args):
+        print(PREPARE_HELP)
+        return 0
+    options, rest = parse_data(list(args), "bellmask prepare")
+    split = rest.get("--split", "all")
+    wanted = {"train": ["train"], "valid": ["valid"], "all": ["train", "valid"]}
+    if split not in wanted:
+        raise UserError(f"--split must be train, valid or all, not {split!r}")
+
+    from bellmask.data.blocks import read_card
+    from bellmask.data.corpora import has_split
+    from bellmask.utils.console import preparing_bar
+
+    tokenizer = make_tokenizer(options)
+    for part in wanted[split]:
+        has_text = has_split(options, part) or (part == "valid" and options.valid is not None)  # type: ignore[arg-type]
+        if split == "all" and not has_text:
+            continue
+        require_text(options, part)
+        try:
+            with preparing_bar() as on_progress:
+                prepare(options, tokenizer, part, on_progress)
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on where it stopped", file=sys.stderr)
+            return 130
+        folder, _, _ = locate(options, tokenizer, part)
+        print_card(read_card(folder), f"{options.train}, {part}")
+        print(f"blocks: {folder}")
+    return 0

@@ -14,9 +14,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.quadrature import composite_rule, panel_edges
-from bellmask.diffusion.schedule import Linear, Schedule
-from bellmask.diffusion.times import TimeLaw, TruncatedGaussian, Uniform, as_float64
+from bellmask.diffusion.laws import (
+    TimeLaw,
+    TruncatedGaussian,
+    Uniform,
+    as_float64,
+    composite_rule,
+    panel_edges,
+)
+from bellmask.diffusion.schedules import Linear, Schedule
 
 SMALLEST_DENSITY = 1e-200
 """A density below this somewhere on [0, 1] counts as zero: its NELBO weight would overflow."""

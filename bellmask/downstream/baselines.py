@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.downstream.asks import Ask, AskMaker, Score, Tokens
 from bellmask.downstream.contestants import OnDone
 from bellmask.downstream.questions import Prompts

@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from bellmask.answers import Answerer
-from bellmask.data.messages import Message
-from bellmask.data.templates import join, response_after
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.chat_templates import join, response_after
+from bellmask.data.example_files import Message
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.downstream.asks import Ask, Score, Tokens
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator
@@ -138,7 +138,7 @@ class RunContestant:
 
     def pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
         """Plain: as lm-eval cuts them. Tuned: apart, by the run's template, as in training
-        (:mod:`bellmask.data.example_rows`).
+        (:mod:`bellmask.data.examples`).
         """
         maker = self._scorer.maker
         if self.prompts == "plain":

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.diffusion.orders import Mdm, Ordered, Problem
+from bellmask.diffusion.frameworks import Mdm, Ordered, Problem
 from bellmask.downstream.asks import Ask, AskMaker, Score
 from bellmask.downstream.jobs import (
     Job,

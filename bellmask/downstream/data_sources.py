@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.data.example_files import read_records
-from bellmask.data.formats import readable_errors, text_stream
-from bellmask.data.task_files import PARQUET_BRANCH, SUFFIXES, VALIDATION, WHEEL, validation_records
+from bellmask.data.readers import readable_errors, text_stream
+from bellmask.data.tasks import (
+    PARQUET_BRANCH,
+    SUFFIXES,
+    VALIDATION,
+    WHEEL,
+    validation_records,
+)
 from bellmask.downstream.prompts import Record
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.libraries import first_line, quiet

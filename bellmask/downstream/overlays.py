@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.data.example_files import Record, read_records
-from bellmask.data.task_files import SUFFIXES, VALIDATION, validation_records
+from bellmask.data.tasks import SUFFIXES, VALIDATION, validation_records
 from bellmask.downstream.data_sources import find_in
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import write_text

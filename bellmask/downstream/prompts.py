@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bellmask.data.chat_templates import response_after
 from bellmask.data.tasks import TASKS as TUNED
-from bellmask.data.templates import response_after
 
 Record = dict[str, Any]
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.diffusion.orders import Mdm
+from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.likelihood import Scorer
 from bellmask.utils.distributed import autocast
 from bellmask.utils.rng import stream_key, uniform, uniform_rows

@@ -1,6 +1,6 @@
 """Exact match: the share of held-out examples whose response a run writes word for word.
 
-Examples are rows of prompts and responses (:mod:`bellmask.data.example_rows`), for instance the
+Examples are rows of prompts and responses (:mod:`bellmask.data.examples`), for instance the
 validation rows of a fine-tuned run, ``run.blocks()[1]``. The given part of a row is shown as it is,
 token by token; what the run writes up to its first EOS, stripped of white space at both ends, must
 be the response, stripped alike. Letters' case counts.
@@ -28,8 +28,8 @@ from torch import Tensor
 
 from bellmask.answers import Answerer
 from bellmask.data.blocks import Blocks
-from bellmask.data.example_rows import begin_row
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.examples import begin_row
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.filling import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.run import Run

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.data.blocks import Blocks
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.evaluate.exact_match import ExactMatch, Gap, ask, grade
 from bellmask.evaluate.sample_files import key_of
 from bellmask.generate.settings import Sampling

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bellmask import __version__
-from bellmask.data.tokenizer import Ids
+from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.diversity import diversity, unigram_entropy
 from bellmask.evaluate.result import perplexity_of
 from bellmask.evaluate.sample_files import Place, Sample, key_of

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bellmask.data.blocks import Blocks
-from bellmask.diffusion.orders import Framework, Mdm, Model, Ordered, Problem
+from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.train.sharding import is_sharded

@@ -20,10 +20,8 @@ import numpy as np
 from bellmask import __version__
 from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
-from bellmask.data.catalogue import CORPORA
-from bellmask.data.corpora import IMPORTED, is_toy
-from bellmask.data.prepare import locate, parse_mixture, prepare
-from bellmask.data.writing import OnProgress
+from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
+from bellmask.data.prepare import OnProgress, locate, parse_mixture, prepare
 from bellmask.evaluate.result import Likelihood, perplexity_of
 from bellmask.run import Run
 from bellmask.utils.errors import UserError

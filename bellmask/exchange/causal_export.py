@@ -12,11 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from bellmask.data.tokenizer import FastTokenizer
+from bellmask.data.tokenizers import FastTokenizer
 from bellmask.exchange.causal_weights import causal_weights, mask_row, masked_weights, silent_ids
 from bellmask.exchange.hf_tokenizer import SpecialIds, special_ids
-from bellmask.model.lora import merge_lora
-from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
 from bellmask.run import Run
 from bellmask.utils.errors import UserError
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.model.pretrained import PretrainedDenoiser
 

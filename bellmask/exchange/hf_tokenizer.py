@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer, Tokenizer
+from bellmask.data.tokenizers import (
+    ByteTokenizer,
+    FastTokenizer,
+    SymbolTokenizer,
+    Tokenizer,
+)
 from bellmask.exchange.vocabulary import map_ids
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import write_text

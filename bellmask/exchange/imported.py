@@ -20,9 +20,8 @@ from bellmask.config.options import (
     TrainOptions,
 )
 from bellmask.data.corpora import IMPORTED
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.data.vocabularies import load_tokenizer
-from bellmask.data.wheels import cache_folder
+from bellmask.data.readers import cache_folder
+from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.loading import read_own_tokenizer
 from bellmask.exchange.mdlm import (

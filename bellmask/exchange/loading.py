@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bellmask.build import build_framework, build_stored
 from bellmask.config.config import load_config
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.exchange.causal_weights import from_export
 from bellmask.exchange.hub import local_folder
 from bellmask.exchange.vocabulary import map_ids

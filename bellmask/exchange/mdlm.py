@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bellmask.exchange.vocabulary import IdMap
-from bellmask.model.modulation import CONDITION_WIDTH, NUM_SINUSOIDS
+from bellmask.model.transformer import CONDITION_WIDTH, NUM_SINUSOIDS
 from bellmask.utils.errors import UserError
 
 Tensors = Mapping[str, Tensor]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bellmask.data.tokenizer import FastTokenizer, Ids, Tokenizer
+from bellmask.data.tokenizers import FastTokenizer, Ids, Tokenizer
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.diffusion.orders import Framework, Ordered
+from bellmask.data.tokenizers import Tokenizer
+from bellmask.diffusion.frameworks import Framework, Ordered
 from bellmask.utils.errors import UserError
 
 _GAP = re.compile(r"\[MASK(?:\*([0-9]+))?\]")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bellmask.data.batches import share_out
-from bellmask.diffusion.schedule import Linear, Schedule
+from bellmask.data.blocks import share_out
+from bellmask.diffusion.schedules import Linear, Schedule
 from bellmask.generate.canvas import check_rows
 from bellmask.generate.choice import Choice
 from bellmask.generate.grids import count_grid

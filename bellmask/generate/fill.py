@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.orders import Framework, Mdm, Ordered, Shifted
+from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import Generation, generate
 from bellmask.generate.grids import GRIDS

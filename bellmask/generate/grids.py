@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.schedule import Linear, Schedule
+from bellmask.diffusion.schedules import Linear, Schedule
 
 
 def _check(num_steps: int) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bellmask.model.attention import attention_mask
-from bellmask.model.cache import KeyValues
+from bellmask.model.attention import KeyValues, attention_mask
 from bellmask.utils.errors import UserError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from bellmask.data.messages import Message, Role
+from bellmask.data.example_files import Message, Role
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import load_json, sound
 

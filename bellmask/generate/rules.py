@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.schedule import Schedule
+from bellmask.diffusion.schedules import Schedule
 
 
 @dataclass(frozen=True)

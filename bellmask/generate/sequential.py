@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.orders import Ordered
+from bellmask.diffusion.frameworks import Ordered
 from bellmask.generate.canvas import check_rows
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import Generation

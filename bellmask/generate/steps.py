@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bellmask.data.tokenizer import ByteTokenizer, Tokenizer
+from bellmask.data.tokenizers import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.steps import Step, TokenTexts
 from bellmask.generate.trace_file import Change, Sample, Trace, load_trace
 

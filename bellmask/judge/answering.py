@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from bellmask.answers import Answerer, Question
-from bellmask.data.example_files import Record, read_records
-from bellmask.data.messages import Message
+from bellmask.data.example_files import Message, Record, read_records
 from bellmask.generate.settings import Sampling
 from bellmask.judge.benchmarks import Benchmark, Task, check_answers, read_tasks
 from bellmask.run import Run

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.data.example_files import LISTS, Record, read_records, text_of
-from bellmask.data.wheels import Wheel
+from bellmask.data.readers import Wheel
 from bellmask.utils.errors import UserError, unknown
 from bellmask.utils.libraries import first_line, quiet
 from bellmask.utils.store import content_key

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bellmask.data.wheels import Wheel
+from bellmask.data.readers import Wheel
 from bellmask.judge.benchmarks import Task, mt_bench_prompts
 from bellmask.judge.verdicts import Choice, Pair, Verdict
 from bellmask.utils.errors import UserError, look_up

@@ -1,17 +1,205 @@
 """The head: logits of selected rows, or their cross-entropies, in chunks.
 
 N selected rows, D width, V vocabulary. All logits of all rows never exist at once; the sum that is
-trained on comes from one of :mod:`bellmask.model.loss_kernels`. Sums are float32 also where the
+trained on comes from one of :mod:`bellmask.model.head`. Sums are float32 also where the
 products are bfloat16.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from bellmask.model.loss_kernels import CHUNK_ROWS, current_kernel, weighted_sum
+from bellmask.utils.errors import UserError, look_up
+
+# Kernels that sum the cross-entropy of selected rows without ever holding all their logits.
+#
+# N selected rows, D width, V vocabulary. Each kernel forms the gradients while a chunk's logits are
+# there, so forward and backward together cost three matrix products of size N D V. Each returns a
+# float32 sum also where products are bfloat16: a bfloat16 sum loses three digits.
+#
+# - chunked: ours; row weights, any precision. Gradients of the head are added up in float32 over
+# the   chunks, also for bfloat16 weights (FSDP2 gathers them so), and rounded once. - torch:
+# ``F.linear_cross_entropy``, in float32 only (it returns a bfloat16 sum for bfloat16 rows). -
+# liger: liger-kernel's, on a GPU.
+#
+# A run picks one (:func:`pick_loss_kernel`) and trains inside :func:`using_loss_kernel`.
+
+CHUNK_ROWS = 512
+"""Rows whose logits exist at once; torch's automatic choice is 2.7x slower on CPUs."""
+
+
+def _zero_sums(like: Tensor) -> Tensor:
+    """Where a gradient is added up: float32 or better."""
+    return torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+
+
+class _WeightedRows(torch.autograd.Function):
+    """sum of weight * cross-entropy, with gradients formed chunk by chunk in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h_ND: Tensor,
+        w_VD: Tensor,
+        b_V: Tensor,
+        y_N: Tensor,
+        weight_N: Tensor,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        h, w = h_ND.to(dtype), w_VD.to(dtype)
+        grad_h, grad_w, grad_b = torch.empty_like(h_ND), _zero_sums(w_VD), _zero_sums(b_V)
+        ce_N = torch.empty(len(h), dtype=torch.float32, device=h.device)
+        for start in range(0, len(h), CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            logits = F.linear(h[part], w, b_V.to(dtype)).float()
+            log_sum = torch.logsumexp(logits, dim=1, keepdim=True)
+            y = y_N[part, None]
+            ce_N[part] = (log_sum - logits.gather(1, y)).squeeze(1)
+            error = logits.sub_(log_sum).exp_()  # softmax, in place
+            error.scatter_add_(1, y, torch.full_like(y, -1, dtype=error.dtype))
+            error.mul_(weight_N[part, None])
+            grad_b += error.sum(0)
+            error = error.to(dtype)
+            grad_h[part] = error @ w
+            if dtype == grad_w.dtype:
+                grad_w.addmm_(error.T, h[part])
+            else:
+                grad_w += error.T @ h[part]
+        ctx.save_for_backward(grad_h, grad_w, grad_b)
+        ctx.mark_non_differentiable(ce_N)
+        ctx.head_types = w_VD.dtype, b_V.dtype
+        return (ce_N * weight_N).sum(), ce_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_sum: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grad_h, grad_w, grad_b = ctx.saved_tensors
+        w_type, b_type = ctx.head_types
+        grad_w, grad_b = (grad_w * grad_sum).to(w_type), (grad_b * grad_sum).to(b_type)
+        return grad_h * grad_sum, grad_w, grad_b, None, None, None
+
+
+def weighted_sum(
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, weight_N: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Sum over rows of weight * -log p(y), with matrix products in ``dtype``."""
+    return _WeightedRows.apply(h_ND, w_VD, b_V, y_N, weight_N.float(), dtype)[0]
+
+
+def chunked_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum over rows of -log p(y): all weights 1."""
+    ones_N = torch.ones(len(h_ND), device=h_ND.device)
+    return weighted_sum(h_ND, w_VD, b_V, y_N, ones_N, dtype)
+
+
+def torch_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same by torch's own function in float32, and by ours in any other type."""
+    if dtype != torch.float32:
+        return chunked_sum(h_ND, w_VD, b_V, y_N, dtype)
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS, chunking_method=None)
+    h_ND, w_VD, b_V = h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype)
+    return F.linear_cross_entropy(
+        h_ND, w_VD, y_N, linear_bias=b_V, reduction="sum", options=options
+    )
+
+
+def liger_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same by liger-kernel.
+
+    It divides by the number of rows, so no rows are ours; and it forms no gradient of the head
+    when the rows need none, so rows of a frozen model are ours too. A bias of another type than
+    the products would double its logits' memory. Float32 weights are given as they are: autocast
+    makes their products bfloat16, and their gradient stays float32.
+    """
+    if len(h_ND) == 0 or not h_ND.requires_grad:
+        return chunked_sum(h_ND, w_VD, b_V, y_N, dtype)
+    bias = b_V.to(dtype)
+    sum_rows = _import_liger()
+    return sum_rows(
+        h_ND.to(dtype), w_VD, y_N, bias=bias, reduction="sum", accum_dtype=torch.float32
+    )
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
+
+KERNELS: dict[str, Kernel] = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
+
+_current: Kernel = torch_sum
+
+
+def current_kernel() -> Kernel:
+    """The kernel of unweighted rows: torch's (ours in bfloat16) where nothing else was picked."""
+    return _current
+
+
+@contextmanager
+def using_loss_kernel(name: str) -> Iterator[None]:
+    """Sum unweighted rows with this kernel, everywhere in the process, until the end of it."""
+    global _current
+    before, _current = _current, look_up("loss kernel", name, KERNELS)
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def pick_loss_kernel(option: str, device: torch.device, precision: torch.dtype) -> str:
+    """The kernel that ``--scale.loss`` names, or for ``auto`` the one that suits the device.
+
+    ``precision`` is the type of matrix products. A kernel that cannot work here is refused now,
+    not at the first step.
+    """
+    if option == "auto":
+        if device.type == "cuda" and _why_no_liger() is None:
+            return "liger"
+        return "torch" if precision == torch.float32 else "chunked"
+    look_up("scale.loss", option, {"auto": None, **KERNELS})
+    if option == "torch" and precision != torch.float32:
+        raise UserError(
+            "scale.loss=torch adds up in the type of the matrix products, here "
+            f"{str(precision).removeprefix('torch.')}: too few digits for a loss. Use --scale.loss "
+            "auto (or chunked), or --train.precision float32"
+        )
+    if option == "liger":
+        if device.type != "cuda":
+            raise UserError(
+                f"scale.loss=liger needs a GPU, and the device is {device.type}; use --scale.loss "
+                "auto (or chunked, torch)"
+            )
+        if reason := _why_no_liger():
+            raise UserError(
+                f"scale.loss=liger: {reason}; run pip install -U 'bellmask[cuda]', or use "
+                "--scale.loss auto (or chunked, torch)"
+            )
+    return option
+
+
+def _import_liger() -> Callable[..., Tensor]:
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    return liger_fused_linear_cross_entropy
+
+
+def _why_no_liger() -> str | None:
+    """What keeps liger-kernel from being used, if anything does."""
+    try:
+        known = inspect.signature(_import_liger()).parameters
+    except ImportError as error:
+        return f"liger-kernel cannot be imported ({error})"
+    except Exception as error:  # triton asks the driver already when it is imported
+        return f"liger-kernel does not start ({type(error).__name__}: {error})"
+    missing = {"bias", "reduction", "accum_dtype"} - set(known)
+    if missing:
+        return f"this liger-kernel is too old: it has no {', '.join(sorted(missing))}"
+    return None
 
 
 def compute_dtype(w_VD: Tensor) -> torch.dtype:

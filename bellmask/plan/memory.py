@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from bellmask.model.loss_kernels import CHUNK_ROWS
+from bellmask.model.head import CHUNK_ROWS
 from bellmask.plan.devices import GIB
 from bellmask.plan.network import Parameters
 from bellmask.plan.trace import Update

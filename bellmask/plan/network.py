@@ -18,14 +18,18 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bellmask.build import Network, build_model
-from bellmask.causal_lm import read_architecture, read_causal_lm
 from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import ModelOptions
 from bellmask.config.presets import PRESETS, preset
-from bellmask.data.vocabularies import MOST_TOKENS, SMALLEST_BPE, VOCABULARIES, load_tokenizer
-from bellmask.data.wheels import cache_folder
-from bellmask.model.lora import add_lora
-from bellmask.model.pretrained import PretrainedDenoiser, from_architecture
+from bellmask.data.readers import cache_folder
+from bellmask.data.tokenizers import (
+    MOST_TOKENS,
+    SMALLEST_BPE,
+    VOCABULARIES,
+    load_tokenizer,
+)
+from bellmask.model.causal_lm import read_architecture, read_causal_lm
+from bellmask.model.pretrained import PretrainedDenoiser, add_lora, from_architecture
 from bellmask.runfolder import Backbone, read_backbone, read_description
 from bellmask.start import check_length
 from bellmask.utils.errors import UserError

@@ -13,7 +13,7 @@ import torch
 
 from bellmask.build import build_objective
 from bellmask.config.config import RunConfig
-from bellmask.model.loss_kernels import pick_loss_kernel, using_loss_kernel
+from bellmask.model.head import pick_loss_kernel, using_loss_kernel
 from bellmask.plan.devices import DEVICES, Cluster, Device
 from bellmask.plan.network import real_network
 from bellmask.plan.trace import inputs, scored_rows

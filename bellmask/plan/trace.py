@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bellmask.build import build_objective
 from bellmask.config.config import RunConfig
-from bellmask.model.loss_kernels import using_loss_kernel
+from bellmask.model.head import using_loss_kernel
 from bellmask.plan.network import Planned, holding, shallow
 from bellmask.plan.tracer import Kernel, Trace, Tracer, tensors_of
 from bellmask.train.optim import Ema, Optimizer

@@ -14,7 +14,7 @@ from rich.cells import chop_cells
 from rich.console import Group
 from rich.text import Text
 
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.steps import Step
 from bellmask.report.watch import STYLES, Frame, LiveView
 from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible_lines

@@ -9,7 +9,7 @@ import matplotlib.ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 LINES = {
     "auto": ("ours: exact if short, else strata", "o-", COLOURS[1]),

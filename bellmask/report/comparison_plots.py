@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import COLOURS, save_figure, write_svg
+from bellmask.report.figures import COLOURS, save_figure, write_svg
 
 SHORT_ARROW = 1.4
 """Speed-ups below it have arrows too short to centre a label on."""

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 CONTEXT_LABEL = "observed tokens $N_c$"
 

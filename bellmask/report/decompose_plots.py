@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bellmask.report.context_plots import CONTEXT_LABEL
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 
 def decompose_figure(numbers: Mapping[str, Any]) -> Figure:

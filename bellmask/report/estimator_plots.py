@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib.ticker
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 LINES = {
     "exact": ("exact counts (ours)", "o-", COLOURS[1]),

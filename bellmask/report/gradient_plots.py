@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 PARTS = ("whole", "embedding", "trunk", "head")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 
 def orders_figure(numbers: Mapping[str, Any]) -> Figure:

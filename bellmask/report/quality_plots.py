@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 
 def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:

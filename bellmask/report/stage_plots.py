@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bellmask.report.plots import save_figure
+from bellmask.report.figures import save_figure
 
 COLOURS = {"base": "tab:red", "bell": "tab:blue"}
 STYLES = {"base": "--", "bell": "-"}

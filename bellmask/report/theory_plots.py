@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bellmask.report.plots import COLOURS
+from bellmask.report.figures import COLOURS
 
 STYLES = ["-", "--", ":", "-."]
 

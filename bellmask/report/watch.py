@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
-from bellmask.data.tokenizer import Tokenizer
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.steps import Step, TokenTexts
 from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible
 from bellmask.utils.errors import UserError

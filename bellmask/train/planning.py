@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from bellmask.config.options import TrainOptions
-from bellmask.data.batches import BatchPlan, rank_share
-from bellmask.data.blocks import Blocks
-from bellmask.diffusion.counts import CountLaw
+from bellmask.data.blocks import BatchPlan, Blocks, rank_share
+from bellmask.diffusion.frameworks import Framework, Mdm
+from bellmask.diffusion.laws import strata
 from bellmask.diffusion.objectives import Objective
-from bellmask.diffusion.orders import Framework, Mdm
-from bellmask.diffusion.times import strata
+from bellmask.diffusion.theory import CountLaw
 from bellmask.model.attention import AttentionRules
 from bellmask.utils.distributed import World
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows

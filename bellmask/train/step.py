@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bellmask.diffusion.frameworks import Framework
 from bellmask.diffusion.objectives import Objective
-from bellmask.diffusion.orders import Framework
 from bellmask.train.ahead import Ahead
 from bellmask.train.planning import Microbatch, StepPlanner
 from bellmask.train.sharding import add_up_next_gradient, is_sharded, own_part, whole

@@ -22,8 +22,8 @@ from bellmask.analyze.context import (
 from bellmask.analyze.entropy import enumerated_entropy
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.diffusion.orders import any_order, arm, sigma_arm
+from bellmask.data.toys import ExactDenoiser, ToySource
+from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.evaluate.likelihood import Scorer
 from bellmask.model.transformer import Denoiser
 from bellmask.run import load_run

@@ -16,8 +16,8 @@ from bellmask.analyze.budget import law_draws, law_weights, oracle_draws, spend
 from bellmask.analyze.decompose import DECOMPOSE, DecomposeOptions, exact_red, split_losses
 from bellmask.analyze.entropy import enumerated_entropy
 from bellmask.config.options import ModelOptions
-from bellmask.data.toy import ToySource
-from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
+from bellmask.data.toys import ToySource
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.model.transformer import Denoiser
 from bellmask.run import load_run
 from bellmask.utils.rng import stream_key, uniform_rows

@@ -15,7 +15,7 @@ from bellmask.analyze.entropy import (
     row_entropy,
     sampled_entropy,
 )
-from bellmask.data.toy import ToySource
+from bellmask.data.toys import ToySource
 
 
 def float64(values):

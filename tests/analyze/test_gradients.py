@@ -21,13 +21,13 @@ from bellmask.analyze.gradients import (
     RadiusOptions,
 )
 from bellmask.analyze.similarity import (
-    PARTS,
     additivity_similarities,
     gradient,
     radius_similarities,
 )
 from bellmask.config.options import ModelOptions
 from bellmask.model.transformer import Denoiser
+from bellmask.report.gradient_plots import PARTS
 from bellmask.run import load_run
 from bellmask.utils.rng import stream_key
 

@@ -24,7 +24,7 @@ from bellmask.analyze.inefficient_masks import (
     run_lengths,
     time_weights,
 )
-from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 
 KINDS = (TruncatedGaussian, TruncatedLaplace)
 BELLS = [kind(mu, s) for kind in KINDS for mu in (0.4, 0.5, 0.6) for s in (0.1, 0.2)]

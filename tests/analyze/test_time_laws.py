@@ -23,8 +23,8 @@ from bellmask.analyze.time_laws import (
     parse_law,
     second_moment,
 )
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
-from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
 
 
 def truncnorm(mu, sigma):

@@ -30,9 +30,9 @@ from bellmask.config.options import (
     ObjectiveOptions,
     ScheduleOptions,
 )
+from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
-from bellmask.diffusion.schedule import Linear, MiddleFlat
-from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.schedules import Linear, MiddleFlat
 from bellmask.model.transformer import ENCODINGS
 
 FLOOR = 1e-3

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hub_tools import install_hub
 
-from bellmask.data.vocabularies import bert_tokenizer, gpt2_tokenizer
-from bellmask.data.wheels import cache_folder
+from bellmask.data.readers import cache_folder
+from bellmask.data.tokenizers import bert_tokenizer, gpt2_tokenizer
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bellmask.config.options import DataOptions
-from bellmask.data.batches import MIXTURE_PERIOD, BatchPlan, rank_share, share_out
+from bellmask.data.blocks import MIXTURE_PERIOD, BatchPlan, rank_share, share_out
 from bellmask.data.prepare import load_blocks, load_data, parse_mixture, prepare
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import IndexPermutation, stream_key
 

@@ -18,8 +18,8 @@ from bellmask.data import blocks as blocks_module
 from bellmask.data.blocks import Blocks, ShardedTokens, join, read_card
 from bellmask.data.packing import Row
 from bellmask.data.prepare import load_blocks, prepare
-from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.data.wheels import Wheel
+from bellmask.data.readers import Wheel
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()

@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 
 from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data import blocks as blocks_module
-from bellmask.data import example_blocks
+from bellmask.data import examples as example_blocks
 from bellmask.data.blocks import join, read_card
-from bellmask.data.example_blocks import example_counts, load_example_blocks
-from bellmask.data.example_rows import ExampleRules, canvas_length, encode_example
-from bellmask.data.examples import open_examples
-from bellmask.data.messages import Example
-from bellmask.data.templates import Part, Template
-from bellmask.data.tokenizer import ByteTokenizer, SymbolTokenizer
+from bellmask.data.chat_templates import Part, Template
+from bellmask.data.example_files import Example
+from bellmask.data.examples import (
+    ExampleRules,
+    canvas_length,
+    encode_example,
+    example_counts,
+    load_example_blocks,
+    open_examples,
+)
+from bellmask.data.tokenizers import ByteTokenizer, SymbolTokenizer
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()

@@ -13,9 +13,17 @@ import pyarrow.parquet
 import pytest
 
 from bellmask.config.options import SftOptions
-from bellmask.data.examples import Example, Message, open_examples, turns
-from bellmask.data.sharegpt import ROLES, clean_conversation, clean_text, conversation_id, tidy
-from bellmask.data.story_questions import MOST_WORDS, opening, questions
+from bellmask.data.example_files import (
+    ROLES,
+    Example,
+    Message,
+    clean_conversation,
+    clean_text,
+    conversation_id,
+    tidy,
+    turns,
+)
+from bellmask.data.examples import MOST_WORDS, open_examples, opening, questions
 from bellmask.utils.errors import UserError
 
 

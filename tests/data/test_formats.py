@@ -16,9 +16,9 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bellmask.data import formats
-from bellmask.data.formats import RULES, read_file, read_stream
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data import readers as formats
+from bellmask.data.readers import RULES, read_file, read_stream
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
 DOCUMENTS = ["A first one.", 'With "quotes", commas', "naïve café — 日本語 🙂", "x"]

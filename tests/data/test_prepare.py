@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from bellmask.config.options import DataOptions
 from bellmask.data import blocks as blocks_module
-from bellmask.data import detokenize, writing
+from bellmask.data import detokenize
 from bellmask.data import prepare as prepare_module
+from bellmask.data import prepare as writing
 from bellmask.data.corpora import CORPORA
 from bellmask.data.prepare import locate, make_tokenizer, prepare
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bellmask.config.options import DataOptions
-from bellmask.data import corpora, sources
+from bellmask.data import corpora
+from bellmask.data import readers as sources
 from bellmask.data.corpora import CORPORA, Corpus, OnHub, find_policy, has_split, open_corpus
 from bellmask.data.detokenize import DETOKENIZERS
-from bellmask.data.formats import RULES, Piece
 from bellmask.data.prepare import load_blocks, prepare
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.readers import RULES, Piece
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()

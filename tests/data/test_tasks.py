@@ -11,11 +11,21 @@ import pyarrow
 import pytest
 
 from bellmask.config.options import SftOptions
-from bellmask.data import task_files, tasks
+from bellmask.data import tasks
+from bellmask.data import tasks as task_files
 from bellmask.data.example_files import RecordSource
 from bellmask.data.examples import open_examples
-from bellmask.data.task_files import VALIDATION, questions, validation_records
-from bellmask.data.tasks import TASKS, Question, clean_wikihow, passages, take, task_counts
+from bellmask.data.tasks import (
+    TASKS,
+    VALIDATION,
+    Question,
+    clean_wikihow,
+    passages,
+    questions,
+    take,
+    task_counts,
+    validation_records,
+)
 from bellmask.utils.errors import UserError
 
 # --- real validation splits ------------------------------------------------------------------

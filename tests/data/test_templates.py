@@ -6,10 +6,16 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
-from bellmask.data import templates
-from bellmask.data.messages import Example, Message
-from bellmask.data.templates import Part, PromptEncoder, Template, make_template, special_ids
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer
+from bellmask.data import chat_templates as templates
+from bellmask.data.chat_templates import (
+    Part,
+    PromptEncoder,
+    Template,
+    make_template,
+    special_ids,
+)
+from bellmask.data.example_files import Example, Message
+from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
 from bellmask.utils.errors import UserError
 
 CHAT = (

@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import models
 
-from bellmask.data import tokenizer as tokenizers_module
-from bellmask.data import vocabularies
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer
-from bellmask.data.vocabularies import VOCABULARIES, load_tokenizer, trained_bpe
-from bellmask.data.wheels import cache_folder
+from bellmask.data import tokenizers as tokenizers_module
+from bellmask.data import tokenizers as vocabularies
+from bellmask.data.readers import cache_folder
+from bellmask.data.tokenizers import (
+    VOCABULARIES,
+    ByteTokenizer,
+    FastTokenizer,
+    SymbolTokenizer,
+    load_tokenizer,
+    trained_bpe,
+)
 from bellmask.utils.errors import UserError
 
 BYTES, SYMBOLS = ByteTokenizer(), SymbolTokenizer(8)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bellmask.data.toy import ExactDenoiser, ToySource, random_rows
+from bellmask.data.toys import ExactDenoiser, ToySource, random_rows
 
 
 def float64(values):
@@ -296,7 +296,7 @@ def slots_of(row, order, mask_id):
 
 @pytest.mark.parametrize("source", [UNEVEN, NOISY], ids=["uneven", "noisy"])
 def test_a_causal_denoiser_sees_the_slots_up_to_its_own_in_every_order(source, monkeypatch):
-    monkeypatch.setattr("bellmask.data.toy.CAUSAL_ROWS", 7)
+    monkeypatch.setattr("bellmask.data.toys.CAUSAL_ROWS", 7)
     orders = [list(order) for order in itertools.permutations(range(4))]
     row = [2, 0, 1, 2]
     x = torch.tensor([slots_of(row, order, 3) for order in orders])

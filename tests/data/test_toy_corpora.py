@@ -11,9 +11,8 @@ from scipy import stats
 
 from bellmask.config.options import DataOptions
 from bellmask.data.prepare import load_data, make_tokenizer
-from bellmask.data.tokenizer import SymbolTokenizer
-from bellmask.data.toy import ToySource
-from bellmask.data.toy_corpora import NUM_ROWS, toy_blocks, toy_source
+from bellmask.data.tokenizers import SymbolTokenizer
+from bellmask.data.toys import NUM_ROWS, ToySource, toy_blocks, toy_source
 from bellmask.utils.errors import UserError
 
 SYMBOLS = SymbolTokenizer(8)
@@ -87,7 +86,7 @@ def test_whatever_changes_the_rows_changes_the_fingerprint(monkeypatch):
     blocks = [part for options in variants for part in toy_blocks(options, SYMBOLS)]
     written_out = toy_blocks(toy("toy:local:0.50", 2), SYMBOLS)[0]
     assert written_out.fingerprint == toy_blocks(toy("toy:local", 2), SYMBOLS)[0].fingerprint
-    monkeypatch.setattr("bellmask.data.toy_corpora.FORMAT", 2)
+    monkeypatch.setattr("bellmask.data.toys.FORMAT", 2)
     blocks += toy_blocks(toy("toy:sticky", 2), SYMBOLS)
     monkeypatch.setitem(NUM_ROWS, "train", 50)
     blocks.append(toy_blocks(toy("toy:sticky", 2), SYMBOLS)[0])

@@ -7,15 +7,9 @@ import pytest
 from law_tools import scipy_gaussian, scipy_laplace
 from scipy import optimize, special, stats
 
-from bellmask.diffusion.bell_test import bell_test
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
-from bellmask.diffusion.times import (
-    DensityLaw,
-    Dirac,
-    TruncatedGaussian,
-    TruncatedLaplace,
-    Uniform,
-)
+from bellmask.diffusion.laws import DensityLaw, Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.theory import bell_test
 
 GRID = np.linspace(0, 0.5, 20_001)[1:-1]
 

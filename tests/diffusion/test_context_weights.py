@@ -9,16 +9,10 @@ import torch
 from law_tools import scipy_gaussian
 from scipy import integrate, special, stats
 
-from bellmask.diffusion.context_weights import context_weights
+from bellmask.diffusion.laws import DensityLaw, Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
-from bellmask.diffusion.times import (
-    DensityLaw,
-    Dirac,
-    TruncatedGaussian,
-    TruncatedLaplace,
-    Uniform,
-)
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.theory import context_weights
 
 OBJECTIVES = {
     "nelbo": Nelbo(),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sampling_tools import seeded
 from scipy import stats
 
-from bellmask.diffusion.corruption import mask_exactly, mask_tokens
+from bellmask.diffusion.frameworks import mask_exactly, mask_tokens
 
 MASK = 99
 

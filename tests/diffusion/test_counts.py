@@ -8,10 +8,10 @@ import torch
 from law_tools import scipy_gaussian
 from scipy import integrate, stats
 
-from bellmask.diffusion.counts import CountLaw
+from bellmask.diffusion.laws import Dirac, TruncatedGaussian, Uniform
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
-from bellmask.diffusion.schedule import Cosine
-from bellmask.diffusion.times import Dirac, TruncatedGaussian, Uniform
+from bellmask.diffusion.schedules import Cosine
+from bellmask.diffusion.theory import CountLaw
 
 LAW = TruncatedGaussian(0.4, 0.2)
 gaussian = scipy_gaussian(0.4, 0.2).pdf

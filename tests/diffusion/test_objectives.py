@@ -15,17 +15,11 @@ import torch
 from law_tools import float64, scipy_gaussian, scipy_laplace
 from scipy import integrate, optimize
 
-from bellmask.diffusion.context_weights import context_weights
-from bellmask.diffusion.corruption import mask_tokens
+from bellmask.diffusion.frameworks import mask_tokens
+from bellmask.diffusion.laws import DensityLaw, Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
-from bellmask.diffusion.times import (
-    DensityLaw,
-    Dirac,
-    TruncatedGaussian,
-    TruncatedLaplace,
-    Uniform,
-)
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.theory import context_weights
 
 VOCABULARY, LENGTH, MASK = 3, 4, 3
 BLOCKS = list(itertools.product(range(VOCABULARY), repeat=LENGTH))

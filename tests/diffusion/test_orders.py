@@ -14,11 +14,12 @@ from scipy import integrate, stats
 from bellmask.build import build_framework
 from bellmask.config.options import FrameworkOptions
 from bellmask.config.presets import tiny
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.objectives import Nelbo
-from bellmask.diffusion.orders import Mdm, any_order, arm, shifted_arm, sigma_arm
-from bellmask.diffusion.schedule import Cosine, Linear
+from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.model.attention import AttentionRules
-from bellmask.train.step import Microbatch, microbatch_loss
+from bellmask.train.planning import Microbatch
+from bellmask.train.step import microbatch_loss
 from bellmask.utils.rng import stream_key, uniform_rows
 
 CPU = torch.device("cpu")

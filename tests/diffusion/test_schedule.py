@@ -9,8 +9,8 @@ import torch
 from law_tools import float64, scipy_gaussian
 from scipy import integrate, stats
 
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
-from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
 
 SMOOTH = [Linear(), Cosine(), Polynomial(0.5), Polynomial(2.0), Polynomial(3.7)]
 MIDDLE_FLAT = [

@@ -12,7 +12,7 @@ from law_tools import float64, scipy_gaussian
 from sampling_tools import seeded
 from scipy import stats
 
-from bellmask.diffusion.times import (
+from bellmask.diffusion.laws import (
     DensityLaw,
     Dirac,
     TruncatedGaussian,

@@ -16,7 +16,7 @@ import torch
 from continuation_tools import EXACT, bound, ids, log_p, random_run
 from pretrained_tools import make_tokenizer
 
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer
+from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
 from bellmask.downstream.asks import Ask, AskMaker, Score, add_up
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator, make_plan

@@ -22,8 +22,8 @@ from continuation_tools import bound
 from pretrained_tools import make_config, make_lm, make_tokenizer
 
 from bellmask.assemble import train_run
-from bellmask.data.task_files import VALIDATION, validation_records
-from bellmask.data.wheels import cache_folder
+from bellmask.data.readers import cache_folder
+from bellmask.data.tasks import VALIDATION, validation_records
 from bellmask.downstream import writing
 from bellmask.downstream.asks import Ask
 from bellmask.downstream.masks import Estimator

@@ -17,10 +17,10 @@ import torch
 from continuation_tools import EXACT, ids, random_run
 from downstream_tools import NOUNS, TASKS, loaded
 
-from bellmask.data.example_rows import ExampleRules, encode_example
-from bellmask.data.messages import Example, Message
-from bellmask.data.templates import make_template
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.chat_templates import make_template
+from bellmask.data.example_files import Example, Message
+from bellmask.data.examples import ExampleRules, encode_example
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.downstream import work as work_file
 from bellmask.downstream.asks import Score
 from bellmask.downstream.baselines import Unigram, guesser_for, unigram_of

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from bellmask.data.messages import Example
-from bellmask.data.task_files import VALIDATION, questions, validation_records
-from bellmask.data.templates import Template
-from bellmask.data.wheels import cache_folder
+from bellmask.data.chat_templates import Template
+from bellmask.data.example_files import Example
+from bellmask.data.readers import cache_folder
+from bellmask.data.tasks import VALIDATION, questions, validation_records
 from bellmask.downstream import data_sources, grading, overlays
 from bellmask.downstream.data_sources import PLACES, MissingData, find_in, open_task
 from bellmask.downstream.grading import choose, normalise, rouge

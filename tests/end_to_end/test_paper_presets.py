@@ -12,7 +12,7 @@ from bellmask.assemble import train_run
 from bellmask.config.presets import preset
 from bellmask.data import corpora
 from bellmask.data.prepare import load_data, make_tokenizer
-from bellmask.data.vocabularies import VOCABULARIES
+from bellmask.data.tokenizers import VOCABULARIES
 from bellmask.run import load_run
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

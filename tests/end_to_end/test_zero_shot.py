@@ -29,7 +29,7 @@ def _two_texts_and_no_network(tmp_path, monkeypatch):
         raise UserError(f"cannot reach {name} on the hub")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bellmask.data.catalogue.hub_source", unreachable)
+    monkeypatch.setattr("bellmask.data.corpora.hub_source", unreachable)
     lines = "".join(f"item {n} : it earned $ N million <unk> N times\n" for n in range(60))
     Path("ptb.txt").write_text(lines, encoding="utf-8")
     rows = [json.dumps({"text": f"“Number {n},” she said."}) for n in range(60)]

@@ -14,14 +14,15 @@ from bellmask import load
 from bellmask.analyze.context import context_bins, losses_by_bin
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.data.toy import ExactDenoiser, ToySource
+from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.evaluate.context_curve import (
     binned_curve,
     exact_curve,
     references,
     unigram_cross_entropy,
 )
-from bellmask.evaluate.likelihood import Likelihood, Scorer, evaluate
+from bellmask.evaluate.likelihood import Scorer, evaluate
+from bellmask.evaluate.result import Likelihood
 
 MASK, PAD = 50, 49
 

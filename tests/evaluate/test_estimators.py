@@ -12,9 +12,9 @@ from scipy import integrate, stats
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.diffusion.orders import Mdm
-from bellmask.diffusion.schedule import Cosine
+from bellmask.data.toys import ExactDenoiser, ToySource
+from bellmask.diffusion.frameworks import Mdm
+from bellmask.diffusion.schedules import Cosine
 from bellmask.evaluate.estimators import (
     floor_bias,
     low_rate_loss,

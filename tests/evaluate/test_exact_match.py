@@ -14,11 +14,11 @@ from sampling_tools import SAMPLINGS, seeded
 from bellmask.config.options import ModelOptions
 from bellmask.config.presets import tiny
 from bellmask.data.blocks import Blocks
-from bellmask.data.example_rows import ExampleRules, encode_example
-from bellmask.data.messages import Example
-from bellmask.data.templates import Template
-from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.diffusion.orders import Mdm
+from bellmask.data.chat_templates import Template
+from bellmask.data.example_files import Example
+from bellmask.data.examples import ExampleRules, encode_example
+from bellmask.data.tokenizers import ByteTokenizer
+from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.exact_match import ExactMatch, ask, canvases, exact_match, responses
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser

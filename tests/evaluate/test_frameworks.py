@@ -15,9 +15,9 @@ from scipy import integrate, stats
 from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
-from bellmask.diffusion.schedule import Cosine, Linear
+from bellmask.data.toys import ExactDenoiser, ToySource
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
+from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.evaluate.context_curve import binned_curve, exact_curve
 from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.model.attention import AttentionRules

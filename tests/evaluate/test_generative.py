@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from bellmask import load
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate.diversity import distinct, diversity, repetition, unigram_entropy
 from bellmask.evaluate.generative import (
     Request,
-    Sample,
     Subject,
     cut_row,
     measure,
@@ -24,6 +23,7 @@ from bellmask.evaluate.generative import (
     run_subject,
     text_subject,
 )
+from bellmask.evaluate.sample_files import Sample
 from bellmask.evaluate.scorers import ArmRun, TextScore
 from bellmask.generate.network import Network
 from bellmask.generate.settings import Sampling

@@ -17,10 +17,11 @@ from scipy import stats
 from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.diffusion.orders import Mdm
-from bellmask.diffusion.schedule import Cosine, Linear
-from bellmask.evaluate.likelihood import Likelihood, _parts, evaluate, mask_counts
+from bellmask.data.toys import ExactDenoiser, ToySource
+from bellmask.diffusion.frameworks import Mdm
+from bellmask.diffusion.schedules import Cosine, Linear
+from bellmask.evaluate.likelihood import _parts, evaluate, mask_counts
+from bellmask.evaluate.result import Likelihood
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError

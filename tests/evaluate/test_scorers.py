@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from bellmask import load
-from bellmask.data.wheels import cache_folder
+from bellmask.data.readers import cache_folder
 from bellmask.evaluate.load_scorer import load_scorer
 from bellmask.evaluate.scorers import ArmRun, is_counted, join_documents
-from bellmask.smollm2 import SMOLLM2
+from bellmask.model.causal_lm import SMOLLM2
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -223,7 +223,7 @@ def test_missing_sets_are_all_named_and_given_files_must_be_there(bell, news, mo
     def unreachable(name, *_, **__):
         raise UserError(f"cannot reach {name} on the hub (no network). Offline? Download it")
 
-    monkeypatch.setattr("bellmask.data.catalogue.hub_source", unreachable)
+    monkeypatch.setattr("bellmask.data.corpora.hub_source", unreachable)
     sets = [TextSet("ptb"), news, TextSet("arxiv")]
     missing = zero_shot.find_missing([bell], sets, "mdlm")
     assert list(missing) == ["ptb", "arxiv"]

@@ -11,7 +11,7 @@ import torch
 from bellmask.build import build_model
 from bellmask.config.config import RunConfig
 from bellmask.config.options import DataOptions, ModelOptions, OptimOptions, TrainOptions
-from bellmask.data.tokenizer import ByteTokenizer, FastTokenizer, SymbolTokenizer
+from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer
 from bellmask.runfolder import write_description
 from bellmask.train.checkpoint import CheckpointStore
 from bellmask.utils.distributed import World

@@ -31,7 +31,7 @@ from bellmask.config.options import (
     ObjectiveOptions,
     ScheduleOptions,
 )
-from bellmask.data.messages import Message
+from bellmask.data.example_files import Message
 from bellmask.exchange import hub, hugging_face
 from bellmask.exchange.exported_options import exported_options
 from bellmask.exchange.hugging_face import export_hugging_face

@@ -11,7 +11,7 @@ import torch
 from fault_tools import assert_same, checkpoints, lines_of, tensors_of, wait_for
 
 from bellmask.build import build_law
-from bellmask.data.batches import BatchPlan
+from bellmask.data.blocks import BatchPlan
 
 LONG = pytest.mark.long
 OPTIONS = (

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from bellmask.build import build_objective
 from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.presets import PRESETS, preset, tiny
-from bellmask.data.example_files import example_files
-from bellmask.data.formats import RULES, read_file
-from bellmask.data.messages import Message
-from bellmask.data.templates import Template
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.chat_templates import Template
+from bellmask.data.example_files import Message, example_files
+from bellmask.data.readers import RULES, read_file
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.canvas import LONGEST, canvas_from_text
 from bellmask.generate.prompts import read_prompts, read_questions
 from bellmask.judge.benchmarks import read_tasks

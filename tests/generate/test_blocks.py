@@ -10,7 +10,7 @@ import torch
 from sampling_tools import EVERY_RULE, awake, each
 from sampling_tools import masked as masked_with
 
-from bellmask.diffusion.schedule import Cosine
+from bellmask.diffusion.schedules import Cosine
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sampling_tools import MASK, Spy, V, each, make, masked
 from scipy import stats
 
-from bellmask.diffusion.schedule import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import GRIDS, cosine_grid, count_grid, uniform_grid

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sampling_tools import EVERY_RULE, MASK, Spy, V, awake, each, make, masked
 
-from bellmask.diffusion.schedule import Cosine, Linear
+from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
-from bellmask.data.messages import Message
-from bellmask.data.tokenizer import ByteTokenizer
-from bellmask.diffusion.orders import Mdm, any_order, arm, sigma_arm
+from bellmask.data.example_files import Message
+from bellmask.data.tokenizers import ByteTokenizer
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.generate.canvas import (
     begin_canvas,
     canvas_from_pieces,

@@ -8,8 +8,8 @@ import torch
 from sampling_tools import BITS, CHAIN, chain_joint, masked, p_value
 from scipy import stats
 
-from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.diffusion.schedule import Cosine, Linear
+from bellmask.data.toys import ExactDenoiser, ToySource
+from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import cosine_grid, count_grid, uniform_grid

@@ -9,8 +9,8 @@ import torch
 from sampling_tools import BITS, CHAIN, awake, chain_joint, p_value
 from scipy import stats
 
-from bellmask.data.toy import ExactDenoiser
-from bellmask.diffusion.orders import any_order, arm, sigma_arm
+from bellmask.data.toys import ExactDenoiser
+from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.generate.choice import Choice
 from bellmask.generate.sequential import generate_in_order
 from bellmask.utils.errors import UserError

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from bellmask.data.toy import ExactDenoiser, ToySource
-from bellmask.diffusion.orders import Mdm, any_order, arm, shifted_arm, sigma_arm
-from bellmask.diffusion.schedule import Cosine
+from bellmask.data.toys import ExactDenoiser, ToySource
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
+from bellmask.diffusion.schedules import Cosine
 from bellmask.generate.choice import Choice
 from bellmask.generate.engine import generate
 from bellmask.generate.fill import fill

@@ -10,7 +10,7 @@ from tuned_runs import tuned
 
 import bellmask.judge.answering as module
 from bellmask.answers import Answerer, Question
-from bellmask.data.messages import Message
+from bellmask.data.example_files import Message
 from bellmask.generate.settings import Sampling
 from bellmask.judge.answering import RunSide, read_outputs
 from bellmask.judge.benchmarks import Benchmark, Task

@@ -26,6 +26,7 @@ from judge_server import (
     set_key,
 )
 
+from bellmask.judge.chat import Reply, Request
 from bellmask.judge.cost import (
     KNOWN_PRICES,
     Prices,
@@ -34,8 +35,8 @@ from bellmask.judge.cost import (
     estimate,
     prices_of,
 )
-from bellmask.judge.endpoint import Endpoint, EndpointOptions, Reply, Request
-from bellmask.judge.endpoint_options import OPENAI_URL
+from bellmask.judge.endpoint import Endpoint
+from bellmask.judge.endpoint_options import OPENAI_URL, EndpointOptions
 from bellmask.judge.failures import EndpointError, RequestFailed
 from bellmask.judge.tokens import TOKENS_PER_MESSAGE
 from bellmask.judge.transcript import Transcript

@@ -18,7 +18,8 @@ import bellmask.judge.pairwise as module
 from bellmask.evaluate.load_scorer import load_scorer
 from bellmask.evaluate.scorers import TextScore
 from bellmask.judge.benchmarks import Benchmark, Task
-from bellmask.judge.endpoint import Endpoint, EndpointOptions
+from bellmask.judge.endpoint import Endpoint
+from bellmask.judge.endpoint_options import EndpointOptions
 from bellmask.judge.failures import EndpointError
 from bellmask.judge.local import LikelihoodJudge
 from bellmask.judge.pairwise import EndpointJudge, LocalJudge

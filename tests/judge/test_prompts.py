@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bellmask.data.wheels import cache_folder
+from bellmask.data.readers import cache_folder
 from bellmask.judge import benchmarks, prompts
 from bellmask.judge.benchmarks import Task, open_benchmark, read_tasks
 from bellmask.judge.prompts import open_style, read_alpaca, read_mt_bench, read_plain
@@ -206,7 +206,7 @@ def test_the_alpaca_template_of_a_folder_is_taken_only_if_it_is_the_published_on
     def refuse(*_):
         raise UserError("no network")
 
-    monkeypatch.setattr("bellmask.data.wheels.Wheel.read", refuse)
+    monkeypatch.setattr("bellmask.data.readers.Wheel.read", refuse)
     assert open_style("alpaca", str(tmp_path), tmp_path).identity == real.identity
     (tmp_path / "alpaca_eval" / "alpaca_eval_clf.txt").unlink()
     with pytest.raises(UserError, match="no network"):

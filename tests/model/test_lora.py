@@ -11,7 +11,7 @@ from torch import nn
 from bellmask.assemble import train_run
 from bellmask.build import build_model
 from bellmask.config.options import OptimOptions
-from bellmask.model.lora import add_lora, merge_lora
+from bellmask.model.pretrained import add_lora, merge_lora
 from bellmask.records import read_metrics
 from bellmask.run import load_run
 from bellmask.start import open_start

@@ -16,9 +16,16 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bellmask.model import loss_kernels
-from bellmask.model.head import cross_entropy_rows, cross_entropy_sum, predict
-from bellmask.model.loss_kernels import KERNELS, current_kernel, pick_loss_kernel, using_loss_kernel
+from bellmask.model import head as loss_kernels
+from bellmask.model.head import (
+    KERNELS,
+    cross_entropy_rows,
+    cross_entropy_sum,
+    current_kernel,
+    pick_loss_kernel,
+    predict,
+    using_loss_kernel,
+)
 from bellmask.utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

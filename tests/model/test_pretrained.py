@@ -24,7 +24,7 @@ from bellmask.build import build_model
 from bellmask.config.config import RunConfig, override
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.diffusion.orders import shifted_arm
+from bellmask.diffusion.frameworks import shifted_arm
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.model.pretrained import PretrainedDenoiser, make_language_model, probe
 from bellmask.start import open_start

@@ -18,9 +18,15 @@ from bellmask.model.attention import (
     rotary_table,
     rotate,
 )
-from bellmask.model.dropout import LEVELS, draw_kept, dropout_scale
-from bellmask.model.modulation import TimeEmbedding
-from bellmask.model.transformer import Denoiser, count_parameters, gelu
+from bellmask.model.transformer import (
+    LEVELS,
+    Denoiser,
+    TimeEmbedding,
+    count_parameters,
+    draw_kept,
+    dropout_scale,
+    gelu,
+)
 
 SMALL = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
 V, L = 7, 10

@@ -16,7 +16,7 @@ from bellmask.assemble import train_run
 from bellmask.build import build_law
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
-from bellmask.model.loss_kernels import using_loss_kernel
+from bellmask.model.head import using_loss_kernel
 from bellmask.plan import trace
 from bellmask.plan.devices import Cluster, Device
 from bellmask.plan.fitting import split_batch

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.steps import Step
 from bellmask.report.chat_view import AnswerView
 from bellmask.report.watch import STYLES, Watch

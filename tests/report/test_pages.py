@@ -17,11 +17,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from bellmask.data.tokenizer import ByteTokenizer
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.prompts import Prompt, read_prompts
 from bellmask.generate.steps import Step
-from bellmask.generate.trace import Change, Recorder, Sample, Trace
-from bellmask.report.plots import save_figure
+from bellmask.generate.trace import Recorder
+from bellmask.generate.trace_file import Change, Sample, Trace
+from bellmask.report.figures import save_figure
 from bellmask.report.side_by_side import SideBySide, show_side_by_side
 from bellmask.report.trace_page import render_trace_page
 from bellmask.report.trace_strip import chosen_steps, lay_out, strip_figure

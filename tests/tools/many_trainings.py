@@ -16,7 +16,7 @@ import torch
 
 from bellmask.assemble import train_run
 from bellmask.config.config import RunConfig, override, to_args
-from bellmask.diffusion.orders import Problem
+from bellmask.diffusion.frameworks import Problem
 from bellmask.train.saving import Saver
 from bellmask.train.sharding import whole
 

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from bellmask.config.options import ModelOptions
-from bellmask.data.toy import ToySource
+from bellmask.data.toys import ToySource
 from bellmask.generate.engine import generate
 from bellmask.generate.grids import uniform_grid
 from bellmask.generate.network import Network

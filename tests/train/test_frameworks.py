@@ -14,12 +14,13 @@ from torch import nn
 from bellmask.config.options import ModelOptions, TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
+from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.diffusion.objectives import ChainRule
-from bellmask.diffusion.orders import any_order, arm, sigma_arm
 from bellmask.model.transformer import Denoiser
 from bellmask.records import read_metrics
 from bellmask.run import load_run
-from bellmask.train.step import StepPlanner, TrainStep
+from bellmask.train.planning import StepPlanner
+from bellmask.train.step import TrainStep
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows

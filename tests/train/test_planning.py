@@ -26,10 +26,10 @@ from pretrained_tools import (
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.diffusion.counts import CountLaw
+from bellmask.diffusion.frameworks import shifted_arm
+from bellmask.diffusion.laws import Dirac
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
-from bellmask.diffusion.orders import shifted_arm
-from bellmask.diffusion.times import Dirac
+from bellmask.diffusion.theory import CountLaw
 from bellmask.train.planning import Recipe
 from bellmask.train.step import microbatch_loss
 from bellmask.utils.distributed import World

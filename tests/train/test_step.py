@@ -14,12 +14,13 @@ from bellmask.build import build_model, build_objective
 from bellmask.config.options import ModelOptions, TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
+from bellmask.diffusion.frameworks import Mdm
+from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
-from bellmask.diffusion.orders import Mdm
-from bellmask.diffusion.schedule import Cosine, MiddleFlat
-from bellmask.diffusion.times import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.schedules import Cosine, MiddleFlat
 from bellmask.model.transformer import Denoiser
-from bellmask.train.step import StepPlanner, TrainStep, microbatch_loss
+from bellmask.train.planning import StepPlanner
+from bellmask.train.step import TrainStep, microbatch_loss
 from bellmask.utils.distributed import World
 
 WIDE = TruncatedGaussian(0.5, 0.3)

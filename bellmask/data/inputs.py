@@ -9,10 +9,9 @@ from typing import Any
 from bellmask.config.config import RunConfig
 from bellmask.config.options import SftOptions
 from bellmask.data.blocks import Blocks
-from bellmask.data.example_blocks import IN_CONVERSATIONS, load_example_blocks
-from bellmask.data.prepare import LoadedData, load_data
-from bellmask.data.tokenizer import Tokenizer
-from bellmask.data.writing import OnProgress
+from bellmask.data.examples import IN_CONVERSATIONS, load_example_blocks
+from bellmask.data.prepare import LoadedData, OnProgress, load_data
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.runfolder import Backbone
 
 RESPONSES_LOOKED_AT = 10_000

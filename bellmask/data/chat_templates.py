@@ -23,8 +23,8 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from bellmask.data.messages import Example, Message
-from bellmask.data.tokenizer import Ids, Tokenizer
+from bellmask.data.example_files import Example, Message
+from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sound
 from bellmask.utils.libraries import first_line

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.times import TimeLaw, TruncatedGaussian
+from bellmask.diffusion.laws import TimeLaw, TruncatedGaussian
 
 
 class Schedule(ABC):

@@ -1,0 +1,428 @@
+"""Time laws: the distributions of t on [0, 1] (paper Table 3).
+
+Everything is computed in float64 on the CPU and can be cast afterwards: a float32 ``erfinv`` has
+few digits left beyond four sigma. A law is usable on its own in any training loop::
+
+    law = TruncatedGaussian(0.5, 0.1)
+    t = law.stratified(len(x0))                   # [B], one draw from each of B equal strata
+    xt, is_masked = mask_tokens(x0, 1 - t, mask_id=mask_id)
+
+Accuracy, against 40-digit arithmetic, for locations in [-50, 50] and scales in [1e-4, 1e4]: cdf
+and density agree to about 1e-13 (relative), the inverse cdf to about 1e-16 (absolute).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor
+
+# Roots of increasing functions on [0, 1], many at once.
+
+_MAX_STEPS = 200
+_NEWTON_CLOSE = 1e-9
+"""Newton's method doubles its digits: a step this small (relative) was the last one needed."""
+
+
+def solve_increasing(
+    value: Callable[[Tensor], Tensor],
+    slope: Callable[[Tensor], Tensor],
+    target: Tensor,
+    guess: Tensor,
+) -> Tensor:
+    """The x in [0, 1] with value(x) = target: Newton's method, kept inside a shrinking bracket."""
+    low, high, x = torch.zeros_like(target), torch.ones_like(target), guess
+    for _ in range(_MAX_STEPS):
+        error = value(x) - target
+        low, high = torch.where(error <= 0, x, low), torch.where(error >= 0, x, high)
+        newton = torch.where(error == 0, x, x - error / slope(x))
+        is_safe = (newton >= low) & (newton <= high)  # also false for nan
+        is_close = (newton - x).abs() <= _NEWTON_CLOSE * x.abs()
+        x = torch.where(is_safe | is_close, newton.clamp(0, 1), (low + high) / 2)
+        if bool((is_close | (high - low <= 1e-16)).all()):
+            break
+    return x
+
+
+# Gauss-Legendre integration on [0, 1], fine where a law of times or a binomial is sharp.
+
+NODES_PER_PANEL = 32
+_END_PANELS = 50
+"""Panels halve this many times towards 0 and 1, so a boundary layer of width 2^-50 is resolved."""
+
+
+@cache
+def _legendre(count: int) -> tuple[Tensor, Tensor]:
+    k = torch.arange(1, count, dtype=torch.float64)
+    off_diagonal = k / torch.sqrt(4 * k * k - 1)
+    values, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
+    return (values + 1) / 2, vectors[0] ** 2
+
+
+def gauss_legendre(count: int = NODES_PER_PANEL) -> tuple[Tensor, Tensor]:
+    """Nodes in (0, 1) and weights that sum to one (Golub and Welsch's eigenvalue method)."""
+    return _legendre(count)
+
+
+def panel_edges(breaks: Iterable[float] = (), max_width: float = 1 / 16) -> Tensor:
+    """Sorted edges from 0 to 1: geometric towards both ends, uniform between, and ``breaks``."""
+    geometric = [2.0**-k for k in range(1, _END_PANELS)]
+    uniform = torch.linspace(0, 1, max(2, int(1 / max_width) + 1), dtype=torch.float64).tolist()
+    inside = [b for b in breaks if 0 < b < 1]
+    return torch.tensor(
+        sorted({*uniform, *geometric, *(1 - g for g in geometric), *inside}), dtype=torch.float64
+    )
+
+
+def composite_rule(edges: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the rule that uses one Gauss-Legendre panel between any two edges."""
+    nodes, weights = gauss_legendre()
+    left, width = edges[:-1, None], (edges[1:] - edges[:-1])[:, None]
+    return (left + width * nodes).reshape(-1), (width * weights).reshape(-1)
+
+
+# What a time law is: a distribution of t on [0, 1], drawn from one stratum per sample.
+
+
+def as_float64(value: Tensor | float) -> Tensor:
+    """A float64 tensor on the CPU."""
+    return torch.as_tensor(value, dtype=torch.float64, device="cpu")
+
+
+def strata(order_B: Tensor, jitter_B: Tensor) -> Tensor:
+    """Levels u in [0, 1): sample i sits in stratum ``order[i]`` of B, at ``jitter[i]`` inside it.
+
+    The order must be a random permutation: without one, contiguous slices (ranks, microbatches)
+    would get only small or only large times (App. C.5 leaves the order open).
+    """
+    return (order_B.to(torch.float64) + jitter_B.to(torch.float64)) / len(order_B)
+
+
+class TimeLaw(ABC):
+    """A probability distribution of times on [0, 1]."""
+
+    has_density: bool = True
+
+    @abstractmethod
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """Log density at t in [0, 1]."""
+
+    @abstractmethod
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """P(T <= t)."""
+
+    @abstractmethod
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """The time below which a share u of the law lies."""
+
+    def breaks(self) -> Sequence[float]:
+        """Points where the density is sharp or has a kink; integration panels end there."""
+        return ()
+
+    def pdf(self, t: Tensor | float) -> Tensor:
+        """Density at t; zero outside [0, 1]."""
+        t = as_float64(t)
+        inside = (t >= 0) & (t <= 1)
+        return torch.where(inside, self.log_pdf(t.clamp(0, 1)).exp(), torch.zeros_like(t))
+
+    def expectation(self, function: Callable[[Tensor], Tensor]) -> float:
+        """E[function(T)] for a smooth function, by quadrature."""
+        t, weight = composite_rule(panel_edges(self.breaks()))
+        return float((weight * self.log_pdf(t).exp() * function(t)).sum())
+
+    @property
+    def mean(self) -> float:
+        """E[T]."""
+        return self.expectation(lambda t: t)
+
+    @property
+    def is_bell_shaped(self) -> bool:
+        """Definition 4.1 under the linear schedule; ``bell_test`` gives the numbers behind it."""
+        from bellmask.diffusion.theory import bell_test
+
+        return bell_test(self).is_bell_shaped
+
+    def sample(
+        self,
+        count: int,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """``count`` independent times."""
+        u = torch.rand(count, dtype=torch.float64, generator=generator)
+        return self.icdf(u).to(dtype or torch.get_default_dtype())
+
+    def stratified(
+        self,
+        count: int,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """``count`` times, one from each of ``count`` equal-probability strata, in random order.
+
+        Each time alone follows the law; their average has far less variance (App. C.5).
+        """
+        order = torch.randperm(count, generator=generator)
+        jitter = torch.rand(count, dtype=torch.float64, generator=generator)
+        return self.icdf(strata(order, jitter)).to(dtype or torch.get_default_dtype())
+
+
+def check_location_scale(name: str, mu: float, scale: float, symbol: str) -> None:
+    """ValueError unless mu is finite and the scale positive and finite."""
+    if not math.isfinite(mu) or not math.isfinite(scale) or scale <= 0:
+        raise ValueError(f"{name} needs finite mu and {symbol} > 0, got mu={mu}, {symbol}={scale}")
+
+
+def edges_around(mu: float, scale: float) -> list[float]:
+    """Panel edges around a peak, one scale apart at first, then further and further."""
+    steps = [0.5, 1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32]
+    return [mu, *(mu + sign * k * scale for k in steps for sign in (-1, 1))]
+
+
+# A time law from any non-negative function on [0, 1].
+
+
+@dataclass(frozen=True)
+class DensityLaw(TimeLaw):
+    """A law of the user's own, from any non-negative function on [0, 1]; it is normalised here.
+
+    ``kinks`` names points where the function is sharp or not smooth, so that integration is exact
+    there. The function gets and returns float64 tensors.
+    """
+
+    density: Callable[[Tensor], Tensor]
+    kinks: Sequence[float] = ()
+    _edges: Tensor = field(init=False, repr=False, compare=False)
+    _cumulative: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        edges = panel_edges(self.kinks, max_width=1 / 256)
+        nodes, weights = composite_rule(edges)
+        values = self.density(nodes)
+        if values.shape != nodes.shape or not bool(torch.isfinite(values).all()):
+            raise ValueError("a density must return one finite number for each time in (0, 1)")
+        if bool((values < 0).any()) or float(values.sum()) <= 0:
+            raise ValueError("a density must be non-negative and not zero everywhere on (0, 1)")
+        mass = (weights * values).reshape(len(edges) - 1, -1).sum(1)
+        object.__setattr__(self, "_edges", edges)
+        object.__setattr__(
+            self, "_cumulative", torch.cat([torch.zeros(1), mass.cumsum(0)]).double()
+        )
+
+    def breaks(self) -> Sequence[float]:
+        """The edges of the panels the law was normalised on."""
+        return self._edges[1:-1].tolist()
+
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """Log of the normalised density."""
+        return torch.log(self.density(as_float64(t)) / self._cumulative[-1])
+
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """Whole panels, plus one Gauss-Legendre panel up to t."""
+        t = as_float64(t).clamp(0, 1)
+        panel = (torch.searchsorted(self._edges, t, right=True) - 1).clamp(0, len(self._edges) - 2)
+        nodes, weights = gauss_legendre()
+        width = t - self._edges[panel]
+        inside = self.density(self._edges[panel][..., None] + width[..., None] * nodes) @ weights
+        return (self._cumulative[panel] + width * inside) / self._cumulative[-1]
+
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """By safeguarded Newton's method on the cdf."""
+        u = as_float64(u)
+        share = self._cumulative / self._cumulative[-1]
+        panel = (torch.searchsorted(share, u) - 1).clamp(0, len(self._edges) - 2)
+        guess = (self._edges[panel] + self._edges[panel + 1]) / 2
+        t = solve_increasing(self.cdf, self.pdf, u, guess)
+        return torch.where(u <= 0, 0.0, torch.where(u >= 1, 1.0, t))
+
+
+# The truncated gaussian, accurate in both tails and for any location and scale.
+
+
+@dataclass(frozen=True)
+class TruncatedGaussian(TimeLaw):
+    """exp(-(t - mu)^2 / 2 sigma^2), restricted to [0, 1]; the paper's default is (0.5, 0.1).
+
+    Exponents are taken relative to the point of [0, 1] nearest to mu, so that a peak far outside
+    costs no digits.
+    """
+
+    mu: float = 0.5
+    sigma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_location_scale("gaussian", self.mu, self.sigma, "sigma")
+
+    def breaks(self) -> Sequence[float]:
+        """The peak and its flanks."""
+        return edges_around(self.mu, self.sigma)
+
+    def _exponent(self, t: Tensor) -> Tensor:
+        """((t - mu)^2 - (r - mu)^2) / 2 sigma^2 with r the point of [0, 1] nearest to mu."""
+        nearest = min(max(self.mu, 0.0), 1.0)
+        return (t - nearest) * ((t - self.mu) + (nearest - self.mu)) / (2 * self.sigma**2)
+
+    def _log_mass(self, low: Tensor, high: Tensor) -> Tensor:
+        """Log of the integral of exp(-exponent) from low to high, in units of sigma."""
+        width = high - low
+        z_low, z_high = ((edge - self.mu) / (self.sigma * 2**0.5) for edge in (low, high))
+        across = math.sqrt(math.pi / 2) * (torch.special.erf(z_high) - torch.special.erf(z_low))
+        # one-sided: measured from the edge nearer to mu, outwards
+        is_above = z_low >= 0
+        near = torch.where(is_above, z_low, -z_high)
+        far = torch.where(is_above, z_high, -z_low)
+        drop = width / (2 * self.sigma**2) * ((low - self.mu) + (high - self.mu)).abs()
+        ratio = torch.special.erfcx(far) / torch.special.erfcx(near.clamp(min=0))
+        start = self._exponent(torch.where(is_above, low, high))
+        outwards = torch.log(torch.special.erfcx(near) * math.sqrt(math.pi / 2)) - start
+        outwards = outwards + torch.log1p(-ratio * torch.exp(-drop))
+        straddles = (z_low < 0) & (z_high > 0)
+        result = torch.where(straddles, torch.log(across), outwards)
+        # differences of nearly equal numbers cancel: integrate there instead
+        is_narrow = (drop < 0.5) & (width < self.sigma)
+        nodes, weights = gauss_legendre(16)
+        inside = torch.exp(
+            -self._exponent(low[..., None] + width[..., None] * nodes) + start[..., None]
+        )
+        narrow = torch.log(width / self.sigma) + torch.log((inside * weights).sum(-1)) - start
+        return torch.where(is_narrow, narrow, result)
+
+    @functools.cache  # noqa: B019 - laws are few, small and compare by value
+    def _log_total(self) -> float:
+        return float(self._log_mass(as_float64(0.0), as_float64(1.0)))
+
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """Eq. for f_TG in App. C.4 with [l, h] = [0, 1]."""
+        return -self._exponent(as_float64(t)) - math.log(self.sigma) - self._log_total()
+
+    def log_cdf(self, t: Tensor | float) -> Tensor:
+        """Log P(T <= t), accurate in the lower tail."""
+        t = as_float64(t).clamp(0, 1)
+        return self._log_mass(torch.zeros_like(t), t) - self._log_total()
+
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """P(T <= t)."""
+        return self.log_cdf(t).exp()
+
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """Each half of the law is solved from its own end, so both tails keep their digits."""
+        u = as_float64(u)
+        mirrored = TruncatedGaussian(1 - self.mu, self.sigma)
+        return torch.where(u <= 0.5, self._icdf_low(u), 1 - mirrored._icdf_low(1 - u))
+
+    def _icdf_low(self, u: Tensor) -> Tensor:
+        target = u.clamp(min=0, max=0.75)
+        a, b = (torch.special.ndtr(as_float64((e - self.mu) / self.sigma)) for e in (0.0, 1.0))
+        guess = self.mu + self.sigma * torch.special.ndtri(a + target * (b - a))
+        guess = torch.where(torch.isfinite(guess), guess, as_float64(0.5)).clamp(1e-12, 1)
+
+        def log_slope(t: Tensor) -> Tensor:
+            return torch.exp(self.log_pdf(t) - self.log_cdf(t))
+
+        t = solve_increasing(self.log_cdf, log_slope, torch.log(target), guess)
+        return torch.where(target == 0, torch.zeros_like(t), t)
+
+
+@dataclass(frozen=True)
+class Uniform(TimeLaw):
+    """The conventional choice: every mask rate equally often."""
+
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(as_float64(t))
+
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """t, clipped to [0, 1]."""
+        return as_float64(t).clamp(0, 1)
+
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """The level u itself."""
+        return as_float64(u).clone()
+
+
+@dataclass(frozen=True)
+class Dirac(TimeLaw):
+    """All mass at one time."""
+
+    mu: float = 0.5
+    has_density = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu <= 1:
+            raise ValueError(f"dirac needs 0 <= mu <= 1, got mu={self.mu}")
+
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """Refused: a point mass has no density."""
+        raise ValueError(f"dirac({self.mu}) has no density; use its cdf")
+
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """A step at mu."""
+        return (as_float64(t) >= self.mu).to(torch.float64)
+
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """Mu, whatever u."""
+        return torch.full_like(as_float64(u), self.mu)
+
+    def expectation(self, function: Callable[[Tensor], Tensor]) -> float:
+        """The value at mu."""
+        return float(function(as_float64(self.mu)))
+
+
+@dataclass(frozen=True)
+class TruncatedLaplace(TimeLaw):
+    """exp(-|t - mu| / b), restricted to [0, 1]."""
+
+    mu: float = 0.5
+    b: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_location_scale("laplace", self.mu, self.b, "b")
+
+    @property
+    def _peak(self) -> float:
+        """A peak outside [0, 1] gives the same law as one at the nearer end."""
+        return min(max(self.mu, 0.0), 1.0)
+
+    def breaks(self) -> Sequence[float]:
+        """The kink and its flanks."""
+        return edges_around(self._peak, self.b)
+
+    @property
+    def _masses(self) -> tuple[float, float]:
+        """Unnormalised mass left and right of the peak, in units of b."""
+        return -math.expm1(-self._peak / self.b), -math.expm1(-(1 - self._peak) / self.b)
+
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """Log density at t in [0, 1]."""
+        return -(as_float64(t) - self._peak).abs() / self.b - math.log(self.b * sum(self._masses))
+
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """P(T <= t)."""
+        t, peak = as_float64(t).clamp(0, 1), self._peak
+        left, right = self._masses
+        below = torch.exp((t.clamp(max=peak) - peak) / self.b) * -torch.expm1(-t / self.b)
+        above = left - torch.expm1(-(t.clamp(min=peak) - peak) / self.b)
+        return torch.where(t <= peak, below, above) / (left + right)
+
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """Closed form, from the nearer end."""
+        u = as_float64(u)
+        left, right = self._masses
+        total = left + right
+        below = self._from_end(u * total, self._peak)
+        above = 1 - self._from_end((1 - u) * total, 1 - self._peak)
+        return torch.where(u * total <= left, below, above).clamp(0, 1)
+
+    def _from_end(self, mass: Tensor, peak: float) -> Tensor:
+        """Distance from an end of [0, 1] that holds ``mass``, the peak being ``peak`` away."""
+        if peak > 30 * self.b:
+            return peak + self.b * torch.log(mass + math.exp(-peak / self.b))
+        return self.b * torch.log1p(mass * math.exp(peak / self.b))
