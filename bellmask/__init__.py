@@ -19,7 +19,7 @@ _HOMES = {
     "train_run": "bellmask.assemble",
     "Run": "bellmask.run",
     "load_run": "bellmask.run",
-    "load": "bellmask.exchange.loading",
+    "load": "bellmask.run",
     "Uniform": "bellmask.diffusion.laws",
     "Dirac": "bellmask.diffusion.laws",
     "TruncatedGaussian": "bellmask.diffusion.laws",
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from bellmask.diffusion.schedules import Polynomial as Polynomial
     from bellmask.diffusion.theory import bell_test as bell_test
     from bellmask.diffusion.theory import context_weights as context_weights
-    from bellmask.exchange.loading import load as load
     from bellmask.run import Run as Run
+    from bellmask.run import load as load
     from bellmask.run import load_run as load_run
     from bellmask.utils.errors import UserError as UserError

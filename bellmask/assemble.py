@@ -11,15 +11,6 @@ from typing import Any
 
 import torch
 
-from bellmask.build import (
-    build_framework,
-    build_model,
-    build_objective,
-    build_recipe,
-    build_rules,
-    describe_learning,
-    learning_cautions,
-)
 from bellmask.config.config import RunConfig
 from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
@@ -30,16 +21,29 @@ from bellmask.model.head import using_loss_kernel
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.periodic import Periodic
 from bellmask.placing import pick_placing, place
-from bellmask.records import MetricsFile
 from bellmask.resume import check_same_run, find_start
-from bellmask.run_state import RunState, resume_command
-from bellmask.runfolder import drop_files_after, read_description, write_description
 from bellmask.start import Start, open_start
-from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state
+from bellmask.storage.build import (
+    build_framework,
+    build_model,
+    build_objective,
+    build_recipe,
+    build_rules,
+    describe_learning,
+    learning_cautions,
+)
+from bellmask.storage.checkpoint import CheckpointStore, Saver, load_tensors, read_state
+from bellmask.storage.run_folder import (
+    MetricsFile,
+    RunState,
+    drop_files_after,
+    read_description,
+    resume_command,
+    write_description,
+)
 from bellmask.train.metrics import Display, TrackedRun, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.planning import StepPlanner
-from bellmask.train.saving import Saver
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Trainer, TrainState
 from bellmask.utils.console import preparing_bar

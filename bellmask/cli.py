@@ -107,8 +107,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "bellmask.commands.evaluate:run",
         "Measure a run's NELBO, perplexity and NLL by context count.",
     ),
-    "generate": ("bellmask.commands.generate:run", "Sample or infill text with a run."),
-    "chat": ("bellmask.commands.chat:run", "Talk to a run; its answers are unmasked live."),
+    "generate": ("bellmask.generate.generate:main", "Sample or infill text with a run."),
+    "chat": ("bellmask.generate.chat:main", "Talk to a run; its answers are unmasked live."),
     "judge": ("bellmask.commands.judge:run", "Compare two models' answers by a judge."),
     "lm-eval": ("bellmask.commands.harness:run", "Run lm-eval's tasks on a run."),
     "analyze": (

@@ -16,8 +16,7 @@ from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.model.attention import AttentionRules
 from bellmask.placing import Placing
-from bellmask.train.checkpoint import FORMAT
-from bellmask.train.saving import Saver
+from bellmask.storage.checkpoint import FORMAT, Saver
 from bellmask.train.sharding import is_sharded
 from bellmask.train.trainer import Action, Trainer, TrainState
 from bellmask.training_samples import training_samples

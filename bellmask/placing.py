@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from bellmask.build import Network
 from bellmask.config.config import RunConfig
 from bellmask.config.options import ScaleOptions
 from bellmask.model.head import pick_loss_kernel
+from bellmask.storage.build import Network
+from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.recompute import recompute_blocks
-from bellmask.train.saving import saves_in_background
 from bellmask.train.sharding import Layout, pick_layout, shard_model
 from bellmask.utils.distributed import World, check_compiler, pick_precision
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import FREE_OPTIONS
-from bellmask.runfolder import is_free, read_description
-from bellmask.train.checkpoint import CheckpointStore, read_state
+from bellmask.storage.checkpoint import CheckpointStore, read_state
+from bellmask.storage.run_folder import is_free, read_description
 from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up

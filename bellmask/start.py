@@ -9,12 +9,10 @@ from pathlib import Path
 
 import torch
 
-from bellmask.build import Network
 from bellmask.config.checks import FROM_START
 from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import ModelOptions, StartOptions
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.exchange.hub import local_folder
 from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import (
     fill_from_causal_lm,
@@ -23,8 +21,10 @@ from bellmask.model.causal_lm import (
     read_causal_lm,
     smollm2_folder,
 )
-from bellmask.model.pretrained import PretrainedDenoiser, dropout_rates, merge_lora
-from bellmask.runfolder import Backbone, read_backbone, read_tokenizer
+from bellmask.model.pretrained import Backbone, PretrainedDenoiser, dropout_rates, merge_lora
+from bellmask.storage.build import Network
+from bellmask.storage.loading import local_folder
+from bellmask.storage.run_folder import read_backbone, read_tokenizer
 from bellmask.utils.errors import UserError
 
 
@@ -151,7 +151,7 @@ def check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
 
 def _from_run(config: RunConfig, folder: Path) -> Start:
     """Another run's backbone, tokenizer and weights (moving average where it has one)."""
-    from bellmask.exchange.loading import load, read_own_tokenizer
+    from bellmask.storage.loading import load, read_own_tokenizer
 
     source = load(folder, checkpoint=config.start.checkpoint)
     theirs, mine = source.config, config

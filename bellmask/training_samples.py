@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from bellmask.build import Network
 from bellmask.config.config import RunConfig
 from bellmask.data.blocks import Blocks
 from bellmask.data.tokenizers import Tokenizer
@@ -12,6 +11,7 @@ from bellmask.diffusion.frameworks import Framework
 from bellmask.generate.canvas import begin_canvas, empty_canvas
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
+from bellmask.storage.build import Network
 
 SEPARATOR = "\n\n--------\n\n"
 

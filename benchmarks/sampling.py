@@ -20,8 +20,8 @@ import torch
 from subjects import PAPER, SMALL, TINY, Size
 
 from bellmask.diffusion.frameworks import Framework, Mdm, arm
-from bellmask.generate.engine import Generation
 from bellmask.generate.fill import fill
+from bellmask.generate.sampler import Generation
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.allocator import keep_freed_memory

@@ -24,9 +24,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import Bell, Nelbo, Objective
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.generate.engine import generate
-from bellmask.generate.grids import uniform_grid
-from bellmask.generate.network import Network
+from bellmask.generate.sampler import Network, generate, uniform_grid
 from bellmask.model.transformer import Denoiser
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.planning import StepPlanner

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bellmask.build import build_framework, build_model
 from bellmask.cli import run_command
 from bellmask.compare.comparison import compare
 from bellmask.compare.plan import TRAINING_FORMAT
@@ -26,6 +25,7 @@ from bellmask.report.stage_plots import stage_figure
 from bellmask.report.stage_tables import stage_notes, stage_rows
 from bellmask.report.tables import sentence, show_gap, show_speed_up
 from bellmask.start import open_start
+from bellmask.storage.build import build_framework, build_model
 from bellmask.utils.console import markdown_table
 from bellmask.utils.errors import UserError
 

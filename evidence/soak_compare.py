@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from bellmask.records import TIME_FIELDS, read_metrics
-from bellmask.train.manifest import find_damage
+from bellmask.storage.checkpoint import find_damage
+from bellmask.storage.run_folder import TIME_FIELDS, read_metrics
 
 EXACT_FIELDS = ("step", "tokens", "masked_share", "lr")
 """Fields of training lines that are the same with any number of processes."""

@@ -10,16 +10,16 @@ from hub_tools import install_hub
 from sampling_tools import SAMPLINGS
 from tuned_runs import tuned
 
-import bellmask.filling
-from bellmask.answers import DEFAULT_STEPS, Answerer, Question
+import bellmask.generate.fill
 from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Example, Message
 from bellmask.data.examples import ExampleRules, encode_example
 from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.tokenizers import ByteTokenizer
+from bellmask.generate.answers import DEFAULT_STEPS, Answerer, Question
+from bellmask.generate.chat import Talk
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
-from bellmask.talk import Talk
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
@@ -61,7 +61,7 @@ def test_padding_changes_nothing(answerer, monkeypatch):
     """Where no noise is drawn, which is another one in rows of another width."""
     likeliest, found = Sampling(rule="most_confident", steps=6, temperature=0.0), []
     for width in (1, 32, 80):
-        monkeypatch.setattr(bellmask.filling, "WIDTH", width)
+        monkeypatch.setattr(bellmask.generate.fill, "WIDTH", width)
         answers = answerer.answer(QUESTIONS, length=12, sampling=likeliest)
         found.append([answer.ids for answer in answers])
     assert found[0] == found[1] == found[2]

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import bellmask
-from bellmask.build import build_framework, build_objective
 from bellmask.config.config import RunConfig, load_config, override, override_with_file
 from bellmask.config.options import Interval, Progress
 from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.data.tokenizers import VOCABULARIES
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser, count_parameters
+from bellmask.storage.build import build_framework, build_objective
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -17,7 +17,7 @@ import torch
 from fault_tools import checkpoints
 from safetensors.torch import save_file
 
-from bellmask.train.manifest import find_damage
+from bellmask.storage.checkpoint import find_damage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evidence"))
 import soak_compare

@@ -12,15 +12,15 @@ from pretrained_tools import make_config, make_tokenizer, save_lm
 from safetensors.torch import load_file, save_file
 
 from bellmask.assemble import train_run
-from bellmask.build import build_model
 from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.options import StartOptions
 from bellmask.config.presets import tiny
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
-from bellmask.runfolder import read_backbone
 from bellmask.start import open_start
+from bellmask.storage.build import build_model
+from bellmask.storage.run_folder import read_backbone
 from bellmask.utils.errors import UserError
 from bellmask.utils.libraries import quiet
 

@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Inner
 from tokenizers import models
 
-from bellmask.commands.generating import write_out
 from bellmask.compare.comparison import from_comparison
 from bellmask.compare.records import read_run
 from bellmask.data.blocks import open_blocks, shard_path
@@ -29,10 +28,10 @@ from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, from_descript
 from bellmask.exchange.imported import ImportRequest, read_import
 from bellmask.exchange.weights import read_checkpoint
 from bellmask.generate.canvas import canvas_from_text
-from bellmask.generate.prompts import read_prompts
-from bellmask.generate.trace_file import load_trace
+from bellmask.generate.generate import read_prompts, write_out
+from bellmask.generate.trace import load_trace
 from bellmask.judge.transcript import Transcript
-from bellmask.records import read_metrics
+from bellmask.storage.run_folder import read_metrics
 from bellmask.utils.console import print_lines, print_plain_table
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import MOST_LEVELS, inside, load_json, read_arrays, write_text

@@ -17,7 +17,7 @@ from bellmask.downstream.contestants import RunContestant
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator, Kind
 from bellmask.downstream.questions import Choice, Prompts
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.rng import stream_key
 
 OURS: Literal["auto"] = "auto"
@@ -44,7 +44,7 @@ class Asker:
 
     def __init__(
         self,
-        run: Run,
+        run: Loaded,
         task: str,
         items: Sequence[Choice],
         prompts: Prompts = "plain",

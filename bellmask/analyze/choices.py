@@ -33,7 +33,7 @@ from bellmask.downstream.data_sources import open_task
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.questions import Choice, limit_items, make_items
 from bellmask.report.choice_plots import choices_figure
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 
 ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswag"]
@@ -163,7 +163,7 @@ def _measure_run(
 
 
 def measure_questions(
-    run: Run,
+    run: Loaded,
     task: str,
     items: Sequence[Choice],
     options: ChoiceOptions,

@@ -23,7 +23,7 @@ from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.analyze.runs import NamedRun, check_same_text, chosen_steps, open_runs
 from bellmask.data.blocks import Blocks
 from bellmask.evaluate.context_curve import references, weighted_mean
-from bellmask.evaluate.likelihood import Scorer
+from bellmask.evaluate.likelihood import Scorer, scorer_of
 from bellmask.report.context_plots import curve_figure, drop_figure
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform
@@ -178,7 +178,7 @@ def _measure(
         values = []
         for step in steps[run.name]:
             on_progress(done, total)
-            scorer = run.load(step, options.device).scorer(blocks)
+            scorer = scorer_of(run.load(step, options.device), blocks)
             values.append(losses_by_bin(scorer, bins, options.seed, options.batch_size))
             done += 1
         stages = _stages(steps[run.name], values, bins, blocks)

@@ -37,7 +37,7 @@ from bellmask.data.corpora import is_toy
 from bellmask.data.toys import ExactDenoiser, ToySource, toy_source
 from bellmask.diffusion.frameworks import Framework, Ordered, Problem
 from bellmask.report.decompose_plots import decompose_figure
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 
@@ -74,7 +74,9 @@ class DecomposeOptions:
     """Folder for the results; default RUN/analysis for one run, else runs/analysis/decompose."""
 
 
-def split_losses(run: Run, source: ToySource, x_BL: Tensor, u_BL: Tensor) -> tuple[Tensor, Tensor]:
+def split_losses(
+    run: Loaded, source: ToySource, x_BL: Tensor, u_BL: Tensor
+) -> tuple[Tensor, Tensor]:
     """(red, blue) of each row at each context count, float64 [B, L]."""
     framework, mask_id = run.framework, run.tokenizer.mask_id
     exact = ExactDenoiser(source, is_causal=framework.is_causal)
@@ -100,7 +102,7 @@ def _problems(framework: Framework, x_BL: Tensor, u_BL: Tensor, mask_id: int) ->
 
 
 @torch.no_grad()
-def _split(problem: Problem, exact: ExactDenoiser, run: Run) -> tuple[Tensor, Tensor]:
+def _split(problem: Problem, exact: ExactDenoiser, run: Loaded) -> tuple[Tensor, Tensor]:
     """Entropy of the data and KL(data || model) of each prediction."""
     log_p_NV = problem.logits(exact, torch.device("cpu"))
     log_q_NV = problem.logits(run.model, run.device).double().log_softmax(-1).cpu()
@@ -118,7 +120,9 @@ def exact_red(source: ToySource, framework: Framework) -> Tensor | None:
     return chain_entropy(source)
 
 
-def _stage(run: Run, source: ToySource, options: DecomposeOptions, on_rows: Any) -> dict[str, Any]:
+def _stage(
+    run: Loaded, source: ToySource, options: DecomposeOptions, on_rows: Any
+) -> dict[str, Any]:
     """Red and blue at one checkpoint, with errors over rows."""
     reds, blues = [], []
     for rows in torch.arange(options.rows).split(BATCH_ROWS):

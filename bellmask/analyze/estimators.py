@@ -29,9 +29,9 @@ from bellmask.evaluate.estimators import (
     low_rate_loss,
     one_pass,
 )
-from bellmask.evaluate.likelihood import Scorer
+from bellmask.evaluate.likelihood import Scorer, evaluate_run, scorer_of
 from bellmask.report.estimator_plots import estimators_figure
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key
 
@@ -164,7 +164,7 @@ def _measure_run(
 ) -> dict[str, Any]:
     run = named.load(options.checkpoint, options.device)
     blocks = run.blocks()[1].spread(options.blocks)
-    scorer, most = run.scorer(blocks), draws[-1]
+    scorer, most = scorer_of(run, blocks), draws[-1]
     singles: Singles = {
         kind: _single_passes(scorer, kind, most, options, advance) for kind in KINDS
     }
@@ -216,7 +216,7 @@ def _single_passes(
 
 
 def _exact_counts(
-    run: Run,
+    run: Loaded,
     blocks: Blocks,
     draws: Sequence[int],
     options: EstimatorOptions,
@@ -229,7 +229,9 @@ def _exact_counts(
         found[count], block_values = [], []
         for number in range(options.repeats):
             seed = stream_key(options.seed, "estimators", "exact", count, number)
-            result = run.evaluate(blocks, draws=count, seed=seed, batch_size=options.batch_size)
+            result = evaluate_run(
+                run, blocks, draws=count, seed=seed, batch_size=options.batch_size
+            )
             found[count].append(result.nll)
             block_values.append(result.block_nll)
             advance(count)

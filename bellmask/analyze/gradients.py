@@ -26,9 +26,9 @@ from bellmask.analyze.similarity import (
     margin_of,
     radius_similarities,
 )
-from bellmask.build import build_model
 from bellmask.data.blocks import Blocks
 from bellmask.report.gradient_plots import PARTS, additivity_figure, radius_figure
+from bellmask.storage.build import build_model
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key
 

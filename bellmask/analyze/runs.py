@@ -8,11 +8,9 @@ from pathlib import Path
 
 from bellmask.compare.naming import names_of
 from bellmask.config.config import RunConfig, load_config
-from bellmask.exchange.hub import local_folder
-from bellmask.exchange.loading import OWN, is_export, load
-from bellmask.run import Run
-from bellmask.runfolder import read_description
-from bellmask.train.checkpoint import CheckpointStore, step_of
+from bellmask.storage.checkpoint import CheckpointStore, step_of
+from bellmask.storage.loading import OWN, Loaded, is_export, load, local_folder
+from bellmask.storage.run_folder import read_description
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 
@@ -27,7 +25,7 @@ class NamedRun:
     steps: list[int]
     """Of its checkpoints, in order."""
 
-    def load(self, checkpoint: int | str = "latest", device: str = "auto") -> Run:
+    def load(self, checkpoint: int | str = "latest", device: str = "auto") -> Loaded:
         """The run at one of its checkpoints: a step, latest or best."""
         return load(self.folder, checkpoint=str(checkpoint), device=device)
 

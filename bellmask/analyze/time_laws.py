@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
-from bellmask.build import build_law, build_schedule
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.options import LawName, ScheduleOptions
@@ -24,6 +23,7 @@ from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.schedules import MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.report.theory_plots import schedules_figure, time_laws_figure
+from bellmask.storage.build import build_law, build_schedule
 from bellmask.utils.errors import UserError, unknown
 
 _NUMBERS = [f"{mu},{scale}" for scale in (0.1, 0.2) for mu in (0.4, 0.5, 0.6)]

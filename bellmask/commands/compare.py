@@ -159,7 +159,7 @@ def _finish(results: dict[str, Any], out: Path) -> None:
 def report(args: list[str]) -> int:
     """Rebuild a comparison's report from run folders; or show a trace."""
     if args and args[0] == "trace":
-        from bellmask.commands.trace import run as report_trace
+        from bellmask.generate.trace_page import main as report_trace
 
         return report_trace(args[1:])
     if wants_help(args):

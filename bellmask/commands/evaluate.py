@@ -17,7 +17,7 @@ from bellmask.utils.errors import UserError, look_up
 
 if TYPE_CHECKING:
     from bellmask.data.blocks import Blocks
-    from bellmask.run import Run
+    from bellmask.storage.loading import Loaded
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def run(args: Sequence[str]) -> int:
         raise UserError("--draws and --batch-size must be at least 1, --blocks at least 0")
 
     from bellmask.evaluate.context_curve import binned_curve, exact_curve, references
-    from bellmask.exchange.loading import load
+    from bellmask.evaluate.likelihood import scorer_of
+    from bellmask.storage.loading import load
 
     loaded = load(
         options.run, checkpoint=options.checkpoint, weights=options.weights, device=options.device
@@ -95,7 +96,7 @@ def run(args: Sequence[str]) -> int:
     length = blocks.block_length
     ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
     exact = exact_curve(
-        loaded.scorer(blocks.slice(0, min(512, len(blocks)))),
+        scorer_of(loaded, blocks.slice(0, min(512, len(blocks)))),
         ends,
         seed=options.seed,
         batch_size=options.batch_size,
@@ -124,7 +125,7 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def _blocks(loaded: Run, options: EvaluateOptions) -> tuple[Blocks | None, Blocks]:
+def _blocks(loaded: Loaded, options: EvaluateOptions) -> tuple[Blocks | None, Blocks]:
     from bellmask.data.prepare import prepare
 
     if options.data is not None:
@@ -137,7 +138,7 @@ def _blocks(loaded: Run, options: EvaluateOptions) -> tuple[Blocks | None, Block
     return train, valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
 
 
-def _training_blocks(loaded: Run) -> Blocks | None:
+def _training_blocks(loaded: Loaded) -> Blocks | None:
     """For the reference cross-entropies; None where the training text is gone."""
     try:
         train, _ = loaded.blocks()
@@ -148,11 +149,13 @@ def _training_blocks(loaded: Run) -> Blocks | None:
     return train
 
 
-def _with_progress(loaded: Run, blocks: Blocks, options: EvaluateOptions) -> Any:
+def _with_progress(loaded: Loaded, blocks: Blocks, options: EvaluateOptions) -> Any:
+    from bellmask.evaluate.likelihood import evaluate_run
     from bellmask.utils.console import progress_bar
 
     with progress_bar("evaluating", "blocks", len(blocks)) as advance:
-        return loaded.evaluate(
+        return evaluate_run(
+            loaded,
             blocks,
             draws=options.draws,
             seed=options.seed,

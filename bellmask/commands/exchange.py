@@ -15,7 +15,7 @@ from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
     from bellmask.exchange.imported import Imported
-    from bellmask.run import Run
+    from bellmask.storage.loading import Loaded
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def export(args: Sequence[str]) -> int:
         export_hugging_face,
         export_mdlm,
     )
-    from bellmask.exchange.loading import load
+    from bellmask.storage.loading import load
     from bellmask.utils.files import check_free
 
     check_free(out, "the export", is_file=options.format == "mdlm")
@@ -162,7 +162,7 @@ def export(args: Sequence[str]) -> int:
     export_hugging_face(loaded, out, weights=kind, name=options.push)
     print(f"written: {out}; load it with bellmask.load({str(out)!r})")
     if options.push is not None:
-        from bellmask.exchange.hub import push_folder
+        from bellmask.storage.loading import push_folder
 
         _say(f"pushing to {options.push}")
         address = push_folder(out, options.push, is_private=options.private)
@@ -171,7 +171,7 @@ def export(args: Sequence[str]) -> int:
 
 
 def _check_export(options: ExportOptions, out: Path) -> None:
-    from bellmask.exchange.hub import is_hub_name
+    from bellmask.storage.loading import is_hub_name
 
     if options.format == "mdlm" and out.suffix != ".safetensors":
         raise UserError(f"--format mdlm writes one file: give --out NAME.safetensors, not {out}")
@@ -183,9 +183,9 @@ def _check_export(options: ExportOptions, out: Path) -> None:
         raise UserError("--private is about the repository that --push makes")
 
 
-def _kind(loaded: Run, weights: str) -> str:
+def _kind(loaded: Loaded, weights: str) -> str:
     """Which weights a run was loaded with."""
-    from bellmask.runfolder import read_description
+    from bellmask.storage.run_folder import read_description
 
     known = read_description(loaded.folder).get("weights")
     if known is not None:

@@ -132,8 +132,8 @@ def _subjects(options: GenerativeOptions, request: Request) -> tuple[list[Subjec
     """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
     from bellmask.analyze.runs import by_folder
     from bellmask.evaluate.generative import run_subject, text_subject
-    from bellmask.exchange.loading import load
     from bellmask.model.transformer import hash_weights
+    from bellmask.storage.loading import load
 
     runs: list[Subject] = []
     texts: dict[str, tuple[Subject, str]] = {}

@@ -220,8 +220,8 @@ def _short(name: str) -> str:
 
 def _open_side(name: str, label: str, options: PairwiseOptions) -> Side:
     """A file of outputs, or a model that answers."""
-    from bellmask.exchange.loading import load
     from bellmask.judge.answering import RunSide, read_outputs
+    from bellmask.storage.loading import load
 
     if Path(name).is_file():
         return read_outputs(Path(name), label)

@@ -17,8 +17,8 @@ from bellmask.utils.files import check_folder
 
 if TYPE_CHECKING:
     from bellmask.downstream.contestants import Contestant
-    from bellmask.downstream.data_sources import Loaded
-    from bellmask.run import Run
+    from bellmask.downstream.data_sources import TaskRecords
+    from bellmask.storage.loading import Loaded
 
 TASK_NAMES = (
     "lambada",
@@ -177,7 +177,7 @@ def _load_contestants(options: PaperOptions) -> dict[str, Contestant]:
     from bellmask.analyze.runs import by_folder
     from bellmask.downstream.contestants import RunContestant
     from bellmask.downstream.masks import Estimator
-    from bellmask.exchange.loading import load
+    from bellmask.storage.loading import load
 
     estimator = Estimator(options.estimator, options.draws, options.longest_exact).check()
     places = by_folder(options.models)
@@ -205,7 +205,7 @@ def _load_contestants(options: PaperOptions) -> dict[str, Contestant]:
     return {**models, **(_load_baselines(first) if options.baselines else {})}
 
 
-def _load_baselines(run: Run) -> dict[str, Contestant]:
+def _load_baselines(run: Loaded) -> dict[str, Contestant]:
     from bellmask.downstream.baselines import guesser_for, unigram_of
 
     found: dict[str, Contestant] = {"random": guesser_for(run)}
@@ -216,7 +216,7 @@ def _load_baselines(run: Run) -> dict[str, Contestant]:
     return found
 
 
-def _load_tasks(options: PaperOptions) -> tuple[dict[str, Loaded], dict[str, str]]:
+def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str, str]]:
     """(records by task, why others are missing)."""
     from bellmask.data.readers import cache_folder
     from bellmask.downstream.data_sources import MissingData, open_task

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bellmask.evaluate.pilot import Case, Pilot
     from bellmask.evaluate.result import Likelihood
     from bellmask.evaluate.zero_shot import TextSet
-    from bellmask.run import Run
+    from bellmask.storage.loading import Loaded
 
 SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
 """Those of the paper's Table 7, in its order. It does not say which WikiText: the raw validation
@@ -136,10 +136,10 @@ def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
     return [TextSet(name, files.get(name), columns.get(name)) for name in options.corpora]
 
 
-def _load_runs(options: ZeroShotOptions) -> dict[str, Run]:
+def _load_runs(options: ZeroShotOptions) -> dict[str, Loaded]:
     """Runs by the name of their folder."""
     from bellmask.analyze.runs import by_folder
-    from bellmask.exchange.loading import load
+    from bellmask.storage.loading import load
 
     return {
         name: load(
@@ -150,7 +150,7 @@ def _load_runs(options: ZeroShotOptions) -> dict[str, Run]:
 
 
 def _load_blocks(
-    options: ZeroShotOptions, runs: Sequence[Run], sets: Sequence[TextSet]
+    options: ZeroShotOptions, runs: Sequence[Loaded], sets: Sequence[TextSet]
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
     """Everything that will be measured, prepared before the first measurement."""
     from bellmask.evaluate.zero_shot import (
@@ -202,16 +202,22 @@ def _later(advance: Callable[[int], None], before: int, done: int) -> None:
 class _Measurer:
     """Measures runs on sets, keeping each evaluation in the folder of the results."""
 
-    def __init__(self, options: ZeroShotOptions, runs: Mapping[str, Run], folder: Path) -> None:
+    def __init__(self, options: ZeroShotOptions, runs: Mapping[str, Loaded], folder: Path) -> None:
         self.options, self.runs, self.kept = options, runs, folder / "blocks"
         self.seeds = [options.seed + number for number in range(options.seeds)]
 
     def cases(self, blocks: Mapping[str, Sequence[Blocks]], sets: Sequence[TextSet]) -> list[Case]:
         """What the pilot tries: all but exact ones."""
+        from bellmask.evaluate.likelihood import evaluate_run
         from bellmask.evaluate.pilot import Case
 
         return [
-            Case(name, text.title, own, partial(run.evaluate, batch_size=self.options.batch_size))
+            Case(
+                name,
+                text.title,
+                own,
+                partial(evaluate_run, run, batch_size=self.options.batch_size),
+            )
             for text in sets
             for (name, run), own in zip(self.runs.items(), blocks.get(text.name, ()))
             if not run.framework.is_exact

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bellmask.compare.plan import PlannedRun
-from bellmask.records import read_metrics
+from bellmask.storage.run_folder import read_metrics
 from bellmask.utils.errors import TrainingError, UserError
 
 POLL_SECONDS = 0.5

@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from bellmask.build import build_law, build_objective, build_schedule, describe_learning
 from bellmask.config.config import RunConfig
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.diffusion.theory import context_weights
+from bellmask.storage.build import (
+    build_law,
+    build_objective,
+    build_schedule,
+    describe_learning,
+)
 from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World
 

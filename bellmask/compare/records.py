@@ -13,8 +13,7 @@ from bellmask.compare.speedup import Floats, detrended_spread
 from bellmask.config.config import RunConfig, load_config
 from bellmask.evaluate.context_curve import binned_curve
 from bellmask.evaluate.result import Likelihood
-from bellmask.records import read_metrics
-from bellmask.runfolder import read_description
+from bellmask.storage.run_folder import read_description, read_metrics
 from bellmask.utils import files as outside
 from bellmask.utils.errors import UserError
 

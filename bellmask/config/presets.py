@@ -43,8 +43,8 @@ from bellmask.utils.errors import UserError, look_up
 #
 # Each stage names the checkpoint it starts from: a run folder ``runs/NAME``, so train the stage
 # before with ``--out runs/NAME``. So NAME_base starts from where NAME does; for base at every
-# stage give ``--start.model``, or use the suite cpt_sft. The paper's three are for GPUs; the ``tiny``
-# ones go the same road on a laptop, from a causal LM that is pretrained there.
+# stage give ``--start.model``, or use the suite cpt_sft. The paper's three are for GPUs; the
+# ``tiny`` ones go the same road on a laptop, from a causal LM that is pretrained there.
 
 
 def cpt_gpt2_large() -> RunConfig:

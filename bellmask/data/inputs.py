@@ -12,7 +12,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.examples import IN_CONVERSATIONS, load_example_blocks
 from bellmask.data.prepare import LoadedData, OnProgress, load_data
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.runfolder import Backbone
+from bellmask.model.pretrained import Backbone
 
 RESPONSES_LOOKED_AT = 10_000
 

@@ -18,7 +18,7 @@ from bellmask.downstream.asks import Ask, AskMaker, Score, Tokens
 from bellmask.downstream.contestants import OnDone
 from bellmask.downstream.questions import Prompts
 from bellmask.evaluate.context_curve import REFERENCE_BLOCKS
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.rng import stream_key, uniform
 
 
@@ -93,7 +93,7 @@ class Unigram:
         return made
 
 
-def unigram_of(run: Run) -> Unigram:
+def unigram_of(run: Loaded) -> Unigram:
     """Frequencies in (a sample of) the run's training text, one added to each count."""
     train, _ = run.blocks()
     run.check_same_data(train)
@@ -108,7 +108,7 @@ def unigram_of(run: Run) -> Unigram:
     return Unigram(run.tokenizer, log_p_V, run.config.data.block_length)
 
 
-def guesser_for(run: Run) -> Unigram:
+def guesser_for(run: Loaded) -> Unigram:
     """Guesses choices, writes any token as often as any other."""
     size = run.tokenizer.num_tokens
     log_p_V = np.full(size, -np.log(size))

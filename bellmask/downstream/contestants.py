@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from bellmask.answers import Answerer
 from bellmask.data.chat_templates import join, response_after
 from bellmask.data.example_files import Message
 from bellmask.data.tokenizers import Tokenizer
@@ -19,10 +18,10 @@ from bellmask.downstream.asks import Ask, Score, Tokens
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.questions import Prompts
-from bellmask.filling import fill_rows
+from bellmask.generate.answers import Answerer
+from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.run import Run
-from bellmask.run_marks import run_marks
+from bellmask.storage.loading import Loaded, run_marks
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sound
 from bellmask.utils.store import content_key
@@ -99,7 +98,7 @@ class RunContestant:
 
     def __init__(
         self,
-        run: Run,
+        run: Loaded,
         estimator: Estimator | None = None,
         *,
         prompts: Literal["auto", "plain", "tuned"] = "auto",

@@ -29,9 +29,9 @@ from bellmask.downstream.jobs import (
     ordered_row,
 )
 from bellmask.downstream.masks import Estimator, make_plan
-from bellmask.filling import WIDTH, pad_rows
+from bellmask.generate.fill import WIDTH, pad_rows
 from bellmask.model.attention import attention_mask
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.distributed import autocast, pick_precision
 from bellmask.utils.errors import UserError
 
@@ -42,7 +42,7 @@ class ContinuationScorer:
     """Asks a run how probable texts are after others."""
 
     def __init__(
-        self, run: Run, estimator: Estimator | None = None, *, batch_tokens: int = 8192
+        self, run: Loaded, estimator: Estimator | None = None, *, batch_tokens: int = 8192
     ) -> None:
         """``batch_tokens`` of padded rows go through the network at once; it changes no score."""
         if run.config.framework.name == "sigma_arm":

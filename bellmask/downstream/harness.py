@@ -34,8 +34,7 @@ from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.harness_options import RequestOptions, parse_arguments
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.writing import Request, Writer
-from bellmask.exchange.loading import load
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded, load
 from bellmask.utils.console import progress_bar
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import stream_key
@@ -50,7 +49,7 @@ class BellmaskLM(LM):
 
     def __init__(
         self,
-        run: str | Run | None = None,
+        run: str | Loaded | None = None,
         device: str | None = None,
         batch_size: Any = None,
         max_batch_size: Any = None,
@@ -61,7 +60,7 @@ class BellmaskLM(LM):
         options = parse_arguments(arguments)
         if run is None:
             raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
-        self.run = run if isinstance(run, Run) else _load(str(run), options, device)
+        self.run = run if isinstance(run, Loaded) else _load(str(run), options, device)
         self.options = options
         self._device = self.run.device
         estimator = Estimator(
@@ -166,7 +165,7 @@ def noise_number(request: Instance) -> int:
     return stream_key(0, "lm-eval", str(request.task_name), request.doc_id)
 
 
-def _load(name: str, options: RequestOptions, device: str | None) -> Run:
+def _load(name: str, options: RequestOptions, device: str | None) -> Loaded:
     """lm-eval asks for cuda:0 even where there is none."""
     is_absent = device is None or (device.startswith("cuda") and not torch.cuda.is_available())
     return load(

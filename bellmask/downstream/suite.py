@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.downstream.contestants import Contestant
-from bellmask.downstream.data_sources import Loaded
+from bellmask.downstream.data_sources import TaskRecords
 from bellmask.downstream.questions import TASKS, Item, Prompts, limit_items, make_items
 from bellmask.downstream.results import Measured, grade, summary
 from bellmask.downstream.work import TaskItems, Work
@@ -21,7 +21,7 @@ class Suite:
     def __init__(
         self,
         contestants: Mapping[str, Contestant],
-        tasks: Mapping[str, Loaded],
+        tasks: Mapping[str, TaskRecords],
         limit: int,
         seeds: Sequence[int],
         folder: Path,
@@ -97,7 +97,7 @@ def _later(on_done: Callable[[int], None], before: int, inside: int) -> None:
 
 
 def same_items(
-    tasks: Mapping[str, Loaded], kinds: Sequence[Prompts], limit: int
+    tasks: Mapping[str, TaskRecords], kinds: Sequence[Prompts], limit: int
 ) -> dict[Prompts, list[TaskItems]]:
     """The same questions with each kind of prompt, so that differences can be paired."""
     found: dict[Prompts, list[TaskItems]] = {kind: [] for kind in kinds}

@@ -1,9 +1,9 @@
 """A contestant's work on the tasks: what is missing is done in batches over tasks, and kept.
 
 A unit is one log-probability or one written text, kept under a key of all that decides it
-(:mod:`bellmask.utils.store`): a suite that was stopped goes on, one with more tasks, questions or seeds
-does only what is new. A log-probability without noise is one unit for all seeds. Of units only
-names are held in memory; tokens are made again when their turn comes.
+(:mod:`bellmask.utils.store`): a suite that was stopped goes on, one with more tasks, questions or
+seeds does only what is new. A log-probability without noise is one unit for all seeds. Of units
+only names are held in memory; tokens are made again when their turn comes.
 """
 
 from __future__ import annotations

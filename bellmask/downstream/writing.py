@@ -16,7 +16,7 @@ import torch
 
 from bellmask.downstream.continuations import ContinuationScorer, OnDone
 from bellmask.downstream.harness_options import RequestOptions
-from bellmask.filling import fill_rows
+from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key

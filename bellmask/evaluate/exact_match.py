@@ -26,13 +26,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.answers import Answerer
 from bellmask.data.blocks import Blocks
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.filling import fill_rows
+from bellmask.generate.answers import Answerer
+from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
 
@@ -96,7 +96,7 @@ class ExactMatch:
 
 
 def exact_match(
-    run: Run,
+    run: Loaded,
     examples: Blocks,
     *,
     length: Gap | None = None,
@@ -108,7 +108,7 @@ def exact_match(
     """Ask a run every example once for each seed.
 
     ``length``: tokens of the gap, by default what most of the run's training responses needed
-    (:attr:`bellmask.answers.Answerer.length`). ``on_batch`` is told the answers so far.
+    (:attr:`bellmask.generate.answers.Answerer.length`). ``on_batch`` is told the answers so far.
     """
     gap: Gap = Answerer(run).length if length is None else length
     answers = []
@@ -150,7 +150,7 @@ def _text(ids: list[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(np.array(ids[:end], dtype=np.int64)).strip()
 
 
-def canvases(examples: Blocks, run: Run, length: Gap) -> list[Tensor]:
+def canvases(examples: Blocks, run: Loaded, length: Gap) -> list[Tensor]:
     """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
     block = examples.block_length
     if length != "own" and not 1 <= length < block:
@@ -172,7 +172,7 @@ def canvases(examples: Blocks, run: Run, length: Gap) -> list[Tensor]:
 
 
 def ask(
-    run: Run,
+    run: Loaded,
     examples: Blocks,
     length: Gap,
     sampling: Sampling | None = None,

@@ -18,8 +18,8 @@ from bellmask.data.tokenizers import Tokenizer
 from bellmask.evaluate.exact_match import ExactMatch, Gap, ask, grade
 from bellmask.evaluate.sample_files import key_of
 from bellmask.generate.settings import Sampling
-from bellmask.run import Run, load_run
-from bellmask.runfolder import read_description
+from bellmask.storage.loading import Loaded, load_run
+from bellmask.storage.run_folder import read_description
 from bellmask.utils.files import read_json, write_text
 
 FORMAT = 1
@@ -63,7 +63,7 @@ class Exam:
             self.examples, self.tokenizer, self.length, [found[seed] or [] for seed in self.seeds]
         )
 
-    def _ask(self, run: Run, seed: int, on_batch: Callable[[int], None]) -> list[str]:
+    def _ask(self, run: Loaded, seed: int, on_batch: Callable[[int], None]) -> list[str]:
         answers = ask(
             run,
             self.examples,

@@ -22,9 +22,10 @@ from bellmask.evaluate.diversity import diversity, unigram_entropy
 from bellmask.evaluate.result import perplexity_of
 from bellmask.evaluate.sample_files import Place, Sample, key_of
 from bellmask.evaluate.scorers import TextScorer
+from bellmask.generate.canvas import Step
+from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
-from bellmask.generate.steps import Step
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 
 NUMBERS = (
@@ -71,7 +72,7 @@ class Subject:
     draw: Callable[[int | None, int, OnPart], list[Sample]]
 
 
-def cut_row(run: Run, row: Ids) -> tuple[Ids, list[str]]:
+def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
     """(the row's own tokens, its documents as text).
 
     A packed row is split at EOS, of which specials are left out; a single document ends at EOS.
@@ -84,15 +85,16 @@ def cut_row(run: Run, row: Ids) -> tuple[Ids, list[str]]:
 
 
 def draw_samples(
-    run: Run, request: Request, nfe: int | None, seed: int, on_part: OnPart
+    run: Loaded, request: Request, nfe: int | None, seed: int, on_part: OnPart
 ) -> list[Sample]:
     """The samples of a cell: the one place that calls the sampler."""
 
     def on_step(step: Step) -> None:
         on_part(step.first_sample + len(step.ids_BL) * step.number / max(1, step.num_steps))
 
-    made = run.generate(
-        run.canvas(length=request.length),
+    made = fill_canvas(
+        run,
+        run_canvas(run, length=request.length),
         request.num,
         sampling_for(run, request.sampling, nfe),
         seed=seed,
@@ -103,16 +105,16 @@ def draw_samples(
     return [Sample(documents, ids.tolist(), made.nfe) for ids, documents in cut]
 
 
-def sampling_for(run: Run, sampling: Sampling, nfe: int | None) -> Sampling:
+def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
     """The settings that apply to a run: to a causal one only how a token is chosen."""
     if run.framework.is_causal:
         return sampling.for_causal()
     return replace(sampling, steps=nfe)
 
 
-def run_subject(name: str, run: Run, fingerprint: str, request: Request) -> Subject:
+def run_subject(name: str, run: Loaded, fingerprint: str, request: Request) -> Subject:
     """A run's samples, after a trial on a few tokens that finds settings it cannot do."""
-    length = len(run.canvas(length=request.length))
+    length = len(run_canvas(run, length=request.length))
     framework = run.config.framework.name
     if framework == "sigma_arm" and length > run.config.data.block_length:
         raise UserError(
@@ -122,7 +124,7 @@ def run_subject(name: str, run: Run, fingerprint: str, request: Request) -> Subj
     has_steps = request.sampling.has_steps and not run.framework.is_causal
     settings = list(dict.fromkeys(request.nfe)) if has_steps else [None]
     trial = sampling_for(run, request.sampling, 1 if settings != [None] else None)
-    run.generate(run.canvas(length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
+    fill_canvas(run, run_canvas(run, length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
     kept = asdict(sampling_for(run, request.sampling, None))
     data, schedule = run.config.data, asdict(run.config.schedule)
     texts = [run.tokenizer.fingerprint, run.is_wrapped, data.packing, schedule]
@@ -138,13 +140,13 @@ def run_subject(name: str, run: Run, fingerprint: str, request: Request) -> Subj
     )
 
 
-def text_subject(name: str, run: Run, request: Request) -> Subject:
+def text_subject(name: str, run: Loaded, request: Request) -> Subject:
     """The run's validation text: a group of ``num`` blocks for each seed, as far as it goes."""
     train, valid = run.blocks()
     run.check_same_data(train)
     num_groups = max(1, min(len(request.seeds), len(valid) // request.num))
     blocks = valid.spread(num_groups * request.num)
-    longest = min(len(run.canvas(length=request.length)), blocks.block_length)
+    longest = min(len(run_canvas(run, length=request.length)), blocks.block_length)
 
     def draw(_: int | None, group: int, on_part: OnPart) -> list[Sample]:
         index = np.arange(group, len(blocks), num_groups)

@@ -11,7 +11,7 @@ B blocks, R draws per block, L block length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,15 @@ import torch
 from torch import Tensor
 
 from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
+from bellmask.storage.build import build_rules
+from bellmask.storage.loading import Loaded
 from bellmask.train.sharding import is_sharded
-from bellmask.utils.distributed import World, autocast
+from bellmask.utils.distributed import World, autocast, pick_precision
+from bellmask.utils.errors import UserError
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 
 
@@ -211,3 +215,101 @@ class Scorer:
         with autocast(device, self.precision):
             ce_N = problem.ask(self.model, device, mask=mask, reduce=False)
         return ce_N.double().cpu()
+
+
+@dataclass(frozen=True)
+class TextNll:
+    """The NLL of one text in nats: exact for a fixed order, else an upper bound on -log p."""
+
+    nll: float
+    standard_error: float
+    """Of the estimate over masks or orders; more draws make it smaller, an exact one has none."""
+    num_tokens: int
+
+    @property
+    def per_token(self) -> float:
+        """Nats per token."""
+        return self.nll / self.num_tokens
+
+
+def evaluate_run(
+    run: Loaded,
+    blocks: Blocks,
+    *,
+    draws: int = 1,
+    seed: int = 1234,
+    batch_size: int = 64,
+    row_keys: Tensor | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Likelihood:
+    """The NLL (bound) on blocks; see :func:`evaluate`."""
+    return evaluate(
+        run.model,
+        blocks.starting_at(run.model.first_maskable),
+        mask_id=run.tokenizer.mask_id,
+        framework=run.framework,
+        draws=draws,
+        seed=seed,
+        batch_size=batch_size,
+        world=World(device=run.device),
+        precision=pick_precision(run.config.train.precision, run.device),
+        rules=build_rules(run.config.data, run.tokenizer),
+        row_keys=row_keys,
+        on_batch=on_batch,
+    ).checked(run.folder)
+
+
+def scorer_of(run: Loaded, blocks: Blocks) -> Scorer:
+    """Cross-entropies on blocks in contexts of given size, for curves by context count."""
+    return Scorer(
+        run.model,
+        blocks.starting_at(run.model.first_maskable),
+        run.tokenizer.mask_id,
+        run.framework,
+        World(device=run.device),
+        pick_precision(run.config.train.precision, run.device),
+        build_rules(run.config.data, run.tokenizer),
+    )
+
+
+def text_nll(
+    run: Loaded, texts: Sequence[str], *, draws: int = 32, seed: int = 1234
+) -> list[TextNll]:
+    """The NLL (bound) of each text; one longer than a block is cut into blocks, scored apart.
+
+    A text's masks are its own: its value does not depend on the others.
+    """
+    if isinstance(texts, str):
+        raise UserError("nll takes a list of texts; for a single one write run.nll([text])")
+    if not texts:
+        return []
+    rows = [row for number, text in enumerate(texts) for row in _text_rows(run, number, text)]
+    blocks = Blocks.from_rows(rows, num_bytes=sum(len(text.encode()) for text in texts))
+    place = np.arange(len(rows)) - np.searchsorted(blocks.documents, blocks.documents)
+    keys = torch.from_numpy(place)
+    result = evaluate_run(run, blocks, draws=draws, seed=seed, row_keys=keys)
+    total = result.length_B * result.block_nll
+    variance = (result.length_B * result.draw_errors) ** 2
+    return [
+        TextNll(
+            float(total[mine].sum()),
+            float(np.sqrt(variance[mine].sum())),
+            int(result.length_B[mine].sum()),
+        )
+        for number in range(len(texts))
+        for mine in [blocks.documents == number]
+    ]
+
+
+def _text_rows(run: Loaded, number: int, text: str) -> list[Row]:
+    first, tokenizer = run.model.first_maskable, run.tokenizer
+    ids, length = tokenizer.encode(text), run.config.data.block_length - first
+    if not len(ids):
+        raise UserError(f"text number {number} is empty: it has no likelihood")
+    begin = np.full(first, tokenizer.bos_id)  # given, so that every token of the text counts
+    pieces = [ids[start : start + length] for start in range(0, len(ids), length)]
+    padding = [np.full(length - len(piece), tokenizer.pad_id) for piece in pieces]
+    return [
+        Row(np.concatenate([begin, piece, pad]), first + len(piece), number)
+        for piece, pad in zip(pieces, padding, strict=True)
+    ]

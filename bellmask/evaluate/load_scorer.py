@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from bellmask.evaluate.scorers import PUBLISHED_CONTEXT, ArmRun, CausalLm, TextScorer
-from bellmask.exchange.loading import load
 from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import smollm2_folder
+from bellmask.storage.loading import load
 from bellmask.utils.distributed import pick_device
 from bellmask.utils.errors import UserError
 from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet

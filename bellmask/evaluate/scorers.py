@@ -23,11 +23,12 @@ from torch.nn import functional as F
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
+from bellmask.evaluate.likelihood import scorer_of
 from bellmask.model.transformer import hash_weights
 from bellmask.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from bellmask.run import Run
+    from bellmask.storage.loading import Loaded
 
 Documents = Sequence[str]
 OnScored = Callable[[int], None]
@@ -162,7 +163,7 @@ class ArmRun:
     the run saw its training text; nothing is dropped.
     """
 
-    def __init__(self, run: Run, *, context: int) -> None:
+    def __init__(self, run: Loaded, *, context: int) -> None:
         if run.config.framework.name != "arm":
             raise UserError(
                 f"{run.folder} is a {run.config.framework.name} run; a scorer must be an ARM "
@@ -199,7 +200,7 @@ class ArmRun:
         rows = [row for n, ids in enumerate(encoded) if is_long[n] for row in self._pieces(n, ids)]
         pieces: list[list[NDArray[np.float64]]] = [[] for _ in samples]
         if rows:
-            scorer = self._run.scorer(Blocks.from_rows(rows))
+            scorer = scorer_of(self._run, Blocks.from_rows(rows))
             for row, ce_L in zip(rows, scorer.by_context(torch.arange(len(rows)), 0).numpy()):
                 # by tokens seen of those that are scored: BOS is one of them on our own trunk
                 drop = 0 if self._first else len(self._begin)

@@ -22,8 +22,9 @@ from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import OnProgress, locate, parse_mixture, prepare
+from bellmask.evaluate.likelihood import evaluate_run
 from bellmask.evaluate.result import Likelihood, perplexity_of
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 
 EosPolicy = Literal["mdlm", "duo"]
@@ -54,7 +55,7 @@ class TextSet:
         return TITLES.get(self.name, CORPORA[self.name].title)
 
 
-def set_options(run: Run, text: TextSet, eos: EosPolicy) -> DataOptions:
+def set_options(run: Loaded, text: TextSet, eos: EosPolicy) -> DataOptions:
     """How a run reads a set: the set's own rules for text, the run's for tokens and rows.
 
     mdlm ends every document of these sets with EOS, duo none.
@@ -75,7 +76,7 @@ def set_options(run: Run, text: TextSet, eos: EosPolicy) -> DataOptions:
     )
 
 
-def check_run(run: Run, eos: EosPolicy) -> None:
+def check_run(run: Loaded, eos: EosPolicy) -> None:
     """Refuse runs that cannot read these sets as they were trained to read."""
     if is_toy(run.config.data.train):
         raise UserError(f"{run.folder} was trained on {run.config.data.train}: it reads no text")
@@ -86,7 +87,7 @@ def check_run(run: Run, eos: EosPolicy) -> None:
         )
 
 
-def own_family(run: Run, text: TextSet) -> bool | None:
+def own_family(run: Loaded, text: TextSet) -> bool | None:
     """True when the run was trained on the set's own training text: not zero-shot.
 
     None where nobody knows, of an imported run.
@@ -98,13 +99,13 @@ def own_family(run: Run, text: TextSet) -> bool | None:
     return text.name.rstrip("0123456789") in [name.rstrip("0123456789") for name in trained]
 
 
-def find_missing(runs: Sequence[Run], sets: Sequence[TextSet], eos: EosPolicy) -> dict[str, str]:
+def find_missing(runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy) -> dict[str, str]:
     """Sets that cannot be had, and why; nothing is read but what tells a file from another."""
     return _try_each(sets, lambda text: [_locate(run, text, eos) for run in runs])[1]
 
 
 def load_sets(
-    runs: Sequence[Run],
+    runs: Sequence[Loaded],
     sets: Sequence[TextSet],
     eos: EosPolicy,
     on_progress: OnProgress | None = None,
@@ -118,7 +119,7 @@ def load_sets(
     return _try_each(sets, load)
 
 
-def _locate(run: Run, text: TextSet, eos: EosPolicy) -> Path:
+def _locate(run: Loaded, text: TextSet, eos: EosPolicy) -> Path:
     return locate(set_options(run, text, eos), run.tokenizer, "valid")[0]
 
 
@@ -153,7 +154,7 @@ def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_mis
 
 
 def measure(
-    run: Run,
+    run: Loaded,
     blocks: Blocks,
     *,
     draws: int,
@@ -178,8 +179,8 @@ def measure(
             if on_batch:
                 on_batch(before + done)
 
-        result = run.evaluate(
-            blocks, draws=draws, seed=seed, batch_size=batch_size, on_batch=advance
+        result = evaluate_run(
+            run, blocks, draws=draws, seed=seed, batch_size=batch_size, on_batch=advance
         )
         if path is not None:
             result.save(path)
@@ -195,7 +196,7 @@ def _kept(path: Path) -> Likelihood | None:
         return None
 
 
-def result_key(run: Run, weights: str, blocks: Blocks, draws: int) -> str:
+def result_key(run: Loaded, weights: str, blocks: Blocks, draws: int) -> str:
     """What decides a measurement besides its seed: the hash of the weights, blocks and draws."""
     data, schedule = run.config.data, run.config.schedule
     parts = [__version__, run.config.framework.name, weights, blocks.fingerprint]
@@ -244,7 +245,7 @@ def compare(joined: Likelihood, first: Likelihood) -> dict[str, float] | None:
 
 
 def collect(
-    runs: Mapping[str, Run],
+    runs: Mapping[str, Loaded],
     sets: Sequence[TextSet],
     blocks: Mapping[str, Sequence[Blocks]],
     missing: Mapping[str, str],

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bellmask.build import describe_learning
 from bellmask.data.corpora import find_policy
 from bellmask.data.prepare import parse_mixture
 from bellmask.exchange.exported_options import start_name, without_folders
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.model.transformer import count_parameters
-from bellmask.records import read_metrics
-from bellmask.run import Run
-from bellmask.runfolder import read_description
+from bellmask.storage.build import describe_learning
+from bellmask.storage.loading import Loaded
+from bellmask.storage.run_folder import read_description, read_metrics
 from bellmask.utils.console import markdown_table
 from bellmask.utils.files import is_number, is_whole, read_json
 
@@ -39,7 +38,7 @@ SHIFTED = (
 CAUSAL = "A causal language model: text is generated left to right. Exported with bellmask.\n"
 
 
-def model_card(run: Run, name: str, *, weights: str) -> str:
+def model_card(run: Loaded, name: str, *, weights: str) -> str:
     """README.md of an export."""
     is_masked = run.config.framework.name == "mdm"
     words = ("fill-mask", "masked-diffusion") if is_masked else ("text-generation", "causal-lm")
@@ -61,7 +60,7 @@ def model_card(run: Run, name: str, *, weights: str) -> str:
     return "\n".join(parts)
 
 
-def _facts(run: Run, weights: str) -> list[tuple[str, ...]]:
+def _facts(run: Loaded, weights: str) -> list[tuple[str, ...]]:
     model, about = run.config.model, read_description(run.folder)
     time = {"constant": "no", "time": f"yes ({model.time_input})"}[model.modulation]
     which = {"ema": "moving average", "raw": "as trained"}[weights]
@@ -84,7 +83,7 @@ def _facts(run: Run, weights: str) -> list[tuple[str, ...]]:
     ]
 
 
-def _network(run: Run) -> list[tuple[str, ...]]:
+def _network(run: Loaded) -> list[tuple[str, ...]]:
     """Sizes of our own trunk, or of the causal LM, and where the weights began."""
     model, start = run.config.model, run.config.start
     sizes: tuple[Any, ...] = (model.num_layers, model.width, model.num_heads)
@@ -99,7 +98,7 @@ def _network(run: Run) -> list[tuple[str, ...]]:
     return [*rows, ("blocks, width, heads", ", ".join(map(str, sizes)))]
 
 
-def measurements(run: Run) -> list[tuple[str, dict[str, Any]]]:
+def measurements(run: Loaded) -> list[tuple[str, dict[str, Any]]]:
     """(text it was measured on, numbers) of this very step, from the files of the run folder."""
     found = []
     for path in sorted(run.folder.glob("evaluation*/evaluation.json")):
@@ -127,7 +126,7 @@ def _is_measured(report: Any, step: int) -> bool:
     return all(map(is_number, needed)) and all(map(is_whole, counts))
 
 
-def _measured(run: Run) -> str:
+def _measured(run: Loaded) -> str:
     rows = [_measured_row(text, numbers) for text, numbers in measurements(run)]
     if not rows:
         return "Nothing was measured at this step; `bellmask evaluate` does it.\n"
@@ -150,7 +149,7 @@ def _measured_row(text: str, numbers: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _text(run: Run) -> str:
+def _text(run: Loaded) -> str:
     """Title and licence of each corpus; of local files the name alone."""
     options = run.config.data
     if read_description(run.folder).get("imported_from"):
@@ -173,7 +172,7 @@ def _examples(source: str) -> str:
     )
 
 
-def _use(run: Run, name: str) -> str:
+def _use(run: Loaded, name: str) -> str:
     time, begin = "", ""
     if run.config.model.modulation == "time":
         time = " Pass `t` (a time per row); without it the share of masked tokens is taken."
@@ -204,7 +203,7 @@ logits = model(input_ids=row["input_ids"]).logits  # at each position about the 
 """
 
 
-def _use_here(run: Run, name: str) -> str:
+def _use_here(run: Loaded, name: str) -> str:
     if run.config.sft.train is not None:
         return f"""It was fine-tuned on prompts and responses. bellmask writes prompts as in
 training; talk to it with `bellmask chat {name}`, or:

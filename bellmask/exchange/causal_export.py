@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from bellmask.data.tokenizers import FastTokenizer
-from bellmask.exchange.causal_weights import causal_weights, mask_row, masked_weights, silent_ids
 from bellmask.exchange.hf_tokenizer import SpecialIds, special_ids
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded, causal_weights, mask_row, masked_weights, silent_ids
 from bellmask.utils.errors import UserError
 
 CAUSAL_CODE = "modeling_bellmask_causal.py"
@@ -40,7 +39,7 @@ class ModelFiles:
     """Tensors that bellmask alone reads."""
 
 
-def check_causal_export(run: Run, format: str) -> None:
+def check_causal_export(run: Loaded, format: str) -> None:
     """Refuse what cannot be said of a run on a causal LM."""
     if format == "mdlm":
         kind = run.backbone.language_model.get("model_type") if run.backbone else "causal_lm"
@@ -55,19 +54,19 @@ def check_causal_export(run: Run, format: str) -> None:
         )
 
 
-def _has_mask(run: Run) -> bool:
+def _has_mask(run: Loaded) -> bool:
     """True where the wrapped tokenizer itself has a mask."""
     words = run.tokenizer
     return isinstance(words, FastTokenizer) and bool(words.original_ids[words.mask_id] >= 0)
 
 
-def causal_files(run: Run) -> ModelFiles:
+def causal_files(run: Loaded) -> ModelFiles:
     """The files of a masked model, or of an ARM."""
     model = _merged(run)
     return _arm_files(run, model) if model.is_causal else _masked_files(run, model)
 
 
-def _merged(run: Run) -> PretrainedDenoiser:
+def _merged(run: Loaded) -> PretrainedDenoiser:
     """The run's network with low-rank updates added to its weights; the run stays as it is."""
     assert isinstance(run.model, PretrainedDenoiser)
     if not run.config.start.lora_rank:
@@ -77,7 +76,7 @@ def _merged(run: Run) -> PretrainedDenoiser:
     return model
 
 
-def _masked_files(run: Run, model: PretrainedDenoiser) -> ModelFiles:
+def _masked_files(run: Loaded, model: PretrainedDenoiser) -> ModelFiles:
     ids, num_ids = special_ids(run.tokenizer), run.tokenizer.num_tokens + 1
     config = {
         "model_type": "bellmask_causal",
@@ -100,7 +99,7 @@ def _masked_files(run: Run, model: PretrainedDenoiser) -> ModelFiles:
     return ModelFiles(tensors, config, (CAUSAL_CODE,), ids, num_ids, _template(run))
 
 
-def _arm_files(run: Run, model: PretrainedDenoiser) -> ModelFiles:
+def _arm_files(run: Loaded, model: PretrainedDenoiser) -> ModelFiles:
     """Our ids are the tokenizer's own here; a pad that the model has no row for is left out."""
     found, num_ids = special_ids(run.tokenizer), model.num_logits
     has_pad = found.pad is not None and run.tokenizer.pad_id < num_ids
@@ -118,7 +117,7 @@ def _arm_files(run: Run, model: PretrainedDenoiser) -> ModelFiles:
     return ModelFiles(tensors, config, (), ids, num_ids, _template(run), mask_row(model))
 
 
-def _inner_config(run: Run, model: PretrainedDenoiser) -> dict[str, Any]:
+def _inner_config(run: Loaded, model: PretrainedDenoiser) -> dict[str, Any]:
     """The causal LM's config as the run began with it, with the dropout that it trained with."""
     assert run.backbone is not None
     made = model.language_model.config
@@ -128,5 +127,5 @@ def _inner_config(run: Run, model: PretrainedDenoiser) -> dict[str, Any]:
     }
 
 
-def _template(run: Run) -> str | None:
+def _template(run: Loaded) -> str | None:
     return None if run.backbone is None else run.backbone.chat_template

@@ -19,7 +19,7 @@ from bellmask.data.tokenizers import (
     SymbolTokenizer,
     Tokenizer,
 )
-from bellmask.exchange.vocabulary import map_ids
+from bellmask.storage.loading import map_ids
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import write_text
 

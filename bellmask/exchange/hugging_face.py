@@ -15,12 +15,10 @@ from bellmask.exchange.card import model_card
 from bellmask.exchange.causal_export import ModelFiles, causal_files, check_causal_export
 from bellmask.exchange.exported_options import exported_options
 from bellmask.exchange.hf_tokenizer import special_ids, write_tokenizer
-from bellmask.exchange.loading import MODEL, OWN, OWN_TENSORS
 from bellmask.exchange.mdlm import from_ours
-from bellmask.exchange.vocabulary import map_ids
 from bellmask.exchange.weights import METADATA, write_safetensors
-from bellmask.run import Run
-from bellmask.runfolder import read_description
+from bellmask.storage.loading import MODEL, OWN, OWN_TENSORS, Loaded, map_ids
+from bellmask.storage.run_folder import read_description, write_backbone
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import whole_file, whole_folder, write_text
 
@@ -32,7 +30,7 @@ _KEPT = (
 """What run.json says of the model; what it says of the machine stays at home."""
 
 
-def check_exportable(run: Run, format: str) -> None:
+def check_exportable(run: Loaded, format: str) -> None:
     """Refuse, before anything is written, what the format cannot say."""
     framework, model = run.config.framework.name, run.config.model
     if model.backbone == "causal_lm":
@@ -61,7 +59,7 @@ def check_exportable(run: Run, format: str) -> None:
         raise UserError(f"{run.folder} keeps attention inside documents, which mdlm does not")
 
 
-def export_mdlm(run: Run, out: Path) -> None:
+def export_mdlm(run: Loaded, out: Path) -> None:
     """One safetensors file in mdlm's layout, with the prefix that its Lightning module has."""
     check_exportable(run, "mdlm")
     config = run.config
@@ -81,7 +79,7 @@ def export_mdlm(run: Run, out: Path) -> None:
         write_safetensors(tensors, scratch, **{METADATA: json.dumps(about)})
 
 
-def export_hugging_face(run: Run, out: Path, *, weights: str, name: str | None = None) -> None:
+def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | None = None) -> None:
     """A folder that ``bellmask.load`` and ``AutoModelForMaskedLM`` (with remote code) load; of an
     ARM on a causal LM one for ``AutoModelForCausalLM``.
 
@@ -109,14 +107,16 @@ def export_hugging_face(run: Run, out: Path, *, weights: str, name: str | None =
         write_text(folder / "README.md", model_card(run, name or out.name, weights=weights))
 
 
-def _write_own(run: Run, folder: Path, parts: ModelFiles, *, weights: str, is_pushed: bool) -> None:
+def _write_own(
+    run: Loaded, folder: Path, parts: ModelFiles, *, weights: str, is_pushed: bool
+) -> None:
     """What bellmask reads beside the model."""
     own = folder / OWN
     own.mkdir()
     _write_json(own / "config.json", exported_options(run.config, is_pushed=is_pushed))
     _write_json(own / "tokenizer.json", run.tokenizer.description())
     if run.backbone is not None:
-        run.backbone.write(own)
+        write_backbone(own, run.backbone)
     if parts.own:
         write_safetensors(parts.own, own / OWN_TENSORS)
     about = read_description(run.folder)
@@ -125,7 +125,7 @@ def _write_own(run: Run, folder: Path, parts: ModelFiles, *, weights: str, is_pu
     _write_json(folder / "run.json", {**kept, **more})
 
 
-def _trunk_files(run: Run) -> ModelFiles:
+def _trunk_files(run: Loaded) -> ModelFiles:
     """Of our own trunk."""
     return ModelFiles(
         _hf_weights(run),
@@ -140,11 +140,11 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def _parameters(run: Run) -> dict[str, Tensor]:
+def _parameters(run: Loaded) -> dict[str, Tensor]:
     return {name: p.detach().float().cpu() for name, p in run.model.named_parameters()}
 
 
-def _hf_weights(run: Run) -> dict[str, Tensor]:
+def _hf_weights(run: Loaded) -> dict[str, Tensor]:
     """Our parameters with rows in the tokenizer's order, and a row of zeros for the mask's logit,
     which the exported model never reads.
     """
@@ -160,7 +160,7 @@ def _hf_weights(run: Run) -> dict[str, Tensor]:
     return tensors
 
 
-def _hf_config(run: Run) -> dict[str, Any]:
+def _hf_config(run: Loaded) -> dict[str, Any]:
     model, ids = run.config.model, special_ids(run.tokenizer)
     return {
         "model_type": "bellmask",

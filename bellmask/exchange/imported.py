@@ -22,8 +22,6 @@ from bellmask.config.options import (
 from bellmask.data.corpora import IMPORTED
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
-from bellmask.exchange.hub import local_folder
-from bellmask.exchange.loading import read_own_tokenizer
 from bellmask.exchange.mdlm import (
     Shape,
     check_layout,
@@ -32,10 +30,10 @@ from bellmask.exchange.mdlm import (
     plain_names,
     to_ours,
 )
-from bellmask.exchange.vocabulary import map_ids
 from bellmask.exchange.weights import Stored, read_checkpoint
-from bellmask.runfolder import write_description
-from bellmask.train.checkpoint import FORMAT, CheckpointStore
+from bellmask.storage.checkpoint import FORMAT, CheckpointStore
+from bellmask.storage.loading import local_folder, map_ids, read_own_tokenizer
+from bellmask.storage.run_folder import write_description
 from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up

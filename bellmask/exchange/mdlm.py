@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bellmask.exchange.vocabulary import IdMap
 from bellmask.model.transformer import CONDITION_WIDTH, NUM_SINUSOIDS
+from bellmask.storage.loading import IdMap
 from bellmask.utils.errors import UserError
 
 Tensors = Mapping[str, Tensor]

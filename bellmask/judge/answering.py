@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from bellmask.answers import Answerer, Question
 from bellmask.data.example_files import Message, Record, read_records
+from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling
 from bellmask.judge.benchmarks import Benchmark, Task, check_answers, read_tasks
-from bellmask.run import Run
-from bellmask.run_marks import run_marks
+from bellmask.storage.loading import Loaded, run_marks
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import has_kinds, sound
 from bellmask.utils.store import Kept, content_key
@@ -75,7 +74,7 @@ class RunSide:
     is_fixed = False
 
     def __init__(
-        self, name: str, run: Run, folder: Path, *, sampling: Sampling, length: int | None
+        self, name: str, run: Loaded, folder: Path, *, sampling: Sampling, length: int | None
     ) -> None:
         """Answers of ``length`` tokens, by default as in its training, kept in ``folder``."""
         if run.config.framework.name == "sigma_arm":
@@ -93,7 +92,7 @@ class RunSide:
             lambda record: has_kinds(record, {"text": str, "is_cut": bool}),
         )
 
-    def _marks(self, run: Run) -> list[Any]:
+    def _marks(self, run: Loaded) -> list[Any]:
         """All that decides an answer but the seed and the task."""
         form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.knows_turns]
         rows = [run.config.data.block_length, self._length]

@@ -14,8 +14,7 @@ import torch
 
 from bellmask.data.readers import Wheel, cache_folder
 from bellmask.data.tokenizers import FastTokenizer, from_transformers
-from bellmask.model.pretrained import PretrainedDenoiser, mean_row
-from bellmask.runfolder import Backbone
+from bellmask.model.pretrained import Backbone, PretrainedDenoiser, mean_row
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import read_json
 from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet

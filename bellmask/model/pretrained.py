@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,16 @@ SAME = 1e-3
 """Logits of two ways to compute one thing differ by less, relative to their size."""
 LOUD = 1000.0
 """Logits are made so many times larger to see whether anything caps them after the head."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A causal LM as the network of a run, apart from its weights."""
+
+    language_model: dict[str, Any]
+    """Its Hugging Face config."""
+    chat_template: str | None = None
+    """How its tokenizer writes conversations, where it says so."""
 
 
 class PretrainedDenoiser(nn.Module):

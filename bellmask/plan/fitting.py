@@ -21,7 +21,7 @@ from bellmask.plan.memory import (
 from bellmask.plan.network import Planned, plan_network
 from bellmask.plan.trace import prepare_tracing, scored_rows, trace_microbatch
 from bellmask.plan.tracer import Trace
-from bellmask.train.saving import saves_in_background
+from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.sharding import Layout, pick_layout
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError

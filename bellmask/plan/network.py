@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bellmask.build import Network, build_model
 from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import ModelOptions
 from bellmask.config.presets import PRESETS, preset
@@ -29,9 +28,10 @@ from bellmask.data.tokenizers import (
     load_tokenizer,
 )
 from bellmask.model.causal_lm import read_architecture, read_causal_lm
-from bellmask.model.pretrained import PretrainedDenoiser, add_lora, from_architecture
-from bellmask.runfolder import Backbone, read_backbone, read_description
+from bellmask.model.pretrained import Backbone, PretrainedDenoiser, add_lora, from_architecture
 from bellmask.start import check_length
+from bellmask.storage.build import Network, build_model
+from bellmask.storage.run_folder import read_backbone, read_description
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import count_of, is_whole
 from bellmask.utils.libraries import import_transformers, quiet
@@ -113,7 +113,7 @@ def real_network(config: RunConfig) -> tuple[RunConfig, Network, int]:
 
 
 def build(config: RunConfig, num_tokens: int, backbone: Backbone | None) -> Network:
-    """As :func:`bellmask.build.build_model`, without the probe that needs numbers."""
+    """As :func:`bellmask.storage.build.build_model`, without the probe that needs numbers."""
     if backbone is None:
         return build_model(config, num_tokens)
     inner = from_architecture(backbone.language_model, config.model.dropout)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bellmask.build import build_objective
 from bellmask.config.config import RunConfig
 from bellmask.model.head import pick_loss_kernel, using_loss_kernel
 from bellmask.plan.devices import DEVICES, Cluster, Device
 from bellmask.plan.network import real_network
 from bellmask.plan.trace import inputs, scored_rows
+from bellmask.storage.build import build_objective
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.recompute import recompute_blocks
 from bellmask.utils.console import progress_bar

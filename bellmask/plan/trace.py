@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bellmask.build import build_objective
 from bellmask.config.config import RunConfig
 from bellmask.model.head import using_loss_kernel
 from bellmask.plan.network import Planned, holding, shallow
 from bellmask.plan.tracer import Kernel, Trace, Tracer, tensors_of
+from bellmask.storage.build import build_objective
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.recompute import recompute_blocks
 from bellmask.utils.distributed import autocast

@@ -19,10 +19,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from bellmask.config.options import Interval, OptimOptions, Progress
-from bellmask.records import MetricsFile
+from bellmask.storage.checkpoint import Saver
+from bellmask.storage.run_folder import MetricsFile
 from bellmask.train.metrics import Display, Tracker, Window
 from bellmask.train.optim import Ema, Optimizer, learning_rate
-from bellmask.train.saving import Saver
 from bellmask.train.sharding import let_go
 from bellmask.train.step import StepResult, TrainStep
 from bellmask.utils.distributed import World

@@ -12,7 +12,7 @@ from changed_runs import change_run
 
 from bellmask.analyze.orders import ORDERS, OrdersOptions
 from bellmask.evaluate.result import Likelihood
-from bellmask.records import read_metrics
+from bellmask.storage.run_folder import read_metrics
 
 CROSSED = {"framework.encoding": "crossed"}
 GROUPS = {

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bellmask.build import build_model, build_objective
 from bellmask.compare.laws import describe_law
 from bellmask.compare.naming import names_of
 from bellmask.compare.plan import (
@@ -34,6 +33,7 @@ from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, 
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedules import Linear, MiddleFlat
 from bellmask.model.transformer import ENCODINGS
+from bellmask.storage.build import build_model, build_objective
 
 FLOOR = 1e-3
 MEANT = {

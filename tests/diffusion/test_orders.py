@@ -11,13 +11,13 @@ import torch
 from sampling_tools import awake, seeded
 from scipy import integrate, stats
 
-from bellmask.build import build_framework
 from bellmask.config.options import FrameworkOptions
 from bellmask.config.presets import tiny
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.objectives import Nelbo
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.model.attention import AttentionRules
+from bellmask.storage.build import build_framework
 from bellmask.train.planning import Microbatch
 from bellmask.train.step import microbatch_loss
 from bellmask.utils.rng import stream_key, uniform_rows

@@ -20,7 +20,7 @@ from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
 from bellmask.downstream.asks import Ask, AskMaker, Score, add_up
 from bellmask.downstream.continuations import ContinuationScorer
 from bellmask.downstream.masks import Estimator, make_plan
-from bellmask.filling import fill_rows
+from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.utils.errors import UserError
 

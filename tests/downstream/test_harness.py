@@ -29,7 +29,7 @@ from bellmask.downstream.asks import Ask
 from bellmask.downstream.masks import Estimator
 from bellmask.downstream.overlays import TASKS, load_split, task_name, write_overlays
 from bellmask.downstream.questions import make_items
-from bellmask.filling import Filled, fill_rows
+from bellmask.generate.fill import Filled, fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
 from bellmask.utils.errors import UserError

@@ -32,8 +32,8 @@ from bellmask.downstream.masks import Estimator
 from bellmask.downstream.questions import Choice, Completion, Infilling
 from bellmask.downstream.results import Measured, is_sure, summary
 from bellmask.downstream.suite import Suite, same_items
+from bellmask.model.pretrained import Backbone
 from bellmask.run import load_run
-from bellmask.runfolder import Backbone
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key
 

@@ -19,7 +19,7 @@ from train_here import train_here
 from bellmask.compare.execute import is_finished
 from bellmask.compare.plan import PlannedRun
 from bellmask.config.config import load_config
-from bellmask.records import TIME_FIELDS, read_metrics
+from bellmask.storage.run_folder import TIME_FIELDS, read_metrics
 
 SMALL = (
     "--data.block-length 16 --model.num-layers 1 --model.width 16 --model.num-heads 2 "

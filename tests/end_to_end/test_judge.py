@@ -19,7 +19,7 @@ from judge_rules import EveryKth, by_hash, chooses, longer, shown
 from judge_server import KEY, VARIABLE, JudgeServer, error, good, set_key
 from tuned_runs import tuned
 
-from bellmask.answers import Answerer
+from bellmask.generate.answers import Answerer
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ALPACA = SHARED / "alpaca_eval"

@@ -14,13 +14,13 @@ import pytest
 from commands import bellmask, refuses, succeeds
 from train_here import train_here
 
-from bellmask.answers import Answerer
 from bellmask.assemble import train_run
 from bellmask.compare import stages
 from bellmask.config.config import load_config, override
 from bellmask.config.presets import preset
 from bellmask.evaluate import exam
 from bellmask.evaluate.exact_match import ask
+from bellmask.generate.answers import Answerer
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
 

@@ -25,7 +25,7 @@ from bellmask.evaluate.generative import (
 )
 from bellmask.evaluate.sample_files import Sample
 from bellmask.evaluate.scorers import ArmRun, TextScore
-from bellmask.generate.network import Network
+from bellmask.generate.sampler import Network
 from bellmask.generate.settings import Sampling
 from bellmask.utils.errors import UserError
 

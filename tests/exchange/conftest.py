@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bellmask.build import build_model
 from bellmask.config.config import RunConfig
 from bellmask.config.options import DataOptions, ModelOptions, OptimOptions, TrainOptions
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer
-from bellmask.runfolder import write_description
-from bellmask.train.checkpoint import CheckpointStore
+from bellmask.storage.build import build_model
+from bellmask.storage.checkpoint import CheckpointStore
+from bellmask.storage.run_folder import write_description
 from bellmask.utils.distributed import World
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[MASK]", "[SEP]", "the", "cat", "sat", "##s", "on", "mat"]

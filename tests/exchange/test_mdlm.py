@@ -24,8 +24,8 @@ from bellmask.config.options import (
 )
 from bellmask.exchange.hugging_face import export_mdlm
 from bellmask.exchange.imported import ImportRequest, import_checkpoint
-from bellmask.exchange.vocabulary import map_ids
 from bellmask.run import load_run
+from bellmask.storage.loading import map_ids
 from bellmask.utils.errors import UserError
 
 MASKS = {"bytes": 259, "bert-like": 3, "gpt2-like": 266}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from fault_tools import assert_same, checkpoints, lines_of, tensors_of, wait_for
 
-from bellmask.build import build_law
 from bellmask.data.blocks import BatchPlan
+from bellmask.storage.build import build_law
 
 LONG = pytest.mark.long
 OPTIONS = (

@@ -13,12 +13,12 @@ from fuzz_tools import SIZES, TAKEN, as_json, damaged, fuzz, json_files, texts
 from hypothesis import strategies as st
 
 from bellmask.evaluate.result import Likelihood
-from bellmask.generate.trace_file import Change, Sample, Trace, load_trace
+from bellmask.generate.generate import SideBySide
+from bellmask.generate.trace import Change, Sample, Trace, load_trace
+from bellmask.generate.trace_page import render_trace_page
 from bellmask.judge.chat import BadBody, Request, error_code, error_message, read_reply
 from bellmask.judge.prompts import read_alpaca
 from bellmask.report.downstream_tables import escape
-from bellmask.report.side_by_side import SideBySide
-from bellmask.report.trace_page import render_trace_page
 from bellmask.utils.console import markdown_table, visible, visible_lines
 from bellmask.utils.errors import UserError
 

@@ -16,7 +16,6 @@ from commands import bellmask
 from fuzz_tools import SIZES, TAKEN, as_json, changed, damaged, fuzz, json_files, texts, values
 from hypothesis import strategies as st
 
-from bellmask.build import build_objective
 from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.data.chat_templates import Template
@@ -24,8 +23,9 @@ from bellmask.data.example_files import Message, example_files
 from bellmask.data.readers import RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.canvas import LONGEST, canvas_from_text
-from bellmask.generate.prompts import read_prompts, read_questions
+from bellmask.generate.generate import read_prompts, read_questions
 from bellmask.judge.benchmarks import read_tasks
+from bellmask.storage.build import build_objective
 
 # --- options ---------------------------------------------------------------------------------
 

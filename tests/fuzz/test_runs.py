@@ -20,9 +20,9 @@ from bellmask.compare.records import read_run
 from bellmask.compare.results import Entry, summarize
 from bellmask.exchange.hugging_face import export_hugging_face
 from bellmask.exchange.imported import ImportRequest, read_import
-from bellmask.exchange.loading import load
 from bellmask.exchange.mdlm import Shape
 from bellmask.run import load_run
+from bellmask.storage.loading import load
 from bellmask.utils.errors import UserError
 
 

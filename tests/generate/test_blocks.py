@@ -11,10 +11,7 @@ from sampling_tools import EVERY_RULE, awake, each
 from sampling_tools import masked as masked_with
 
 from bellmask.diffusion.schedules import Cosine
-from bellmask.generate.choice import Choice
-from bellmask.generate.engine import generate
-from bellmask.generate.grids import uniform_grid
-from bellmask.generate.network import Network
+from bellmask.generate.sampler import Choice, Network, generate, uniform_grid
 from bellmask.utils.errors import UserError
 
 V, MASK = 7, 7

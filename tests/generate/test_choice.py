@@ -9,7 +9,7 @@ import torch
 from sampling_tools import seeded
 from scipy import stats
 
-from bellmask.generate.choice import Choice
+from bellmask.generate.sampler import Choice
 
 LOGITS = torch.tensor([1.5, 0.0, -1.0, 0.7, -0.3], dtype=torch.float64)
 N = 20_000
@@ -105,7 +105,7 @@ def test_double_noise_reaches_further_into_the_tail(dtype, token, monkeypatch):
     to one that wins once in 10^7. A number 0 means no noise of minus infinity.
     """
     u = torch.tensor([[0.5, 1 - 1e-12, 0.0]], dtype=torch.float64)
-    monkeypatch.setattr("bellmask.generate.choice.uniform", lambda key, counters: u)
+    monkeypatch.setattr("bellmask.generate.sampler.uniform", lambda key, counters: u)
 
     def drawn(*logits):
         return Choice(dtype=dtype).draw(torch.tensor([logits]), torch.zeros(1).long(), 0).item()

@@ -11,11 +11,16 @@ from sampling_tools import MASK, Spy, V, each, make, masked
 from scipy import stats
 
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
-from bellmask.generate.choice import Choice
-from bellmask.generate.engine import generate
-from bellmask.generate.grids import GRIDS, cosine_grid, count_grid, uniform_grid
-from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES
+from bellmask.generate.sampler import (
+    GRIDS,
+    Choice,
+    Network,
+    cosine_grid,
+    count_grid,
+    generate,
+    uniform_grid,
+)
 from bellmask.utils.errors import UserError
 
 

@@ -5,9 +5,7 @@ import torch
 from sampling_tools import EVERY_RULE, MASK, Spy, V, awake, each, make, masked
 
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.generate.engine import generate
-from bellmask.generate.grids import uniform_grid
-from bellmask.generate.network import Network
+from bellmask.generate.sampler import Network, generate, uniform_grid
 from bellmask.utils.errors import UserError
 
 # the network is called for what is revealed, and for nothing else

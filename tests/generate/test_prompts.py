@@ -17,7 +17,7 @@ from bellmask.generate.canvas import (
     empty_canvas,
     frame_canvas,
 )
-from bellmask.generate.prompts import Asked, read_questions
+from bellmask.generate.generate import Asked, read_questions
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()

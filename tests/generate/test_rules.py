@@ -10,11 +10,15 @@ from scipy import stats
 
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.generate.choice import Choice
-from bellmask.generate.engine import generate
-from bellmask.generate.grids import cosine_grid, count_grid, uniform_grid
-from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES, Moment, Remasking
+from bellmask.generate.sampler import (
+    Choice,
+    Network,
+    cosine_grid,
+    count_grid,
+    generate,
+    uniform_grid,
+)
 
 JOINT = chain_joint()
 

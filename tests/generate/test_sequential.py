@@ -11,8 +11,8 @@ from scipy import stats
 
 from bellmask.data.toys import ExactDenoiser
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
-from bellmask.generate.choice import Choice
-from bellmask.generate.sequential import generate_in_order
+from bellmask.generate.causal import generate_in_order
+from bellmask.generate.sampler import Choice
 from bellmask.utils.errors import UserError
 
 L, MASK = 4, 2

@@ -6,13 +6,10 @@ import torch
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine
-from bellmask.generate.choice import Choice
-from bellmask.generate.engine import generate
+from bellmask.generate.causal import generate_in_order
 from bellmask.generate.fill import fill
-from bellmask.generate.grids import cosine_grid, uniform_grid
-from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES, Remasking
-from bellmask.generate.sequential import generate_in_order
+from bellmask.generate.sampler import Choice, Network, cosine_grid, generate, uniform_grid
 from bellmask.generate.settings import Sampling, sampling_of
 from bellmask.run import load_run
 from bellmask.utils.errors import UserError

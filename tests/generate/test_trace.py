@@ -12,9 +12,8 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers
 
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer
-from bellmask.generate.steps import Step, TokenTexts, to_all
-from bellmask.generate.trace import Recorder
-from bellmask.generate.trace_file import load_trace
+from bellmask.generate.canvas import Step, TokenTexts, to_all
+from bellmask.generate.trace import Recorder, load_trace
 from bellmask.utils.errors import UserError
 
 MASK = 4

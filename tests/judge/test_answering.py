@@ -9,13 +9,13 @@ import pytest
 from tuned_runs import tuned
 
 import bellmask.judge.answering as module
-from bellmask.answers import Answerer, Question
 from bellmask.data.example_files import Message
+from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling
 from bellmask.judge.answering import RunSide, read_outputs
 from bellmask.judge.benchmarks import Benchmark, Task
+from bellmask.model.pretrained import Backbone
 from bellmask.run import load_run
-from bellmask.runfolder import Backbone
 from bellmask.utils.errors import UserError
 
 TURNS = [("Say 1",), ("Say 2", "Go"), ("Say 3 please, slowly", "Go on"), ("Say 1",), ("Say 5",)]

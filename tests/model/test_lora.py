@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bellmask.assemble import train_run
-from bellmask.build import build_model
 from bellmask.config.options import OptimOptions
 from bellmask.model.pretrained import add_lora, merge_lora
-from bellmask.records import read_metrics
 from bellmask.run import load_run
 from bellmask.start import open_start
+from bellmask.storage.build import build_model
+from bellmask.storage.run_folder import read_metrics
 from bellmask.train.optim import Optimizer
 
 pytest.importorskip("peft", reason="low-rank updates need peft")

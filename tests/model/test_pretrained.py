@@ -20,7 +20,6 @@ from pretrained_tools import (
 )
 from transformers import LlamaForCausalLM
 
-from bellmask.build import build_model
 from bellmask.config.config import RunConfig, override
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
@@ -28,6 +27,7 @@ from bellmask.diffusion.frameworks import shifted_arm
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.model.pretrained import PretrainedDenoiser, make_language_model, probe
 from bellmask.start import open_start
+from bellmask.storage.build import build_model
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

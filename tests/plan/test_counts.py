@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bellmask.assemble import train_run
-from bellmask.build import build_law
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
 from bellmask.model.head import using_loss_kernel
@@ -24,6 +23,7 @@ from bellmask.plan.memory import USABLE, Holding, Work, device_memory, largest_m
 from bellmask.plan.network import KNOWN_MODELS, Parameters, count, plan_network, real_network
 from bellmask.plan.planner import plan
 from bellmask.plan.sizes import checkpoint_sizes, data_size
+from bellmask.storage.build import build_law
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.recompute import recompute_blocks
 from bellmask.train.sharding import Layout

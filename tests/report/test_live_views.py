@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.generate.steps import Step
-from bellmask.report.chat_view import AnswerView
-from bellmask.report.watch import STYLES, Watch
+from bellmask.generate.canvas import Step
+from bellmask.generate.chat import AnswerView
+from bellmask.generate.live import STYLES, Watch
 from bellmask.utils.console import plain_ascii, reveal_colours, visible, visible_lines
 from bellmask.utils.errors import UserError
 

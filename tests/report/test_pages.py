@@ -18,14 +18,11 @@ import torch
 from rich.console import Console
 
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.generate.prompts import Prompt, read_prompts
-from bellmask.generate.steps import Step
-from bellmask.generate.trace import Recorder
-from bellmask.generate.trace_file import Change, Sample, Trace
+from bellmask.generate.canvas import Step
+from bellmask.generate.generate import Prompt, SideBySide, read_prompts, show_side_by_side
+from bellmask.generate.trace import Change, Recorder, Sample, Trace
+from bellmask.generate.trace_page import chosen_steps, lay_out, render_trace_page, strip_figure
 from bellmask.report.figures import save_figure
-from bellmask.report.side_by_side import SideBySide, show_side_by_side
-from bellmask.report.trace_page import render_trace_page
-from bellmask.report.trace_strip import chosen_steps, lay_out, strip_figure
 from bellmask.utils.console import colour_of
 from bellmask.utils.errors import UserError
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from pretrained_tools import make_config, make_lm
 
-from bellmask.build import build_framework, build_model
 from bellmask.config.config import RunConfig
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.downstream.asks import Ask
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.run import Run
+from bellmask.storage.build import build_framework, build_model
 
 EXACT = ["--train.precision", "float32"]
 

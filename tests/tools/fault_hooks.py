@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.distributed import checkpoint
 
-from bellmask.records import MetricsFile
+from bellmask.storage.run_folder import MetricsFile
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Trainer
 from bellmask.utils.distributed import World

@@ -29,7 +29,7 @@ from torch import Tensor
 from warm_processes import WarmProcess, free_port
 
 from bellmask.config.config import RunConfig
-from bellmask.records import TIME_FIELDS
+from bellmask.storage.run_folder import TIME_FIELDS
 
 LONGEST = 240.0
 """Seconds within which any run here ends, restarts included; longer is a hang."""

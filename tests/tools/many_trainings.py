@@ -17,7 +17,7 @@ import torch
 from bellmask.assemble import train_run
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.diffusion.frameworks import Problem
-from bellmask.train.saving import Saver
+from bellmask.storage.checkpoint import Saver
 from bellmask.train.sharding import whole
 
 rows: list[Any] = []

@@ -122,7 +122,7 @@ def _per_unit(mode: OtherDevice, work: Callable[[int], object], few: int, many: 
 def training_waits(name: str) -> Any:
     """Per optimizer step; validation is part of the training, checkpoints are not."""
     import bellmask
-    from bellmask.train import checkpoint
+    from bellmask.storage import checkpoint
     from bellmask.utils import distributed
 
     distributed.pick_device = lambda *_: OTHER

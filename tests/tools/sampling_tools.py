@@ -10,10 +10,8 @@ from scipy import stats
 
 from bellmask.config.options import ModelOptions
 from bellmask.data.toys import ToySource
-from bellmask.generate.engine import generate
-from bellmask.generate.grids import uniform_grid
-from bellmask.generate.network import Network
 from bellmask.generate.rules import RULES, Remasking
+from bellmask.generate.sampler import Network, generate, uniform_grid
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 

@@ -13,8 +13,13 @@ import pytest
 import torch
 
 from bellmask.config.options import CheckpointOptions
-from bellmask.train.checkpoint import CheckpointStore, load_tensors, read_state, step_of
-from bellmask.train.manifest import find_damage
+from bellmask.storage.checkpoint import (
+    CheckpointStore,
+    find_damage,
+    load_tensors,
+    read_state,
+    step_of,
+)
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 

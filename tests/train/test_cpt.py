@@ -12,14 +12,14 @@ from pretrained_tools import eager_states, save_lm
 from safetensors.torch import load_file
 
 from bellmask.assemble import train_run
-from bellmask.build import build_model
 from bellmask.config.config import load_config, override
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.generate.engine import Generation
+from bellmask.generate.sampler import Generation
 from bellmask.generate.settings import Sampling
-from bellmask.records import read_metrics
 from bellmask.run import load_run
 from bellmask.start import open_start
+from bellmask.storage.build import build_model
+from bellmask.storage.run_folder import read_metrics
 
 ANNEALED = "--start.anneal-steps 6 --log.every 1 --optim.ema 0.5 --model.dropout 0".split()
 

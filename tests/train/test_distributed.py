@@ -10,7 +10,7 @@ import torch
 from fault_tools import command
 
 from bellmask.placing import pick_placing
-from bellmask.run_state import resume_command
+from bellmask.storage.run_folder import resume_command
 from bellmask.train import metrics
 from bellmask.train.metrics import Display
 from bellmask.utils.distributed import World, open_world, pick_device, pick_precision

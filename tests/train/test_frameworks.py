@@ -17,8 +17,8 @@ from bellmask.data.packing import Row
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser
-from bellmask.records import read_metrics
 from bellmask.run import load_run
+from bellmask.storage.run_folder import read_metrics
 from bellmask.train.planning import StepPlanner
 from bellmask.train.step import TrainStep
 from bellmask.utils.distributed import World

@@ -11,9 +11,8 @@ from pretrained_tools import save_lm
 from warm_processes import free_port
 
 from bellmask.config.options import ScaleOptions
-from bellmask.records import read_metrics
-from bellmask.train.checkpoint import load_tensors
-from bellmask.train.saving import saves_in_background
+from bellmask.storage.checkpoint import load_tensors, saves_in_background
+from bellmask.storage.run_folder import read_metrics
 from bellmask.train.sharding import pick_layout
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError

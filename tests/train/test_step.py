@@ -10,7 +10,6 @@ import torch
 from pretrained_tools import Recorder
 from torch import nn
 
-from bellmask.build import build_model, build_objective
 from bellmask.config.options import ModelOptions, TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
@@ -19,6 +18,7 @@ from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, 
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
 from bellmask.diffusion.schedules import Cosine, MiddleFlat
 from bellmask.model.transformer import Denoiser
+from bellmask.storage.build import build_model, build_objective
 from bellmask.train.planning import StepPlanner
 from bellmask.train.step import TrainStep, microbatch_loss
 from bellmask.utils.distributed import World

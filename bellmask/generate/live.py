@@ -20,7 +20,7 @@ from rich.text import Text
 from torch import Tensor
 
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.steps import Step, TokenTexts
+from bellmask.generate.canvas import Step, TokenTexts
 from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible
 from bellmask.utils.errors import UserError
 

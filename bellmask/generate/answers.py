@@ -2,7 +2,7 @@
 
 The prompt is written as in training (template, BOS, oldest tokens dropped), the response is a gap
 of ``length`` tokens that ends where the model writes EOS. An answer does not depend on what else is
-asked (:mod:`bellmask.filling`).
+asked (:mod:`bellmask.generate.fill`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from bellmask.data.chat_templates import PromptEncoder, make_template
 from bellmask.data.example_files import Message
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Ids
-from bellmask.filling import fill_rows
-from bellmask.generate.canvas import Canvas
+from bellmask.generate.canvas import Canvas, OnStep
+from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.generate.steps import OnStep
-from bellmask.run import Run
-from bellmask.runfolder import read_description
+from bellmask.storage.loading import Loaded
+from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sound
 
@@ -63,7 +62,7 @@ class Answer:
 class Answerer:
     """Asks a run; ``Answerer(run).answer([Question.plain("2 + 2 =")])``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Loaded) -> None:
         self.run = run
         template = None if run.backbone is None else run.backbone.chat_template
         self.encoder = PromptEncoder(

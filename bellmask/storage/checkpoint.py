@@ -10,11 +10,13 @@ which the next start removes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +32,50 @@ from torch.distributed.checkpoint import (
 )
 
 from bellmask.config.options import CheckpointOptions
-from bellmask.train.manifest import MANIFEST, STATE, digest, find_damage
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import SavingError, UserError
-from bellmask.utils.files import is_finite, is_whole, read_json, write_text
+from bellmask.utils.files import inside, is_finite, is_whole, read_json, write_text
+
+# manifest.json of a checkpoint: size and SHA-256 of its files, and whether they still fit.
+
+MANIFEST, STATE = "manifest.json", "state.json"
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    with path.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": sha256}
+
+
+def find_damage(folder: Path, world: World | None = None) -> str | None:
+    """What is wrong with a checkpoint, or None when every file is as it was written.
+
+    Processes share the reading; all get the answer.
+    """
+    world = world or World()
+    return world.on_any(_own_damage(folder, world.rank, world.size)) or None
+
+
+def _own_damage(folder: Path, rank: int, size: int) -> str:
+    """What is wrong with every ``size``-th file; empty when nothing is."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        for name, expected in list(manifest.items())[rank::size]:
+            path = inside(folder, name, MANIFEST)
+            if not path.exists():
+                return f"{name} is missing"
+            if digest(path) != expected:
+                return f"{name} has changed since it was written"
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    extra = {p.name for p in folder.glob("*.safetensors")} - set(manifest)
+    if extra:
+        return f"{sorted(extra)[0]} is not in the manifest"
+    return "" if STATE in manifest else f"{STATE} is not in the manifest"
+
 
 _NAME = re.compile(r"^step-(\d{9})$")
 LATEST = "latest"
@@ -282,3 +324,71 @@ def load_tensors(
             raise UserError(
                 f"checkpoint {folder} does not hold what config.json describes: {_cause(error)}"
             ) from None
+
+
+# When a checkpoint is written: while training waits, or beside it from a copy.
+
+
+def saves_in_background(option: str, world: World) -> bool:
+    """What ``checkpoint.saving`` means for these processes."""
+    return {
+        "wait": False,
+        "background": True,
+        "auto": world.size > 1 or world.device.type != "cpu",
+    }[option]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """In CPU memory; of a tensor that is cut, this process's part, cut as before."""
+    return tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().to("cpu")
+
+
+class Saver:
+    """Hands checkpoints to a store, one at a time.
+
+    In the background a thread writes a copy of all tensors in CPU memory. The store must then have
+    processes of its own (:meth:`World.aside`): two threads cannot share a group. A failure shows
+    itself at the next call, on all ranks.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, device: torch.device, *, in_background: bool
+    ) -> None:
+        self.store, self.device, self.in_background = store, device, in_background
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Save now, or begin to, after an earlier save is done."""
+        self.wait()
+        if not self.in_background:
+            self.store.save(step, tensors, state)
+            return
+        copies = {name: _copy(tensor) for name, tensor in tensors.items()}
+        # daemon: a process that was told to stop must not wait for ranks that are gone
+        self._thread = threading.Thread(
+            target=self._run, args=(step, copies, state), name="saving", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, step: int, copies: dict[str, Tensor], state: dict[str, Any]) -> None:
+        try:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # of this thread: else it is the first GPU
+            self.store.save(step, copies, state)
+        except BaseException as error:  # raised again by the thread that trains
+            self._error = error
+
+    @property
+    def has_failed(self) -> bool:
+        """True when a save in the background could not be done: the next call raises."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Until the save that is under way is on disk; raises what stopped it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from bellmask.diffusion.frameworks import Ordered
-from bellmask.generate.canvas import check_rows
-from bellmask.generate.choice import Choice
-from bellmask.generate.engine import Generation
-from bellmask.generate.steps import OnStep, Step
+from bellmask.generate.canvas import OnStep, Step, check_rows
+from bellmask.generate.sampler import Choice, Generation
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 

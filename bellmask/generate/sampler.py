@@ -10,6 +10,8 @@ B canvases, L length, N predicted positions, V vocabulary.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +19,199 @@ from torch import Tensor
 
 from bellmask.data.blocks import share_out
 from bellmask.diffusion.schedules import Linear, Schedule
-from bellmask.generate.canvas import check_rows
-from bellmask.generate.choice import Choice
-from bellmask.generate.grids import count_grid
-from bellmask.generate.network import Network
+from bellmask.generate.canvas import OnStep, Step, check_rows
 from bellmask.generate.rules import RULES, Moment, Rule
-from bellmask.generate.steps import OnStep, Step
+from bellmask.model.attention import KeyValues, attention_mask
+from bellmask.model.head import CHUNK_ROWS
 from bellmask.utils.errors import UserError
-from bellmask.utils.rng import stream_key, uniform_rows
+from bellmask.utils.rng import stream_key, uniform, uniform_rows
+
+# Time grids for sampling: from 1 (all masked) down to 0 (clean), float64 [steps + 1].
+
+
+def _check(num_steps: int) -> None:
+    if num_steps < 1:
+        raise ValueError(f"sampling needs at least one step, got {num_steps}")
+
+
+def uniform_grid(num_steps: int) -> Tensor:
+    """``num_steps`` equal steps from t = 1 to t = 0."""
+    _check(num_steps)
+    return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
+
+
+def cosine_grid(num_steps: int) -> Tensor:
+    """t = cos(pi/2 k/K): few tokens in the first steps, when little is known, many in the last."""
+    _check(num_steps)
+    share = torch.arange(num_steps, dtype=torch.float64) / num_steps
+    return torch.cat([torch.cos(share * (math.pi / 2)), torch.zeros(1, dtype=torch.float64)])
+
+
+def count_grid(num_tokens: int, per_step: int = 1, schedule: Schedule | None = None) -> Tensor:
+    """The times at which ``per_step`` tokens more of ``num_tokens`` are visible."""
+    if num_tokens < 1 or per_step < 1:
+        raise ValueError(f"cannot reveal {per_step} of {num_tokens} tokens in a step")
+    steps = torch.arange(math.ceil(num_tokens / per_step) + 1, dtype=torch.float64)
+    return (schedule or Linear()).inverse((steps * per_step / num_tokens).clamp(max=1))
+
+
+GRIDS: dict[str, Callable[[int], Tensor]] = {"uniform": uniform_grid, "cosine": cosine_grid}
+"""Grids of a number of steps; ``count`` goes by tokens instead."""
+
+
+# Calls of the network while sampling: only rows that need one, counted, guided, with a cache.
+#
+# B canvases, L length, N predicted positions, V vocabulary.
+
+
+class Network:
+    """A denoiser as samplers use it, and what its calls cost.
+
+    ``model(x, rows, t_B=, mask=)`` returns logits [N, V]; for a cache also ``positions=``,
+    ``cache=``, and it has ``new_cache``.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Tensor],
+        mask_id: int,
+        *,
+        is_real_BL: Tensor | None = None,
+        guidance: float = 0.0,
+        device: torch.device | None = None,
+    ) -> None:
+        """Guidance w > 0 takes logits u + (1 + w)(c - u), where u does not see given tokens."""
+        self.model, self.mask_id, self.device = model, mask_id, device or torch.device("cpu")
+        self.is_real_BL, self.guidance = is_real_BL, guidance
+        self._forget()
+
+    def _forget(self) -> None:
+        self.num_calls = self.num_rows = self._prefix = 0
+        self._cache: KeyValues | None = None
+        self._is_given_BL: Tensor | None = None
+
+    def begin(self, canvas_BL: Tensor) -> None:
+        """Count from zero, without a cache, for canvases whose given tokens guidance will hide."""
+        self._forget()
+        self._is_given_BL = canvas_BL != self.mask_id
+        # what a causal LM predicts the first token from stays, as it did in training
+        self._is_given_BL[:, : getattr(self.model, "first_maskable", 0)] = False
+        if self.guidance and not bool(self._is_given_BL.any()):
+            raise UserError(
+                "guidance weighs what given tokens change, and nothing is given here: leave it "
+                "out, or give a prefix or a canvas"
+            )
+
+    def check_cacheable(self) -> None:
+        """UserError unless the model can keep keys and values between calls."""
+        if getattr(self.model, "uses_time", False):
+            raise UserError(
+                "a time-conditioned model sees another time in every call, so nothing can be kept "
+                "between calls: sample it without --cache"
+            )
+        if not hasattr(self.model, "new_cache"):
+            raise UserError("this model cannot keep keys and values between calls")
+
+    def cache_prefix(self, length: int) -> None:
+        """From the next call on keep the keys and values of the first ``length`` positions.
+
+        That call takes every row along, so calls per sample then depend a little on the batch.
+        """
+        self.check_cacheable()
+        self._prefix, self._cache = length, None
+
+    def logits(self, x_BL: Tensor, is_wanted_BL: Tensor, t_B: Tensor) -> Tensor:
+        """Logits [N, V] at the wanted positions, row by row; rows that want none are left out."""
+        is_first = self._prefix > 0 and self._cache is None
+        active = is_wanted_BL.any(dim=1).nonzero().squeeze(1)
+        if is_first:
+            active = torch.arange(len(x_BL))  # the cache must hold every row
+        x, wanted, t = x_BL[active], is_wanted_BL[active], t_B[active]
+        rows_N = wanted.flatten().nonzero().squeeze(1)
+        self.num_calls += 1
+        if not self.guidance:
+            return self._call(x, rows_N, t, active)
+        assert self._is_given_BL is not None, "begin comes first"
+        blind = torch.where(self._is_given_BL[active], self.mask_id, x)
+        both = torch.cat([active, active + len(x_BL)])
+        logits = self._call(
+            torch.cat([x, blind]), torch.cat([rows_N, rows_N + x.numel()]), t.repeat(2), both
+        )
+        seeing, unseeing = logits.chunk(2)
+        return unseeing + (1 + self.guidance) * (seeing - unseeing)
+
+    def _call(self, x_BL: Tensor, rows_N: Tensor, t_B: Tensor, batch_B: Tensor) -> Tensor:
+        """One pass over rows whose places in the (doubled) batch are ``batch_B``."""
+        self.num_rows += len(x_BL)
+        mask, more = None, {}
+        if self.is_real_BL is not None:
+            mask = attention_mask(self.is_real_BL[batch_B % len(self.is_real_BL)])
+        if self._prefix and self._cache is None:
+            self._cache = self.model.new_cache(self._prefix)  # type: ignore[attr-defined]
+            more["cache"] = self._cache
+        elif self._cache is not None:
+            length = x_BL.shape[1]
+            rows_N = rows_N - (rows_N // length + 1) * self._prefix
+            x_BL = x_BL[:, self._prefix :]
+            more["positions"] = torch.arange(self._prefix, length, device=self.device)
+            more["cache"] = self._cache.select(batch_B.to(self.device))
+        return self.model(
+            x_BL.to(self.device),
+            rows_N.to(self.device),
+            t_B=t_B.float().to(self.device),
+            mask=None if mask is None else mask.to(self.device),
+            **more,
+        )
+
+
+# Which token, given the logits: temperature, top-k, top-p, and noise that belongs to the sample.
+#
+# N rows, V vocabulary.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a token is drawn from its logits."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
+    top_k: int | None = None
+    """Only the k most likely tokens, and those as likely as the k-th."""
+    top_p: float | None = None
+    """Only the smallest set of most likely tokens that has this much probability."""
+    dtype: torch.dtype = torch.float64
+    """Of the noise. float32 noise cannot reach the tail and lowers the effective temperature."""
+
+    def draw(self, logits_NV: Tensor, counters_N: Tensor, key: int) -> Tensor:
+        """One token per row by the Gumbel trick, its noise keyed by the row's counter."""
+        if self.temperature == 0:
+            return logits_NV.argmax(dim=1)
+        device, num_tokens = logits_NV.device, logits_NV.shape[1]
+        column = torch.arange(num_tokens, device=device)
+        smallest, largest = torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps
+        chosen = []
+        for logits, counters in zip(
+            logits_NV.split(CHUNK_ROWS), counters_N.to(device).split(CHUNK_ROWS), strict=True
+        ):
+            u = uniform(key, counters[:, None] * num_tokens + column).to(self.dtype)
+            noise = -torch.log(-torch.log(u.clamp(smallest, largest)))
+            chosen.append((self._scaled(logits) + noise).argmax(dim=1))
+        return torch.cat(chosen)
+
+    def _scaled(self, logits_NV: Tensor) -> Tensor:
+        """Logits over temperature, -inf for what top-k and then top-p leave out."""
+        scaled = logits_NV.to(self.dtype) / self.temperature
+        if self.top_k is not None and self.top_k < scaled.shape[1]:
+            last = scaled.topk(self.top_k, dim=1).values[:, -1:]
+            scaled = scaled.masked_fill(scaled < last, -torch.inf)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, place = scaled.sort(dim=1, descending=True, stable=True)
+            p = ordered.softmax(dim=1)
+            is_out = p.cumsum(dim=1) - p >= self.top_p  # what is likelier has enough already
+            scaled = scaled.masked_fill(
+                torch.zeros_like(is_out).scatter(1, place, is_out), -torch.inf
+            )
+        return scaled
 
 
 @dataclass(frozen=True)
@@ -107,7 +294,7 @@ def generate(
     """
     schedule, choice = schedule or Linear(), choice or Choice()
     check_rows(canvas_BL, network.mask_id)
-    _check(network, canvas_BL, grid, rule)
+    _check_canvas(network, canvas_BL, grid, rule)
     if block_length is not None and block_length < 1:
         raise UserError(f"a block has at least one token, got {block_length}")
     if is_cached:
@@ -190,7 +377,9 @@ class _Block:
         )
 
 
-def _check(network: Network, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule) -> None:
+def _check_canvas(
+    network: Network, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule
+) -> None:
     """Refuse what would not fill every masked position, before anything is done."""
     real_BL = network.is_real_BL
     if real_BL is not None and bool(((canvas_BL == network.mask_id) & ~real_BL).any()):

@@ -1,0 +1,1 @@
+"""Run folders, checkpoints, exports: from disk to a model and back."""

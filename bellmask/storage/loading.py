@@ -1,0 +1,408 @@
+"""A run folder, an exported folder or a name on the hub → :class:`Loaded`: a model and its config.
+
+An exported folder holds ``model.safetensors`` with rows in the tokenizer's own order, and beside it
+what a run needs: ``run.json``, ``bellmask/config.json``, ``bellmask/tokenizer.json`` and, of a run
+on a causal LM, ``bellmask/backbone.json``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bellmask.config.config import RunConfig, load_config
+from bellmask.data.blocks import Blocks
+from bellmask.data.corpora import find_policy
+from bellmask.data.inputs import load_inputs
+from bellmask.data.tokenizers import FastTokenizer, Ids, Tokenizer
+from bellmask.diffusion.frameworks import Framework
+from bellmask.model.pretrained import Backbone, PretrainedDenoiser
+from bellmask.model.transformer import hash_weights
+from bellmask.storage.build import Network, build_framework, build_stored
+from bellmask.storage.checkpoint import CheckpointStore, load_tensors, read_state
+from bellmask.storage.run_folder import read_backbone, read_description, read_tokenizer
+from bellmask.utils.distributed import World, pick_device
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import is_whole
+from bellmask.utils.libraries import first_line
+
+# The hub: folders by OWNER/NAME, down and up. The only file that knows huggingface_hub.
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+
+
+def is_hub_name(text: str) -> bool:
+    """True for OWNER/NAME."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UserError("the hub needs huggingface_hub: pip install 'bellmask[hf]'") from None
+    return huggingface_hub
+
+
+def local_folder(name: str) -> Path:
+    """A path as it is, or the local copy of a hub repository, fetched if need be.
+
+    Where there is a folder OWNER, OWNER/NAME is a path, and a misspelt one is not looked for on the
+    hub.
+    """
+    path = Path(name)
+    if path.exists() or path.parent.is_dir() or not is_hub_name(name):
+        return path
+    library = _library()
+    try:
+        return Path(library.snapshot_download(repo_id=name))
+    except Exception as error:  # no network, no such name, no access: all are the user's to mend
+        raise UserError(
+            f"there is no folder {name}, and the hub does not give it ({first_line(error)}); "
+            "check the name, the network, and 'hf auth login' for private ones"
+        ) from None
+
+
+def push_folder(folder: Path, name: str, *, is_private: bool = False, api: Any = None) -> str:
+    """Upload a whole folder as one commit to a model repository; its address."""
+    if not is_hub_name(name):
+        raise UserError(f"--push takes OWNER/NAME, not {name!r}")
+    api = api or _library().HfApi()
+    try:
+        made = api.create_repo(name, repo_type="model", private=is_private, exist_ok=True)
+        api.upload_folder(
+            repo_id=name,
+            folder_path=str(folder),
+            repo_type="model",
+            commit_message="Exported with bellmask",
+        )
+    except Exception as error:  # the export stays; only the upload must be done again
+        raise UserError(
+            f"{folder} is written, but could not be pushed to {name} ({first_line(error)}); log in "
+            f"with 'hf auth login' and try: hf upload {name} {folder}"
+        ) from None
+    return str(made)
+
+
+# Which row of another project's embedding belongs to which of our tokens.
+#
+# Ours has the mask last, and may have a pad that the tokenizer itself has not. Theirs has the mask
+# where the tokenizer has it (BERT's is 103) or, where it has none, right after all tokens (GPT-2).
+
+
+@dataclass(frozen=True)
+class IdMap:
+    """Their ids of our tokens."""
+
+    tokens_V: Ids
+    """Of each token that can be predicted; -1 where they have no such row."""
+    mask: int
+    size: int
+    """Their rows, the mask's included."""
+
+    @property
+    def ours(self) -> Ids:
+        """Our ids of the rows that both have, without the mask."""
+        return np.flatnonzero(self.tokens_V >= 0)
+
+    @property
+    def theirs(self) -> Ids:
+        """Their ids of the same rows, in the same order."""
+        return self.tokens_V[self.ours]
+
+    def completed(self) -> Ids:
+        """An id for each of our V + 1 rows: theirs, and new ones at the end for what they lack."""
+        ids = np.append(self.tokens_V, self.mask)
+        is_new = ids < 0
+        ids[is_new] = self.size + np.arange(is_new.sum())
+        return ids
+
+
+def map_ids(tokenizer: Tokenizer) -> IdMap:
+    """The map for a tokenizer: mdlm's rule of where the mask is."""
+    if not isinstance(tokenizer, FastTokenizer):
+        num_tokens = tokenizer.num_tokens
+        return IdMap(np.arange(num_tokens), num_tokens, num_tokens + 1)
+    *tokens, mask = tokenizer.original_ids.tolist()
+    size = max(*tokens, mask) + 1
+    if mask < 0:
+        mask, size = size, size + 1
+    return IdMap(np.array(tokens, dtype=np.int64), mask, size)
+
+
+# Weights of a run on a causal LM as an export stores them, and back, to the bit.
+#
+# Of a masked model: every parameter under its own name, rows in the tokenizer's order. What the
+# causal LM has no row for (the mask, a pad that was added) gets one that is never predicted; the
+# mask's embedding stays apart, in ``mask_row``. Of an ARM: the causal LM's own parameters, as they
+# are.
+
+INNER = "language_model."
+MASK_ROW = "mask_row"
+
+
+def silent_ids(model: PretrainedDenoiser, tokenizer: Tokenizer) -> list[int]:
+    """Exported ids that have no logit: the mask's, and a pad's that the causal LM lacks."""
+    return sorted(map_ids(tokenizer).completed()[model.num_logits :].tolist())
+
+
+def masked_weights(model: PretrainedDenoiser, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Every parameter once (tied ones too), rows where the tokenizer has their tokens."""
+    order = torch.from_numpy(map_ids(tokenizer).completed())
+    with_rows, added_pads = order[: model.num_logits], order[model.num_logits : -1]
+    embedding = model.language_model.get_input_embeddings().weight
+    by_token, tensors = _names_by_token(model), {}
+    for name, parameter in model.named_parameters():
+        value = parameter.detach().float().cpu()
+        if name in by_token:
+            rows = value.new_zeros(len(order), *value.shape[1:])
+            rows[with_rows] = value
+            if parameter is embedding:
+                rows[added_pads] = value[0]  # what the run reads in their place
+            value = rows
+        tensors[name] = value
+    return tensors
+
+
+def causal_weights(model: PretrainedDenoiser) -> dict[str, Tensor]:
+    """The causal LM's own parameters."""
+    inner = model.language_model
+    return {name: p.detach().float().cpu() for name, p in inner.named_parameters()}
+
+
+def mask_row(model: PretrainedDenoiser) -> dict[str, Tensor]:
+    """What a causal LM has no place for: an ARM never reads it, a masked run may begin with it."""
+    return {MASK_ROW: model.mask_row.detach().float().cpu()}
+
+
+def from_export(
+    stored: dict[str, Tensor], model: PretrainedDenoiser, tokenizer: Tokenizer
+) -> dict[str, Tensor]:
+    """The tensors of an export by our names, rows in our order."""
+    if model.is_causal:
+        return {name if name == MASK_ROW else INNER + name: t for name, t in stored.items()}
+    order = torch.from_numpy(map_ids(tokenizer).completed())
+    by_token = _names_by_token(model)
+    return {
+        name: t[order[: model.num_logits]] if name in by_token and len(t) == len(order) else t
+        for name, t in stored.items()
+    }
+
+
+def _names_by_token(model: PretrainedDenoiser) -> set[str]:
+    """Parameters that have one row for each token."""
+    inner = model.language_model
+    head = inner.get_output_embeddings()
+    rows: Iterable[Tensor | None] = (inner.get_input_embeddings().weight, head.weight, head.bias)
+    wanted = {id(part) for part in rows if part is not None}
+    return {name for name, p in model.named_parameters() if id(p) in wanted}
+
+
+OWN = "bellmask"
+"""The subfolder of an export that holds what transformers has no file for."""
+MODEL = "model.safetensors"
+OWN_TENSORS = "mask_row.safetensors"
+"""In the subfolder: what the model of an ARM on a causal LM has no place for."""
+
+
+Weights = Literal["auto", "ema", "raw"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run's options, tokenizer and weights at one checkpoint."""
+
+    folder: Path
+    config: RunConfig
+    step: int
+    tokenizer: Tokenizer
+    model: Network
+    framework: Framework
+    device: torch.device
+    backbone: Backbone | None = None
+    """Of a run on a causal LM."""
+
+    def blocks(self) -> tuple[Blocks, Blocks]:
+        """The run's training and validation blocks."""
+        data = load_inputs(self.config, self.tokenizer, self.backbone)
+        return data.train, data.valid
+
+    def check_same_data(self, train: Blocks) -> None:
+        """Refuse text that is not what the run was trained on."""
+        if read_description(self.folder).get("train_fingerprint") != train.fingerprint:
+            raise UserError(f"the text of {self.folder} has changed since it was trained")
+
+    @property
+    def is_wrapped(self) -> bool:
+        """True when the run's rows begin with BOS and end with EOS."""
+        if self.config.sft.train is not None:
+            return False
+        return find_policy(self.config.data, self.config.data.train).wrap
+
+
+def load(
+    name: str | Path,
+    *,
+    checkpoint: str = "latest",
+    weights: Weights = "auto",
+    device: str = "auto",
+) -> Loaded:
+    """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
+
+    An export holds one checkpoint's weights of one kind; asking it for others is an error.
+    """
+    folder = local_folder(str(name))
+    if is_export(folder):
+        return _load_export(folder, checkpoint, weights, device)
+    if folder.exists() and not (folder / "checkpoints").exists() and (folder / MODEL).exists():
+        raise UserError(
+            f"{name} holds weights, but not of bellmask; a causal LM becomes a masked model with: "
+            f"bellmask train cpt_tiny --start.model {name}; mdlm's layout is read by: bellmask "
+            f"import {name} --format mdlm --out FOLDER"
+        )
+    return load_run(folder, checkpoint=checkpoint, weights=weights, device=device)
+
+
+def load_run(
+    folder: str | Path,
+    *,
+    checkpoint: str = "latest",
+    weights: Weights = "auto",
+    device: str = "auto",
+) -> Loaded:
+    """Load a run folder: the ``latest`` or ``best`` checkpoint, or the one of a step.
+
+    ``weights``: "auto" takes the moving average where there is one, "raw" the trained weights.
+    """
+    folder = Path(folder)
+    if not folder.exists():
+        raise UserError(f"there is no folder {folder}")
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    config = load_config(folder / "config.json")
+    store = CheckpointStore(folder / "checkpoints", config.checkpoint, World())
+    place = store.find(checkpoint)
+    tokenizer = read_tokenizer(folder)
+    kind = _which_weights(weights, config)
+    backbone = read_backbone(folder)
+    if backbone is None and config.model.backbone == "causal_lm":
+        raise UserError(f"{folder} is damaged: it has no backbone.json")
+    model = build_stored(place, config, tokenizer.num_tokens, backbone)
+    tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
+    load_tensors(place, tensors)
+    target = pick_device(device)
+    return Loaded(
+        folder,
+        config,
+        read_state(place)["step"],
+        tokenizer,
+        model.to(target).eval(),
+        build_framework(config),
+        target,
+        backbone,
+    )
+
+
+def _which_weights(weights: str, config: RunConfig) -> str:
+    look_up("weights", weights, {"auto": 0, "ema": 0, "raw": 0})
+    if weights == "ema" and not config.optim.ema:
+        raise UserError(
+            "this run has no moving average of weights (optim.ema is 0); use raw weights"
+        )
+    return "model" if weights == "raw" or not config.optim.ema else "ema"
+
+
+def is_export(folder: Path) -> bool:
+    """True for what ``bellmask export --format hf`` wrote."""
+    return (folder / OWN / "config.json").exists()
+
+
+def read_own_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a run folder or an export; None for any other path."""
+    if is_export(folder):
+        return read_tokenizer(folder, OWN)
+    return read_tokenizer(folder) if (folder / "run.json").exists() else None
+
+
+def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Loaded:
+    about = read_description(folder)
+    step, kind = about.get("step", 0), about.get("weights", "raw")
+    if not is_whole(step) or not isinstance(kind, str):
+        raise UserError(f"{folder / 'run.json'} is damaged: its step or kind of weights is none")
+    if checkpoint not in ("latest", str(step)):
+        raise UserError(f"{folder} is an export of step {step}; it has no checkpoint {checkpoint}")
+    if weights not in ("auto", kind):
+        raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
+    config = load_config(folder / OWN / "config.json")
+    config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
+    tokenizer = read_tokenizer(folder, OWN)
+    backbone = read_backbone(folder, OWN)
+    if backbone is None and config.model.backbone == "causal_lm":
+        raise UserError(f"{folder} is damaged: {OWN}/backbone.json is missing")
+    model = build_stored(folder, config, tokenizer.num_tokens, backbone)
+    _fill(model, folder, tokenizer)
+    target = pick_device(device)
+    return Loaded(
+        folder,
+        config,
+        step,
+        tokenizer,
+        model.to(target).eval(),
+        build_framework(config),
+        target,
+        backbone,
+    )
+
+
+def _fill(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> None:
+    """Copy the weights in, rows back in our order."""
+    path, more = folder / MODEL, folder / OWN / OWN_TENSORS
+    stored = _read(path) | (_read(more) if more.exists() else {})
+    if isinstance(model, PretrainedDenoiser):
+        stored = from_export(stored, model, tokenizer)
+    else:
+        stored = _in_our_order(stored, tokenizer)
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
+        raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(stored[name])
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+
+
+def _in_our_order(stored: dict[str, Tensor], tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Of our own trunk."""
+    order = torch.from_numpy(map_ids(tokenizer).completed())
+    for name in ("embedding.weight", "head.weight", "head.bias"):
+        if name in stored and len(stored[name]) == len(order):
+            stored[name] = stored[name][order if name.startswith("embedding") else order[:-1]]
+    return stored
+
+
+# What makes two runs say the same: part of the key under which their answers are kept.
+
+
+def run_marks(run: Loaded) -> list[Any]:
+    """All that decides what a run writes after given tokens, and how a causal LM writes turns."""
+    config = run.config.resolved()
+    network = [asdict(config.model), None if run.backbone is None else asdict(run.backbone)]
+    order = [asdict(config.framework), asdict(config.schedule)]
+    weights = [run.tokenizer.fingerprint, hash_weights(run.model), config.train.precision]
+    return [weights, network, order]

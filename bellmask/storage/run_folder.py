@@ -1,0 +1,229 @@
+"""The files of a run folder that say what the run is: config.json, tokenizer.json, run.json, and
+backbone.json where the network is a Hugging Face causal LM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bellmask import __version__
+from bellmask.config.config import RunConfig
+from bellmask.data.tokenizers import Tokenizer, from_description
+from bellmask.model.pretrained import Backbone
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import (
+    count_of,
+    has_kinds,
+    is_whole,
+    load_json,
+    read_json,
+    scratch_of,
+    write_text,
+)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_backbone(folder: Path, backbone: Backbone) -> None:
+    """As backbone.json."""
+    _write(folder / "backbone.json", asdict(backbone))
+
+
+def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
+    """The causal LM of a run folder (or of a folder inside); None where there is none."""
+    path = folder / inside / "backbone.json"
+    if not path.exists():
+        return None
+    try:
+        found = Backbone(**read_json(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(found.language_model, dict) or not isinstance(
+        found.chat_template, str | None
+    ):
+        raise UserError(f"{path} is damaged: it describes no causal LM")
+    return found
+
+
+def write_description(
+    folder: Path,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    description: dict[str, Any],
+    before: dict[str, Any],
+    backbone: Backbone | None = None,
+) -> None:
+    """Describe a run that starts, or goes on from what ``before`` describes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # first of all: a folder with a config.json can always be resumed
+    _write(folder / "config.json", config.resolved().to_dict())
+    if backbone is not None:
+        write_backbone(folder, backbone)
+    _write(folder / "tokenizer.json", tokenizer.description())
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    machine = {
+        "bellmask": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "started": before.get("started", now),
+        "last_started": now,
+    }
+    _write(folder / "run.json", {**machine, **description})
+    for part in ("checkpoints", "validation", "samples"):
+        (folder / part).mkdir(exist_ok=True)
+
+
+def is_free(folder: Path) -> bool:
+    """True for a place where a run can begin: nothing there, or what a kill at once can leave."""
+    if not folder.exists():
+        return True
+    own = scratch_of(folder / "config.json")
+    return folder.is_dir() and all(path == own for path in folder.iterdir())
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What run.json says."""
+    try:
+        found = read_json(folder / "run.json")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {folder / 'run.json'}: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{folder / 'run.json'} is damaged")
+    return found
+
+
+def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
+    """The tokenizer kept in the run folder (or a folder inside), checked by its fingerprint."""
+    path = folder / inside / "tokenizer.json"
+    try:
+        tokenizer = from_description(read_json(path))
+    except UserError:
+        raise
+    except Exception as error:  # a vocabulary can be damaged in many ways
+        raise UserError(f"cannot read {path}: {error}") from None
+    if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:
+        raise UserError(f"{path} is not the one the run was trained with")
+    return tokenizer
+
+
+def drop_files_after(folder: Path, step: int) -> None:
+    """Remove validations and samples of later steps, which a resumed run will write again."""
+    for later in [*folder.glob("validation/step-*"), *folder.glob("samples/step-*")]:
+        number = count_of(later.stem.removeprefix("step-"))
+        if number is not None and number > step:
+            later.unlink()
+
+
+# metrics.jsonl: one JSON object per line, appended while training, cut back on resume.
+
+TIME_FIELDS = ("seconds", "tokens_per_second")
+"""Fields of metrics.jsonl that differ between repetitions of a run."""
+
+
+class MetricsFile:
+    """metrics.jsonl: append a line; cut back to a step when a run is resumed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one line."""
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+    def sync(self) -> None:
+        """Make sure that all lines so far are on disk."""
+        if self.path.exists():
+            with self.path.open("rb") as stream:
+                os.fsync(stream.fileno())
+
+    def cut_back(self, step: int) -> None:
+        """Drop lines of later steps, and a last line that a kill left incomplete."""
+        kept = [line for line in read_metrics(self.path) if line["step"] <= step]
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics.jsonl, in order; none if the file is absent."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            record = load_json(line)
+        except ValueError:
+            continue  # the line that was being written when the process was killed
+        if has_kinds(record, {"step": int, "kind": str}) and is_whole(record["step"]):
+            records.append(record)
+    return records
+
+
+# Marks in a run folder that say how a training stands, for people and for job scripts.
+#
+# ``RESUME_ME`` is there from the first step until the last one is done: whoever finds it without a
+# process that trains can continue the run. ``FAILED`` is there instead when continuing would only
+# repeat the failure. A finished run has neither. (Exit codes do not serve: torchrun's is 1 whatever
+# ended a run early.)
+
+RESUME, FAILED = "RESUME_ME", "FAILED"
+
+
+def resume_command(folder: Path, num_processes: int = 1, per_machine: int = 1) -> str:
+    """What continues a run; of several machines what each of them is told."""
+    words = ["bellmask"]
+    if num_processes > 1:
+        words = ["torchrun", "--nproc-per-node", str(per_machine), "-m", "bellmask"]
+    if num_processes > per_machine:
+        words[1:1] = ["--nnodes", str(num_processes // per_machine)]
+    words += ["train", str(folder / "config.json"), "--out", str(folder), "--resume", "auto"]
+    return shlex.join(words)
+
+
+class RunState:
+    """Writes the marks of one run."""
+
+    def __init__(self, folder: Path, steps: int, command: str) -> None:
+        self.folder, self.steps, self.command = folder, steps, command
+
+    def running(self, step: int) -> None:
+        """Training begins, or goes on, after ``step``."""
+        (self.folder / FAILED).unlink(missing_ok=True)
+        self._write(RESUME, "running", step, "running, or killed before it could say more")
+
+    def stopped(self, step: int, number: int) -> None:
+        """A signal ended it; everything up to ``step`` is saved."""
+        self._write(RESUME, "stopped", step, f"stopped by {signal.Signals(number).name}")
+
+    def failed(self, step: int, reason: str) -> None:
+        """It cannot go on as it is."""
+        self._write(FAILED, "failed", step, reason)
+        (self.folder / RESUME).unlink(missing_ok=True)
+
+    @property
+    def has_failed(self) -> bool:
+        """True where it ended so before."""
+        return (self.folder / FAILED).exists()
+
+    def done(self) -> None:
+        """All steps are done and saved."""
+        (self.folder / RESUME).unlink(missing_ok=True)
+
+    def _write(self, name: str, state: str, step: int, reason: str) -> None:
+        content = {"state": state, "step": step, "steps": self.steps, "reason": reason}
+        if name == RESUME:
+            content["resume"], content["from"] = self.command, str(Path.cwd())
+        content["written"] = time.strftime("%Y-%m-%d %H:%M:%S")
+        write_text(self.folder / name, json.dumps(content, indent=1) + "\n")
