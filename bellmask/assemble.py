@@ -16,7 +16,7 @@ from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.objectives import Objective
-from bellmask.evaluate.context_curve import unigram_cross_entropy
+from bellmask.evaluate.likelihood import unigram_cross_entropy
 from bellmask.model.head import using_loss_kernel
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.periodic import Periodic

@@ -104,13 +104,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Rebuild a comparison's report from run folders.",
     ),
     "evaluate": (
-        "bellmask.commands.evaluate:run",
+        "bellmask.evaluate.likelihood:main",
         "Measure a run's NELBO, perplexity and NLL by context count.",
     ),
     "generate": ("bellmask.generate.generate:main", "Sample or infill text with a run."),
     "chat": ("bellmask.generate.chat:main", "Talk to a run; its answers are unmasked live."),
-    "judge": ("bellmask.commands.judge:run", "Compare two models' answers by a judge."),
-    "lm-eval": ("bellmask.commands.harness:run", "Run lm-eval's tasks on a run."),
+    "judge": ("bellmask.evaluate.judge:main", "Compare two models' answers by a judge."),
+    "lm-eval": ("bellmask.evaluate.lm_eval:main", "Run lm-eval's tasks on a run."),
     "analyze": (
         "bellmask.commands.analyze:run",
         "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",

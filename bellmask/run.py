@@ -10,7 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from bellmask.data.blocks import Blocks
-from bellmask.evaluate.likelihood import Scorer, TextNll, evaluate_run, scorer_of, text_nll
+from bellmask.evaluate.likelihood import (
+    Scorer,
+    TextNll,
+    evaluate_run,
+    scorer_of,
+    text_nll,
+)
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.answers import Answerer
 from bellmask.generate.canvas import Canvas, OnStep

@@ -13,8 +13,7 @@ from bellmask.analyze.choices import CHOICES
 from bellmask.cli import run_command
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import validation_records
-from bellmask.report.downstream_notes import notes
-from bellmask.report.downstream_tables import full_rows, main_rows, signed
+from bellmask.evaluate.paper_suite import full_rows, main_rows, notes, signed
 from bellmask.report.figures import save_figure
 from bellmask.utils.console import markdown_table
 from bellmask.utils.errors import UserError

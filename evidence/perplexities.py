@@ -13,9 +13,8 @@ from bellmask.cli import run_command
 from bellmask.compare.results import without_nan
 from bellmask.compare.speedup import over_seeds
 from bellmask.config.config import RunConfig
+from bellmask.evaluate.generative import nats_per_sample, quality_diversity_figure
 from bellmask.report.figures import save_figure
-from bellmask.report.quality_plots import quality_diversity_figure
-from bellmask.report.quality_tables import nats_per_sample
 from bellmask.utils.console import markdown_table
 
 sys.path.insert(0, str(Path(__file__).parent))

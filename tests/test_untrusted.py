@@ -25,12 +25,12 @@ from bellmask.compare.records import read_run
 from bellmask.data.blocks import open_blocks, shard_path
 from bellmask.data.readers import read_file
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, from_description, load_tokenizer
+from bellmask.evaluate.judge_endpoint import Transcript
 from bellmask.exchange.imported import ImportRequest, read_import
 from bellmask.exchange.weights import read_checkpoint
 from bellmask.generate.canvas import canvas_from_text
 from bellmask.generate.generate import read_prompts, write_out
 from bellmask.generate.trace import load_trace
-from bellmask.judge.transcript import Transcript
 from bellmask.storage.run_folder import read_metrics
 from bellmask.utils.console import print_lines, print_plain_table
 from bellmask.utils.errors import UserError
@@ -75,7 +75,7 @@ def test_code_of_a_model_folder_is_not_run(what, tmp_path, monkeypatch):
     """Nor is the user asked for a yes that a pipe could give."""
     pytest.importorskip("transformers")
     from bellmask.data.tokenizers import from_transformers
-    from bellmask.evaluate.load_scorer import load_scorer
+    from bellmask.evaluate.scorers import load_scorer
     from bellmask.model.causal_lm import read_causal_lm
 
     folder, mark = tmp_path / "model", tmp_path / "mark"

@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bellmask.analyze.choice_noise import Repeats
-from bellmask.downstream.asks import Ask, Score, add_up
-from bellmask.downstream.contestants import RunContestant
-from bellmask.downstream.continuations import ContinuationScorer
-from bellmask.downstream.masks import Estimator, Kind
-from bellmask.downstream.questions import Choice, Prompts
+from bellmask.evaluate.continuations import Ask, ContinuationScorer, Estimator, Kind, Score, add_up
+from bellmask.evaluate.paper_suite import RunContestant
+from bellmask.evaluate.paper_tasks import Choice, Prompts
 from bellmask.storage.loading import Loaded
 from bellmask.utils.rng import stream_key
 

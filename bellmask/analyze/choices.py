@@ -29,9 +29,8 @@ from bellmask.analyze.choice_noise import (
 from bellmask.analyze.choice_repeats import LABELS, OURS, WAYS, Asker, score_again
 from bellmask.analyze.runs import NamedRun, open_runs
 from bellmask.data.readers import cache_folder
-from bellmask.downstream.data_sources import open_task
-from bellmask.downstream.masks import Estimator
-from bellmask.downstream.questions import Choice, limit_items, make_items
+from bellmask.evaluate.continuations import Estimator
+from bellmask.evaluate.paper_tasks import Choice, limit_items, make_items, open_task
 from bellmask.report.choice_plots import choices_figure
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError

@@ -22,8 +22,7 @@ from torch import Tensor
 from bellmask.analyze.analysis import Analysis, OnProgress, Table
 from bellmask.analyze.runs import NamedRun, check_same_text, chosen_steps, open_runs
 from bellmask.data.blocks import Blocks
-from bellmask.evaluate.context_curve import references, weighted_mean
-from bellmask.evaluate.likelihood import Scorer, scorer_of
+from bellmask.evaluate.likelihood import Scorer, references, scorer_of, weighted_mean
 from bellmask.report.context_plots import curve_figure, drop_figure
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform

@@ -11,7 +11,7 @@ import numpy as np
 
 from bellmask.compare.speedup import Floats, detrended_spread
 from bellmask.config.config import RunConfig, load_config
-from bellmask.evaluate.context_curve import binned_curve
+from bellmask.evaluate.likelihood import binned_curve
 from bellmask.evaluate.result import Likelihood
 from bellmask.storage.run_folder import read_description, read_metrics
 from bellmask.utils import files as outside

@@ -4,7 +4,7 @@ For each training seed two adaptations (CPT) begin with the same weights, and tw
 (SFT) with each of them: six trainings. A fine-tuning's folder is keyed by its own options, its
 examples and the key of the adaptation it starts from, never by a path. Everything is resumable:
 trainings as in any comparison (:mod:`bellmask.compare.execute`), answers by
-:mod:`bellmask.evaluate.exam`.
+:mod:`bellmask.evaluate.exact_match`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.evaluate.exact_match import Gap
-from bellmask.evaluate.exam import Exam
+from bellmask.evaluate.exact_match import Exam, Gap
 from bellmask.generate.settings import Sampling
 from bellmask.report.stage_plots import write_stage_curves
 from bellmask.report.stage_tables import stage_markdown

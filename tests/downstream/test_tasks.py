@@ -21,11 +21,24 @@ from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Example
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import VALIDATION, questions, validation_records
-from bellmask.downstream import data_sources, grading, overlays
-from bellmask.downstream.data_sources import PLACES, MissingData, find_in, open_task
-from bellmask.downstream.grading import choose, normalise, rouge
-from bellmask.downstream.questions import TASKS, Choice, Completion, Infilling, make_items
-from bellmask.downstream.questions import limit_items as limited
+from bellmask.evaluate import lm_eval as overlays
+from bellmask.evaluate import paper_tasks as data_sources
+from bellmask.evaluate import paper_tasks as grading
+from bellmask.evaluate.paper_tasks import (
+    PLACES,
+    TASKS,
+    Choice,
+    Completion,
+    Infilling,
+    MissingData,
+    choose,
+    find_in,
+    make_items,
+    normalise,
+    open_task,
+    rouge,
+)
+from bellmask.evaluate.paper_tasks import limit_items as limited
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

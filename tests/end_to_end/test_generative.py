@@ -10,7 +10,7 @@ import pytest
 from commands import refuses, succeeds
 
 from bellmask.evaluate import generative
-from bellmask.evaluate.diversity import unigram_entropy
+from bellmask.evaluate.generative import unigram_entropy
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SUITE = "--suite generative --nfe 2 8 --num 4 --seeds 2".split()

@@ -35,7 +35,7 @@ BY_LENGTH = {"wins": 4, "losses": 3, "ties": 2, "unreadable": 0}
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
     set_key(monkeypatch)
-    monkeypatch.setattr("bellmask.judge.endpoint.back_off", lambda key, attempt: 0.0)
+    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda key, attempt: 0.0)
 
 
 def write_lines(path, records):
@@ -315,7 +315,7 @@ def test_two_files_of_outputs_bring_their_instructions(files, judge, tmp_path, m
     def no_hub():
         raise AssertionError("the hub is asked")
 
-    monkeypatch.setattr("bellmask.judge.benchmarks._alpaca_from_hub", no_hub)
+    monkeypatch.setattr("bellmask.evaluate.judge_prompts._alpaca_from_hub", no_hub)
     write_lines(files[1], lines(files[1])[::-1])
     with JudgeServer(chooses(longer)) as server:
         said = judge(*files[:2], "--style", "plain", server=server)

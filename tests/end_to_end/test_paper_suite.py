@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from commands import refuses, succeeds
 
-from bellmask.commands.generative import GenerativeOptions
-from bellmask.commands.paper_suite import TASK_NAMES, PaperOptions
-from bellmask.commands.zero_shot import ZeroShotOptions
 from bellmask.config.presets import parse_command
-from bellmask.downstream.contestants import RunContestant
-from bellmask.downstream.questions import TASKS
+from bellmask.evaluate.generative import GenerativeOptions
+from bellmask.evaluate.paper_suite import TASK_NAMES, PaperOptions, RunContestant
+from bellmask.evaluate.paper_tasks import TASKS
+from bellmask.evaluate.zero_shot import ZeroShotOptions
 from bellmask.run import Run
 from bellmask.utils.errors import UserError
 
@@ -32,8 +31,8 @@ def _beside_the_tasks(zoo, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(zoo / "tasks", "tasks")
-    monkeypatch.setattr("bellmask.downstream.data_sources.validation_records", unreachable)
-    monkeypatch.setattr("bellmask.downstream.data_sources._on_hub", unreachable)
+    monkeypatch.setattr("bellmask.evaluate.paper_tasks.validation_records", unreachable)
+    monkeypatch.setattr("bellmask.evaluate.paper_tasks._on_hub", unreachable)
 
 
 def read(folder):

@@ -18,7 +18,7 @@ from bellmask.assemble import train_run
 from bellmask.compare import stages
 from bellmask.config.config import load_config, override
 from bellmask.config.presets import preset
-from bellmask.evaluate import exam
+from bellmask.evaluate import exact_match as exam
 from bellmask.evaluate.exact_match import ask
 from bellmask.generate.answers import Answerer
 from bellmask.generate.settings import Sampling

@@ -15,13 +15,14 @@ from bellmask.analyze.context import context_bins, losses_by_bin
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
-from bellmask.evaluate.context_curve import (
+from bellmask.evaluate.likelihood import (
+    Scorer,
     binned_curve,
+    evaluate,
     exact_curve,
     references,
     unigram_cross_entropy,
 )
-from bellmask.evaluate.likelihood import Scorer, evaluate
 from bellmask.evaluate.result import Likelihood
 
 MASK, PAD = 50, 49

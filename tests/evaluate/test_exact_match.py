@@ -19,7 +19,13 @@ from bellmask.data.example_files import Example
 from bellmask.data.examples import ExampleRules, encode_example
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm
-from bellmask.evaluate.exact_match import ExactMatch, ask, canvases, exact_match, responses
+from bellmask.evaluate.exact_match import (
+    ExactMatch,
+    ask,
+    canvases,
+    exact_match,
+    responses,
+)
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 from bellmask.run import Run

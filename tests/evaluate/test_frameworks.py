@@ -18,8 +18,7 @@ from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.evaluate.context_curve import binned_curve, exact_curve
-from bellmask.evaluate.likelihood import Scorer, evaluate
+from bellmask.evaluate.likelihood import Scorer, binned_curve, evaluate, exact_curve
 from bellmask.model.attention import AttentionRules
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows

@@ -13,18 +13,20 @@ import torch
 
 from bellmask import load
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.evaluate.diversity import distinct, diversity, repetition, unigram_entropy
 from bellmask.evaluate.generative import (
     Request,
     Subject,
     cut_row,
+    distinct,
+    diversity,
     measure,
     measure_cell,
+    repetition,
     run_subject,
     text_subject,
+    unigram_entropy,
 )
-from bellmask.evaluate.sample_files import Sample
-from bellmask.evaluate.scorers import ArmRun, TextScore
+from bellmask.evaluate.scorers import ArmRun, Sample, TextScore
 from bellmask.generate.sampler import Network
 from bellmask.generate.settings import Sampling
 from bellmask.utils.errors import UserError

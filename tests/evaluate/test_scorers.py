@@ -16,8 +16,7 @@ import torch
 
 from bellmask import load
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate.load_scorer import load_scorer
-from bellmask.evaluate.scorers import ArmRun, is_counted, join_documents
+from bellmask.evaluate.scorers import ArmRun, is_counted, join_documents, load_scorer
 from bellmask.model.causal_lm import SMOLLM2
 from bellmask.utils.errors import UserError
 
@@ -256,7 +255,7 @@ def test_scorers_are_found_by_their_folders_and_others_refused(zoo, tmp_path, mo
     def offline(name):
         raise OSError(f"no network for {name}")
 
-    monkeypatch.setattr("bellmask.evaluate.load_scorer.check_shards", offline)
+    monkeypatch.setattr("bellmask.evaluate.scorers.check_shards", offline)
     with pytest.raises(UserError, match="no network for owner/name"):
         load_scorer("owner/name")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

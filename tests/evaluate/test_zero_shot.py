@@ -17,8 +17,15 @@ from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
 from bellmask.evaluate import zero_shot
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.evaluate.pilot import PILOT_BLOCKS, Case, choose_draws, mask_noise
-from bellmask.evaluate.zero_shot import TextSet, load_sets, measure
+from bellmask.evaluate.zero_shot import (
+    PILOT_BLOCKS,
+    Case,
+    TextSet,
+    choose_draws,
+    load_sets,
+    mask_noise,
+    measure,
+)
 from bellmask.model.transformer import hash_weights
 from bellmask.utils.errors import UserError
 

@@ -12,13 +12,19 @@ import pytest
 from fuzz_tools import SIZES, TAKEN, as_json, damaged, fuzz, json_files, texts
 from hypothesis import strategies as st
 
+from bellmask.evaluate.judge_endpoint import (
+    BadBody,
+    Request,
+    error_code,
+    error_message,
+    read_reply,
+)
+from bellmask.evaluate.judge_prompts import read_alpaca
+from bellmask.evaluate.paper_suite import escape
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.generate import SideBySide
 from bellmask.generate.trace import Change, Sample, Trace, load_trace
 from bellmask.generate.trace_page import render_trace_page
-from bellmask.judge.chat import BadBody, Request, error_code, error_message, read_reply
-from bellmask.judge.prompts import read_alpaca
-from bellmask.report.downstream_tables import escape
 from bellmask.utils.console import markdown_table, visible, visible_lines
 from bellmask.utils.errors import UserError
 

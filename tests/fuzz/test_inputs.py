@@ -22,9 +22,9 @@ from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Message, example_files
 from bellmask.data.readers import RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
+from bellmask.evaluate.judge_prompts import read_tasks
 from bellmask.generate.canvas import LONGEST, canvas_from_text
 from bellmask.generate.generate import read_prompts, read_questions
-from bellmask.judge.benchmarks import read_tasks
 from bellmask.storage.build import build_objective
 
 # --- options ---------------------------------------------------------------------------------

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from tuned_runs import tuned
 
-import bellmask.judge.answering as module
+import bellmask.evaluate.judge_prompts as module
 from bellmask.data.example_files import Message
+from bellmask.evaluate.judge_prompts import Benchmark, RunSide, Task, read_outputs
 from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling
-from bellmask.judge.answering import RunSide, read_outputs
-from bellmask.judge.benchmarks import Benchmark, Task
 from bellmask.model.pretrained import Backbone
 from bellmask.run import load_run
 from bellmask.utils.errors import UserError

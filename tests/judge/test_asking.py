@@ -26,20 +26,23 @@ from judge_server import (
     set_key,
 )
 
-from bellmask.judge.chat import Reply, Request
-from bellmask.judge.cost import (
+from bellmask.evaluate.judge_endpoint import (
     KNOWN_PRICES,
+    OPENAI_URL,
+    TOKENS_PER_MESSAGE,
+    Endpoint,
+    EndpointError,
+    EndpointOptions,
     Prices,
+    Reply,
+    Request,
+    RequestFailed,
     SpendingLimit,
     SpendingStopped,
+    Transcript,
     estimate,
     prices_of,
 )
-from bellmask.judge.endpoint import Endpoint
-from bellmask.judge.endpoint_options import OPENAI_URL, EndpointOptions
-from bellmask.judge.failures import EndpointError, RequestFailed
-from bellmask.judge.tokens import TOKENS_PER_MESSAGE
-from bellmask.judge.transcript import Transcript
 from bellmask.utils.errors import UserError
 
 DOLLAR_A_TOKEN = Prices(0.0, 1_000_000.0)

@@ -14,18 +14,11 @@ from judge_rules import EveryKth, chooses, longer, shown
 from judge_server import VARIABLE, JudgeServer, error, good, script, set_key
 from pretrained_tools import save_lm
 
-import bellmask.judge.pairwise as module
-from bellmask.evaluate.load_scorer import load_scorer
-from bellmask.evaluate.scorers import TextScore
-from bellmask.judge.benchmarks import Benchmark, Task
-from bellmask.judge.endpoint import Endpoint
-from bellmask.judge.endpoint_options import EndpointOptions
-from bellmask.judge.failures import EndpointError
-from bellmask.judge.local import LikelihoodJudge
-from bellmask.judge.pairwise import EndpointJudge, LocalJudge
-from bellmask.judge.prompts import open_style
-from bellmask.judge.transcript import Transcript
-from bellmask.judge.verdicts import Outcome, Pair, pairs_of
+import bellmask.evaluate.judge as module
+from bellmask.evaluate.judge import EndpointJudge, LikelihoodJudge, LocalJudge
+from bellmask.evaluate.judge_endpoint import Endpoint, EndpointError, EndpointOptions, Transcript
+from bellmask.evaluate.judge_prompts import Benchmark, Outcome, Pair, Task, open_style, pairs_of
+from bellmask.evaluate.scorers import TextScore, load_scorer
 from bellmask.utils.errors import UserError
 
 WORDS = ["a", "bb", "ccc", "dddd", "a", "ffffff", "g", "hhhhhhhh"]

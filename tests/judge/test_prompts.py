@@ -17,10 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bellmask.data.readers import cache_folder
-from bellmask.judge import benchmarks, prompts
-from bellmask.judge.benchmarks import Task, open_benchmark, read_tasks
-from bellmask.judge.prompts import open_style, read_alpaca, read_mt_bench, read_plain
-from bellmask.judge.verdicts import Pair, Verdict
+from bellmask.evaluate import judge_prompts as benchmarks
+from bellmask.evaluate import judge_prompts as prompts
+from bellmask.evaluate.judge_prompts import (
+    Pair,
+    Task,
+    Verdict,
+    open_benchmark,
+    open_style,
+    read_alpaca,
+    read_mt_bench,
+    read_plain,
+    read_tasks,
+)
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

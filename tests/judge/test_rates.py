@@ -15,22 +15,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bellmask.judge import published_length_control as published
-from bellmask.judge.benchmarks import Task
-from bellmask.judge.length_control import fit, separates, two_term
-from bellmask.judge.numbers import seed_numbers, summarise
-from bellmask.judge.published_length_control import (
+from bellmask.evaluate import judge_stats as published
+from bellmask.evaluate.judge_prompts import (
+    VALUES,
+    Judged,
+    Outcome,
+    Pair,
+    Task,
+    Verdict,
+    combine,
+    first_share,
+)
+from bellmask.evaluate.judge_stats import (
     PENALTIES,
     Calibration,
     choose_penalty,
+    fit,
     fit_l1,
-    published_rate,
-    read_calibration,
-)
-from bellmask.judge.verdicts import VALUES, Judged, Outcome, Pair, Verdict, combine, first_share
-from bellmask.judge.win_rates import (
     length_controlled,
     published_length_controlled,
+    published_rate,
+    read_calibration,
+    seed_numbers,
+    separates,
+    summarise,
+    two_term,
     win_rates,
 )
 from bellmask.utils.errors import UserError

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from bellmask.report import downstream_tables, judge_tables
-from bellmask.report.downstream_notes import notes
-from bellmask.report.downstream_tables import best_models, full_rows, main_rows, signed
+from bellmask.evaluate import judge as judge_tables
+from bellmask.evaluate import paper_suite as downstream_tables
+from bellmask.evaluate.paper_suite import best_models, full_rows, main_rows, notes, signed
 
 # --- the paper suite (Table 4) ---------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pretrained_tools import make_config, make_lm
 
 from bellmask.config.config import RunConfig
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.downstream.asks import Ask
+from bellmask.evaluate.continuations import Ask
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.run import Run
 from bellmask.storage.build import build_framework, build_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from bellmask.downstream.data_sources import Loaded, open_task
+from bellmask.evaluate.paper_tasks import Loaded, open_task
 
 NOUNS = ("cat", "dog", "tree", "moon", "sun")
 """One per question."""

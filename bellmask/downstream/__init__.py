@@ -1,1 +1,0 @@
-"""Scores on downstream tasks: multiple choice, completion, infilling."""

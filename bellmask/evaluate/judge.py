@@ -1,0 +1,1013 @@
+"""Judges of pairs: a model behind an endpoint, asked in both orders, or a likelihood here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+import tyro
+from rich.markup import escape
+
+from bellmask.config.presets import parse_command
+from bellmask.evaluate.judge_endpoint import (
+    CHANGEABLE,
+    EndpointError,
+    EndpointOptions,
+    Reply,
+    Request,
+    Transcript,
+    cost_of,
+)
+from bellmask.evaluate.judge_prompts import (
+    SAME,
+    UNREADABLE,
+    VALUES,
+    Benchmark,
+    Judged,
+    Outcome,
+    Pair,
+    Style,
+    Verdict,
+    combine,
+    first_share,
+)
+from bellmask.evaluate.scorers import TextScore, TextScorer
+from bellmask.generate.settings import Sampling
+from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import check_folder, has_kinds, is_number
+from bellmask.utils.store import Kept, content_key
+
+if TYPE_CHECKING:
+    from bellmask.evaluate.judge_endpoint import Endpoint, Prices, Request, SpendingLimit
+    from bellmask.evaluate.judge_prompts import Benchmark, Judged, Pair, Side
+    from bellmask.evaluate.judge_stats import Calibration
+
+# A judge without an endpoint: which answer a causal LM finds likelier after the request.
+#
+# It measures how a language model would have gone on, not quality: fluent and common answers
+# win. Every result carries :data:`LABEL`. An answer's log-likelihood is that of request and answer
+# minus that of the request alone, which is exact wherever the tokens of the request stay what they
+# are when the answer follows; pairs where they do not are counted. There is no order of answers, so
+# one outcome needs no second verdict. Cost: one forward pass over each conversation with its last
+# answer and one without.
+
+LABEL = "likelihood of {name}, not a judgement of quality"
+TIE_MARGIN = 1e-5
+"""Log-likelihoods, in nats per token, that differ by less are a tie: sums are no more exact."""
+Measure = Literal["per-token", "raw"]
+MEASURES: dict[str, Callable[[AnswerScore], float]] = {
+    "per-token": lambda score: score.per_token,
+    "raw": lambda score: score.log_likelihood,
+}
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """An answer under the language model, given what was said before."""
+
+    log_likelihood: float
+    """Sum over the answer's tokens, in nats."""
+    num_tokens: int
+    """0 for an empty answer, and where the request alone fills the model's context."""
+    is_exact: bool
+    """The request's tokens are the same with and without the answer."""
+    is_cut: bool
+    """Tokens beyond the model's context were dropped."""
+
+    @property
+    def per_token(self) -> float:
+        """Mean log-likelihood; -inf where there is no token."""
+        return self.log_likelihood / self.num_tokens if self.num_tokens else float("-inf")
+
+
+@dataclass(frozen=True)
+class LocalVerdict:
+    """A pair under the language model."""
+
+    outcome: Outcome
+    a: AnswerScore
+    b: AnswerScore
+
+
+class LikelihoodJudge:
+    """``LikelihoodJudge(load_scorer("smollm2")).judge(pairs)``."""
+
+    def __init__(self, scorer: TextScorer, measure: Measure = "per-token") -> None:
+        self._value = look_up("measure of likelihood", measure, MEASURES)
+        self._scorer, self._measure = scorer, measure
+        self.label = LABEL.format(name=scorer.name)
+        self.fingerprint = f"{scorer.fingerprint}/{measure}"
+
+    def judge(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        batch_size: int = 8,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> list[LocalVerdict]:
+        """A verdict on each pair; ``on_batch`` is told how many texts are scored.
+
+        An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
+        request leaves no room for an answer in the model's context, nothing can be said.
+        """
+        texts = _texts(pairs)
+        samples = [(text,) for text in texts]
+        scores = self._scorer.score(samples, batch_size=batch_size, on_batch=on_batch)
+        known = dict(zip(texts, scores, strict=True))
+        return [self._verdict(pair, known) for pair in pairs]
+
+    def _verdict(self, pair: Pair, known: dict[str, TextScore]) -> LocalVerdict:
+        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
+        return LocalVerdict(self._outcome(pair, a, b), a, b)
+
+    def _outcome(self, pair: Pair, a: AnswerScore, b: AnswerScore) -> Outcome:
+        has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
+        if pair.is_same or not (has_a or has_b):
+            return SAME
+        if (has_a and not a.num_tokens) or (has_b and not b.num_tokens):
+            return Outcome("unreadable", None)
+        if not (has_a and has_b):
+            return Outcome("win", 1.0) if has_a else Outcome("loss", 0.0)
+        better = self._value(a) - self._value(b)
+        tokens = 1 if self._measure == "per-token" else max(a.num_tokens, b.num_tokens)
+        if abs(better) <= TIE_MARGIN * tokens:
+            return SAME
+        return Outcome("win", 1.0) if better > 0 else Outcome("loss", 0.0)
+
+
+def request_text(pair: Pair, said: Sequence[str]) -> str:
+    """All before the answer. It ends in a colon, so that the answer's first token is its own."""
+    earlier = [
+        f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
+        for asked, answer in zip(pair.task.turns, said[:-1])
+    ]
+    return "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
+
+
+def whole_text(pair: Pair, said: Sequence[str]) -> str:
+    """The request with its answer."""
+    return f"{request_text(pair, said)} {said[-1].strip()}"
+
+
+def _texts(pairs: Sequence[Pair]) -> list[str]:
+    """Each text once, in order of appearance."""
+    found: dict[str, None] = {}
+    for pair in pairs:
+        for said in (pair.answers_a, pair.answers_b):
+            if said[-1].strip():
+                found[request_text(pair, said)] = None
+                found[whole_text(pair, said)] = None
+    return list(found)
+
+
+def _answer_score(pair: Pair, said: Sequence[str], known: dict[str, TextScore]) -> AnswerScore:
+    if not said[-1].strip():
+        return AnswerScore(0.0, 0, True, False)
+    before, whole = known[request_text(pair, said)], known[whole_text(pair, said)]
+    count = max(0, whole.num_tokens - before.num_tokens)
+    log_likelihood = before.nll - whole.nll if count else 0.0
+    is_exact = whole.ids[: len(before.ids)] == before.ids
+    return AnswerScore(log_likelihood, count, is_exact, whole.is_cut)
+
+
+OnDone = Callable[[int, int], None]
+LOCAL_CHUNK = 16
+"""Pairs whose likelihoods are computed before they are kept."""
+RENAMED = "max_tokens"
+"""A setting that a judge who refuses it is sent by another name."""
+ORDERS = (True, False)
+"""A shown first, B shown first."""
+
+
+class Judge(Protocol):
+    """Whoever decides between two answers."""
+
+    @property
+    def label(self) -> str:
+        """For every table: who judged, and by what."""
+        ...
+
+    def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
+        """An outcome for each pair."""
+        ...
+
+    def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
+        """What there is to know of its work on these pairs, once they are judged."""
+        ...
+
+    def grounds(self, pair: Pair) -> dict[str, Any]:
+        """What an outcome rests on."""
+        ...
+
+    def cautions(self, pairs: Sequence[Pair]) -> list[str]:
+        """What a reader must know."""
+        ...
+
+
+# --- behind an endpoint ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EndpointJudge:
+    """A model behind an API; every request and reply is in the transcript."""
+
+    model: str
+    style: Style
+    transcript: Transcript
+    place: str
+    """The endpoint's name: its base URL."""
+    endpoint: Endpoint | None
+    """None where nothing will be asked."""
+    limit: SpendingLimit | None = None
+    prices: Prices | None = None
+    """None: not known."""
+
+    @property
+    def label(self) -> str:
+        """Who judges."""
+        return f"{self.model}, {self.style.name} prompts, both orders"
+
+    def check(self, benchmark: Benchmark) -> None:
+        """Refuse tasks that cannot be asked about in this style, before they are answered."""
+        for task in benchmark.tasks:
+            for turn in range(len(task.turns)):
+                said = ("",) * (turn + 1)
+                self.style.write(Pair(task, turn, said, said), True)
+
+    def request(self, pair: Pair, a_first: bool) -> Request:
+        """One order of one pair."""
+        return Request(
+            self.model,
+            self.style.write(pair, a_first),
+            max_tokens=self.style.max_tokens,
+            logprobs=self.style.logprobs,
+            endpoint=self.place,
+        )
+
+    def requests(self, pairs: Iterable[Pair]) -> list[Request]:
+        """Both orders of each pair; two equal answers need no judge."""
+        return [
+            self.request(pair, a_first) for pair in pairs if not pair.is_same for a_first in ORDERS
+        ]
+
+    def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
+        """Asks what was not asked before; all or an error that says how to go on.
+
+        Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
+        """
+        assert self.endpoint is not None
+        requests = self.requests(pairs)
+        asked = self.transcript.ask_all(requests, self.endpoint, on_done, limit=self.limit)
+        if failed := list(asked.failed.values()):
+            raise EndpointError(
+                f"{len(failed)} requests have no answer ({failed[0]}); the others are kept in "
+                f"{self.transcript.path}: the same command asks only for the rest"
+            )
+        if asked.refused and not self._replies(pairs):
+            why = next(iter(asked.refused.values()))
+            raise UserError(
+                f"the judge at {self.place} answers none of the requests: {why}; that is kept in "
+                f"{self.transcript.path}: delete those lines to ask again"
+            )
+        return [Judged(pair, self._outcome(pair)) for pair in pairs]
+
+    def _outcome(self, pair: Pair) -> Outcome:
+        return SAME if pair.is_same else combine(*self._verdicts(pair))
+
+    def _verdicts(self, pair: Pair) -> tuple[Verdict, Verdict]:
+        first, second = (self._read(self.request(pair, a_first)) for a_first in ORDERS)
+        return first, second
+
+    def _read(self, request: Request) -> Verdict:
+        reply = self.transcript.get(request)
+        return UNREADABLE if reply is None else self.style.read(reply.text, reply.top_logprobs)
+
+    def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
+        """Place, prompts, liking for a place, and what all the answers took, whenever asked for."""
+        replies = self._replies(pairs)
+        usd = None if self.prices is None else cost_of(replies, self.prices)
+        return {
+            "endpoint": self.place,
+            "style": self.style.name,
+            "style_identity": self.style.identity,
+            "first_share": first_share([self._verdicts(p) for p in pairs if not p.is_same]),
+            "num_requests": len(replies),
+            "tokens_in": sum(reply.prompt_tokens for reply in replies),
+            "tokens_out": sum(reply.completion_tokens for reply in replies),
+            "usd": usd,
+        }
+
+    def spent(self, missing: Sequence[Request]) -> str | None:
+        """What this command has spent on requests that were missing; None: prices are not known.
+
+        A limit also counts attempts whose answer was lost, at their worst.
+        """
+        if self.limit is not None:
+            return f"spent ${self.limit.spent:,.4f} of ${self.limit.max_usd:g}"
+        if self.prices is None:
+            return None
+        found = (self.transcript.get(request) for request in missing)
+        usd = cost_of([reply for reply in found if reply is not None], self.prices)
+        return f"spent ${usd:,.4f}"
+
+    def _replies(self, pairs: Sequence[Pair]) -> list[Reply]:
+        unique = {request.key: request for request in self.requests(pairs)}
+        found = (self.transcript.get(request) for request in unique.values())
+        return [reply for reply in found if reply is not None]
+
+    def grounds(self, pair: Pair) -> dict[str, Any]:
+        """Both verdicts, A shown first and B shown first, and their keys in the transcript."""
+        if pair.is_same:
+            return {"verdicts": [], "requests": []}
+        return {
+            "verdicts": [verdict.choice for verdict in self._verdicts(pair)],
+            "requests": [self.request(pair, a_first).key for a_first in ORDERS],
+        }
+
+    def cautions(self, pairs: Sequence[Pair]) -> list[str]:
+        """Of requests that were refused, and of those that were asked otherwise."""
+        requests, lines = self.requests(pairs), []
+        if refused := list(self.transcript.refused(requests).values()):
+            lines.append(f"The judge refused {len(refused)} requests ({refused[0]}): unreadable.")
+        changed = self.transcript.refused_settings(requests) - {RENAMED}
+        if names := ", ".join(name for name in CHANGEABLE if name in changed):
+            lines.append(f"The judge does not take {names}: asked without.")
+        return lines
+
+
+# --- here ------------------------------------------------------------------------------------
+
+
+class LocalJudge:
+    """A causal LM's likelihood; outcomes are kept, so that none is computed twice."""
+
+    def __init__(self, judge: LikelihoodJudge, path: Path) -> None:
+        self._judge, self._kept, self.label = judge, Kept(path, _is_outcome), judge.label
+
+    def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
+        """Outcomes of before, then the others some at a time."""
+        unique = {self._key(pair): pair for pair in pairs}
+        left = [(key, pair) for key, pair in unique.items() if key not in self._kept]
+        for start in range(0, len(left), LOCAL_CHUNK):
+            chunk = left[start : start + LOCAL_CHUNK]
+            found = self._judge.judge([pair for _, pair in chunk])
+            self._kept.add(
+                {
+                    "key": key,
+                    "task": pair.task.id,
+                    "turn": pair.turn + 1,
+                    "result": verdict.outcome.result,
+                    "preference": verdict.outcome.preference,
+                    "a": asdict(verdict.a),
+                    "b": asdict(verdict.b),
+                }
+                for (key, pair), verdict in zip(chunk, found, strict=True)
+            )
+            if on_done:
+                on_done(len(unique) - len(left) + start + len(chunk), len(unique))
+        return [Judged(pair, self._outcome(pair)) for pair in pairs]
+
+    def _outcome(self, pair: Pair) -> Outcome:
+        record = self._kept[self._key(pair)]
+        return Outcome(record["result"], record["preference"])
+
+    def _key(self, pair: Pair) -> str:
+        said = [pair.task.turns[: pair.turn + 1], pair.answers_a, pair.answers_b]
+        return content_key("likelihood", self._judge.fingerprint, said)
+
+    def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
+        """There is no order, so no liking for a place."""
+        return {"fingerprint": self._judge.fingerprint}
+
+    def grounds(self, pair: Pair) -> dict[str, Any]:
+        """The answers' log-likelihoods and lengths in tokens."""
+        record = self._kept[self._key(pair)]
+        return {f"likelihood_{side}": record[side] for side in "ab"}
+
+    def cautions(self, pairs: Sequence[Pair]) -> list[str]:
+        """Of likelihoods that are not quite those of the answers."""
+        records = [self._kept[self._key(pair)] for pair in pairs]
+        lines = []
+        if cut := sum(record["a"]["is_cut"] or record["b"]["is_cut"] for record in records):
+            lines.append(
+                f"{cut} of {len(pairs)} pairs did not fit into the judge's context: the end of "
+                "the answer was cut off and not counted (unreadable where nothing was left of it)."
+            )
+        other = sum(not (record["a"]["is_exact"] and record["b"]["is_exact"]) for record in records)
+        if other:
+            lines.append(
+                f"In {other} of {len(pairs)} pairs the request's tokens change when the answer "
+                "follows, so its likelihood is a little off."
+            )
+        return lines
+
+
+def _is_outcome(record: dict[str, Any]) -> bool:
+    """What a file of outcomes has under a key."""
+    sides = {"is_cut": bool, "is_exact": bool}
+    value = record.get("preference")
+    is_value = value is None or (is_number(value) and 0 <= value <= 1)
+    is_result = isinstance(record.get("result"), str) and record["result"] in VALUES
+    return is_result and is_value and all(has_kinds(record.get(side), sides) for side in "ab")
+
+
+# Options of ``bellmask judge pairwise``, and the parts that they name.
+
+LOCAL = "local:"
+FILES = (".json", ".jsonl", ".gz", ".xz", ".zst", ".parquet", ".arrow")
+"""How names of files end; other names are models."""
+
+
+@dataclass(frozen=True)
+class PairwiseOptions:
+    """A judge reads A's and B's answers to the same requests, in both orders, and says which is
+    better: win rate, non-tie win rate, length-controlled win rate (the paper's Table 5).
+
+    A and B are models (run folders, exports, hub names) that answer now, or files of outputs, whose
+    records have instruction and output. The judge is a model behind an OpenAI-compatible API, or a
+    causal LM here whose likelihood decides (local:NAME), which is no judgement of quality. What it
+    will cost is said before anything is sent. Answers, requests and verdicts are kept in --out: the
+    same command goes on where it was stopped, and nothing is asked twice.
+
+    Examples:
+    bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --max-usd 50
+
+    bellmask judge pairwise runs/bell runs/base --benchmark alpaca-eval --judge gpt-4o --dry-run
+
+    bellmask judge pairwise runs/bell runs/base --benchmark prompts.jsonl --judge local:smollm2
+
+    bellmask judge pairwise A.json B.json --judge my-model --base-url http://localhost:8000/v1
+    """
+
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    """Model or file of outputs whose win rate is measured."""
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
+    """What it is compared with."""
+    judge: str
+    """Name of a model at the endpoint, or local:MODEL (smollm2, an ARM run folder, a Hugging Face
+    folder or name) for a likelihood."""
+    benchmark: str = "alpaca-eval"
+    """alpaca-eval (805 instructions; of two files of outputs: those that A holds), mt-bench (80
+    questions, two turns) or a file with instruction, prompt or turns in each record."""
+    tasks: int = 0
+    """Some of the benchmark's tasks, evenly spread; 0 means all."""
+    seeds: int = 5
+    """Sets of answers of each model, each with noise of its own."""
+    seed: int = 0
+    """The first of them; the others follow it."""
+    length: int | None = None
+    """Tokens of an answer; default: what most training responses of a run needed."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    """How answers are sampled; the judge is asked at temperature 0."""
+    endpoint: Annotated[EndpointOptions, tyro.conf.arg(name="")] = field(
+        default_factory=EndpointOptions
+    )
+    """Where and how fast the judge is asked."""
+    style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
+    """How the judge is asked; auto: the benchmark's own way."""
+    measure: Literal["per-token", "raw"] = "per-token"
+    """Of a local judge: mean or sum of an answer's log-likelihood."""
+    price_in: float | None = None
+    """US dollars per million tokens that the judge reads; known for some of OpenAI's models."""
+    price_out: float | None = None
+    """The same for tokens that it writes."""
+    max_usd: float | None = None
+    """Spend at most so many US dollars; needs prices. The estimate, which must fit, is the worst
+    case: every verdict as long as it may be. What is spent is mostly far less."""
+    dry_run: bool = False
+    """Write answers, say what asking would cost, and stop. Needs no key."""
+    difficulty: str | None = None
+    """AlpacaEval's instruction_difficulty.csv; with --gamed also its full length-controlled rate.
+    That is calibrated for B = gpt4_1106_preview's outputs."""
+    gamed: str | None = None
+    """AlpacaEval's df_gamed.csv."""
+    data_dir: str | None = None
+    """Folder with alpaca_eval.json (or a model_outputs.json), instead of the hub."""
+    checkpoint: str = "latest"
+    """latest, best, or a step."""
+    weights: Literal["auto", "ema", "raw"] = "auto"
+    """auto: the moving average where there is one."""
+    out: str = "runs/judge"
+    """Folder for judge.json, judge.md and verdicts.jsonl, which the next comparison there replaces,
+    and for answers/ and transcript.jsonl, which it shares."""
+    cache_dir: str | None = None
+    """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    @property
+    def is_local(self) -> bool:
+        """The judge is a likelihood."""
+        return self.judge.startswith(LOCAL)
+
+
+def check_options(options: PairwiseOptions) -> None:
+    """What can be refused before anything is loaded."""
+    check_folder(options.out)
+    options.sampling.check()
+    if options.seeds < 1 or options.tasks < 0:
+        raise UserError("--seeds must be at least 1, --tasks at least 0")
+    if (options.difficulty is None) != (options.gamed is None):
+        raise UserError("--difficulty and --gamed go together: give both or neither")
+    if options.difficulty is not None and options.benchmark != "alpaca-eval":
+        raise UserError("--difficulty and --gamed are AlpacaEval's: give --benchmark alpaca-eval")
+    if Path(options.a).resolve() == Path(options.b).resolve():
+        raise UserError(f"A and B are both {options.a}: there is nothing to compare")
+    for name in (options.a, options.b):
+        if Path(name).is_file() and not name.endswith(FILES):
+            raise UserError(
+                f"{name} is neither a run folder nor a file of outputs ({', '.join(FILES)})"
+            )
+        if name.endswith(FILES) and not Path(name).exists():
+            raise UserError(f"there is no file {name}")
+    _check_judge(options)
+
+
+def _check_judge(options: PairwiseOptions) -> None:
+    if not options.judge.removeprefix(LOCAL).strip():
+        raise UserError("--judge needs a name: MODEL at an endpoint, or local:MODEL")
+    if options.is_local:
+        only = {"--style": options.style != "auto", "--max-usd": options.max_usd is not None}
+        only |= {"--price-in": options.price_in is not None}
+        only |= {"--price-out": options.price_out is not None}
+        only |= {
+            f"--{option.name.replace('_', '-')}": getattr(options.endpoint, option.name)
+            != option.default
+            for option in fields(EndpointOptions)
+        }
+        for name in (name for name, is_given in only.items() if is_given):
+            raise UserError(f"{name} goes with a judge at an endpoint, not with {options.judge}")
+        return
+    if options.measure != "per-token":
+        raise UserError(f"--measure goes with a local judge, not with {options.judge}")
+    options.endpoint.check()
+    spending_limit(options)
+    prices(options)
+    if not options.dry_run:
+        options.endpoint.key()
+
+
+def open_tasks(options: PairwiseOptions) -> Benchmark:
+    """The benchmark, or some of its tasks."""
+    from bellmask.data.readers import cache_folder
+    from bellmask.evaluate.judge_prompts import alpaca_of_outputs, open_benchmark
+
+    if _hold_instructions(options):
+        found = alpaca_of_outputs(Path(options.a))
+        print(
+            f"note: judging answers to the {len(found.tasks)} instructions in {options.a}; for "
+            "others give --data-dir or --benchmark FILE",
+            file=sys.stderr,
+        )
+    else:
+        cache = cache_folder(options.cache_dir)
+        found = open_benchmark(options.benchmark, options.data_dir, cache)
+    return found.some(options.tasks) if options.tasks else found
+
+
+def _hold_instructions(options: PairwiseOptions) -> bool:
+    """Two files of outputs to AlpacaEval: nothing need be fetched."""
+    from bellmask.evaluate.judge_prompts import read_outputs
+
+    paths = [Path(options.a), Path(options.b)]
+    is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
+    if not (is_asked and all(path.is_file() for path in paths)):
+        return False
+    return all(read_outputs(path).by_turns for path in paths)
+
+
+def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibration | None:
+    """What AlpacaEval's full model needs, if its files are given."""
+    from bellmask.evaluate.judge_stats import FOLDS, read_calibration
+
+    if options.difficulty is None or options.gamed is None:
+        return None
+    if benchmark.name != "alpaca-eval":
+        raise UserError(
+            f"--difficulty goes by a task's place among AlpacaEval's 805 instructions, which "
+            f"{options.a} does not hold in full: give their folder, --data-dir FOLDER"
+        )
+    if len(benchmark.tasks) < FOLDS:
+        raise UserError(f"AlpacaEval's full length control needs at least {FOLDS} tasks")
+    found = read_calibration(Path(options.difficulty), Path(options.gamed))
+    missing = [task.index for task in benchmark.tasks if task.index not in found.difficulty]
+    if missing:
+        raise UserError(f"{options.difficulty} has no instruction number {missing[0]}")
+    return found
+
+
+def open_sides(options: PairwiseOptions) -> tuple[Side, Side]:
+    """A and B, under names that differ."""
+    short = [_short(name) for name in (options.a, options.b)]
+    names = short if short[0] != short[1] else [options.a, options.b]
+    return _open_side(options.a, names[0], options), _open_side(options.b, names[1], options)
+
+
+def _short(name: str) -> str:
+    return Path(name).resolve().name if Path(name).exists() else name
+
+
+def _open_side(name: str, label: str, options: PairwiseOptions) -> Side:
+    """A file of outputs, or a model that answers."""
+    from bellmask.evaluate.judge_prompts import RunSide, read_outputs
+    from bellmask.storage.loading import load
+
+    if Path(name).is_file():
+        return read_outputs(Path(name), label)
+    loaded = load(
+        name, checkpoint=options.checkpoint, weights=options.weights, device=options.device
+    )
+    folder = Path(options.out) / "answers"
+    return RunSide(label, loaded, folder, sampling=options.sampling, length=options.length)
+
+
+@contextlib.contextmanager
+def opened_judge(
+    options: PairwiseOptions, benchmark: Benchmark
+) -> Iterator[EndpointJudge | LocalJudge]:
+    """The judge; its connections are closed at the end."""
+    if options.is_local:
+        yield _local_judge(options)
+        return
+    from bellmask.evaluate.judge_endpoint import Endpoint
+
+    if options.dry_run:
+        yield _endpoint_judge(options, benchmark, None)
+        return
+    with Endpoint(options.endpoint) as endpoint:
+        yield _endpoint_judge(options, benchmark, endpoint)
+
+
+def _endpoint_judge(
+    options: PairwiseOptions, benchmark: Benchmark, endpoint: Endpoint | None
+) -> EndpointJudge:
+    from bellmask.data.readers import cache_folder
+    from bellmask.evaluate.judge_endpoint import Transcript
+    from bellmask.evaluate.judge_prompts import open_style
+
+    name = benchmark.style if options.style == "auto" else options.style
+    judge = EndpointJudge(
+        options.judge,
+        open_style(name, options.data_dir, cache_folder(options.cache_dir)),
+        Transcript(Path(options.out) / "transcript.jsonl"),
+        options.endpoint.url(),
+        endpoint,
+        spending_limit(options),
+        prices(options),
+    )
+    judge.check(benchmark)
+    return judge
+
+
+def _local_judge(options: PairwiseOptions) -> LocalJudge:
+    from bellmask.evaluate.scorers import load_scorer
+
+    name = options.judge.removeprefix(LOCAL)
+    option = f"--judge {LOCAL}NAME"
+    scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
+    path = Path(options.out) / "likelihoods.jsonl"
+    return LocalJudge(LikelihoodJudge(scorer, options.measure), path)
+
+
+def prices(options: PairwiseOptions) -> Prices | None:
+    """Of the judge; None where they are not known."""
+    from bellmask.evaluate.judge_endpoint import prices_of
+
+    url = options.endpoint.url()
+    return prices_of(options.judge, url, options.price_in, options.price_out)
+
+
+def spending_limit(options: PairwiseOptions) -> SpendingLimit | None:
+    """None where none is asked for."""
+    from bellmask.evaluate.judge_endpoint import SpendingLimit
+
+    if options.max_usd is None:
+        return None
+    return SpendingLimit(options.max_usd, prices(options), options.judge)
+
+
+# ``bellmask judge pairwise A B``: win rates by a judge (the paper's Table 5).
+
+HELP = """Judge models by their answers.
+
+usage: bellmask judge pairwise A B --judge MODEL [options]    (add --help for all of them)
+
+examples:
+  bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --dry-run
+  bellmask judge pairwise runs/bell runs/base --benchmark prompts.jsonl --judge local:smollm2
+"""
+BySeed = dict[int, list["Pair"]]
+
+
+def main(args: Sequence[str]) -> int:
+    """Hand over to the kind of judgement."""
+    if not args or args[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    kind, *rest = args
+    if kind != "pairwise":
+        raise UserError(f"there is one kind of judgement: bellmask judge pairwise A B; not {kind}")
+    return _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))
+
+
+def _pairwise(options: PairwiseOptions) -> int:
+    check_options(options)
+    benchmark = open_tasks(options)
+    calibration = open_calibration(options, benchmark)
+    with opened_judge(options, benchmark) as judge:
+        sides = open_sides(options)
+        seeds = _seeds(options, sides)
+        with _goes_on("answers", Path(options.out) / "answers"):
+            pairs = _answered(sides, benchmark, seeds)
+        everything = [pair for seed in seeds for pair in pairs[seed]]
+        missing = _announce(options, sides, judge, everything)
+        if options.dry_run:
+            return 0
+        judged = _judged(judge, pairs, missing, options)
+
+    from bellmask.evaluate.judge_stats import seed_numbers, summarise
+
+    results = [seed_numbers(judged[seed], calibration) for seed in seeds]
+    cautions = [line for side in sides for line in side.cautions(benchmark, seeds)]
+    cautions += [*judge.cautions(everything), *_cautions(options, sides, benchmark)]
+    numbers = {
+        "a": _about(options.a, sides[0]),
+        "b": _about(options.b, sides[1]),
+        "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
+        "num_tasks": len(benchmark.tasks),
+        "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
+        "seeds": seeds,
+        "over_seeds": summarise(results, [judged[seed] for seed in seeds]),
+        "results": results,
+        "cautions": cautions,
+    }
+    _write(Path(options.out), numbers, _verdict_lines(judge, judged))
+    return 0
+
+
+def _about(given: str, side: Side) -> dict[str, Any]:
+    return {"name": side.name, "given": given, **side.about}
+
+
+def _seeds(options: PairwiseOptions, sides: Sequence[Side]) -> list[int]:
+    """Files say the same every time: then one seed is all."""
+    is_one = all(side.is_fixed for side in sides)
+    return [options.seed + number for number in range(1 if is_one else options.seeds)]
+
+
+def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int]) -> BySeed:
+    """Pairs by seed; what has not been answered before is answered now."""
+    from bellmask.evaluate.judge_prompts import pairs_of
+    from bellmask.utils.console import progress_bar
+
+    work = [(seed, side, side.missing(benchmark, seed)) for seed in seeds for side in sides]
+    said: dict[int, list[Any]] = {seed: [] for seed in seeds}
+    before = 0
+    with progress_bar("answering", "answers", sum(count for *_, count in work)) as advance:
+        for seed, side, count in work:
+            said[seed].append(
+                side.answers(benchmark, seed, lambda done, start=before: advance(start + done))  # type: ignore[misc]
+            )
+            before += count
+    return {seed: pairs_of(benchmark.tasks, *both) for seed, both in said.items()}
+
+
+@contextlib.contextmanager
+def _goes_on(what: str, folder: Path) -> Iterator[None]:
+    """Ctrl-C says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        words = f"interrupted; {what} so far are kept in {folder}: the same command goes on"
+        raise KeyboardInterrupt(str(stop) or words) from None
+
+
+def _announce(
+    options: PairwiseOptions, sides: Sequence[Side], judge: Judge, pairs: Sequence[Pair]
+) -> list[Request]:
+    """Say what it will cost; what will be asked."""
+    from bellmask.evaluate.judge_endpoint import estimate
+
+    missing: list[Request] = []
+    if isinstance(judge, EndpointJudge):
+        missing = judge.transcript.missing(judge.requests(pairs))
+        found = estimate(missing, prices(options))
+        print(found.words(), flush=True)
+        if judge.limit is not None:
+            judge.limit.check(found)
+    if options.dry_run:
+        is_written = not all(side.is_fixed for side in sides)
+        place = f"; answers are in {options.out}/answers" if is_written else ""
+        print(f"dry run: nothing was asked{place}")
+    return missing
+
+
+def _judged(
+    judge: Judge, pairs: BySeed, missing: Sequence[Request], options: PairwiseOptions
+) -> dict[int, list[Judged]]:
+    """All seeds at once, so that threads are never idle between them; then says what it cost."""
+    from bellmask.utils.console import staged_bar
+
+    everything = [pair for mine in pairs.values() for pair in mine]
+    try:
+        with (
+            _goes_on("likelihoods", Path(options.out)),
+            staged_bar("judging", "verdicts") as on_progress,
+        ):
+            found = iter(judge.judge(everything, on_progress))
+    finally:  # money is gone after a failure, too
+        words = judge.spent(missing) if missing and isinstance(judge, EndpointJudge) else None
+        if words is not None:
+            print(words, flush=True)
+    return {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
+
+
+def _cautions(options: PairwiseOptions, sides: Sequence[Side], benchmark: Benchmark) -> list[str]:
+    """What a reader must know of the comparison itself."""
+    from bellmask.evaluate.judge_prompts import NUM_INSTRUCTIONS, RunSide
+
+    lines = []
+    marks = {side.fingerprint for side in sides if isinstance(side, RunSide)}
+    if len(marks) == 1 and all(isinstance(side, RunSide) for side in sides):
+        lines.append("A and B are the same model: all their answers are.")
+    if options.difficulty is not None:
+        lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
+        if (count := len(benchmark.tasks)) < NUM_INSTRUCTIONS:
+            lines.append(
+                f"AlpacaEval's full model is calibrated on all {NUM_INSTRUCTIONS} instructions; "
+                f"with {count} of them it is no leaderboard number."
+            )
+    return lines
+
+
+def _verdict_lines(judge: Judge, judged: dict[int, list[Judged]]) -> str:
+    """A line for each pair: what was said, who won, and what that rests on."""
+    lines = []
+    for seed, mine in judged.items():
+        for one in mine:
+            record = {
+                "seed": seed,
+                "task": one.pair.task.id,
+                "turn": one.pair.turn + 1,
+                "category": one.pair.task.category,
+                "result": one.outcome.result,
+                "preference": one.outcome.preference,
+                "a": one.pair.answers_a[-1],
+                "b": one.pair.answers_b[-1],
+                **judge.grounds(one.pair),
+            }
+            lines.append(json.dumps(record) + "\n")
+    return "".join(lines)
+
+
+def _write(folder: Path, numbers: dict[str, Any], verdicts: str) -> None:
+    """To files and to the screen."""
+    from bellmask.compare.results import without_nan
+    from bellmask.utils.files import write_text
+
+    plain = without_nan(numbers)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "verdicts.jsonl", verdicts)
+    write_text(folder / "judge.md", markdown(plain))
+    write_text(folder / "judge.json", json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    show(plain)
+    print(f"written: judge.json, judge.md and verdicts.jsonl in {folder}", file=sys.stderr)
+
+
+# Table 5's layout: win rates of A against B, on the screen and in Markdown.
+
+Numbers = Mapping[str, Any]
+Table = tuple[list[str], list[list[str]]]
+"""(columns, rows)."""
+TITLES = {
+    "win_rate": "win rate (a tie is half a win)",
+    "non_tie": "non-tie win rate",
+    "length_controlled": "length-controlled, two terms",
+    "published_length_controlled": "length-controlled, AlpacaEval's full model",
+}
+COUNTS = ("wins", "losses", "ties", "unreadable")
+PARTS = {"by_category": "category", "by_turn": "turn"}
+
+
+def percent(value: float | None, spread: float | None = None) -> str:
+    """``78.27 ± 1.37``; a dash for what is not known."""
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+
+
+def title(numbers: Numbers) -> str:
+    """Who against whom, by whom."""
+    label = numbers["judge"]["label"]
+    return f"{numbers['a']['name']} against {numbers['b']['name']}, by {label}"
+
+
+def headlines(numbers: Numbers) -> Table:
+    """Mean ± deviation over seeds; beside it the error over tasks, from all seeds together."""
+    count = len(numbers["seeds"])
+    over = "one seed" if count == 1 else f"mean ± deviation of {count} seeds"
+    columns = ["%", over, "standard error over tasks"]
+    rows = []
+    for name in (name for name in TITLES if name in numbers["over_seeds"]):
+        found = numbers["over_seeds"][name]
+        # the full model's published error is the spread of its predictions: no error of the rate
+        error = None if name == "published_length_controlled" else found["error"]
+        if not found.get("is_usable", True):  # a number that rests on no data misleads
+            rows.append([TITLES[name], "-", "-"])
+            continue
+        rows.append([TITLES[name], percent(found["mean"], found["deviation"]), percent(error)])
+    return columns, rows
+
+
+def outcomes(numbers: Numbers) -> Table:
+    """Counts of each seed, and how long answers are."""
+    columns = ["seed", *COUNTS, "characters of A", "of B"]
+    rows = []
+    for seed, found in zip(numbers["seeds"], numbers["results"], strict=True):
+        lengths = [f"{found[f'mean_length_{side}']:.0f}" for side in "ab"]
+        rows.append([str(seed), *(str(found["counts"][name]) for name in COUNTS), *lengths])
+    return columns, rows
+
+
+def part(numbers: Numbers, name: str) -> Table:
+    """By category or turn: counts of all seeds together; no rows if there is only one."""
+    columns = [PARTS[name], *COUNTS, "win rate, %", "non-tie, %"]
+    found = numbers["over_seeds"][name]
+    rows = [
+        [
+            label,
+            *(str(one[count]) for count in COUNTS),
+            *(percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")),
+        ]
+        for label, one in found.items()
+    ]
+    return columns, rows if len(rows) > 1 else []
+
+
+def notes(numbers: Numbers) -> list[str]:
+    """What a reader must know."""
+    judge, count = numbers["judge"], len(numbers["seeds"])
+    lines = [f"Benchmark: {numbers['benchmark']['name']}, {numbers['num_tasks']} tasks."]
+    lines += [f"Judge: {judge['label']}."]
+    if judge["is_local"]:
+        lines += ["A likelihood is no opinion: fluent, common answers win, whatever they say."]
+    if judge.get("first_share") is not None:
+        share = percent(judge["first_share"])
+        lines += [f"Of its choices {share} % were for the answer shown first (fair: 50)."]
+    if "num_requests" in judge:
+        lines += [
+            f"It answered {judge['num_requests']:,} requests: {judge['tokens_in']:,} tokens in, "
+            f"{judge['tokens_out']:,} out{_dollars(judge.get('usd'))}."
+        ]
+    unreadable = sum(result["counts"]["unreadable"] for result in numbers["results"])
+    if unreadable:
+        lines += [f"{unreadable} pairs without a readable verdict are in no rate."]
+    if count == 1:
+        lines += ["One seed: no deviation."]
+    lines += _length_notes(numbers)
+    return [*lines, *numbers["cautions"]]
+
+
+def _dollars(usd: float | None) -> str:
+    return "" if usd is None else f", ${usd:,.4f} in all"
+
+
+def _length_notes(numbers: Numbers) -> list[str]:
+    """Why a length-controlled rate is what it is, each reason once."""
+    found: dict[str, None] = {}
+    for name in ("length_controlled", "published_length_controlled"):
+        for result in numbers["results"]:
+            if (result.get(name) or {}).get("note"):
+                label = TITLES[name][0].upper() + TITLES[name][1:]
+                found[f"{label}: {result[name]['note']}."] = None
+    return list(found)
+
+
+def show(numbers: Numbers) -> None:
+    """Tables and notes, on the screen."""
+    print_table(escape(title(numbers)), *headlines(numbers))
+    print_table("outcomes for A", *outcomes(numbers))
+    for name, word in PARTS.items():
+        columns, rows = part(numbers, name)
+        if rows:
+            rows = [[escape(label), *cells] for label, *cells in rows]
+            print_table(f"by {word}, all seeds", columns, rows)
+    print_lines(notes(numbers))
+
+
+def markdown(numbers: Numbers) -> str:
+    """The same as a page."""
+    parts = [f"# {in_markdown(title(numbers))}", markdown_table(*headlines(numbers)).rstrip()]
+    parts += ["\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]
+    parts += ["## Outcomes for A", markdown_table(*outcomes(numbers)).rstrip()]
+    for name, word in PARTS.items():
+        columns, rows = part(numbers, name)
+        if rows:
+            parts += [f"## By {word}, all seeds", markdown_table(columns, rows).rstrip()]
+    return "\n\n".join(parts) + "\n"
