@@ -116,11 +116,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",
     ),
     "import": (
-        "bellmask.commands.exchange:import_",
+        "bellmask.commands.import_mdlm:import_",
         "Make a run of a checkpoint in the layout of mdlm and duo.",
     ),
     "export": (
-        "bellmask.commands.exchange:export",
+        "bellmask.commands.export:export",
         "Write a run for Hugging Face or in mdlm's layout.",
     ),
     "config": ("bellmask.cli:config", "Show or compare resolved options."),

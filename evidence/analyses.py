@@ -24,11 +24,11 @@ from bellmask.analyze.time_laws import SCHEDULES, TIME_LAWS
 from bellmask.compare.comparison import text_identity
 from bellmask.compare.execute import execute
 from bellmask.compare.plan import distinct, plan_runs
-from bellmask.compare.results import without_nan
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
 from bellmask.utils.errors import UserError
+from bellmask.utils.files import without_nan
 
 ROOT = Path("runs/evidence/runs")
 RESULTS = Path("docs/results")

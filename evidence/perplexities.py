@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.cli import run_command
-from bellmask.compare.results import without_nan
 from bellmask.compare.speedup import over_seeds
 from bellmask.config.config import RunConfig
 from bellmask.evaluate.generative import nats_per_sample, quality_diversity_figure
 from bellmask.report.figures import save_figure
 from bellmask.utils.console import markdown_table
+from bellmask.utils.files import without_nan
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import RESULTS, ROOT, on_text, rounded, trained

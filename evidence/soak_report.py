@@ -12,9 +12,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bellmask.compare.results import without_nan
 from bellmask.report.figures import COLOURS, save_figure
 from bellmask.utils.console import markdown_table
+from bellmask.utils.files import without_nan
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import rounded

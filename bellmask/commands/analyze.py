@@ -99,9 +99,8 @@ def _folder(name: str, options: Any) -> Path:
 
 def _write(name: str, numbers: dict[str, Any], figure: Any, folder: Path) -> None:
     from bellmask import __version__
-    from bellmask.compare.results import without_nan
     from bellmask.report.figures import save_figure
-    from bellmask.utils.files import write_text
+    from bellmask.utils.files import without_nan, write_text
 
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.json").exists():

@@ -19,7 +19,7 @@ from bellmask.compare.plan import (
     plan_runs,
 )
 from bellmask.compare.records import RunRecord, read_json, read_run
-from bellmask.compare.results import Entry, summarize, without_nan
+from bellmask.compare.results import Entry, summarize
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig
 from bellmask.data.inputs import load_inputs
@@ -29,7 +29,7 @@ from bellmask.report.page import render_page
 from bellmask.start import open_start
 from bellmask.utils.console import preparing_bar
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import has_kinds, inside, is_whole, sound, write_text
+from bellmask.utils.files import has_kinds, inside, is_whole, sound, without_nan, write_text
 
 PLAN = "comparison.json"
 

@@ -183,15 +183,6 @@ def _pace(record: RunRecord) -> list[Any]:
     return [record.description.get(key) for key in keys]
 
 
-def without_nan(value: Any) -> Any:
-    """Plain values with None for nan, which JSON does not know."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    return [without_nan(item) for item in value] if isinstance(value, list) else value
-
-
 def _standard_error(values: Sequence[float]) -> float | None:
     """Of the mean, over seeds; None for a single one."""
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None

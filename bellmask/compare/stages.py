@@ -22,7 +22,6 @@ from bellmask.compare.comparison import text_identity
 from bellmask.compare.execute import execute, is_finished
 from bellmask.compare.plan import PlannedRun, content_key, distinct, for_comparison
 from bellmask.compare.records import read_json, read_run
-from bellmask.compare.results import without_nan
 from bellmask.compare.stage_results import Cell, Outcome, summarize
 from bellmask.compare.variants import Variant, parse_variants
 from bellmask.config.config import RunConfig, load_config
@@ -37,7 +36,7 @@ from bellmask.report.stage_tables import stage_markdown
 from bellmask.start import open_start
 from bellmask.utils.console import preparing_bar, progress_bar
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import write_text
+from bellmask.utils.files import without_nan, write_text
 
 VARIANTS = ("base", "bell")
 

@@ -1,11 +1,11 @@
 """Log-probabilities of continuations under any run, batched, the same whatever the batch.
 
-A masked model is asked for the bound of :mod:`bellmask.evaluate.continuations`: its passes are rows of
-the continuation partly masked behind a context that is always visible. A causal model needs one
-pass. Rows of all asks are sorted by width and go through the network together, padded to a multiple
-of 32 tokens that nobody attends to; the width depends on the ask alone.
+A masked model is asked for a bound: its passes are rows of the continuation partly masked behind a
+context that is always visible. A causal model needs one pass. Rows of all asks are sorted by width
+and go through the network together, padded to a multiple of 32 tokens that nobody attends to; the
+width depends on the ask alone.
 
-B rows of a batch, L their width, R passes of an ask (:mod:`bellmask.evaluate.continuations`).
+B rows of a batch, L their width, R passes of an ask.
 """
 
 from __future__ import annotations

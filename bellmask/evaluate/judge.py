@@ -868,8 +868,7 @@ def _verdict_lines(judge: Judge, judged: dict[int, list[Judged]]) -> str:
 
 def _write(folder: Path, numbers: dict[str, Any], verdicts: str) -> None:
     """To files and to the screen."""
-    from bellmask.compare.results import without_nan
-    from bellmask.utils.files import write_text
+    from bellmask.utils.files import without_nan, write_text
 
     plain = without_nan(numbers)
     folder.mkdir(parents=True, exist_ok=True)

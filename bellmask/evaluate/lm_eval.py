@@ -793,8 +793,7 @@ def _conclude(
     options: HarnessOptions, models: Mapping[str, BellmaskLM], found: Mapping[str, Numbers]
 ) -> None:
     from bellmask import __version__
-    from bellmask.compare.results import without_nan
-    from bellmask.utils.files import write_text
+    from bellmask.utils.files import without_nan, write_text
 
     kept = ("results", "n-samples", "n-shot", "versions", "higher_is_better", "lm_eval_version")
     notes = {} if options.stock else {t.local_name: t.note for t in TASKS.values() if t.note}

@@ -529,8 +529,7 @@ def main(args: Sequence[str]) -> int:
     sets = parse_sets(options)
 
     from bellmask import __version__
-    from bellmask.compare.results import without_nan
-    from bellmask.utils.files import write_text
+    from bellmask.utils.files import without_nan, write_text
 
     runs = _load_runs(options)
     blocks, missing = _load_blocks(options, list(runs.values()), sets)

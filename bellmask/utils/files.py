@@ -205,3 +205,12 @@ def _check_size(stream: Any) -> None:
                 if dtype.itemsize * math.prod(shape) > info.file_size:
                     raise ValueError(f"{info.filename} is shorter than it says")
     stream.seek(0)
+
+
+def without_nan(value: Any) -> Any:
+    """Plain values with None for nan, which JSON does not know."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    return [without_nan(item) for item in value] if isinstance(value, list) else value
