@@ -16,7 +16,7 @@ _HOMES = {
     "RunConfig": "bellmask.config.config",
     "load_config": "bellmask.config.config",
     "preset": "bellmask.config.presets",
-    "train_run": "bellmask.assemble",
+    "train_run": "bellmask.train.train_run",
     "Run": "bellmask.run",
     "load_run": "bellmask.run",
     "load": "bellmask.run",
@@ -54,7 +54,6 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from bellmask.assemble import train_run as train_run
     from bellmask.config.config import RunConfig as RunConfig
     from bellmask.config.config import load_config as load_config
     from bellmask.config.presets import preset as preset
@@ -77,4 +76,5 @@ if TYPE_CHECKING:
     from bellmask.run import Run as Run
     from bellmask.run import load as load
     from bellmask.run import load_run as load_run
+    from bellmask.train.train_run import train_run as train_run
     from bellmask.utils.errors import UserError as UserError

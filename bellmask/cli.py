@@ -87,20 +87,20 @@ def presets(args: list[str]) -> int:
 
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("bellmask.commands.compare:demo", "Base against bell on a laptop, in minutes."),
+    "demo": ("bellmask.compare.compare:demo_main", "Base against bell on a laptop, in minutes."),
     "prepare": ("bellmask.data.prepare:prepare_main", "Turn a corpus into training blocks."),
     "data": (
         "bellmask.data.prepare:data_main",
         "List named corpora, or show a corpus's data card.",
     ),
-    "plan": ("bellmask.commands.plan:run", "Say what a run will need: memory, storage, time."),
-    "train": ("bellmask.commands.train:run", "Train a model."),
+    "plan": ("bellmask.plan.plan:main", "Say what a run will need: memory, storage, time."),
+    "train": ("bellmask.train.train:main", "Train a model."),
     "compare": (
-        "bellmask.commands.compare:compare",
+        "bellmask.compare.compare:main",
         "Measure how many times sooner a variant reaches the reference's NLL.",
     ),
     "report": (
-        "bellmask.commands.compare:report",
+        "bellmask.compare.compare:report_main",
         "Rebuild a comparison's report from run folders.",
     ),
     "evaluate": (
@@ -112,15 +112,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "judge": ("bellmask.evaluate.judge:main", "Compare two models' answers by a judge."),
     "lm-eval": ("bellmask.evaluate.lm_eval:main", "Run lm-eval's tasks on a run."),
     "analyze": (
-        "bellmask.commands.analyze:run",
+        "bellmask.analyze.analyze:main",
         "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",
     ),
     "import": (
-        "bellmask.commands.import_mdlm:import_",
+        "bellmask.exchange.mdlm:main",
         "Make a run of a checkpoint in the layout of mdlm and duo.",
     ),
     "export": (
-        "bellmask.commands.export:export",
+        "bellmask.exchange.huggingface:main",
         "Write a run for Hugging Face or in mdlm's layout.",
     ),
     "config": ("bellmask.cli:config", "Show or compare resolved options."),

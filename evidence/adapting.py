@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.cli import run_command
-from bellmask.compare.comparison import compare
-from bellmask.compare.plan import TRAINING_FORMAT
+from bellmask.compare.compare import compare
+from bellmask.compare.execute import TRAINING_FORMAT
+from bellmask.compare.report import curves_figure, sentence, show_gap, show_speed_up
+from bellmask.compare.stages import stage_figure, stage_notes, stage_rows
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import preset
 from bellmask.data.inputs import load_inputs
 from bellmask.data.prepare import make_tokenizer
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.report.comparison_plots import curves_figure
 from bellmask.report.figures import save_figure
-from bellmask.report.stage_plots import stage_figure
-from bellmask.report.stage_tables import stage_notes, stage_rows
-from bellmask.report.tables import sentence, show_gap, show_speed_up
-from bellmask.start import open_start
 from bellmask.storage.build import build_framework, build_model
+from bellmask.train.setup import open_start
 from bellmask.utils.console import markdown_table
 from bellmask.utils.errors import UserError
 

@@ -13,17 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bellmask.analyze.analysis import Analysis
+from bellmask.analyze.base import Analysis
 from bellmask.analyze.context import CONTEXT_CURVE, CONTEXT_DROP
 from bellmask.analyze.decompose import DECOMPOSE
 from bellmask.analyze.estimators import ESTIMATORS
 from bellmask.analyze.gradients import GRADIENT_ADDITIVITY, GRADIENT_RADIUS
-from bellmask.analyze.inefficient_masks import INEFFICIENT_MASKS
+from bellmask.analyze.masks import INEFFICIENT_MASKS
 from bellmask.analyze.orders import ORDERS
 from bellmask.analyze.time_laws import SCHEDULES, TIME_LAWS
-from bellmask.compare.comparison import text_identity
-from bellmask.compare.execute import execute
-from bellmask.compare.plan import distinct, plan_runs
+from bellmask.compare.execute import distinct, execute, plan_runs, text_identity
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.cli import run_command
-from bellmask.compare.speedup import over_seeds
+from bellmask.compare.results import over_seeds
 from bellmask.config.config import RunConfig
 from bellmask.evaluate.generative import nats_per_sample, quality_diversity_figure
 from bellmask.report.figures import save_figure

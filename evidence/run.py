@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bellmask.compare.comparison import compare
-from bellmask.compare.suites import SUITES
-from bellmask.compare.variants import parse_variants
+from bellmask.compare.compare import compare
+from bellmask.compare.variants import SUITES, parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import small
 from bellmask.utils.errors import UserError

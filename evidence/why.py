@@ -10,7 +10,7 @@ from typing import Any
 from analyses import ANALYSES, RESULTS, TOYS
 from findings import STATEMENTS, TOY_STATEMENTS, Statement
 
-from bellmask.analyze.analysis import Table
+from bellmask.analyze.base import Table
 from bellmask.report.figures import save_figure
 
 TEXTS = {"wikitext2": "WikiText-2", "lm1b": "LM1B, packed"}

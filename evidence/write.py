@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bellmask.report.comparison_plots import curves_figure
+from bellmask.compare.report import curves_figure, sentence, show_speed_up
 from bellmask.report.figures import save_figure
-from bellmask.report.tables import sentence, show_speed_up
 
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import adapting_section

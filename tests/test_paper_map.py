@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from commands import succeeds
 
-from bellmask.commands.analyze import ANALYSES
-from bellmask.compare.suites import SUITES
-from bellmask.compare.variants import SUFFIXES, check_shared, parse_variants
+from bellmask.analyze.analyze import ANALYSES
+from bellmask.compare.variants import SUFFIXES, SUITES, check_shared, parse_variants
 from bellmask.config.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]

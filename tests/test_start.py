@@ -11,16 +11,16 @@ from commands import refuses
 from pretrained_tools import make_config, make_tokenizer, save_lm
 from safetensors.torch import load_file, save_file
 
-from bellmask.assemble import train_run
 from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.options import StartOptions
 from bellmask.config.presets import tiny
 from bellmask.generate.fill import fill
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
-from bellmask.start import open_start
 from bellmask.storage.build import build_model
 from bellmask.storage.run_folder import read_backbone
+from bellmask.train.setup import open_start
+from bellmask.train.train_run import train_run
 from bellmask.utils.errors import UserError
 from bellmask.utils.libraries import quiet
 

@@ -20,14 +20,13 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Inner
 from tokenizers import models
 
-from bellmask.compare.comparison import from_comparison
-from bellmask.compare.records import read_run
+from bellmask.compare.compare import from_comparison
+from bellmask.compare.results import read_run
 from bellmask.data.blocks import open_blocks, shard_path
 from bellmask.data.readers import read_file
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, from_description, load_tokenizer
 from bellmask.evaluate.judge_endpoint import Transcript
-from bellmask.exchange.imported import ImportRequest, read_import
-from bellmask.exchange.weights import read_checkpoint
+from bellmask.exchange.mdlm import ImportRequest, read_checkpoint, read_import
 from bellmask.generate.canvas import canvas_from_text
 from bellmask.generate.generate import read_prompts, write_out
 from bellmask.generate.trace import load_trace

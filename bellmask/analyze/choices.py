@@ -9,31 +9,418 @@ K repetitions, N questions, C choices, D numbers of draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import matplotlib.ticker
 import numpy as np
 import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bellmask.analyze.analysis import Analysis, OnProgress, Table
-from bellmask.analyze.choice_noise import (
-    Curve,
-    Found,
-    noise_at,
-    passes_needed,
-    summary,
-    two_best,
-)
-from bellmask.analyze.choice_repeats import LABELS, OURS, WAYS, Asker, score_again
-from bellmask.analyze.runs import NamedRun, open_runs
+from bellmask.analyze.base import Analysis, OnProgress, Table
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate.continuations import Estimator
-from bellmask.evaluate.paper_tasks import Choice, limit_items, make_items, open_task
-from bellmask.report.choice_plots import choices_figure
+from bellmask.evaluate.continuations import Ask, ContinuationScorer, Estimator, Kind, Score, add_up
+from bellmask.evaluate.paper_suite import RunContestant
+from bellmask.evaluate.paper_tasks import Choice, Prompts, limit_items, make_items, open_task
+from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded
+from bellmask.storage.runs import NamedRun, open_runs
 from bellmask.utils.errors import UserError
+from bellmask.utils.rng import stream_key
+
+# How noisy scores of choices are: spread, flips, and the passes that buy equal noise.
+#
+# Noise is always the standard deviation over repetitions with fresh masks on the same questions; no
+# formula is trusted. Questions have masks of their own, so they are independent, and errors of what
+# is averaged over them are jackknifed over them: what masks and what the choice of questions did.
+#
+# K repetitions, N questions, C choices, D numbers of draws.
+
+Floats = NDArray[np.float64]
+Found = dict[str, float]
+"""``value`` and its ``error``."""
+ROUNDING = 1e-6
+"""Nats per token: sums of the same numbers in other batches differ by less."""
+SLOPES = (-1.0, -0.25)
+"""Noise falls as passes to a power in between: independent masks as -1/2, strata faster at first.
+What noisy points say beyond is not believed."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """All repetitions of one way of estimating with one number of draws."""
+
+    score_KNC: Floats
+    """Log-probability per token; minus infinity where a question has no such choice."""
+    passes_N: Floats
+    """Rows through the network that a question's choices took together, mean over repetitions."""
+
+    def differences(self, pair_N2: NDArray[np.int64]) -> Floats:
+        """What decides, in each repetition and question [K, N]."""
+        both_KN2 = np.take_along_axis(self.score_KNC, pair_N2[None], axis=2)
+        return np.asarray(both_KN2[..., 0] - both_KN2[..., 1])
+
+    def difference_noise(self, pair_N2: NDArray[np.int64]) -> Floats:
+        """Per question: the standard deviation of the difference; 0 where it is just rounding."""
+        noise_N = self.differences(pair_N2).std(axis=0, ddof=1)
+        return np.where(noise_N > ROUNDING, noise_N, 0.0)
+
+    def picks(self) -> NDArray[np.int64]:
+        """The choice of each repetition and question [K, N]; the first of equals."""
+        return self.score_KNC.argmax(axis=2)
+
+    def flips(self) -> Floats:
+        """Per question: the chance that two repetitions pick differently, without bias."""
+        pick_KN = self.picks()
+        count, num_choices = len(pick_KN), self.score_KNC.shape[2]
+        votes_NC = (pick_KN[..., None] == np.arange(num_choices)).sum(axis=0)
+        return 1 - (votes_NC * (votes_NC - 1)).sum(axis=1) / (count * (count - 1))
+
+    def accuracies(self, gold_N: NDArray[np.int64]) -> Floats:
+        """Percent right in each repetition."""
+        return 100 * (self.picks() == gold_N).mean(axis=1)
+
+
+def two_best(score_NC: Floats) -> NDArray[np.int64]:
+    """The two choices between which a question is decided [N, 2]."""
+    return np.argsort(-score_NC, axis=1, kind="stable")[:, :2]
+
+
+def spread(values: Floats) -> Found:
+    """Standard deviation of repeated values, and its own error by the delta method."""
+    variance = float(values.var(ddof=1))
+    if not variance:
+        return {"value": 0.0, "error": 0.0}
+    fourth = float(((values - values.mean()) ** 4).mean())
+    error = math.sqrt(max(fourth - variance**2, 0.0) / len(values)) / (2 * math.sqrt(variance))
+    return {"value": math.sqrt(variance), "error": error}
+
+
+def mean(value_N: Floats) -> Found:
+    """Mean over questions, and its standard error."""
+    error = float(value_N.std(ddof=1) / math.sqrt(len(value_N))) if len(value_N) > 1 else math.nan
+    return {"value": float(value_N.mean()), "error": error}
+
+
+def squared_bias(found: Repeats, truth: Repeats, pair_N2: NDArray[np.int64]) -> Floats:
+    """Per question: how far the mean difference is from that of an unbiased way, squared.
+
+    What the noise of both adds is taken off, so a question's may be negative.
+    """
+    both = [one.differences(pair_N2) for one in (found, truth)]
+    noise_N = sum(gap_KN.var(axis=0, ddof=1) / len(gap_KN) for gap_KN in both)
+    return np.asarray((both[0].mean(axis=0) - both[1].mean(axis=0)) ** 2 - noise_N)
+
+
+def summary(
+    found: Repeats,
+    truth: Repeats,
+    pair_N2: NDArray[np.int64],
+    gold_N: NDArray[np.int64],
+    members: Mapping[str, NDArray[np.bool_]],
+) -> dict[str, Any]:
+    """What is told of one way with one number of draws, for each group of questions."""
+    right_K, flips_N = found.accuracies(gold_N), found.flips()
+    noise_N, bias_N = found.difference_noise(pair_N2), squared_bias(found, truth, pair_N2)
+    return {
+        "accuracy": float(right_K.mean()),
+        "accuracy_noise": spread(right_K),
+        "passes": {group: float(found.passes_N[here].mean()) for group, here in members.items()},
+        "noise": {group: mean(noise_N[here]) for group, here in members.items()},
+        "bias": {g: math.sqrt(max(0.0, float(bias_N[here].mean()))) for g, here in members.items()},
+        "flips": {group: float(flips_N[here].mean()) for group, here in members.items()},
+    }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Noise against passes: one row per number of draws, one column per question."""
+
+    passes_DN: Floats
+    noise_DN: Floats
+
+    def of(self, is_kept_N: NDArray[np.bool_]) -> Curve:
+        """Some of the questions."""
+        return Curve(self.passes_DN[:, is_kept_N], self.noise_DN[:, is_kept_N])
+
+    def points(self) -> tuple[Floats, Floats]:
+        """(passes, noise), mean over questions."""
+        return self.passes_DN.mean(axis=1), self.noise_DN.mean(axis=1)
+
+
+@dataclass(frozen=True)
+class Line:
+    """log noise = start + slope log passes where passes were measured, slope -1/2 beyond."""
+
+    start: float
+    slope: float
+    low: float
+    high: float
+    """log of the fewest and most passes."""
+
+    def log_noise(self, log_passes: Floats | float) -> Floats:
+        """Of so many passes."""
+        inside = np.clip(log_passes, self.low, self.high)
+        return np.asarray(self.start + self.slope * inside - (log_passes - inside) / 2)
+
+    def log_passes(self, log_noise: Floats | float) -> Floats:
+        """For so much noise."""
+        inside = np.clip((log_noise - self.start) / self.slope, self.low, self.high)
+        return np.asarray(inside - 2 * (log_noise - self.start - self.slope * inside))
+
+
+def fit_line(passes_D: Floats, noise_D: Floats) -> Line | None:
+    """By least squares, the slope within :data:`SLOPES`; None where there is no noise."""
+    is_noisy = (noise_D > 0) & (passes_D > 0)
+    x, y = np.log(passes_D[is_noisy]), np.log(noise_D[is_noisy])
+    if not len(x):
+        return None
+    wide = x - x.mean()
+    slope = float((wide * y).sum() / (wide**2).sum()) if np.ptp(x) > 0 else -0.5
+    slope = min(max(slope, SLOPES[0]), SLOPES[1])
+    return Line(float(y.mean() - slope * x.mean()), slope, float(x.min()), float(x.max()))
+
+
+def passes_needed(ours: Curve, other: Curve) -> Found:
+    """How many times our passes another way takes to have our noise: geometric mean over draws.
+
+    Infinite where ours has none and the other has; nan where neither has.
+    """
+    return _jackknife(ours, other, _log_times)
+
+
+def noise_at(passes_N: Floats, other: Curve) -> Found:
+    """The noise that another way has left after so many passes."""
+    fixed = Curve(passes_N[None], np.zeros((1, len(passes_N))))
+    return _jackknife(fixed, other, _log_noise)
+
+
+def _log_times(ours: Curve, other: Curve) -> float:
+    passes_D, noise_D = ours.points()
+    line = fit_line(*other.points())
+    if line is None:
+        return math.nan
+    if not (noise_D > 0).all():
+        return math.inf
+    return float(np.mean(line.log_passes(np.log(noise_D)) - np.log(passes_D)))
+
+
+def _log_noise(fixed: Curve, other: Curve) -> float:
+    line = fit_line(*other.points())
+    return -math.inf if line is None else float(line.log_noise(math.log(fixed.passes_DN.mean())))
+
+
+def _jackknife(
+    ours: Curve,
+    other: Curve,
+    log_value: Callable[[Curve, Curve], float],
+) -> Found:
+    """A value computed as a logarithm; its error by leaving out one question at a time."""
+    value = log_value(ours, other)
+    count = ours.passes_DN.shape[1]
+    if not math.isfinite(value) or count < 2:
+        return {"value": math.exp(value), "error": math.nan}
+    kept = ~np.eye(count, dtype=bool)
+    without = np.array([log_value(ours.of(rest), other.of(rest)) for rest in kept])
+    error = math.sqrt((count - 1) * float(without.var())) if np.isfinite(without).all() else np.nan
+    return {"value": math.exp(value), "error": math.exp(value) * error}
+
+
+# Questions scored again and again with fresh masks, by each way of estimating.
+#
+# K repetitions, N questions, C choices.
+
+OURS: Literal["auto"] = "auto"
+WAYS: dict[str, tuple[Kind, bool]] = {
+    "strata": ("strata", True),
+    "strata_apart": ("strata", False),
+    "bernoulli": ("bernoulli", True),
+    "bernoulli_apart": ("bernoulli", False),
+    "diffullama": ("diffullama", False),
+}
+"""Name → (estimator, whether the choices of a question share their numbers)."""
+LABELS = {
+    OURS: "exact if short, else strata (ours)",
+    "strata": "strata, common numbers",
+    "strata_apart": "strata, own numbers",
+    "bernoulli": "Bernoulli, common numbers",
+    "bernoulli_apart": "Bernoulli, own numbers",
+    "diffullama": "DiffuLLaMA's, own numbers (biased)",
+}
+
+
+class Asker:
+    """A task's questions as the suite of Table 4 asks a run; each has numbers of its own."""
+
+    def __init__(
+        self,
+        run: Loaded,
+        task: str,
+        items: Sequence[Choice],
+        prompts: Prompts = "plain",
+        longest_exact: int = 6,
+        batch_tokens: int = 8192,
+    ) -> None:
+        self.run, self.longest_exact, self.batch_tokens = run, longest_exact, batch_tokens
+        ours = Estimator(OURS, longest_exact=longest_exact)
+        maker = RunContestant(run, ours, prompts=prompts)
+        self.asks: list[Ask] = []
+        self.place: list[tuple[int, int]] = []
+        for number, item in enumerate(items):
+            noise = stream_key(0, task, item.number) % (1 << 62)
+            pairs = zip(item.contexts, item.continuations, strict=True)
+            for choice, (context, continuation) in enumerate(pairs):
+                windows = maker.asks(context, continuation, noise)
+                self.asks += windows
+                self.place += [(number, choice)] * len(windows)
+        self.gold_N = np.array([item.gold for item in items])
+        self.shape = len(items), max(len(item.continuations) for item in items)
+        self.is_there_NC = np.zeros(self.shape, dtype=bool)
+        self.is_drawn_NC = np.zeros(self.shape, dtype=bool)
+        for ask, place in zip(self.asks, self.place, strict=True):
+            self.is_there_NC[place] = True
+            self.is_drawn_NC[place] |= not maker.is_exact(ask)
+
+    def scorer(self, kind: Kind, draws: int, is_common: bool = True) -> ContinuationScorer:
+        """The run with one way of estimating."""
+        estimator = Estimator(kind, draws, self.longest_exact, is_common)
+        return ContinuationScorer(self.run, estimator, batch_tokens=self.batch_tokens)
+
+    def score(
+        self, scorer: ContinuationScorer, seed: int = 0, wanted_NC: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(log-probability per token, passes) of every choice, or of the wanted ones."""
+        numbers = [n for n, place in enumerate(self.place) if wanted_NC is None or wanted_NC[place]]
+        found = dict(zip(numbers, scorer.score([self.asks[n] for n in numbers], seed=seed)))
+        windows: dict[tuple[int, int], list[Score]] = {}
+        for number, score in found.items():
+            windows.setdefault(self.place[number], []).append(score)
+        score_NC, passes_NC = np.full(self.shape, -np.inf), np.zeros(self.shape)
+        for place, parts in windows.items():
+            whole = add_up(parts)
+            score_NC[place] = whole.log_probability / whole.num_tokens
+            passes_NC[place] = whole.num_passes
+        return score_NC, passes_NC
+
+
+def score_again(
+    asker: Asker, draws: Sequence[int], num_repeats: int, seed: int, advance: Callable[[int], None]
+) -> dict[str, list[Repeats]]:
+    """Of each way the repetitions for each number of draws."""
+    repeats: dict[str, list[Repeats]] = {OURS: []}
+    exact = asker.score(asker.scorer(OURS, 1), wanted_NC=~asker.is_drawn_NC)
+    for way, (kind, is_common) in WAYS.items():
+        repeats[way] = []
+        for count in draws:
+            scorer = asker.scorer(kind, count, is_common)
+            all_scores = []
+            for number in range(num_repeats):
+                key = stream_key(seed, "choices", way, count, number)
+                all_scores.append(asker.score(scorer, key))
+                advance(count * int(asker.is_there_NC.sum()))
+            scores, passes = (np.stack(part) for part in zip(*all_scores, strict=True))
+            repeats[way].append(Repeats(scores, passes.mean(axis=0).sum(axis=1)))
+            if way == "strata":  # ours differs where nothing needs to be drawn
+                ours = np.where(asker.is_drawn_NC, scores, exact[0])
+                cost_NC = np.where(asker.is_drawn_NC, passes.mean(axis=0), exact[1])
+                repeats[OURS].append(Repeats(ours, cost_NC.sum(axis=1)))
+    return repeats
+
+
+# Noise of multiple choice against forward passes, for each way of scoring a choice.
+
+LINES = {
+    "auto": ("ours: exact if short, else strata", "o-", COLOURS[1]),
+    "strata": ("strata, common numbers", "s-", COLOURS[8]),
+    "strata_apart": ("strata, own numbers", "s--", COLOURS[8]),
+    "bernoulli": ("Bernoulli, common numbers", "^-", COLOURS[3]),
+    "bernoulli_apart": ("Bernoulli, own numbers", "^--", COLOURS[3]),
+    "diffullama": ("DiffuLLaMA's, own numbers (biased)", "v--", COLOURS[0]),
+}
+EXACT = "ours, exact: no noise left"
+WORDS = {"short": "short choices", "long": "long choices"}
+
+
+def choices_figure(numbers: Mapping[str, Any]) -> Figure:
+    """A row for each run, log-log panels for each task's short and long questions."""
+    runs = numbers["runs"]
+    kinds = [
+        (place, group)
+        for place in range(len(runs[0]["tasks"]))
+        for group in WORDS
+        if any(group in run["tasks"][place]["questions"] for run in runs)
+    ]
+    size = (1.2 + 3.6 * len(kinds), 0.9 + 3.3 * len(runs))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(runs), len(kinds), squeeze=False)
+    for run, line in zip(runs, panels):
+        for (place, group), axes in zip(kinds, line):
+            task = run["tasks"][place]
+            count = task["questions"].get(group, 0)
+            title = f"{task['task']}, {WORDS[group]} ({count} question{'s' * (count != 1)})"
+            axes.set_title(title if len(runs) == 1 else f"{run['name']}\n{title}", fontsize=9)
+            if count:
+                _panel(axes, task, group)
+        line[0].set_ylabel("noise of the difference of the\ntwo best choices (nats per token)")
+    for axes in panels[-1]:
+        axes.set_xlabel("forward passes per question")
+    _legend(figure, panels.flat)
+    return figure
+
+
+def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """What any panel has, in the order of :data:`LINES`."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found.update(zip(labels, handles))
+    labels = [label for label in (EXACT, *(line[0] for line in LINES.values())) if label in found]
+    handles = [found[label] for label in labels]
+    columns = 4 if figure.get_figwidth() > 9 else 2
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
+    """Every way that has noise; where ours is exact, what that costs."""
+    for way, (label, style, colour) in LINES.items():
+        is_ours = way == "auto"  # broad and behind: without short choices it lies on strata's line
+        rows = [row for row in task["rows"] if row["way"] == way]
+        rows = [row for row in rows if row["noise"][group]["value"] > 0]
+        if not rows:
+            continue
+        axes.errorbar(
+            [row["passes"][group] for row in rows],
+            [row["noise"][group]["value"] for row in rows],
+            yerr=[row["noise"][group]["error"] for row in rows],
+            fmt=style,
+            color=colour,
+            markersize=7 if is_ours else 4,
+            capsize=2,
+            linewidth=3 if is_ours else 1.2,
+            elinewidth=1.2,
+            alpha=0.6 if is_ours else 1,
+            label=label,
+            zorder=2 if is_ours else 3,
+        )
+    if group == "short":
+        passes = task["exact"]["passes"]
+        axes.axvline(passes, color=COLOURS[1], linewidth=2, label=EXACT)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(matplotlib.ticker.FuncFormatter(_plain))
+        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.grid(alpha=0.3)
+
+
+def _plain(value: float, _: int) -> str:
+    return f"{value:g}"
+
 
 ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswag"]
 GROUPS = ("short", "long", "all")

@@ -9,28 +9,172 @@ L block length, P parameters of a part.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 import tyro
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from bellmask.analyze.analysis import Analysis, OnProgress, Table
-from bellmask.analyze.runs import NamedRun, check_all_maskable, open_runs
-from bellmask.analyze.similarity import (
-    additivity_similarities,
-    margin_of,
-    radius_similarities,
-)
+from bellmask.analyze.base import Analysis, OnProgress, Table
 from bellmask.data.blocks import Blocks
-from bellmask.report.gradient_plots import PARTS, additivity_figure, radius_figure
+from bellmask.report.figures import COLOURS
 from bellmask.storage.build import build_model
+from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.utils.errors import UserError
-from bellmask.utils.rng import stream_key
+from bellmask.utils.rng import shuffle, stream_key, uniform
+
+# Figures of gradient similarities (Tables 1 and 2).
+
+PARTS = ("whole", "embedding", "trunk", "head")
+
+
+def _figure(numbers: Mapping[str, Any], label: str) -> Figure:
+    """One panel per model, a line per part, the paper's numbers dashed."""
+    models = numbers["models"]
+    figure = Figure(figsize=(1.5 + 3.6 * len(models), 3.9), layout="constrained")
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for model, axes in zip(models, panels):
+        settings = [str(row["setting"]) for row in model["rows"]]
+        for part, colour in zip(PARTS, itertools.cycle(COLOURS)):
+            points = [
+                (n, row[part])
+                for n, row in enumerate(model["rows"])
+                if row[part]["mean"] is not None
+            ]
+            if points:
+                axes.errorbar(
+                    [n for n, _ in points],
+                    [point["mean"] for _, point in points],
+                    yerr=[1.96 * (point["se"] or 0) for _, point in points],
+                    fmt="o-" if part == "whole" else "o:",
+                    markersize=4,
+                    capsize=2,
+                    color=colour,
+                    label="whole model" if part == "whole" else part,
+                )
+        paper = numbers["paper"]
+        known = [(n, paper[s]) for n, s in enumerate(settings) if s in paper]
+        if known:
+            axes.plot(*zip(*known), "k--", linewidth=1, label="paper (LM1B, 1M steps)")
+        axes.set_xticks(range(len(settings)), settings)
+        axes.set_title(model["name"], fontsize=10)
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("cosine similarity (95 % interval)")
+    panels[0].legend(fontsize=8)
+    return figure
+
+
+def radius_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Similarity against the radius in which 8 tokens were masked."""
+    return _figure(numbers, f"radius r, {numbers['masks']} tokens masked within it")
+
+
+def additivity_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Similarity against the number of masks."""
+    return _figure(numbers, "number of masks")
+
+
+# Gradients of a masked model under different masks of the same row, and how alike they are.
+#
+# Evaluation mode, no weight on the loss; for all parameters and for embedding, trunk and head
+# apart. L block length.
+
+MARGIN = 4
+"""A centre is at least this far from both ends, so that radius 4 has 8 neighbours."""
+
+
+def parts_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters by part; the trunk is all that is neither embedding nor head."""
+    named = list(model.named_parameters())
+    own = {
+        part: [p for n, p in named if n.startswith(f"{part}.")] for part in ("embedding", "head")
+    }
+    rest = [p for n, p in named if not n.startswith(("embedding.", "head."))]
+    return {"whole": [p for _, p in named], **own, "trunk": rest}
+
+
+def gradient(
+    model: nn.Module, x0_BL: Tensor, is_masked_BL: Tensor, scored: Tensor, mask_id: int
+) -> dict[str, Tensor]:
+    """Gradient of the sum of cross-entropies at the flat indices ``scored``, part by part."""
+    x_BL = torch.where(is_masked_BL, mask_id, x0_BL)
+    model.zero_grad(set_to_none=True)
+    rate_B = is_masked_BL.float().mean(1)  # the time, under the linear schedule
+    with torch.enable_grad():
+        model(x_BL, scored, x0_BL.flatten()[scored], t_B=rate_B).backward()
+    return {
+        part: torch.cat([_flat(p) for p in parameters])
+        for part, parameters in parts_of(model).items()
+    }
+
+
+def _flat(parameter: nn.Parameter) -> Tensor:
+    return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
+
+
+def cosine(left: Tensor, right: Tensor) -> float:
+    """Cosine similarity in float64; nan where one of them is zero."""
+    a, b = left.double(), right.double()
+    norms = float(a.norm() * b.norm())
+    return float(a @ b) / norms if norms > 0 else math.nan
+
+
+def neighbours(centre: int, radius: int, length: int) -> list[int]:
+    """Positions other than the centre within a radius, inside the block."""
+    low, high = max(0, centre - radius), min(length - 1, centre + radius)
+    return [i for i in range(low, high + 1) if i != centre]
+
+
+def margin_of(masks: int) -> int:
+    """How far a centre is from both ends, so that a radius of half as many has all neighbours."""
+    return max(MARGIN, math.ceil(masks / 2))
+
+
+def radius_similarities(
+    model: nn.Module, x0_L: Tensor, radii: Sequence[int], masks: int, mask_id: int, key: int
+) -> dict[int, dict[str, float]]:
+    """cos(g({c}), g({c} and 8 more)) for a random centre c, at each radius."""
+    length = len(x0_L)
+    spread = float(uniform(key, torch.arange(1)))
+    margin = margin_of(masks)
+    centre = margin + int(spread * (length - 2 * margin))
+    alone = torch.zeros(1, length, dtype=torch.bool, device=x0_L.device)
+    alone[0, centre] = True
+    scored = torch.tensor([centre], device=x0_L.device)
+    before = gradient(model, x0_L[None], alone, scored, mask_id)
+    found = {}
+    for radius in radii:
+        near = neighbours(centre, radius, length)
+        chosen = [near[i] for i in shuffle(stream_key(key, "radius", radius), len(near))[:masks]]
+        more = alone.clone()
+        more[0, chosen] = True
+        after = gradient(model, x0_L[None], more, scored, mask_id)
+        found[radius] = {part: cosine(before[part], after[part]) for part in PARTS}
+    return found
+
+
+def additivity_similarities(
+    model: nn.Module, x0_L: Tensor, counts: Sequence[int], mask_id: int, key: int
+) -> dict[int, dict[str, float]]:
+    """cos(sum of single-mask gradients, gradient of the joint mask) for each number of masks."""
+    length, found = len(x0_L), {}
+    for count in counts:
+        places = shuffle(stream_key(key, "count", count), length)[:count].to(x0_L.device)
+        single = torch.zeros(count, length, dtype=torch.bool, device=x0_L.device)
+        single[torch.arange(count), places] = True
+        rows = torch.arange(count, device=x0_L.device) * length + places
+        apart = gradient(model, x0_L.expand(count, -1), single, rows, mask_id)
+        joint = gradient(model, x0_L[None], single.any(0, keepdim=True), places, mask_id)
+        found[count] = {part: cosine(apart[part], joint[part]) for part in PARTS}
+    return found
+
 
 PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
 PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}

@@ -10,33 +10,483 @@ trainings as in any comparison (:mod:`bellmask.compare.execute`), answers by
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Callable
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bellmask.compare.comparison import text_identity
-from bellmask.compare.execute import execute, is_finished
-from bellmask.compare.plan import PlannedRun, content_key, distinct, for_comparison
-from bellmask.compare.records import read_json, read_run
-from bellmask.compare.stage_results import Cell, Outcome, summarize
+import numpy as np
+from matplotlib.figure import Figure
+
+from bellmask import __version__
+from bellmask.compare.execute import (
+    PlannedRun,
+    content_key,
+    distinct,
+    execute,
+    for_comparison,
+    is_finished,
+    text_identity,
+)
+from bellmask.compare.results import RunRecord, over_seeds, read_json, read_run
 from bellmask.compare.variants import Variant, parse_variants
 from bellmask.config.config import RunConfig, load_config
+from bellmask.config.presets import PRESETS, parse_command, peek_option, resolve
 from bellmask.data.blocks import Blocks
 from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.evaluate.exact_match import Exam, Gap
+from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling
-from bellmask.report.stage_plots import write_stage_curves
-from bellmask.report.stage_tables import stage_markdown
-from bellmask.start import open_start
-from bellmask.utils.console import preparing_bar, progress_bar
+from bellmask.report.figures import save_figure
+from bellmask.train.setup import open_start
+from bellmask.utils.console import (
+    in_markdown,
+    markdown_table,
+    preparing_bar,
+    print_lines,
+    print_table,
+    progress_bar,
+)
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import without_nan, write_text
+from bellmask.utils.files import check_folder, without_nan, write_text
+
+# Outcomes of the suite ``cpt_sft`` → the rows of Table 4, with differences and their errors.
+#
+# A row is compared with the base row of its section. With one training seed the difference is
+# paired over validation blocks (NLL) or examples (exact match), and its error says what other ones
+# would change. With several it is paired over training seeds: mean, standard error over seeds, and
+# from three seeds on a 95 % t-interval, as everywhere in comparisons.
+
+FORMAT = 1
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place in the table, for one training seed."""
+
+    seed: int
+    cpt: str
+    sft: str | None = None
+    """None: continual pretraining only."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return f"CPT {self.cpt}" + (f" + SFT {self.sft}" if self.sft else "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained cell: what its folder says, and its answers."""
+
+    cell: Cell
+    record: RunRecord
+    answered: ExactMatch
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of results.json; nothing that a clock decides."""
+        record, answered = self.record, self.answered
+        return {
+            "seed": self.cell.seed,
+            "run": record.folder.name,
+            "steps": record.steps,
+            "nll": record.nll,
+            "nll_se": record.nll_se[-1],
+            "exact_match": answered.share,
+            "exact_match_se": answered.standard_error,
+            "by_sampling_seed": answered.seed_shares,
+            "sampling_deviation": answered.seed_deviation,
+        }
+
+
+def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Rows in the table's order: continual pretraining first, then with fine-tuning."""
+    places = dict.fromkeys((o.cell.cpt, o.cell.sft) for o in outcomes)
+    ordered = sorted(places, key=lambda place: place[1] is not None)  # stable
+    seeds = list(dict.fromkeys(o.cell.seed for o in outcomes))
+    found = {(o.cell.cpt, o.cell.sft, o.cell.seed): o for o in outcomes}
+    rows = []
+    for cpt, sft in ordered:
+        mine = [found[cpt, sft, seed] for seed in seeds]
+        base = [found[BASE, sft and BASE, seed] for seed in seeds]
+        rows.append(_row(cpt, sft, mine, None if mine == base else base))
+    return {
+        "format": FORMAT,
+        "bellmask": __version__,
+        "suite": "cpt_sft",
+        "seeds": seeds,
+        "rows": rows,
+    }
+
+
+def _row(
+    cpt: str, sft: str | None, mine: Sequence[Outcome], base: Sequence[Outcome] | None
+) -> dict[str, Any]:
+    shares = [one.answered.share for one in mine]
+    row: dict[str, Any] = {
+        "section": "cpt" if sft is None else "sft",
+        "cpt": cpt,
+        "sft": sft,
+        "nll": statistics.fmean(one.record.nll[-1] for one in mine),
+        "exact_match": statistics.fmean(shares),
+        # of one model's answers: the mean variance over training seeds
+        "sampling_deviation": math.sqrt(
+            statistics.fmean(one.answered.seed_deviation**2 for one in mine)
+        ),
+        "training_deviation": statistics.stdev(shares) if len(shares) > 1 else None,
+        "difference": None,
+        "runs": [one.summary() for one in mine],
+    }
+    if base is not None:
+        pairs = list(zip(mine, base, strict=True))
+        for one, other in pairs:
+            if not one.record.last.is_paired_with(other.record.last):
+                raise UserError(
+                    f"{one.record.folder} and {other.record.folder} were validated on different "
+                    "blocks or masks"
+                )
+        row["difference"] = {
+            "nll": join_seeds([a.record.last.difference(b.record.last) for a, b in pairs]),
+            "exact_match": join_seeds([a.answered.difference(b.answered) for a, b in pairs]),
+        }
+    return row
+
+
+def join_seeds(differences: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """(difference, its error within the seed) of each training seed → mean, error, interval."""
+    values = [value for value, _ in differences]
+    if len(values) == 1:
+        return {
+            "value": values[0],
+            "se": differences[0][1],
+            "low": None,
+            "high": None,
+            "by_seed": values,
+        }
+    # over_seeds takes ratios and works with their logs, which the differences are
+    interval = over_seeds([math.exp(value) for value in values])
+    low, high = (None if end is None else math.log(end) for end in (interval.low, interval.high))
+    return {
+        "value": statistics.fmean(values),
+        "se": statistics.stdev(values) / math.sqrt(len(values)),
+        "low": low,
+        "high": high,
+        "by_seed": values,
+    }
+
+
+# ``bellmask compare --suite cpt_sft``: adaptation and fine-tuning, base and bell (Table 4).
+
+SUITE = "cpt_sft"
+_FROM_CPT = tuple(
+    f"--start.{name}"
+    for name in ("model", "architecture", "fresh", "no-fresh", "checkpoint", "mask-token")
+)
+"""Options that a fine-tuning cannot have here."""
+
+
+@dataclass(frozen=True)
+class StagesOptions:
+    """Continual pretraining {base, bell} x fine-tuning {base, bell}: the rows of Table 4.
+
+    Two adaptations begin with the same weights, two fine-tunings with each of them: six trainings
+    per seed. Then every model, also those that were not fine-tuned, is asked held-out examples.
+    Interrupt it at will; the same command goes on where it stopped and measures nothing twice.
+    Writes results.json, table.md and curves.png/.svg.
+
+    Examples:
+    bellmask train arm_tiny --out runs/arm_tiny
+
+    bellmask compare --suite cpt_sft --seeds 3 --jobs 2
+
+    bellmask compare --suite cpt_sft --cpt 'cpt_tiny --train.steps 300' --sft 'sft_tiny --sft.train
+    toy:copy --sft.round-to 16'
+
+    bellmask compare --suite cpt_sft --start runs/other_arm --sampling.rule most_confident
+    --sampling.temperature 0 --sampling-seeds 1
+    """
+
+    suite: Literal["cpt_sft"] = "cpt_sft"
+    """This suite."""
+    cpt: str = "cpt_tiny"
+    """Continual pretraining: a preset, config file or run folder, and options, in quotes; base and
+    bell differ from it only in framework, law, schedule and objective."""
+    sft: str = "sft_tiny"
+    """Fine-tuning, given alike. It starts from the last step of the continual pretraining."""
+    start: str | None = None
+    """Where both adaptations start, in place of --cpt's own start.model: a run folder, an export or
+    a Hugging Face causal LM."""
+    seeds: int = 1
+    """Paired training seeds; an interval needs 3."""
+    jobs: int = 1
+    """Trainings side by side; with 2 or more each has one thread."""
+    examples: int = 256
+    """Held-out examples that are asked; 0: all."""
+    gap: Literal["fixed", "own"] = "fixed"
+    """fixed: the gap to fill has the same length for all examples. own: the response's own,
+    rounded up to sft.round_to as in training, which tells a little about the answer."""
+    length: int | None = None
+    """Tokens of a fixed gap. Default: what nine in ten training responses need."""
+    sampling_seeds: int = 5
+    """How often each example is asked: mean and deviation are over these seeds."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How answers are sampled. Steps by default: the fine-tuning's validation.sample_steps."""
+    batch_size: int = 64
+    """Examples per forward pass when asking; no answer depends on it."""
+    out: str | None = None
+    """Where results go; default runs/compare-CPT-SFT."""
+    runs: str = "runs/shared"
+    """Run folders, shared by all comparisons."""
+    quiet: bool = False
+    """Say nothing but errors and the result."""
+
+
+def is_meant(args: Sequence[str]) -> bool:
+    """True when a command line of ``compare`` asks for this suite."""
+    pairs = itertools.pairwise(args)
+    return f"--suite={SUITE}" in args or ("--suite", SUITE) in pairs
+
+
+def main(args: Sequence[str]) -> int:
+    """Parse, check, run, print."""
+    if args and not args[0].startswith("-"):
+        raise UserError(
+            f"--suite {SUITE} has two presets: give them as --cpt and --sft, not {args[0]!r}"
+        )
+    options = parse_command(StagesOptions, args, command=f"compare --suite {SUITE}")
+    cpt_name, cpt = _stage("--cpt", options.cpt)
+    sft_name, sft = _stage("--sft", options.sft)
+    if options.start is not None:
+        cpt = replace(cpt, start=replace(cpt.start, model=options.start, architecture=None)).check()
+    _check_start(cpt)
+    if options.gap == "own" and options.length is not None:
+        raise UserError("--length is of a fixed gap; leave it or --gap own out")
+    out = Path(options.out or f"runs/compare-{cpt_name}-{sft_name}")
+    check_folder(str(out))
+    check_folder(options.runs, "--runs")
+
+    asking = Asking(
+        options.examples,
+        "own" if options.gap == "own" else options.length,
+        options.sampling,
+        options.sampling_seeds,
+        options.batch_size,
+    )
+    results = compare_stages(
+        cpt,
+        sft,
+        out=out,
+        root=Path(options.runs),
+        seeds=options.seeds,
+        jobs=options.jobs,
+        asking=asking,
+        is_quiet=options.quiet,
+    )
+    print_stages(results)
+    print(f"written: {out}/results.json, table.md, curves.png, curves.svg")
+    return 0
+
+
+def _check_start(cpt: RunConfig) -> None:
+    """Say which command makes a start that is missing."""
+    model = cpt.start.model
+    if model is None or Path(model).exists() or Path(model).name not in PRESETS:
+        return
+    raise UserError(
+        f"{model}, where both adaptations start, is missing: make it with bellmask train "
+        f"{Path(model).name} --out {model}, or give another --start"
+    )
+
+
+def _stage(option: str, text: str) -> tuple[str, RunConfig]:
+    """(name, config) of ``'PRESET --option value'``."""
+    from bellmask.compare.variants import OWNED, check_shared
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{option} {text!r}: {error}") from None
+    if not words or words[0].startswith("-"):
+        raise UserError(
+            f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
+            f"got {text!r}"
+        )
+    check_shared([], [Path(file) for file in peek_option(words, "--config")])
+    for word in words[1:]:
+        name = word.split("=")[0].replace("_", "-")
+        if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
+            raise UserError(f"{option}: {name} is what base and bell differ in; leave it out")
+        if option == "--sft" and name in _FROM_CPT:
+            raise UserError(
+                f"--sft: {name} is decided, as fine-tuning starts from the last step of the "
+                "continual pretraining; leave it out"
+            )
+    return resolve(words, option)
+
+
+# Table 4 (Sec. 5.3): continual pretraining and fine-tuning, on the screen and in Markdown.
+
+SECTIONS = {"cpt": "Continual pretraining", "sft": "Continual pretraining + fine-tuning"}
+NONE = "—"
+
+
+def stage_rows(
+    results: Mapping[str, Any], *, bold: tuple[str, str], italic: tuple[str, str]
+) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows); ``bold`` and ``italic`` go around the best values and the sections."""
+    columns = ["CPT", "SFT", "NLL", "difference", "exact match (%)", "difference (points)"]
+    rows = []
+    for section, title in SECTIONS.items():
+        found = [row for row in results["rows"] if row["section"] == section]
+        rows.append([_wrap(title, italic), *[""] * 5])
+        nll = [f"{row['nll']:.4f}" for row in found]
+        match = [f"{100 * row['exact_match']:.2f}" for row in found]
+        best_nll = min(nll, key=float)
+        best_match = max(match, key=float)
+        for row, loss, share in zip(found, nll, match, strict=True):
+            deviation = row["sampling_deviation"]
+            shown = _wrap(share, bold) if share == best_match else share
+            difference = row["difference"] or {"nll": None, "exact_match": None}
+            rows.append(
+                [
+                    row["cpt"],
+                    row["sft"] or NONE,
+                    _wrap(loss, bold) if loss == best_nll else loss,
+                    show_difference(difference["nll"], 4),
+                    shown if deviation is None else f"{shown} ± {100 * deviation:.2f}",
+                    show_difference(difference["exact_match"], 2, 100),
+                ]
+            )
+    return columns, rows
+
+
+def _wrap(text: str, marks: tuple[str, str]) -> str:
+    return f"{marks[0]}{text}{marks[1]}"
+
+
+def show_difference(found: Mapping[str, Any] | None, digits: int, scale: float = 1) -> str:
+    """``+8.10 ± 0.52 (+6.61 to +9.59)``; the interval where there are seeds enough."""
+    if found is None:
+        return ""
+    text = f"{scale * found['value']:+.{digits}f}"
+    if found["se"] is not None:
+        text += f" ± {scale * found['se']:.{digits}f}"
+    if found["low"] is not None:
+        low, high = scale * found["low"], scale * found["high"]
+        text += f" ({low:+.{digits}f} to {high:+.{digits}f})"
+    return text
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")
+
+
+def stage_notes(results: Mapping[str, Any]) -> list[str]:
+    """What the numbers are, and what their errors mean."""
+    asked, seeds = results["asked"], len(results["seeds"])
+    gap, (low, high) = asked["gap"], asked["own_gaps"]
+    length = (
+        "each answer's own length, rounded up as in training, which tells a little about it"
+        if gap == "own"
+        else f"{_count(gap, 'token')} for every answer (in training {low} to {high}, by the "
+        "response's length)"
+    )
+    over = "the paired training seeds"
+    if seeds == 1:
+        over = "validation blocks (NLL) or examples (exact match), for one training seed"
+    elif seeds > 2:
+        over += ", with a 95 % t-interval"
+    lines = [
+        "NLL: nats per token, of held-out text after continual pretraining, of held-out responses "
+        "after fine-tuning; the sections measure different things.",
+        f"Exact match: {_count(asked['examples'], 'held-out example')}, answers compared after "
+        f"stripping white space, case counts; the gap to fill has {length}. Without fine-tuning "
+        "the same prompts are asked.",
+        f"± after exact match: one standard deviation over {_count(len(asked['seeds']), 'seed')} "
+        f"of sampling ({_sampling(asked['sampling'])}).",
+        f"Difference: to the base row of the section; ± is the standard error over {over}.",
+    ]
+    if seeds > 1:
+        lines.append(f"Means over {seeds} training seeds.")
+    return lines
+
+
+def _sampling(settings: Mapping[str, Any]) -> str:
+    steps = "" if settings["steps"] is None else f", {_count(settings['steps'], 'step')} at most"
+    return f"{settings['rule']}{steps}, temperature {settings['temperature']:g}"
+
+
+def _title(results: Mapping[str, Any]) -> str:
+    cpt, sft = results["cpt"], results["sft"]
+    return (
+        f"{cpt['data']['train']}, {cpt['train']['steps']} steps; then {sft['sft']['train']}, "
+        f"{sft['train']['steps']} steps"
+    )
+
+
+def stage_markdown(results: Mapping[str, Any]) -> str:
+    """table.md."""
+    columns, rows = stage_rows(results, bold=("**", "**"), italic=("*", "*"))
+    parts = [
+        "# Continual pretraining and fine-tuning, base and bell",
+        f"The rows of the paper's Table 4, here {in_markdown(_title(results))}. "
+        "Bold: best of the section.",
+        markdown_table(columns, rows).rstrip(),
+        "\n".join(f"- {line}" for line in stage_notes(results)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def print_stages(results: Mapping[str, Any]) -> None:
+    """The same on the screen."""
+    bold, italic = ("[bold]", "[/bold]"), ("[italic]", "[/italic]")
+    columns, rows = stage_rows(results, bold=bold, italic=italic)
+    print_table(_title(results).replace("[", "\\["), columns, rows)
+    print_lines(stage_notes(results))
+
+
+# Validation curves of the four fine-tunings of the suite ``cpt_sft``.
+
+COLOURS = {"base": "tab:red", "bell": "tab:blue"}
+STYLES = {"base": "--", "bell": "-"}
+"""Colour says which continual pretraining, the line which fine-tuning."""
+
+
+def stage_figure(results: Mapping[str, Any]) -> Figure:
+    """NLL of held-out responses against the fine-tuning's steps; thin lines are single seeds."""
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for row in results["rows"]:
+        if row["section"] != "sft":
+            continue
+        colour, style = COLOURS[row["cpt"]], STYLES[row["sft"]]
+        curves = np.array([run["nll"] for run in row["runs"]])
+        steps = row["runs"][0]["steps"]
+        if len(curves) > 1:
+            for curve in curves:
+                axes.plot(steps, curve, style, color=colour, linewidth=0.7, alpha=0.35)
+        label = f"CPT {row['cpt']}, SFT {row['sft']} ({100 * row['exact_match']:.1f} % exact)"
+        axes.plot(steps, curves.mean(0), style, color=colour, linewidth=1.8, label=label)
+    axes.set_xlabel("fine-tuning step")
+    axes.set_ylabel("validation NLL bound of responses (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
+
+
+def write_stage_curves(results: Mapping[str, Any], folder: Path) -> list[Path]:
+    """curves.png and curves.svg."""
+    return save_figure(stage_figure(results), folder / "curves")
+
 
 VARIANTS = ("base", "bell")
 

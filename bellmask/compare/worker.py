@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bellmask.assemble import train_run
 from bellmask.compare.execute import BROKE_DOWN
 from bellmask.config.config import RunConfig, override, to_args
+from bellmask.train.train_run import train_run
 from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.errors import SavingError, TrainingError, UserError
 

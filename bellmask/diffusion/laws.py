@@ -141,13 +141,6 @@ class TimeLaw(ABC):
         """E[T]."""
         return self.expectation(lambda t: t)
 
-    @property
-    def is_bell_shaped(self) -> bool:
-        """Definition 4.1 under the linear schedule; ``bell_test`` gives the numbers behind it."""
-        from bellmask.diffusion.theory import bell_test
-
-        return bell_test(self).is_bell_shaped
-
     def sample(
         self,
         count: int,

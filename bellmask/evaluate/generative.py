@@ -151,9 +151,9 @@ def main(args: Sequence[str]) -> int:
 
 def _subjects(options: GenerativeOptions, request: Request) -> tuple[list[Subject], list[Subject]]:
     """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
-    from bellmask.analyze.runs import by_folder
     from bellmask.model.transformer import hash_weights
     from bellmask.storage.loading import load
+    from bellmask.storage.runs import by_folder
 
     runs: list[Subject] = []
     texts: dict[str, tuple[Subject, str]] = {}

@@ -34,7 +34,6 @@ from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded
-from bellmask.train.sharding import is_sharded
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
@@ -76,6 +75,7 @@ def evaluate(
     precision: torch.dtype = torch.float32,
     rules: AttentionRules | None = None,
     row_keys: Tensor | None = None,
+    in_step: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> Likelihood:
     """Measure a model on all the given blocks: the NELBO, or for a fixed order the exact NLL.
@@ -83,7 +83,8 @@ def evaluate(
     ``model(x, rows, targets, t_B=, mask=, reduce=False)`` returns each row's cross-entropy; causal
     ones get ``positions`` and ``target_positions`` instead of ``t_B``. Ranks share the work; each
     gets the whole result. ``on_batch`` is told the blocks done so far. Masks of block b are those
-    of ``row_keys[b]``, by default b itself. ``draws`` counts masks, or random orders.
+    of ``row_keys[b]``, by default b itself. ``draws`` counts masks, or random orders. ``in_step``:
+    all ranks call the model equally often, as sharded weights need it.
     """
     scorer = Scorer(model, blocks, mask_id, framework, world, precision, rules)
     world, is_causal = scorer.world, scorer.framework.is_causal
@@ -95,7 +96,7 @@ def evaluate(
         count_BR = count_BR.repeat(1, draws)
     ce_BR = torch.zeros(count_BR.shape, dtype=torch.float64)
     width = count_BR.shape[1] // draws
-    for part, is_extra in _parts(len(blocks), batch_size, world, in_step=is_sharded(model)):
+    for part, is_extra in _parts(len(blocks), batch_size, world, in_step=in_step):
         index = torch.arange(part.start, part.stop)
         keys = None if row_keys is None else row_keys[part]
         for draw in range(draws):

@@ -777,7 +777,7 @@ def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
 
 def _load_models(options: HarnessOptions, harness: ModuleType) -> dict[str, BellmaskLM]:
     """All of them before the first is evaluated: some may be refused."""
-    from bellmask.analyze.runs import by_folder
+    from bellmask.storage.runs import by_folder
 
     device = None if options.device == "auto" else options.device
     return {

@@ -1381,9 +1381,9 @@ def _folder(options: PaperOptions) -> Path:
 
 def _load_contestants(options: PaperOptions) -> dict[str, Contestant]:
     """By name: the models, then those that know nothing."""
-    from bellmask.analyze.runs import by_folder
     from bellmask.evaluate.continuations import Estimator
     from bellmask.storage.loading import load
+    from bellmask.storage.runs import by_folder
 
     estimator = Estimator(options.estimator, options.draws, options.longest_exact).check()
     places = by_folder(options.models)

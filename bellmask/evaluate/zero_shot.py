@@ -411,8 +411,8 @@ def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
 
 def _load_runs(options: ZeroShotOptions) -> dict[str, Loaded]:
     """Runs by the name of their folder."""
-    from bellmask.analyze.runs import by_folder
     from bellmask.storage.loading import load
+    from bellmask.storage.runs import by_folder
 
     return {
         name: load(

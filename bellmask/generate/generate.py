@@ -20,7 +20,7 @@ from bellmask.config.presets import parse_command
 from bellmask.data.example_files import Message, Role
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
-from bellmask.report.web import POLICY
+from bellmask.report.page import POLICY
 from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, load_json, sound
@@ -262,7 +262,7 @@ def _is_asked(options: GenerateOptions, config: RunConfig) -> bool:
 
 
 def _side_by_side(options: GenerateOptions) -> int:
-    from bellmask.analyze.runs import by_folder, open_runs
+    from bellmask.storage.runs import by_folder, open_runs
 
     runs = open_runs(options.runs)
     are_asked = {str(run.folder): _is_asked(options, run.config) for run in runs}

@@ -18,7 +18,7 @@ import tyro
 
 from bellmask.config.presets import parse_command
 from bellmask.generate.trace import Sample, Trace
-from bellmask.report.web import SCRIPT_POLICY
+from bellmask.report.page import SCRIPT_POLICY
 from bellmask.utils.console import LINE_END, colour_of, reveal_colours, visible
 from bellmask.utils.errors import UserError
 

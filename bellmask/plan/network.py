@@ -29,9 +29,9 @@ from bellmask.data.tokenizers import (
 )
 from bellmask.model.causal_lm import read_architecture, read_causal_lm
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, add_lora, from_architecture
-from bellmask.start import check_length
 from bellmask.storage.build import Network, build_model
 from bellmask.storage.run_folder import read_backbone, read_description
+from bellmask.train.setup import check_length
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import count_of, is_whole
 from bellmask.utils.libraries import import_transformers, quiet

@@ -32,7 +32,6 @@ from bellmask.diffusion.theory import bell_test
 from bellmask.model.attention import AttentionRules
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, add_lora, make_language_model
 from bellmask.model.transformer import Denoiser
-from bellmask.train.planning import Recipe
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import shuffle, stream_key, torch_seed
 
@@ -126,17 +125,6 @@ def build_rules(options: DataOptions, tokenizer: Tokenizer) -> AttentionRules:
     return AttentionRules(
         sees_pads=options.pads == "noised",
         document_eos=tokenizer.eos_id if options.document_attention else None,
-    )
-
-
-def build_recipe(config: RunConfig) -> Recipe:
-    """What the run's steps do that plain pretraining does not."""
-    is_sft = config.sft.train is not None
-    return Recipe(
-        anneal_steps=config.start.anneal_steps,
-        counts_examples=is_sft and config.sft.average == "examples",
-        min_masks=config.sft.min_masks,
-        sorts_by_length=is_sft,
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bellmask.config.options import OptimOptions
-from bellmask.train.sharding import own_part, whole
+from bellmask.train.parallel import own_part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5

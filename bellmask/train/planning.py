@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bellmask.config.config import RunConfig
 from bellmask.config.options import TrainOptions
 from bellmask.data.blocks import BatchPlan, Blocks, rank_share
 from bellmask.diffusion.frameworks import Framework, Mdm
@@ -90,6 +91,17 @@ class Recipe:
     min_masks: int = 0
     sorts_by_length: bool = False
     """Rows of like length share a microbatch, cut to its longest: same loss, less padding."""
+
+
+def build_recipe(config: RunConfig) -> Recipe:
+    """What the run's steps do that plain pretraining does not."""
+    is_sft = config.sft.train is not None
+    return Recipe(
+        anneal_steps=config.start.anneal_steps,
+        counts_examples=is_sft and config.sft.average == "examples",
+        min_masks=config.sft.min_masks,
+        sorts_by_length=is_sft,
+    )
 
 
 class StepPlanner:

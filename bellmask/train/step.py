@@ -7,18 +7,43 @@ global batch, so 1 process, 2 processes and accumulation see the same times and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bellmask.diffusion.frameworks import Framework
 from bellmask.diffusion.objectives import Objective
-from bellmask.train.ahead import Ahead
+from bellmask.train.parallel import add_up_next_gradient, is_sharded, own_part, whole
 from bellmask.train.planning import Microbatch, StepPlanner
-from bellmask.train.sharding import add_up_next_gradient, is_sharded, own_part, whole
 from bellmask.utils.distributed import World, autocast
 from bellmask.utils.rng import stream_key, torch_seed
+
+# The next step's data and noise, prepared in a thread while the current step is computed.
+#
+# Plans are functions of the step alone, so preparing early changes nothing but the time.
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """A function of the step, evaluated one step early where steps are asked for in order."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._step = -1
+        self._next: Future[T] | None = None
+
+    def __call__(self, step: int) -> T:
+        """``make(step)``; begins with ``make(step + 1)`` before it returns."""
+        is_ready = self._next is not None and self._step == step
+        made = self._next.result() if is_ready and self._next else self._make(step)
+        self._step, self._next = step + 1, self._thread.submit(self._make, step + 1)
+        return made
 
 
 def microbatch_loss(

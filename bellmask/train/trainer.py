@@ -23,7 +23,7 @@ from bellmask.storage.checkpoint import Saver
 from bellmask.storage.run_folder import MetricsFile
 from bellmask.train.metrics import Display, Tracker, Window
 from bellmask.train.optim import Ema, Optimizer, learning_rate
-from bellmask.train.sharding import let_go
+from bellmask.train.parallel import let_go
 from bellmask.train.step import StepResult, TrainStep
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import SavingError, TrainingError

@@ -11,16 +11,17 @@ import pytest
 import torch
 from continuation_tools import EXACT, random_run
 
-from bellmask.analyze.choice_noise import (
+from bellmask.analyze.choices import (
+    OURS,
+    ChoiceOptions,
     Curve,
     Repeats,
     fit_line,
+    measure_questions,
     noise_at,
     passes_needed,
     two_best,
 )
-from bellmask.analyze.choice_repeats import OURS
-from bellmask.analyze.choices import ChoiceOptions, measure_questions
 from bellmask.evaluate.paper_tasks import Choice
 
 

@@ -19,7 +19,7 @@ from bellmask.analyze.context import (
     context_bins,
     losses_by_bin,
 )
-from bellmask.analyze.entropy import enumerated_entropy
+from bellmask.analyze.decompose import enumerated_entropy
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource

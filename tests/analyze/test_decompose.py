@@ -12,9 +12,17 @@ import torch
 from changed_runs import change_run
 from scipy import integrate, stats
 
-from bellmask.analyze.budget import law_draws, law_weights, oracle_draws, spend
-from bellmask.analyze.decompose import DECOMPOSE, DecomposeOptions, exact_red, split_losses
-from bellmask.analyze.entropy import enumerated_entropy
+from bellmask.analyze.decompose import (
+    DECOMPOSE,
+    DecomposeOptions,
+    enumerated_entropy,
+    exact_red,
+    law_draws,
+    law_weights,
+    oracle_draws,
+    spend,
+    split_losses,
+)
 from bellmask.config.options import ModelOptions
 from bellmask.data.toys import ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm

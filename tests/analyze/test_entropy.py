@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from bellmask.analyze.entropy import (
+from bellmask.analyze.decompose import (
     chain_entropy,
     enumerated_entropy,
     ordered_chain_entropy,
@@ -183,7 +183,7 @@ def test_errors_are_the_spread_of_repeated_estimates():
 def test_a_batch_is_only_a_batch(monkeypatch):
     source, told = OTHERS["pairs"], []
     whole = sampled_entropy(source, num_rows=20, seed=3)
-    monkeypatch.setattr("bellmask.analyze.entropy.NUMBERS_AT_ONCE", 4 * 4 * 9 * 7)
+    monkeypatch.setattr("bellmask.analyze.decompose.NUMBERS_AT_ONCE", 4 * 4 * 9 * 7)
     parts = sampled_entropy(source, num_rows=20, seed=3, on_progress=lambda *n: told.append(n))
     torch.testing.assert_close(parts, whole)
     assert told == [(7, 20), (14, 20), (20, 20)]

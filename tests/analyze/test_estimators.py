@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bellmask.analyze import estimators
-from bellmask.evaluate.estimators import one_pass
+from bellmask.analyze.estimators import one_pass
 from bellmask.run import load_run
 from bellmask.utils.rng import stream_key
 

@@ -17,17 +17,15 @@ from bellmask.analyze.gradients import (
     GRADIENT_RADIUS,
     PAPER_ADDITIVITY,
     PAPER_RADIUS,
+    PARTS,
     AdditivityOptions,
     RadiusOptions,
-)
-from bellmask.analyze.similarity import (
     additivity_similarities,
     gradient,
     radius_similarities,
 )
 from bellmask.config.options import ModelOptions
 from bellmask.model.transformer import Denoiser
-from bellmask.report.gradient_plots import PARTS
 from bellmask.run import load_run
 from bellmask.utils.rng import stream_key
 

@@ -11,7 +11,7 @@ import mpmath
 import pytest
 import torch
 
-from bellmask.analyze.inefficient_masks import (
+from bellmask.analyze.masks import (
     ACCURACY,
     INEFFICIENT_MASKS,
     Efficiency,
@@ -242,7 +242,7 @@ def results():
     options = InefficientMasksOptions(length=12, ks=(3, 4), max_k=5, laws=LAWS)
     with pytest.MonkeyPatch.context() as patch:
         some = ("gaussian:0.4,0.2", "dirac:0.6")
-        patch.setattr("bellmask.analyze.inefficient_masks.SHIPPED_LAWS", some)
+        patch.setattr("bellmask.analyze.masks.SHIPPED_LAWS", some)
         found = measure(options, lambda done, total: steps.append((done, total)))
     assert steps == [(i + 1, len(steps)) for i in range(len(steps))]
     return json.loads(json.dumps(found, allow_nan=False))

@@ -10,10 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bellmask.compare.laws import describe_law
-from bellmask.compare.records import check_comparable, read_run
-from bellmask.compare.results import Entry, summarize
-from bellmask.compare.speedup import paired_bootstrap
+from bellmask.compare.results import (
+    Entry,
+    check_comparable,
+    describe_law,
+    paired_bootstrap,
+    read_run,
+    summarize,
+)
 from bellmask.compare.variants import parse_variant
 from bellmask.config import presets
 from bellmask.config.options import LawOptions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bellmask.compare.speedup import (
+from bellmask.compare.results import (
     Arrival,
     arrival,
     detrended_spread,

@@ -6,13 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bellmask.compare.records import RunRecord
-from bellmask.compare.stage_results import Cell, Outcome, join_seeds, summarize
-from bellmask.compare.stages import check_stages
+from bellmask.compare.results import RunRecord
+from bellmask.compare.stages import (
+    Cell,
+    Outcome,
+    check_stages,
+    join_seeds,
+    stage_markdown,
+    summarize,
+)
 from bellmask.config import presets
 from bellmask.evaluate.exact_match import ExactMatch
 from bellmask.evaluate.result import Likelihood
-from bellmask.report.stage_tables import stage_markdown
 
 CELLS = [("base", None), ("bell", None)]
 CELLS += [("base", "base"), ("base", "bell"), ("bell", "base"), ("bell", "bell")]

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bellmask.compare.laws import describe_law
-from bellmask.compare.naming import names_of
-from bellmask.compare.plan import (
+from bellmask.compare.execute import (
     content_key,
     describe_plan,
     distinct,
@@ -19,8 +17,8 @@ from bellmask.compare.plan import (
     parse_grid,
     plan_runs,
 )
-from bellmask.compare.suites import SUITES
-from bellmask.compare.variants import NAMES, check_shared, parse_variant, parse_variants
+from bellmask.compare.results import describe_law
+from bellmask.compare.variants import NAMES, SUITES, check_shared, parse_variant, parse_variants
 from bellmask.config import presets
 from bellmask.config.config import RunConfig
 from bellmask.config.options import (
@@ -34,6 +32,7 @@ from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedules import Linear, MiddleFlat
 from bellmask.model.transformer import ENCODINGS
 from bellmask.storage.build import build_model, build_objective
+from bellmask.storage.runs import names_of
 
 FLOOR = 1e-3
 MEANT = {

@@ -21,7 +21,6 @@ from commands import refuses, succeeds
 from continuation_tools import bound
 from pretrained_tools import make_config, make_lm, make_tokenizer
 
-from bellmask.assemble import train_run
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import VALIDATION, validation_records
 from bellmask.evaluate import lm_eval as writing
@@ -31,6 +30,7 @@ from bellmask.evaluate.paper_tasks import make_items
 from bellmask.generate.fill import Filled, fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
+from bellmask.train.train_run import train_run
 from bellmask.utils.errors import UserError
 from bellmask.utils.libraries import quiet
 from bellmask.utils.rng import stream_key

@@ -11,9 +11,9 @@ import pytest
 import torch
 from commands import bellmask, refuses, succeeds
 
-from bellmask.assemble import train_run
 from bellmask.cli import COMMANDS, run_command
 from bellmask.storage.run_folder import read_metrics
+from bellmask.train.train_run import train_run
 
 
 def test_a_run_says_how_it_goes_and_can_be_repeated_from_its_config(copy_run, tmp_path):

@@ -16,8 +16,7 @@ from commands import bellmask, refuses, succeeds
 from safetensors.torch import load_file
 from train_here import train_here
 
-from bellmask.compare.execute import is_finished
-from bellmask.compare.plan import PlannedRun
+from bellmask.compare.execute import PlannedRun, is_finished
 from bellmask.config.config import load_config
 from bellmask.storage.run_folder import TIME_FIELDS, read_metrics
 

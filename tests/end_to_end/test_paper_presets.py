@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bellmask.assemble import train_run
 from bellmask.config.presets import preset
 from bellmask.data import corpora
 from bellmask.data.prepare import load_data, make_tokenizer
 from bellmask.data.tokenizers import VOCABULARIES
 from bellmask.run import load_run
+from bellmask.train.train_run import train_run
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 TEXTS = {"lm1b": "lm1b/*.tokens", "lm1b_unpacked": "lm1b/*.tokens", "owt": "tinystories/*.txt"}

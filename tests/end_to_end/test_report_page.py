@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bellmask.compare.comparison import from_runs
+from bellmask.compare.compare import from_runs
+from bellmask.compare.report import render_page
 from bellmask.compare.results import summarize
-from bellmask.report.page import render_page
 
 HOSTILE = "<script>alert('x')</script> & <img src=http://x.test/y.png> \"quoted\""
 VOID = {"meta", "link", "br", "img", "hr", "input"}

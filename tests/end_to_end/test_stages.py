@@ -14,7 +14,6 @@ import pytest
 from commands import bellmask, refuses, succeeds
 from train_here import train_here
 
-from bellmask.assemble import train_run
 from bellmask.compare import stages
 from bellmask.config.config import load_config, override
 from bellmask.config.presets import preset
@@ -23,6 +22,7 @@ from bellmask.evaluate.exact_match import ask
 from bellmask.generate.answers import Answerer
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
+from bellmask.train.train_run import train_run
 
 SMALL = (
     "--data.block-length 32 --train.batch-size 8 --optim.warmup-steps 1 --optim.ema 0.5 "

@@ -10,18 +10,18 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
-from bellmask.data.toys import ExactDenoiser, ToySource
-from bellmask.diffusion.frameworks import Mdm
-from bellmask.diffusion.schedules import Cosine
-from bellmask.evaluate.estimators import (
+from bellmask.analyze.estimators import (
     floor_bias,
     low_rate_loss,
     mask_rates,
     one_pass,
     weighted_sums,
 )
+from bellmask.data.blocks import Blocks
+from bellmask.data.packing import Row
+from bellmask.data.toys import ExactDenoiser, ToySource
+from bellmask.diffusion.frameworks import Mdm
+from bellmask.diffusion.schedules import Cosine
 from bellmask.evaluate.likelihood import Scorer
 
 LENGTH, SYMBOLS = 5, 3

@@ -21,7 +21,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import bellmask
-from bellmask.assemble import train_run
 from bellmask.config.config import RunConfig
 from bellmask.config.options import (
     FrameworkOptions,
@@ -31,14 +30,15 @@ from bellmask.config.options import (
     ScheduleOptions,
 )
 from bellmask.data.example_files import Message
-from bellmask.exchange import hugging_face
-from bellmask.exchange.exported_options import exported_options
-from bellmask.exchange.hugging_face import export_hugging_face
+from bellmask.exchange import huggingface as hugging_face
+from bellmask.exchange.card import exported_options
+from bellmask.exchange.huggingface import export_hugging_face
 from bellmask.generate.answers import Answerer, Question
 from bellmask.run import load_run
 from bellmask.storage import loading as hub
 from bellmask.storage.loading import map_ids
 from bellmask.storage.run_folder import MetricsFile
+from bellmask.train.train_run import train_run
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

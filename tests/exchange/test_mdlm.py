@@ -22,8 +22,8 @@ from bellmask.config.options import (
     ObjectiveOptions,
     ScheduleOptions,
 )
-from bellmask.exchange.hugging_face import export_mdlm
-from bellmask.exchange.imported import ImportRequest, import_checkpoint
+from bellmask.exchange.huggingface import export_mdlm
+from bellmask.exchange.mdlm import ImportRequest, import_checkpoint
 from bellmask.run import load_run
 from bellmask.storage.loading import map_ids
 from bellmask.utils.errors import UserError

@@ -15,12 +15,10 @@ from fuzz_tools import SIZES, as_json, changed, damaged, fuzz, json_files, value
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from bellmask.compare.comparison import write_report
-from bellmask.compare.records import read_run
-from bellmask.compare.results import Entry, summarize
-from bellmask.exchange.hugging_face import export_hugging_face
-from bellmask.exchange.imported import ImportRequest, read_import
-from bellmask.exchange.mdlm import Shape
+from bellmask.compare.compare import write_report
+from bellmask.compare.results import Entry, read_run, summarize
+from bellmask.exchange.huggingface import export_hugging_face
+from bellmask.exchange.mdlm import ImportRequest, Shape, read_import
 from bellmask.run import load_run
 from bellmask.storage.loading import load
 from bellmask.utils.errors import UserError

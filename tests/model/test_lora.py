@@ -8,14 +8,14 @@ from pretrained_tools import V, each_kind, make_denoiser, token_rows
 from safetensors.torch import load_file
 from torch import nn
 
-from bellmask.assemble import train_run
 from bellmask.config.options import OptimOptions
 from bellmask.model.pretrained import add_lora, merge_lora
 from bellmask.run import load_run
-from bellmask.start import open_start
 from bellmask.storage.build import build_model
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.optim import Optimizer
+from bellmask.train.setup import open_start
+from bellmask.train.train_run import train_run
 
 pytest.importorskip("peft", reason="low-rank updates need peft")
 L = 10

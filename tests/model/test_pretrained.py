@@ -26,8 +26,8 @@ from bellmask.data.packing import Row
 from bellmask.diffusion.frameworks import shifted_arm
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.model.pretrained import PretrainedDenoiser, make_language_model, probe
-from bellmask.start import open_start
 from bellmask.storage.build import build_model
+from bellmask.train.setup import open_start
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

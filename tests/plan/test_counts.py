@@ -12,21 +12,27 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bellmask.assemble import train_run
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
 from bellmask.model.head import using_loss_kernel
 from bellmask.plan import trace
 from bellmask.plan.devices import Cluster, Device
-from bellmask.plan.fitting import split_batch
-from bellmask.plan.memory import USABLE, Holding, Work, device_memory, largest_microbatch
+from bellmask.plan.memory import (
+    USABLE,
+    Holding,
+    Work,
+    checkpoint_sizes,
+    data_size,
+    device_memory,
+    largest_microbatch,
+    split_batch,
+)
 from bellmask.plan.network import KNOWN_MODELS, Parameters, count, plan_network, real_network
-from bellmask.plan.planner import plan
-from bellmask.plan.sizes import checkpoint_sizes, data_size
+from bellmask.plan.plan import plan
 from bellmask.storage.build import build_law
 from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.recompute import recompute_blocks
-from bellmask.train.sharding import Layout
+from bellmask.train.parallel import Layout, recompute_blocks
+from bellmask.train.train_run import train_run
 from bellmask.train.trainer import TrainState
 
 BATCH = 4

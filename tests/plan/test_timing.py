@@ -10,13 +10,12 @@ import pytest
 from commands import refuses, succeeds
 
 from bellmask.config.presets import preset
-from bellmask.plan import timing
+from bellmask.plan import plan as timing
 from bellmask.plan.devices import DEVICES, Cluster, parse_devices
 from bellmask.plan.network import Parameters
-from bellmask.plan.planner import plan
-from bellmask.plan.timing import Communication, Timing, communicate, gather_seconds
-from bellmask.plan.tracer import Kernel
-from bellmask.train.sharding import Layout
+from bellmask.plan.plan import Communication, Timing, communicate, gather_seconds, plan
+from bellmask.plan.trace import Kernel
+from bellmask.train.parallel import Layout
 
 H100 = DEVICES["H100"]
 

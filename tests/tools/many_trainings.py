@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from bellmask.assemble import train_run
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.diffusion.frameworks import Problem
 from bellmask.storage.checkpoint import Saver
-from bellmask.train.sharding import whole
+from bellmask.train.parallel import whole
+from bellmask.train.train_run import train_run
 
 rows: list[Any] = []
 hashes: dict[int, dict[str, str]] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bellmask.assemble import train_run
 from bellmask.compare.execute import is_finished
+from bellmask.train.train_run import train_run
 
 
 def train_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -151,7 +151,6 @@ def serve() -> None:
     import safetensors.torch  # noqa: F401
     import torch._dynamo  # noqa: F401
 
-    import bellmask.assemble
     import bellmask.cli  # noqa: F401
 
     forks: set[int] = set()

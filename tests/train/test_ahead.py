@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from bellmask.train.ahead import Ahead
+from bellmask.train.step import Ahead
 
 WAIT = 60.0
 """Seconds until a test that hangs fails; nothing here takes them."""

@@ -11,15 +11,15 @@ from fault_tools import assert_same, checkpoints, tensors_of
 from pretrained_tools import eager_states, save_lm
 from safetensors.torch import load_file
 
-from bellmask.assemble import train_run
 from bellmask.config.config import load_config, override
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.generate.sampler import Generation
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
-from bellmask.start import open_start
 from bellmask.storage.build import build_model
 from bellmask.storage.run_folder import read_metrics
+from bellmask.train.setup import open_start
+from bellmask.train.train_run import train_run
 
 ANNEALED = "--start.anneal-steps 6 --log.every 1 --optim.ema 0.5 --model.dropout 0".split()
 

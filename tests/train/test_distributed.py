@@ -9,10 +9,10 @@ import pytest
 import torch
 from fault_tools import command
 
-from bellmask.placing import pick_placing
 from bellmask.storage.run_folder import resume_command
 from bellmask.train import metrics
 from bellmask.train.metrics import Display
+from bellmask.train.parallel import pick_placing
 from bellmask.utils.distributed import World, open_world, pick_device, pick_precision
 from bellmask.utils.errors import UserError
 

@@ -11,9 +11,9 @@ import pytest
 from commands import refuses, succeeds
 from fault_tools import assert_same, checkpoints, command, fingerprint, last_step
 
-from bellmask.assemble import train_run
 from bellmask.config.presets import preset
 from bellmask.train.step import TrainStep
+from bellmask.train.train_run import train_run
 
 OPTIONS = (
     "--model.dropout 0.2 --train.microbatch-size 4 --validation.draws 2 --log.every 4 "

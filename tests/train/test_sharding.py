@@ -13,7 +13,7 @@ from warm_processes import free_port
 from bellmask.config.options import ScaleOptions
 from bellmask.storage.checkpoint import load_tensors, saves_in_background
 from bellmask.storage.run_folder import read_metrics
-from bellmask.train.sharding import pick_layout
+from bellmask.train.parallel import pick_layout
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 

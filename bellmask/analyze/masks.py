@@ -19,12 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmask.analyze.analysis import Analysis, OnProgress, Table
-from bellmask.analyze.time_laws import SHIPPED_LAWS, check_length, parse_law
+from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.time_laws import (
+    SHIPPED_LAWS,
+    check_length,
+    inefficient_masks_figure,
+    parse_law,
+)
 from bellmask.diffusion.laws import TimeLaw, Uniform
 from bellmask.diffusion.objectives import Bell
-from bellmask.diffusion.theory import context_weights
-from bellmask.report.theory_plots import inefficient_masks_figure
+from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.utils.errors import UserError
 
 ACCURACY = 1e-11
@@ -193,7 +197,7 @@ def measure(options: InefficientMasksOptions, on_progress: OnProgress) -> dict[s
         "ks": ks,
         "max_k": options.max_k or min(DEFAULT_MAX_K, length),
         "shown": list(dict.fromkeys(["uniform", *options.laws])),
-        "is_bell_shaped": {text: law.is_bell_shaped for text, law in laws.items()},
+        "is_bell_shaped": {text: bell_test(law).is_bell_shaped for text, law in laws.items()},
         "accuracy": ACCURACY,
         "by_k": results,
     }

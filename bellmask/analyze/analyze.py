@@ -32,7 +32,7 @@ ANALYSES = {
         "gradients", "GRADIENT_ADDITIVITY", "Table 2: is a joint gradient the sum of single ones?"
     ),
     "inefficient-masks": _Entry(
-        "inefficient_masks", "INEFFICIENT_MASKS", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"
+        "masks", "INEFFICIENT_MASKS", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"
     ),
     "time-laws": _Entry("time_laws", "TIME_LAWS", "Table 3, Def. 4.1: densities and bell test"),
     "schedules": _Entry("time_laws", "SCHEDULES", "App. C.4: middle-flat and other schedules"),
@@ -64,7 +64,7 @@ examples:
 """
 
 
-def run(args: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Run one analysis."""
     if not args or args[0] in ("-h", "--help"):
         names = "\n".join(f"  {name:<20} {entry.line}" for name, entry in ANALYSES.items())

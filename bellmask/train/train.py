@@ -46,7 +46,7 @@ def _print_option_help(where: str, args: Sequence[str]) -> None:
     )
 
 
-def run(args: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Train a model."""
     if wants_help(args):
         print(TRAIN_HELP)
@@ -60,7 +60,7 @@ def run(args: list[str]) -> int:
     name, config = resolve(args, "bellmask train")
     folder = Path(out[-1]) if out else Path("runs") / f"{name}-{config.fingerprint()}"
 
-    from bellmask.assemble import train_run
+    from bellmask.train.train_run import train_run
 
     result = train_run(config, folder, resume=resume[-1] if resume else "no", is_quiet=is_quiet)
     is_main = os.environ.get("RANK", "0") == "0"

@@ -1,1 +1,0 @@
-"""The longer subcommands, one file each."""

@@ -1,0 +1,272 @@
+"""Who holds what: every process the whole model, or each a part of it (FSDP2).
+
+``fully_shard`` cuts weights, gradients, optimizer state and average over a group of processes. A
+block's weights are gathered just before the block runs and let go after it. In a hybrid layout
+there are several groups, each with a whole copy, and gradients are also added up over the copies.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from bellmask.config.config import RunConfig
+from bellmask.config.options import ScaleOptions
+from bellmask.model.head import pick_loss_kernel
+from bellmask.storage.build import Network
+from bellmask.storage.checkpoint import saves_in_background
+from bellmask.utils.distributed import World, check_compiler, pick_precision
+from bellmask.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many copies of the weights there are, and how many processes share each."""
+
+    copies: int
+    processes_per_copy: int
+    reason: str
+    """Why, in a few words, for the log."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """True where no process holds all weights."""
+        return self.processes_per_copy > 1
+
+    def __str__(self) -> str:
+        if not self.is_sharded:
+            return f"none ({self.reason})"
+        kind = "full" if self.copies == 1 else "hybrid"
+        shape = f"{self.copies} x {self.processes_per_copy}"
+        return f"{kind}, copies x processes per copy {shape} ({self.reason})"
+
+
+def pick_layout(options: ScaleOptions, world: World) -> Layout:
+    """The layout that the options name, or the one that suits these processes."""
+    kind, reason, size = options.sharding, "as asked for", world.size
+    if size == 1:
+        return Layout(1, 1, "one process")
+    if kind == "auto" and options.shard_size is not None:
+        kind = "hybrid"
+    if kind == "auto":
+        is_one_machine = world.machine_size >= size
+        if world.device.type == "cpu":
+            kind, reason = "none", "processes on CPUs"
+        elif is_one_machine:
+            kind, reason = "full", "GPUs of one machine"
+        else:
+            kind, reason = "hybrid", "GPUs of several machines, a copy on each"
+    if kind == "none":
+        return Layout(size, 1, reason)
+    if kind == "full":
+        return Layout(1, size, reason)
+    share = options.shard_size or world.machine_size
+    if size % share:
+        raise UserError(
+            f"scale.shard_size={share} does not divide {size} processes; choose one that does"
+        )
+    return Layout(size // share, share, "hybrid with one group" if share == size else reason)
+
+
+def shard_model(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    layout: Layout,
+    device: torch.device,
+    precision: torch.dtype,
+    reduce: str = "float32",
+) -> None:
+    """Cut a model in place, block by block; the rest of it belongs to the model itself.
+
+    With bfloat16 products, weights are gathered as bfloat16 and gradients are added up in
+    ``reduce``; the parts themselves, and all that the optimizer sees, stay float32.
+    """
+    if layout.copies == 1:
+        mesh = init_device_mesh(device.type, (layout.processes_per_copy,))
+    else:
+        shape = (layout.copies, layout.processes_per_copy)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "parts"))
+    policy = MixedPrecisionPolicy()
+    if precision == torch.bfloat16:
+        # inputs stay as they are: autocast decides what is multiplied in which type
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16,
+            reduce_dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[reduce],
+            cast_forward_inputs=False,
+        )
+    for part in [*blocks, model]:
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+
+
+def is_sharded(model: object) -> bool:
+    """True for a model that :func:`shard_model` has cut: all ranks must call it together."""
+    return isinstance(model, FSDPModule)
+
+
+def add_up_next_gradient(model: nn.Module, is_last: bool) -> None:
+    """Of a model that is cut: add gradients up over processes only in a step's last backward."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+
+
+def let_go(model: nn.Module) -> None:
+    """Forget gathered weights, so that the next call gathers them as they then are.
+
+    After a call without gradient the root's stay gathered: a change of the parts (averaged weights
+    put in or taken out) would not be seen.
+    """
+    if isinstance(model, FSDPModule):
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be cut; a collective call if it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+# Activations computed again in the backward pass instead of kept: memory for time.
+
+_OPS = torch.ops.aten
+COSTLY: frozenset[Any] = frozenset(
+    {
+        _OPS.mm.default,
+        _OPS.addmm.default,
+        _OPS.bmm.default,
+        _OPS.baddbmm.default,
+        _OPS._scaled_dot_product_flash_attention.default,
+        _OPS._scaled_dot_product_flash_attention_for_cpu.default,
+        _OPS._scaled_dot_product_efficient_attention.default,
+        _OPS._scaled_dot_product_cudnn_attention.default,
+        _OPS._scaled_dot_product_attention_math.default,
+    }
+)
+"""What "selective" keeps: matrix products and attention. The rest is cheap to repeat."""
+
+
+def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _repeated(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    options: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, **options, **kwargs)
+
+    return run
+
+
+def recompute_blocks(blocks: Sequence[nn.Module], mode: str) -> None:
+    """Let blocks forget what is inside them (``block``), or all that is cheap (``selective``).
+
+    Their inputs are kept, and the names of their weights stay. To be called before compiling and
+    sharding, so that the repeated pass finds the gathered weights.
+    """
+    if mode == "none":
+        return
+    for block in blocks:
+        block.forward = _repeated(block.forward, mode)  # type: ignore[method-assign]
+
+
+# A network on its devices: what is recomputed, compiled, cut, and by which kernels.
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The choices for these processes, automatic ones made."""
+
+    layout: Layout
+    precision: torch.dtype
+    recompute: str
+    is_compiled: bool
+    loss_kernel: str
+    """Of the head's cross-entropy."""
+    in_background: bool
+    """Checkpoints are written beside training."""
+    notes: tuple[str, ...] = ()
+    """Options that were given and do not apply here."""
+
+    def describe(self) -> dict[str, str]:
+        """For run.json and the log."""
+        return {
+            "precision": str(self.precision).removeprefix("torch."),
+            "sharding": str(self.layout),
+            "recompute": self.recompute,
+            "compile": "blocks" if self.is_compiled else "nothing",
+            "loss_kernel": self.loss_kernel,
+            "saving": "background" if self.in_background else "wait",
+        }
+
+
+def pick_placing(config: RunConfig, world: World) -> Placing:
+    """What the options mean on these processes; refuses what they cannot do."""
+    if config.train.compile:
+        check_compiler(world.device)
+    precision = pick_precision(config.train.precision, world.device)
+    kernel = pick_loss_kernel(config.scale.loss, world.device, precision)
+    layout = pick_layout(config.scale, world)
+    return Placing(
+        layout,
+        precision,
+        config.scale.recompute,
+        config.train.compile,
+        "chunked" if _weighs_rows(config) else kernel,
+        saves_in_background(config.checkpoint.saving, world),
+        tuple(_notes(config.scale, layout, precision)),
+    )
+
+
+def _notes(scale: ScaleOptions, layout: Layout, precision: torch.dtype) -> Iterator[str]:
+    wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
+    if wants_parts and not layout.is_sharded:
+        yield f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)"
+    is_short = precision == torch.bfloat16 and layout.is_sharded
+    if scale.reduce == "bfloat16" and not is_short:
+        yield "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
+
+
+def _weighs_rows(config: RunConfig) -> bool:
+    """True where the rows of a step count differently, which only our own kernel can do."""
+    is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
+    return is_weighted or config.sft.train is not None
+
+
+def place(model: Network, placing: Placing, config: RunConfig, world: World) -> Network:
+    """The same network, ready to train on this process's device.
+
+    Order matters: what is recomputed is inside what is compiled, and both inside what is cut.
+    """
+    blocks = model.block_modules()
+    recompute_blocks(blocks, placing.recompute)
+    if placing.is_compiled:
+        model.compile_blocks()
+    if not placing.layout.is_sharded:
+        return model.to(world.device)
+    # moves each block to the device as it is cut: the whole model is never there at once
+    shard_model(model, blocks, placing.layout, world.device, placing.precision, config.scale.reduce)
+    return model
