@@ -112,7 +112,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "judge": ("bellmask.evaluate.judge:main", "Compare two models' answers by a judge."),
     "lm-eval": ("bellmask.evaluate.lm_eval:main", "Run lm-eval's tasks on a run."),
     "analyze": (
-        "bellmask.analyze.analyze:main",
+        "bellmask.analyze.base:main",
         "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",
     ),
     "import": (

@@ -15,7 +15,7 @@ from bellmask.utils.allocator import keep_freed_memory
 IS_GLIBC = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc"
 COUNT_FAULTS = """
 import resource, sys, numpy
-from bellmask.allocator import keep_freed_memory
+from bellmask.utils.allocator import keep_freed_memory
 is_kept, count, megabytes = sys.argv[1] == "True", *map(int, sys.argv[2:])
 answer = keep_freed_memory() if is_kept else None
 if is_kept and megabytes > 32:

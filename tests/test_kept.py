@@ -17,7 +17,7 @@ from bellmask.utils.store import Kept, content_key
 WRITER = """
 import sys
 from pathlib import Path
-from bellmask.kept import Kept
+from bellmask.utils.store import Kept
 kept = Kept(Path(sys.argv[1]))
 start = int(sys.argv[2])
 print("open", len(kept), flush=True)

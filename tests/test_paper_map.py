@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import succeeds
 
-from bellmask.analyze.analyze import ANALYSES
+from bellmask.analyze.base import ANALYSES
 from bellmask.compare.variants import SUFFIXES, SUITES, check_shared, parse_variants
 from bellmask.config.presets import PRESETS
 

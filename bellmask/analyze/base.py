@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from bellmask.config.presets import parse_command
+from bellmask.utils.errors import UserError, look_up
 
 OnProgress = Callable[[int, int], None]
 """Told (steps done, steps in all) now and then."""
@@ -34,3 +40,104 @@ class Analysis:
     figure: Callable[[dict[str, Any]], Figure]
     unit: str = "steps"
     """What the progress bar counts."""
+
+
+# ``bellmask analyze NAME RUN...``: the paper's analyses, each with numbers, tables and a plot.
+
+
+@dataclass(frozen=True)
+class _Entry:
+    module: str
+    constant: str
+    line: str
+
+
+ANALYSES = {
+    "orders": _Entry("orders", "ORDERS", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
+    "context-curve": _Entry("context", "CONTEXT_CURVE", "Fig. 3, left: NLL by observed tokens"),
+    "context-drop": _Entry(
+        "context", "CONTEXT_DROP", "Fig. 3, right: what each stage of training learned, by context"
+    ),
+    "gradient-radius": _Entry(
+        "gradients", "GRADIENT_RADIUS", "Table 1: does masking far tokens change the gradient?"
+    ),
+    "gradient-additivity": _Entry(
+        "gradients", "GRADIENT_ADDITIVITY", "Table 2: is a joint gradient the sum of single ones?"
+    ),
+    "inefficient-masks": _Entry(
+        "masks", "INEFFICIENT_MASKS", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"
+    ),
+    "time-laws": _Entry("time_laws", "TIME_LAWS", "Table 3, Def. 4.1: densities and bell test"),
+    "schedules": _Entry("time_laws", "SCHEDULES", "App. C.4: middle-flat and other schedules"),
+    "decompose": _Entry(
+        "decompose",
+        "DECOMPOSE",
+        "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly",
+    ),
+    "estimators": _Entry(
+        "estimators", "ESTIMATORS", "App. C.3: noise of the NELBO against passes, beside mdlm's"
+    ),
+    "choices": _Entry(
+        "choices", "CHOICES", "Table 4's multiple choice: what exact sums and common numbers save"
+    ),
+}
+
+HELP = """The paper's analyses on your runs, and exact ones that need no run.
+
+usage: bellmask analyze NAME [RUN ...] [options]    (bellmask analyze NAME --help says more)
+
+Each prints a table and writes NAME.json, NAME.png and NAME.svg.
+
+{names}
+
+examples:
+  bellmask analyze inefficient-masks --length 1024
+  bellmask analyze context-curve runs/base runs/arm
+  bellmask analyze decompose runs/toy-base runs/toy-bell
+"""
+
+
+def main(args: list[str]) -> int:
+    """Run one analysis."""
+    if not args or args[0] in ("-h", "--help"):
+        names = "\n".join(f"  {name:<20} {entry.line}" for name, entry in ANALYSES.items())
+        print(HELP.format(names=names))
+        return 0
+    name, *rest = args
+    if name.startswith("-"):
+        raise UserError(f"give the analysis first: bellmask analyze {', '.join(ANALYSES)}")
+    entry = look_up("analysis", name, ANALYSES)
+    analysis = getattr(import_module(f"bellmask.analyze.{entry.module}"), entry.constant)
+    options = parse_command(analysis.options, rest, command=f"analyze {name}")
+
+    from bellmask.utils.console import print_plain_table, staged_bar
+
+    with staged_bar(name, analysis.unit) as on_progress:
+        numbers = analysis.measure(options, on_progress)
+    for table in analysis.tables(numbers):
+        print_plain_table(table.title, table.columns, table.rows)
+    folder = _folder(name, options)
+    _write(name, numbers, analysis.figure(numbers), folder)
+    print(f"written: {folder / name}.json, .png and .svg")
+    return 0
+
+
+def _folder(name: str, options: Any) -> Path:
+    """--out, else inside the run where there is a single one, else runs/analysis/NAME."""
+    if options.out:
+        return Path(options.out)
+    runs: tuple[str, ...] = getattr(options, "runs", ())
+    return Path(runs[0]) / "analysis" if len(runs) == 1 else Path("runs/analysis") / name
+
+
+def _write(name: str, numbers: dict[str, Any], figure: Any, folder: Path) -> None:
+    from bellmask import __version__
+    from bellmask.report.figures import save_figure
+    from bellmask.utils.files import without_nan, write_text
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / f"{name}.json").exists():
+        print(f"note: the results that {folder} held are replaced; --out keeps them apart")
+    content = without_nan({"analysis": name, "bellmask": __version__, **numbers})
+    write_text(folder / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    save_figure(figure, folder / name)

@@ -42,6 +42,49 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class RequestOptions:
+    """Names and meaning are those of ``--model_args NAME=VALUE,...`` of lm-eval."""
+
+    checkpoint: str = "latest"
+    """latest, best, or a step."""
+    weights: Literal["auto", "ema", "raw"] = "auto"
+    """auto: the moving average where there is one."""
+    estimator: Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"] = (
+        "auto"
+    )
+    """How a masked model's log-probability of a continuation is found. auto: all masks of short
+    ones, evenly spread mask counts (strata) for longer ones. An ARM is always exact."""
+    draws: int = 16
+    """Masks per continuation where they are drawn; orders of an AoARM."""
+    longest_exact: int = 6
+    """Tokens up to which auto takes all masks (2^n - 1 of them)."""
+    common: bool = True
+    """Choices of a question draw the same masks (common random numbers)."""
+    seed: int = 0
+    """Of masks and samples; lm-eval's own seeds have no say in them."""
+    batch_tokens: int = 8192
+    """Tokens per forward pass; changes no result. lm-eval's batch_size is not used."""
+    gap: int = 32
+    """Tokens to write where the task says no max_gen_toks."""
+    rule: Literal["ancestral", "first_hitting", "random", "most_confident", "margin", "entropy"] = (
+        "most_confident"
+    )
+    """Which masked tokens a step of writing reveals, see bellmask generate."""
+    steps: int | None = None
+    """Steps of writing; default: one token per step."""
+    temperature: float | None = None
+    """Of writing; default: what the task says, 0 where it does not sample."""
+
+    def check(self) -> RequestOptions:
+        """This, or one :class:`UserError`; draws and masks are checked by the estimator."""
+        if self.gap < 1:
+            raise UserError(f"gap must be at least 1, got {self.gap}")
+        if self.steps is not None and self.rule == "first_hitting":
+            raise UserError("rule first_hitting has one step per token: no steps")
+        return self
+
+
+@dataclass(frozen=True)
 class Ask:
     """Tokens whose probability is wanted, between tokens that are shown."""
 

@@ -23,7 +23,6 @@ from pretrained_tools import make_config, make_lm, make_tokenizer
 
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import VALIDATION, validation_records
-from bellmask.evaluate import lm_eval as writing
 from bellmask.evaluate.continuations import Ask, Estimator
 from bellmask.evaluate.lm_eval import TASKS, load_split, task_name, write_overlays
 from bellmask.evaluate.paper_tasks import make_items
@@ -42,7 +41,8 @@ import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from bellmask.evaluate.lm_eval import (
+from bellmask.evaluate import lm_eval_model as writing
+from bellmask.evaluate.lm_eval_model import (
     BellmaskLM,
     evaluate_tasks,
     noise_number,
@@ -440,11 +440,11 @@ def test_refusals(options, names, zoo, tmp_path, monkeypatch):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    import bellmask.downstream
+    import bellmask.evaluate
 
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "bellmask.evaluate.lm_eval", raising=False)
-    monkeypatch.delattr(bellmask.downstream, "harness", raising=False)
+    monkeypatch.delitem(sys.modules, "bellmask.evaluate.lm_eval_model", raising=False)
+    monkeypatch.delattr(bellmask.evaluate, "lm_eval_model", raising=False)
     for args in (("bell", "--tasks", "piqa"), ("--", "ls", "tasks")):
         refuses("lm-eval", *args, names="bellmask[eval]")
 

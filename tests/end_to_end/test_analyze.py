@@ -12,7 +12,7 @@ import pytest
 from changed_runs import change_run
 from commands import refuses, succeeds
 
-from bellmask.analyze.analyze import ANALYSES
+from bellmask.analyze.base import ANALYSES
 from bellmask.config.presets import parse_command
 
 

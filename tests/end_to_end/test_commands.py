@@ -135,14 +135,14 @@ def test_memory_that_runs_out_is_one_message(error, monkeypatch):
     def fail(args):
         raise error
 
-    monkeypatch.setitem(COMMANDS, "train", fail)
+    monkeypatch.setattr("bellmask.train.train.main", fail)
     monkeypatch.setenv("LOCAL_RANK", "1")
     said = bellmask("train")
     assert said.code == 1
     assert said.err.startswith("error: not enough memory (")
     assert "--train.microbatch-size" in said.err
     assert "frames" not in said.err
-    monkeypatch.setitem(COMMANDS, "train", lambda args: torch.zeros(2).view(3))
+    monkeypatch.setattr("bellmask.train.train.main", lambda args: torch.zeros(2).view(3))
     with pytest.raises(RuntimeError, match="shape"):
         run_command(["train"])
 

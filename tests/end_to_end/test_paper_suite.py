@@ -16,7 +16,7 @@ from bellmask.evaluate.generative import GenerativeOptions
 from bellmask.evaluate.paper_suite import TASK_NAMES, PaperOptions, RunContestant
 from bellmask.evaluate.paper_tasks import TASKS
 from bellmask.evaluate.zero_shot import ZeroShotOptions
-from bellmask.run import Run
+from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 
 SMALL = "--data-dir tasks --seeds 1 --draws 2 --longest-exact 2 --limit 1".split()
@@ -100,7 +100,7 @@ def test_missing_tasks_are_left_out_if_asked_and_without_text_there_is_no_unigra
     def gone(self):
         raise UserError("the text is gone")
 
-    monkeypatch.setattr(Run, "blocks", gone)
+    monkeypatch.setattr(Loaded, "blocks", gone)
     Path("tasks/triviaqa.jsonl").unlink()
     command = ["evaluate", zoo / "bell", "--suite", "paper", *SMALL, "--tasks", "piqa", "triviaqa"]
     refuses(*command, "--out", "refused", names="--skip-missing")

@@ -15,7 +15,7 @@ from commands import bellmask, refuses, succeeds
 from bellmask import load
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
-from bellmask.run import Run
+from bellmask.evaluate import zero_shot
 from bellmask.utils.errors import UserError
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -75,16 +75,16 @@ def test_runs_of_one_name_and_missing_sets_are_in_the_table(copy_run, zoo):
 
 
 def test_going_on_measures_only_what_is_left(zoo, monkeypatch):
-    calls, whole = [], Run.evaluate
+    calls, whole = [], zero_shot.evaluate_run
 
     def stop_after(limit):
-        def evaluate(self, *args, **more):
+        def evaluate(*args, **more):
             if len(calls) == limit:
                 raise KeyboardInterrupt
             calls.append(more["seed"])
-            return whole(self, *args, **more)
+            return whole(*args, **more)
 
-        monkeypatch.setattr(Run, "evaluate", evaluate)
+        monkeypatch.setattr(zero_shot, "evaluate_run", evaluate)
 
     command = ["evaluate", zoo / "bell", *SUITE, *TWO, "--blocks", 8, "--out"]
     stop_after(3)
@@ -94,7 +94,7 @@ def test_going_on_measures_only_what_is_left(zoo, monkeypatch):
     stop_after(1)
     succeeds(*command, "stopped")
     assert calls == [1235]
-    monkeypatch.setattr(Run, "evaluate", whole)
+    monkeypatch.setattr(zero_shot, "evaluate_run", whole)
     succeeds(*command, "whole", "--batch-size", 3)
     for one, other in zip(read("stopped")["sets"], read("whole")["sets"]):
         mine, yours = (text["results"]["bell"]["seed_perplexities"] for text in (one, other))
@@ -123,7 +123,7 @@ def test_going_on_measures_only_what_is_left(zoo, monkeypatch):
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(zoo, options, names, monkeypatch):
-    monkeypatch.setattr(Run, "evaluate", None)
+    monkeypatch.setattr(zero_shot, "evaluate_run", None)
     args = options.format(bell=zoo / "bell").split()
     args += [] if "ptb" in options or "lm1" in options else TWO
     refuses("evaluate", *args, "--suite", "zero-shot", "--out", "refused", names=names)

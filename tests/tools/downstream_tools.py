@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from bellmask.evaluate.paper_tasks import Loaded, open_task
+from bellmask.evaluate.paper_tasks import TaskRecords, open_task
 
 NOUNS = ("cat", "dog", "tree", "moon", "sun")
 """One per question."""
@@ -21,6 +21,6 @@ def write_records(folder: Path) -> Path:
     return Path(shutil.copytree(FILES, folder, dirs_exist_ok=True))
 
 
-def loaded(*tasks: str) -> dict[str, Loaded]:
+def loaded(*tasks: str) -> dict[str, TaskRecords]:
     """As the suite takes them."""
     return {task: open_task(task, str(FILES), Path()) for task in tasks or TASKS}
