@@ -7,15 +7,21 @@ stopped by a signal (the run can be resumed).
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from typing import Annotated, Literal
+
+import tyro
 
 from bellmask import __version__
-from bellmask.config.presets import resolve, start_config, wants_help
+from bellmask.config.command_line import flags_of, parse_command
+from bellmask.config.config import option_names
+from bellmask.config.presets import PRESETS
 from bellmask.utils.console import finish_telling, tell
 from bellmask.utils.errors import (
     LostProcessError,
@@ -37,102 +43,109 @@ LESS_MEMORY = (
 )
 
 
-CONFIG_HELP = """Show or compare resolved options.
+@dataclass(frozen=True)
+class Command:
+    """A subcommand; its module is imported when it is called."""
 
-usage: bellmask config show PRESET [options]
-       bellmask config diff PRESET|FILE|RUN PRESET|FILE|RUN
-
-examples:
-  bellmask config show lm1b --optim.lr 1e-4
-  bellmask config diff tiny_base tiny_bell
-  bellmask config diff lm1b runs/mine/config.json
-"""
-
-
-def config(args: list[str]) -> int:
-    """Show or compare resolved options."""
-    if not args or wants_help(args):
-        print(CONFIG_HELP)
-        return 0
-    action = args.pop(0)
-    look_up("config action", action, {"show": 0, "diff": 0})
-    if action == "show":
-        _, resolved = resolve(args, "bellmask config show")
-        print(json.dumps(resolved.resolved().to_dict(), indent=2))
-        return 0
-    if len(args) != 2:
-        raise UserError("config diff needs two presets, config files or run folders")
-    left, right = (start_config(name).resolved().flat() for name in args)
-    for option in left:
-        if left[option] != right[option]:
-            print(f"{option}: {json.dumps(left[option])} -> {json.dumps(right[option])}")
-    return 0
+    main: str
+    """module:function, which takes the arguments and returns an exit code."""
+    summary: str
+    options: tuple[str, ...] = ()
+    """Dataclasses of its options, for completion; ``show=Class`` for those of an action."""
+    takes_run: bool = False
+    """A preset comes first, and options of a run can follow."""
 
 
-def presets(args: list[str]) -> int:
-    """List the presets."""
-    if wants_help(args):
-        print("List the presets.\n\nusage: bellmask presets\n\nexample:\n  bellmask presets")
-        return 0
-    if args:
-        raise UserError(f"presets takes no arguments, got {' '.join(args)}")
-    from bellmask.config.presets import PRESETS
-
-    for name, build in PRESETS.items():
-        if not name.endswith(("_base", "_bell", "_arm", "_aoarm")):
-            print(f"{name:<15} {(build.__doc__ or '').strip().splitlines()[0]}")
-    print("each but arm_tiny also as NAME_base (NELBO, uniform times) and NAME_bell (as NAME);")
-    print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm")
-    return 0
-
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("bellmask.compare.compare:demo_main", "Base against bell on a laptop, in minutes."),
-    "prepare": ("bellmask.data.prepare:prepare_main", "Turn a corpus into training blocks."),
-    "data": (
+COMMANDS = {
+    "demo": Command(
+        "bellmask.compare.compare:demo_main",
+        "Compare base and bell on a laptop, in minutes.",
+        ("DemoOptions",),
+    ),
+    "prepare": Command(
+        "bellmask.data.prepare:prepare_main",
+        "Turn a corpus into training blocks.",
+        ("PrepareOptions",),
+        takes_run=True,
+    ),
+    "data": Command(
         "bellmask.data.prepare:data_main",
         "List named corpora, or show a corpus's data card.",
+        ("list=DataListOptions", "show=DataShowOptions"),
     ),
-    "plan": ("bellmask.plan.plan:main", "Say what a run will need: memory, storage, time."),
-    "train": ("bellmask.train.train:main", "Train a model."),
-    "compare": (
+    "plan": Command(
+        "bellmask.plan.plan:main",
+        "Print what a run will need: memory, storage, time.",
+        ("PlanOptions",),
+        takes_run=True,
+    ),
+    "train": Command(
+        "bellmask.train.train:main", "Train a model.", ("TrainCommand",), takes_run=True
+    ),
+    "compare": Command(
         "bellmask.compare.compare:main",
-        "Measure how many times sooner a variant reaches the reference's NLL.",
+        "Measure the speed-up of variants over a reference.",
+        ("CompareOptions", "stages.StagesOptions"),
+        takes_run=True,
     ),
-    "report": (
+    "report": Command(
         "bellmask.compare.compare:report_main",
         "Rebuild a comparison's report from run folders.",
+        ("ReportOptions",),
     ),
-    "evaluate": (
+    "evaluate": Command(
         "bellmask.evaluate.likelihood:main",
-        "Measure a run's NELBO, perplexity and NLL by context count.",
+        "Measure a run's NELBO, perplexity and NLL by context count; or run a suite.",
+        ("EvaluateOptions",),
     ),
-    "generate": ("bellmask.generate.generate:main", "Sample or infill text with a run."),
-    "chat": ("bellmask.generate.chat:main", "Talk to a run; its answers are unmasked live."),
-    "judge": ("bellmask.evaluate.judge:main", "Compare two models' answers by a judge."),
-    "lm-eval": ("bellmask.evaluate.lm_eval:main", "Run lm-eval's tasks on a run."),
-    "analyze": (
+    "generate": Command(
+        "bellmask.generate.generate:main",
+        "Sample or infill text with a run.",
+        ("GenerateOptions",),
+    ),
+    "chat": Command(
+        "bellmask.generate.chat:main",
+        "Talk to a run; its answers are unmasked live.",
+        ("ChatOptions",),
+    ),
+    "judge": Command(
+        "bellmask.evaluate.judge:main",
+        "Compare two models' answers by a judge.",
+        ("pairwise=PairwiseOptions",),
+    ),
+    "lm-eval": Command(
+        "bellmask.evaluate.lm_eval:main", "Run lm-eval's tasks on a run.", ("HarnessOptions",)
+    ),
+    "analyze": Command(
         "bellmask.analyze.base:main",
         "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",
     ),
-    "import": (
+    "import": Command(
         "bellmask.exchange.mdlm:main",
         "Make a run of a checkpoint in the layout of mdlm and duo.",
+        ("ImportOptions",),
     ),
-    "export": (
+    "export": Command(
         "bellmask.exchange.huggingface:main",
         "Write a run for Hugging Face or in mdlm's layout.",
+        ("ExportOptions",),
     ),
-    "config": ("bellmask.cli:config", "Show or compare resolved options."),
-    "presets": ("bellmask.cli:presets", "List the presets."),
+    "config": Command(
+        "bellmask.config.command_line:config_main",
+        "Show or compare resolved options.",
+        ("show=ConfigShowOptions", "diff=ConfigDiffOptions"),
+    ),
+    "presets": Command("bellmask.config.command_line:presets_main", "List the presets."),
+    "completion": Command(
+        "bellmask.cli:completion_main", "Print a completion script for bash, zsh or fish."
+    ),
 }
-"""Command: (the function that takes its arguments and returns an exit code, what it does)."""
 
 
 def _overview() -> str:
     lines = ["bellmask trains masked diffusion language models, fast.", ""]
     lines += ["usage: bellmask COMMAND ...    (bellmask COMMAND --help says more)", ""]
-    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
     lines += ["", "examples:", "  bellmask train tiny", "  bellmask evaluate runs/tiny-..."]
     lines += ["  bellmask generate runs/tiny-... --prefix 'The '", "  bellmask --version"]
     return "\n".join(lines)
@@ -149,7 +162,7 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
-        module, function = look_up("command", args[0], COMMANDS)[0].split(":")
+        module, function = look_up("command", args[0], COMMANDS).main.split(":")
         return getattr(import_module(module), function)(args[1:])
     except UserError as error:
         code, message = 2, str(error)
@@ -173,6 +186,108 @@ def run_command(argv: Sequence[str]) -> int:
 
         tell(f"error: {visible_lines(message)}", sys.stderr)
     return code
+
+
+# Shell completion: a script with all commands and their options, made anew on request.
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Print a script that completes commands, presets, options and files in a shell.
+
+    Examples:
+    source <(bellmask completion bash)
+
+    bellmask completion zsh > ~/.zfunc/_bellmask
+
+    bellmask completion fish > ~/.config/fish/completions/bellmask.fish
+    """
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+    """The shell."""
+
+
+def completion_main(args: Sequence[str]) -> int:
+    """Print the script."""
+    options = parse_command(CompletionOptions, args, command="completion")
+    words = {name: _words(name, command) for name, command in COMMANDS.items()}
+    scripts = {"bash": _bash_script, "zsh": _zsh_script, "fish": _fish_script}
+    print(scripts[options.shell](words))
+    return 0
+
+
+def _words(name: str, command: Command) -> list[str]:
+    """What can follow a command: actions, presets, options."""
+    module = import_module(command.main.split(":")[0])
+    words: list[str] = []
+    if name == "analyze":
+        words += [*module.ANALYSES, "--out"]
+    if name == "completion":
+        words += ["bash", "zsh", "fish"]
+    if name == "evaluate":
+        words += ["--suite", *module.SUITES]
+    if command.takes_run or name == "config":
+        words += PRESETS
+    for text in command.options:
+        action, _, path = text.rpartition("=")
+        kind = module
+        for part in path.split("."):
+            kind = getattr(kind, part)
+        words += [action] if action else []
+        words += [flag for flag, _ in flags_of(kind)]
+    if command.takes_run:
+        words += sorted(option_names())
+    return list(dict.fromkeys([*words, "--help"]))
+
+
+def _bash_script(words: dict[str, list[str]]) -> str:
+    cases = "\n".join(f"    {name}) words='{' '.join(found)}' ;;" for name, found in words.items())
+    return f"""_bellmask() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} words=''
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words='{" ".join(words)}'
+  else
+    case "${{COMP_WORDS[1]}}" in
+{cases}
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+  if [ "$COMP_CWORD" -gt 1 ] && [[ $current != -* ]]; then
+    COMPREPLY+=($(compgen -f -- "$current"))
+  fi
+}}
+complete -o filenames -F _bellmask bellmask"""
+
+
+def _zsh_script(words: dict[str, list[str]]) -> str:
+    cases = "\n".join(f"    {name}) found=({' '.join(found)}) ;;" for name, found in words.items())
+    return f"""#compdef bellmask
+_bellmask() {{
+  local -a found
+  if (( CURRENT == 2 )); then
+    found=({" ".join(words)})
+  else
+    case $words[2] in
+{cases}
+    esac
+    [[ $PREFIX == -* ]] || _files
+  fi
+  compadd -- $found
+}}
+if [[ $funcstack[1] == _bellmask ]]; then _bellmask "$@"; else compdef _bellmask bellmask; fi"""
+
+
+def _fish_script(words: dict[str, list[str]]) -> str:
+    lines = [
+        f"complete -c bellmask -f -n __fish_use_subcommand -a {name} -d {shlex.quote(one.summary)}"
+        for name, one in COMMANDS.items()
+    ]
+    for name, found in words.items():
+        where = f"complete -c bellmask -n '__fish_seen_subcommand_from {name}'"
+        plain = [word for word in found if not word.startswith("--")]
+        lines += [f"{where} -a '{' '.join(plain)}'"] if plain else []
+        lines += [f"{where} -l {word[2:]}" for word in found if word.startswith("--")]
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.utils.errors import UserError, look_up
 
 OnProgress = Callable[[int, int], None]
@@ -46,38 +46,40 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
+    """Where an analysis is, and a line about it."""
+
     module: str
     constant: str
     line: str
 
 
 ANALYSES = {
-    "orders": _Entry("orders", "ORDERS", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
-    "context-curve": _Entry("context", "CONTEXT_CURVE", "Fig. 3, left: NLL by observed tokens"),
-    "context-drop": _Entry(
+    "orders": Entry("orders", "ORDERS", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
+    "context-curve": Entry("context", "CONTEXT_CURVE", "Fig. 3, left: NLL by observed tokens"),
+    "context-drop": Entry(
         "context", "CONTEXT_DROP", "Fig. 3, right: what each stage of training learned, by context"
     ),
-    "gradient-radius": _Entry(
+    "gradient-radius": Entry(
         "gradients", "GRADIENT_RADIUS", "Table 1: does masking far tokens change the gradient?"
     ),
-    "gradient-additivity": _Entry(
+    "gradient-additivity": Entry(
         "gradients", "GRADIENT_ADDITIVITY", "Table 2: is a joint gradient the sum of single ones?"
     ),
-    "inefficient-masks": _Entry(
+    "inefficient-masks": Entry(
         "masks", "INEFFICIENT_MASKS", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"
     ),
-    "time-laws": _Entry("time_laws", "TIME_LAWS", "Table 3, Def. 4.1: densities and bell test"),
-    "schedules": _Entry("time_laws", "SCHEDULES", "App. C.4: middle-flat and other schedules"),
-    "decompose": _Entry(
+    "time-laws": Entry("time_laws", "TIME_LAWS", "Table 3, Def. 4.1: densities and bell test"),
+    "schedules": Entry("time_laws", "SCHEDULES", "App. C.4: middle-flat and other schedules"),
+    "decompose": Entry(
         "decompose",
         "DECOMPOSE",
         "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly",
     ),
-    "estimators": _Entry(
+    "estimators": Entry(
         "estimators", "ESTIMATORS", "App. C.3: noise of the NELBO against passes, beside mdlm's"
     ),
-    "choices": _Entry(
+    "choices": Entry(
         "choices", "CHOICES", "Table 4's multiple choice: what exact sums and common numbers save"
     ),
 }

@@ -27,7 +27,7 @@ from bellmask.evaluate.continuations import Ask, ContinuationScorer, Estimator, 
 from bellmask.evaluate.paper_suite import RunContestant
 from bellmask.evaluate.paper_tasks import Choice, Prompts, limit_items, make_items, open_task
 from bellmask.report.figures import COLOURS
-from bellmask.storage.loading import Loaded
+from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key
@@ -427,8 +427,8 @@ GROUPS = ("short", "long", "all")
 """Questions all of whose choices are scored exactly, the others, and both."""
 
 
-@dataclass(frozen=True)
-class ChoiceOptions:
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions(LoadOptions):
     """Noise of multiple choice (Table 4) against passes, for each way of scoring a choice.
 
     auto (ours): all masks of a short choice, else strata of mask counts with numbers that the
@@ -464,10 +464,6 @@ class ChoiceOptions:
     """Tokens per forward pass of the network; changes no result."""
     seed: int = 1234
     """Decides all masks."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
     out: str | None = None
     """Folder for the results; default RUN/analysis for a single run, else runs/analysis/choices."""
 
@@ -537,7 +533,7 @@ def _measure_run(
     options: ChoiceOptions,
     advance: Callable[[int], None],
 ) -> dict[str, Any]:
-    run = named.load(options.checkpoint, options.device)
+    run = options.load(named.folder)
     tasks = [
         {"task": task, **measure_questions(run, task, questions, options, advance)}
         for task, questions in items.items()

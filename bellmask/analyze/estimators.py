@@ -27,7 +27,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.likelihood import Scorer, evaluate_run, scorer_of
 from bellmask.report.figures import COLOURS
-from bellmask.storage.loading import Loaded
+from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.utils.distributed import autocast
 from bellmask.utils.errors import UserError
@@ -219,8 +219,8 @@ LOW_DRAWS = 8
 """Masks per block for the loss below the time floor."""
 
 
-@dataclass(frozen=True)
-class EstimatorOptions:
+@dataclass(frozen=True, kw_only=True)
+class EstimatorOptions(LoadOptions):
     """Noise of the reported NELBO against forward passes, beside mdlm's estimators (App. C.3).
 
     exact: masks of exact size, the sizes spread evenly (what every command here reports).
@@ -249,10 +249,6 @@ class EstimatorOptions:
     """Blocks per forward pass of the network."""
     seed: int = 1234
     """Decides all masks."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
     out: str | None = None
     """Folder for the results; default RUN/analysis for a single run, else
     runs/analysis/estimators."""
@@ -339,7 +335,7 @@ def _measure_run(
     options: EstimatorOptions,
     advance: Callable[[int], None],
 ) -> dict[str, Any]:
-    run = named.load(options.checkpoint, options.device)
+    run = options.load(named.folder)
     blocks = run.blocks()[1].spread(options.blocks)
     scorer, most = scorer_of(run, blocks), draws[-1]
     singles: Singles = {

@@ -25,6 +25,7 @@ from bellmask.analyze.base import Analysis, OnProgress, Table
 from bellmask.data.blocks import Blocks
 from bellmask.report.figures import COLOURS
 from bellmask.storage.build import build_model
+from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import shuffle, stream_key, uniform
@@ -181,25 +182,21 @@ PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976
 """Tables 1 and 2: LM1B, 1M steps; keys as JSON has them."""
 
 
-@dataclass(frozen=True)
-class GradientOptions:
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions(LoadOptions):
     """Gradients of masked models."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
     """Run folders of masked models (framework mdm)."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
     draws: int = 128
     """Sequences, each with its own masks; at least 64 for a useful error."""
     seed: int = 1234
     """Decides masks."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
     out: str | None = None
     """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RadiusOptions(GradientOptions):
     """Does masking tokens far from a mask change its gradient? Table 1, Finding 3 (Sec. 3.3).
 
@@ -219,7 +216,7 @@ class RadiusOptions(GradientOptions):
     """Tokens masked besides the centre."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdditivityOptions(GradientOptions):
     """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
     (Sec. 3.3).
@@ -267,7 +264,7 @@ def _measure(
     total, found = models * options.draws, []
     for run in runs:
         for is_trained in (True, False):
-            loaded = run.load(options.checkpoint, options.device)
+            loaded = options.load(run.folder)
             model, (train, valid) = loaded.model, loaded.blocks()
             loaded.check_same_data(train)
             if not is_trained:

@@ -1,13 +1,15 @@
-"""Plan, train, measure, report: what ``bellmask compare``, ``demo`` and ``report`` share."""
+"""``bellmask compare``, ``report`` and ``demo``: plan, train, measure, report."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from bellmask.compare import stages
 from bellmask.compare.execute import (
@@ -16,19 +18,20 @@ from bellmask.compare.execute import (
     distinct,
     execute,
     for_comparison,
+    parse_grid,
     place_runs,
     plan_runs,
     text_identity,
 )
-from bellmask.compare.report import render_page, write_curves
+from bellmask.compare.report import print_comparison, render_page, write_curves
 from bellmask.compare.results import Entry, RunRecord, read_json, read_run, summarize
-from bellmask.compare.variants import Variant
+from bellmask.compare.variants import SUITES, Variant, check_shared, parse_variants
+from bellmask.config.command_line import PresetOptions, parse_command, parse_run_command, resolve
 from bellmask.config.config import RunConfig
-from bellmask.config.presets import PRESETS, peek_option, resolve, take_option, tiny, wants_help
+from bellmask.config.presets import tiny
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import TrainingError, UserError, look_up
 from bellmask.utils.files import (
-    count_of,
     has_kinds,
     inside,
     is_whole,
@@ -193,214 +196,200 @@ def pick_reference(names: Sequence[str]) -> str:
     return "base" if "base" in names else names[0]
 
 
-# ``bellmask compare``, ``report`` and ``demo``: the main job.
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(PresetOptions):
+    """Measure the speed-up of variants: steps of the reference over steps of the variant, to the
+    reference's final NLL.
 
-COMPARE_HELP = """How many times sooner does a variant reach the reference's final NLL?
+    Trains variants that differ only in what is compared: same initial weights, data order, batch,
+    steps and evaluation masks. Interrupt it at will; the same command continues where it stopped.
+    Any option of 'bellmask train' can follow, the same for all variants. Another suite, cpt_sft
+    (Table 4), has options of its own and no PRESET: bellmask compare --suite cpt_sft --help
 
-usage: bellmask compare PRESET [VARIANT ...] [--suite NAME] [--reference NAME] [--seeds N]
-                        [--grid OPTION=V1,V2] [--jobs N] [--out DIR] [--runs DIR] [--quiet]
-                        [options of a run, the same for all variants]
+    Examples:
+    bellmask compare tiny base bell --seeds 3 --jobs 2
 
-Trains variants that differ only in what is compared: same initial weights, data order, batch,
-steps and evaluation masks. Interrupt it at will; the same command goes on where it stopped.
-  VARIANT      base, bell, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance,
-               importance_t, middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon
-               or +unstratified; or 'LABEL=--option value'. Default: base bell
-  --suite      one of the paper's ablations: {suites};
-               or cpt_sft, Table 4, without a PRESET: bellmask compare --suite cpt_sft --help
-  --reference  the variant whose final NLL is the target; default base, else the first one
-  --seeds N    paired training seeds; an interval needs 3. Default 1
-  --grid       a grid for every variant; best is compared with best. May be given several times
-  --jobs N     trainings side by side; with 2 or more each has one thread. Default 1
-  --out DIR    where results.json, curves.png/.svg and report.html go
-  --runs DIR   run folders, shared by all comparisons; default runs/shared
-  --quiet      say nothing but errors and the result
+    bellmask compare small --suite families --jobs 2
 
-examples:
-  bellmask compare tiny base bell --seeds 3 --jobs 2
-  bellmask compare small --suite families --jobs 2
-  bellmask compare small base bell arm --seeds 3 --jobs 2
-  bellmask compare tiny base bell --grid optim.lr=3e-3,6e-3 --train.steps 300
-  bellmask compare tiny bell 'wide=--law gaussian --law.scale 0.2' --reference bell
-"""
+    bellmask compare small base bell arm --seeds 3 --jobs 2
 
-REPORT_HELP = """Rebuild results.json, curves.png/.svg and report.html from run folders.
+    bellmask compare tiny base bell --grid optim.lr=3e-3,6e-3 --train.steps 300
 
-usage: bellmask report FOLDER [FOLDER ...] [--reference NAME] [--out DIR]
-       bellmask report trace FILE [options]     (bellmask report trace --help says more)
+    bellmask compare tiny bell 'wide=--law gaussian --law.scale 0.2' --reference bell
+    """
 
-One folder of 'bellmask compare', or two or more run folders of 'bellmask train'. Nothing is
-trained. Runs whose text, tokenizer, masks or steps differ are refused.
-  --reference  default: the comparison's own; for run folders base, else the first one
-  --out DIR    default: the comparison's folder; for run folders 'report' beside the first one
-
-examples:
-  bellmask report runs/compare-tiny-base-bell
-  bellmask report runs/base runs/bell --out runs/base-bell
-  bellmask report trace runs/bell/trace.json
-"""
-
-DEMO_HELP = """Base against bell on a laptop, in minutes: the paper's headline, measured.
-
-usage: bellmask demo [--data FILE] [--seeds N] [--jobs N] [--steps N] [--out DIR] [--quiet]
-
-Trains both with the same options, three paired seeds each, on WikiText-2 bytes, and says how many
-times sooner bell reaches base's final NLL. Repeat the command to continue one that was stopped.
-  --data FILE  your own text (path or quoted glob) instead
-  --seeds N    default 3
-  --jobs N     trainings side by side, one thread each; default 2 where there are two cores
-  --steps N    default 1000
-  --out DIR    default runs/demo
-  --quiet      say nothing but errors and the result
-
-examples:
-  bellmask demo
-  bellmask demo --data book.txt --out runs/book
-"""
+    variants: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[VARIANT ...]")
+    ] = ()
+    """base, bell, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance, importance_t,
+    middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon or +unstratified; or
+    'LABEL=--option value'. Default: base bell."""
+    suite: str | None = None
+    """One of the paper's ablations in place of variants: families, variance, mean, dirac,
+    gaussian, laplace, alternatives, stratification, optimizers, orders."""
+    reference: str | None = None
+    """The variant whose final NLL is the target; default: base, else the first one."""
+    seeds: int = 1
+    """Paired training seeds; an interval needs 3."""
+    grid: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="OPTION=V1,V2")
+    ] = ()
+    """A grid for every variant; best is compared with best. May be repeated."""
+    jobs: int = 1
+    """Trainings side by side; with 2 or more each has one thread."""
+    out: str | None = None
+    """Folder for results.json, curves.png/.svg and report.html; default:
+    runs/compare-PRESET-VARIANTS."""
+    runs: str = "runs/shared"
+    """Run folders, shared by all comparisons."""
+    quiet: bool = False
+    """Print nothing but errors and the result."""
 
 
-def _one(values: list[str], default: str) -> str:
-    return values[-1] if values else default
+def _check_counts(options: Any, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
 
 
-def _count(values: list[str], option: str, default: int) -> int:
-    text = _one(values, str(default))
-    if not (count := count_of(text)):
-        raise UserError(f"{option} must be a whole number of at least 1, got {text!r:.40}")
-    return count
-
-
-def _take_flag(args: list[str], name: str) -> bool:
-    found = name in args
-    args[:] = [arg for arg in args if arg != name]
-    return found
-
-
-def main(args: list[str]) -> int:
-    """Measure how many times sooner a variant gets there."""
-    from bellmask.compare.variants import SUITES
-
+def main(args: Sequence[str]) -> int:
+    """Measure the speed-up of variants."""
     if stages.is_meant(args):
         return stages.main(args)
-    if wants_help(args):
-        print(COMPARE_HELP.format(suites=", ".join(SUITES)))
-        return 0
-    names = ("--suite", "--reference", "--seeds", "--grid", "--jobs", "--out", "--runs")
-    given = {name: take_option(args, name) for name in names}
-    is_quiet = _take_flag(args, "--quiet")
-    preset, texts, args = _split(args)
-
-    from bellmask.compare.execute import parse_grid
-    from bellmask.compare.variants import check_shared, parse_variants
-
-    if given["--suite"] and texts:
+    options, rest = parse_run_command(CompareOptions, args, command="compare")
+    _check_counts(options, "seeds", "jobs")
+    texts = list(options.variants)
+    if options.suite is not None and texts:
         raise UserError("give variants or --suite, not both")
-    if given["--suite"]:
-        texts = look_up("suite", given["--suite"][-1], SUITES)()
+    if options.suite is not None:
+        texts = look_up("suite", options.suite, SUITES)()
     variants = parse_variants(texts or ["base", "bell"])
-    check_shared(args, [Path(file) for file in peek_option(args, "--config")])
-    stem, config = resolve([preset, *args], "bellmask compare")
-    what = _one(given["--suite"], "-".join(v.name.split("=")[0] for v in variants)[:60])
-    out = Path(
-        _one(given["--out"], f"runs/compare-{stem}-{what}".replace(":", "").replace(",", "_"))
-    )
+    check_shared(rest, [Path(file) for file in options.config])
+    stem, config = resolve(options, rest, "bellmask compare")
+    what = options.suite or "-".join(v.name.split("=")[0] for v in variants)[:60]
+    default = f"runs/compare-{stem}-{what}".replace(":", "").replace(",", "_")
+    out = Path(options.out or default)
     results = compare(
         config,
         variants,
-        reference=_one(given["--reference"], pick_reference([v.name for v in variants])),
+        reference=options.reference or pick_reference([v.name for v in variants]),
         out=out,
-        root=Path(_one(given["--runs"], "runs/shared")),
-        seeds=_count(given["--seeds"], "--seeds", 1),
-        grid=parse_grid(given["--grid"]),
-        jobs=_count(given["--jobs"], "--jobs", 1),
-        is_quiet=is_quiet,
+        root=Path(options.runs),
+        seeds=options.seeds,
+        grid=parse_grid(options.grid),
+        jobs=options.jobs,
+        is_quiet=options.quiet,
     )
     _finish(results, out)
     return 0
 
 
-def _split(args: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """(preset, variants, the rest): variants come before the first option."""
-    if not args or args[0].startswith("-"):
-        raise UserError(f"bellmask compare needs a preset first: {', '.join(PRESETS)}")
-    end = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
-    return args[0], list(args[1:end]), list(args[end:])
-
-
 def _finish(results: dict[str, Any], out: Path) -> None:
-    from bellmask.compare.report import print_comparison
-
     data = results["data"]
     title = f"{data['train']}, {data['tokenizer']}, {results['steps']} steps; NLL in nats per token"
     print_comparison(results, title)
     print(f"report: {out / 'report.html'}")
 
 
-def report_main(args: list[str]) -> int:
+@dataclass(frozen=True)
+class ReportOptions:
+    """Rebuild results.json, curves.png/.svg and report.html from run folders.
+
+    Takes one folder of 'bellmask compare', or two or more run folders of 'bellmask train'. Nothing
+    is trained. Runs whose text, tokenizer, masks or steps differ are refused. For a saved
+    generation: bellmask report trace --help
+
+    Examples:
+    bellmask report runs/compare-tiny-base-bell
+
+    bellmask report runs/base runs/bell --out runs/base-bell
+
+    bellmask report trace runs/bell/trace.json
+    """
+
+    folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
+    """A comparison's folder, or run folders."""
+    reference: str | None = None
+    """Default: the comparison's own; for run folders base, else the first one."""
+    out: str | None = None
+    """Default: the comparison's folder; for run folders 'report' beside the first one."""
+
+
+def report_main(args: Sequence[str]) -> int:
     """Rebuild a comparison's report from run folders; or show a trace."""
     if args and args[0] == "trace":
         from bellmask.generate.trace_page import main as report_trace
 
         return report_trace(args[1:])
-    if wants_help(args):
-        print(REPORT_HELP)
-        return 0
-    reference, out = take_option(args, "--reference"), take_option(args, "--out")
-    for arg in args:
-        if arg.startswith("-"):
-            raise UserError(f"unknown option {arg}; report takes --reference and --out")
-    if not args:
+    options = parse_command(ReportOptions, args, command="report")
+    if not options.folders:
         raise UserError("report needs a comparison's folder or run folders")
-
-    folders, failed, title = [Path(arg) for arg in args], list[str](), ""
+    folders, failed, title = [Path(name) for name in options.folders], list[str](), ""
     if len(folders) == 1 and (folders[0] / PLAN).exists():
         entries, default, title, failed = from_comparison(folders[0])
-        where = Path(_one(out, str(folders[0])))
+        out = folders[0]
     elif len(folders) == 1 and not folders[0].is_dir():
         raise UserError(f"there is no folder {folders[0]}")
     elif len(folders) == 1:
         raise UserError(f"{folders[0]} is not a comparison; give two or more run folders")
     else:
         entries, default = from_runs(folders)
-        where = Path(_one(out, str(folders[0].parent / "report")))
-    results = write_report(entries, _one(reference, default), where, title, failed)
-    _finish(results, where)
+        out = folders[0].parent / "report"
+    out = out if options.out is None else Path(options.out)
+    _finish(write_report(entries, options.reference or default, out, title, failed), out)
     return 0
 
 
-def demo_main(args: list[str]) -> int:
+@dataclass(frozen=True)
+class DemoOptions:
+    """Base against bell on a laptop, in minutes: the paper's headline, measured.
+
+    Trains both with the same options, three paired seeds each, on WikiText-2 bytes, and prints how
+    many times fewer steps bell needs to reach base's final NLL. Repeat the command to continue one
+    that was stopped.
+
+    Examples:
+    bellmask demo
+
+    bellmask demo --data book.txt --out runs/book
+    """
+
+    data: str | None = None
+    """Your own text (path or quoted glob) instead."""
+    seeds: int = 3
+    """Paired training seeds."""
+    jobs: int = 2 if (os.cpu_count() or 1) > 1 else 1
+    """Trainings side by side, one thread each."""
+    steps: int = 1000
+    """Steps of each training."""
+    out: str = "runs/demo"
+    """Folder for runs and results."""
+    quiet: bool = False
+    """Print nothing but errors and the result."""
+
+
+def demo_main(args: Sequence[str]) -> int:
     """Base against bell on a laptop, in minutes."""
-    if wants_help(args):
-        print(DEMO_HELP)
-        return 0
-    names = ("--data", "--seeds", "--jobs", "--out", "--steps")
-    given = {name: take_option(args, name) for name in names}
-    is_quiet = _take_flag(args, "--quiet")
-    if args:
-        raise UserError(f"unknown option {args[0]}; demo takes {', '.join(names)} and --quiet")
-
-    from bellmask.compare.variants import parse_variants
-
-    config = tiny()
-    if given["--data"]:
-        config = replace(config, data=replace(config.data, train=given["--data"][-1]))
-    steps = _count(given["--steps"], "--steps", config.train.steps)
+    options = parse_command(DemoOptions, args, command="demo")
+    _check_counts(options, "seeds", "jobs", "steps")
+    config, steps, out = tiny(), options.steps, Path(options.out)
+    if options.data is not None:
+        config = replace(config, data=replace(config.data, train=options.data))
     every = f"{max(1, min(100, steps // 10))} steps"
     config = replace(
         config,
         train=replace(config.train, steps=steps),
         validation=replace(config.validation, every=every),
     ).check()
-    out = Path(_one(given["--out"], "runs/demo"))
     results = compare(
         config,
         parse_variants(["base", "bell"]),
         reference="base",
         out=out,
         root=out / "runs",
-        seeds=_count(given["--seeds"], "--seeds", 3),
-        jobs=_count(given["--jobs"], "--jobs", 2 if (os.cpu_count() or 1) > 1 else 1),
-        is_quiet=is_quiet,
+        seeds=options.seeds,
+        jobs=options.jobs,
+        is_quiet=options.quiet,
         title="bellmask: how many times sooner does the bell get there?",
     )
     _finish(results, out)

@@ -6,15 +6,19 @@ comparison loses at most the steps since each run's last checkpoint, and gives t
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -23,14 +27,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bellmask.compare.variants import Variant
-from bellmask.config.config import RunConfig, override
+from bellmask.config.config import RunConfig, override, to_args
 from bellmask.config.options import Interval
 from bellmask.data.inputs import load_inputs
 from bellmask.data.prepare import make_tokenizer
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.setup import open_start
+from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.console import preparing_bar
-from bellmask.utils.errors import TrainingError, UserError
+from bellmask.utils.errors import SavingError, TrainingError, UserError
 
 # Which trainings a comparison needs, and the folder each one has: a key of its content.
 #
@@ -193,7 +198,7 @@ class _Job:
             environment |= {"OMP_NUM_THREADS": str(threads)}
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the job
         process = subprocess.Popen(
-            [sys.executable, "-m", "bellmask.compare.worker", str(run.folder)],
+            [sys.executable, "-m", "bellmask.compare.execute", str(run.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -317,3 +322,51 @@ def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
         data = load_inputs(start.config, tokenizer, start.backbone, on_progress)
     marks = [tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint]
     return "/".join([*marks, *([start.fingerprint] if start.fingerprint else [])])
+
+
+# One training in its own process: ``python -m bellmask.compare.execute FOLDER``, config on stdin.
+#
+# The parent keeps the other end of stdin open; when it dies, even by SIGKILL, the worker finishes
+# its step, saves a checkpoint and ends. A lock keeps two workers out of one folder.
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process trains in the folder."""
+    locks = folder.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / folder.name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _stop_without_parent() -> None:
+    """Ask the training to stop when stdin is closed."""
+    while os.read(sys.stdin.fileno(), 1):  # not the buffered reader: its lock outlives the thread
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def work(folder: Path) -> int:
+    """Train with the config on stdin; exit codes are those of ``bellmask train``, but for a
+    training that broke down.
+    """
+    from bellmask.train.train_run import train_run
+
+    tree: dict[str, Any] = json.loads(sys.stdin.readline())
+    threading.Thread(target=_stop_without_parent, daemon=True).start()
+    keep_freed_memory()
+    try:
+        config = override(RunConfig(), to_args(tree)).check()
+        with alone_in(folder):
+            result = train_run(config, folder, resume="auto", is_quiet=True)
+    except (UserError, TrainingError, SavingError, OSError) as error:
+        print(error, file=sys.stderr)
+        if isinstance(error, SavingError):
+            return 1
+        return BROKE_DOWN if isinstance(error, TrainingError) else 2
+    return 0 if result.stopped_by is None else 128 + result.stopped_by
+
+
+if __name__ == "__main__":
+    sys.exit(work(Path(sys.argv[1])))

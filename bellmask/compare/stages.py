@@ -37,8 +37,9 @@ from bellmask.compare.execute import (
 )
 from bellmask.compare.results import RunRecord, over_seeds, read_json, read_run
 from bellmask.compare.variants import Variant, parse_variants
-from bellmask.config.config import RunConfig, load_config
-from bellmask.config.presets import PRESETS, parse_command, peek_option, resolve
+from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
+from bellmask.config.config import RunConfig, load_config, parse_options
+from bellmask.config.presets import PRESETS
 from bellmask.data.blocks import Blocks
 from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
@@ -320,7 +321,9 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
             f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
             f"got {text!r}"
         )
-    check_shared([], [Path(file) for file in peek_option(words, "--config")])
+    own, rest = split_args(PresetOptions, words)
+    options = parse_options(PresetOptions, None, own, option)
+    check_shared([], [Path(file) for file in options.config])
     for word in words[1:]:
         name = word.split("=")[0].replace("_", "-")
         if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
@@ -330,7 +333,7 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
                 f"--sft: {name} is decided, as fine-tuning starts from the last step of the "
                 "continual pretraining; leave it out"
             )
-    return resolve(words, option)
+    return resolve(options, rest, option)
 
 
 # Table 4 (Sec. 5.3): continual pretraining and fine-tuning, on the screen and in Markdown.

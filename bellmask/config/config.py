@@ -257,8 +257,8 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
     args: list[str] = []
     for path, value in _flatten(tree):
         name = option_name(path)
-        if name not in _option_names():
-            near = difflib.get_close_matches(path, [n[2:] for n in _option_names()], 3, 0.75)
+        if name not in option_names():
+            near = difflib.get_close_matches(path, [n[2:] for n in option_names()], 3, 0.75)
             hint = f"; perhaps you meant {' or '.join(near)}" if near else ""
             raise UserError(f"unknown option {path!r}{hint}")
         if isinstance(value, bool) and path not in _optional_switches():
@@ -273,7 +273,7 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
 
 
 @functools.cache
-def _option_names() -> frozenset[str]:
+def option_names() -> frozenset[str]:
     """All options as they are typed."""
     return frozenset(option_name(path) for path in RunConfig().flat())
 

@@ -13,19 +13,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
+from bellmask.config.command_line import parse_command, parse_run_command
+from bellmask.config.config import RunConfig, override
 from bellmask.config.options import DataOptions
-from bellmask.config.presets import take_option
-from bellmask.data.blocks import Blocks, join, open_blocks, rows_per_shard, shard_path
-from bellmask.data.corpora import Policy, find_policy, has_split, is_toy, open_corpus
+from bellmask.config.presets import PRESETS
+from bellmask.data.blocks import (
+    Blocks,
+    join,
+    open_blocks,
+    read_card,
+    rows_per_shard,
+    shard_path,
+)
+from bellmask.data.corpora import Policy, Split, find_policy, has_split, is_toy, open_corpus
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
 from bellmask.data.readers import Piece, Source, cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.data.toys import toy_blocks
+from bellmask.utils.console import preparing_bar, print_plain_table, print_table, visible_lines
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole, read_json
 
@@ -399,45 +410,68 @@ def _fingerprint(source: Source, policy: Policy, rules: PackingRules, tokenizer:
 
 # ``bellmask data``: the named corpora, and the data card of prepared blocks.
 
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    """What commands share that read one corpus."""
+
+    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
+    """A corpus from 'bellmask data list', a preset, a file or quoted glob of text, JSONL, CSV or
+    Parquet (also .gz, .xz, .zst), or hub:owner/name[:config[:split]]."""
+    from_files: Annotated[str | None, tyro.conf.arg(name="from", metavar="PATH")] = None
+    """Local files to read a named corpus from, by its rules, instead of fetching it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataShowOptions(CorpusOptions):
+    """Show what a corpus became: the data card and a few decoded blocks.
+
+    The card has counts, tokens per byte, hashes of the sources, license, every rule that was
+    applied and the fingerprint. Blocks that are not prepared yet are prepared first. Any --data
+    option of 'bellmask train' can follow.
+
+    Examples:
+    bellmask data show wikitext2
+
+    bellmask data show wikitext2 --split valid
+
+    bellmask data show lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
+    """
+
+    split: Literal["train", "valid"] = "train"
+    """Which part."""
+
+
+@dataclass(frozen=True)
+class DataListOptions:
+    """List the named corpora.
+
+    Examples:
+    bellmask data list
+    """
+
+
 DATA_HELP = """List named corpora, or show what a corpus became.
 
 usage: bellmask data list
-       bellmask data show NAME|PATH [--from PATH] [--split train|valid] [--data.OPTION VALUE ...]
-
-The card has counts, tokens per byte, hashes of the sources, licence, every rule that was applied
-and the fingerprint, then a few decoded blocks. Blocks that are not prepared yet are prepared first.
+       bellmask data show CORPUS [options]    (bellmask data show --help says more)
 
 examples:
   bellmask data list
   bellmask data show wikitext2
-  bellmask data show wikitext2 --split valid
-  bellmask data show lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
 """
-OWN = ("--from", "--split")
 
 
-def parse_data(args: list[str], where: str) -> tuple[DataOptions, dict[str, str]]:
-    """(data options, the command's own) from ``NAME [--from PATH] [--split S] [--data.* ...]``."""
-    from bellmask.config.config import RunConfig, override
-    from bellmask.config.presets import PRESETS
-
-    own = {name: values[-1] for name in OWN if (values := take_option(args, name))}
-    if not args or args[0].startswith("-"):
-        raise UserError(f"{where} needs a corpus or a path first ('bellmask data list')")
-    name = args.pop(0)
+def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> DataOptions:
+    name = options.corpus
     start = PRESETS[name]() if name in PRESETS else RunConfig()
     data = start.data if name in PRESETS else replace(start.data, train=name)
-    config = override(replace(start, data=data), args, where).check()
-    options = config.data
-    if "--from" in own:
-        options = replace(options, from_files=own["--from"])
-    return options, own
+    data = override(replace(start, data=data), args, where).check().data
+    return data if options.from_files is None else replace(data, from_files=options.from_files)
 
 
 def require_text(options: DataOptions, split: str) -> None:
     """Refuse a validation split where there is no text for it."""
-    from bellmask.data.corpora import has_split
-
     if split == "valid" and options.valid is None and not has_split(options, "valid"):
         raise UserError(
             f"{options.train} has no validation text of its own: training holds out the last "
@@ -447,8 +481,6 @@ def require_text(options: DataOptions, split: str) -> None:
 
 def print_card(card: dict[str, Any], title: str) -> None:
     """The data card as a table."""
-    from bellmask.utils.console import print_plain_table
-
     try:
         rows = _card_rows(card)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -477,9 +509,9 @@ def _card_rows(card: dict[str, Any]) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in rows]
 
 
-def _list() -> None:
+def _list(args: Sequence[str]) -> int:
+    parse_command(DataListOptions, args, command="data list")
     from bellmask.data.corpora import CORPORA, InWheel
-    from bellmask.utils.console import print_table
 
     rows = []
     for name, corpus in CORPORA.items():
@@ -490,18 +522,16 @@ def _list() -> None:
     for name, corpus in CORPORA.items():
         if corpus.note:
             print(f"{name}: {corpus.note}")
+    return 0
 
 
-def _show(args: list[str]) -> None:
-    options, own = parse_data(args, "bellmask data show")
-    split = own.get("--split", "train")
-    if split not in ("train", "valid"):
-        raise UserError(f"--split must be train or valid, not {split!r}")
+def _show(args: Sequence[str]) -> int:
+    where = "bellmask data show"
+    command, rest = parse_run_command(
+        DataShowOptions, args, command="data show", needs="a corpus or a path"
+    )
+    options, split = _data_options(command, rest, where), command.split
     require_text(options, split)
-
-    from bellmask.data.blocks import read_card
-    from bellmask.utils.console import preparing_bar, visible_lines
-
     tokenizer = make_tokenizer(options)
     with preparing_bar() as on_progress:
         blocks = prepare(options, tokenizer, split, on_progress)
@@ -510,63 +540,51 @@ def _show(args: list[str]) -> None:
     for number in (0, len(blocks) // 2, len(blocks) - 1):
         text = tokenizer.decode(blocks.rows(slice(number, number + 1))[0].numpy())
         print(f"\nblock {number}:\n{visible_lines(text)}")
+    return 0
 
 
 def data_main(args: Sequence[str]) -> int:
     """List or show."""
-    if not args or any(arg in ("-h", "--help") for arg in args):
+    if not args or args[0] in ("-h", "--help"):
         print(DATA_HELP)
         return 0
     action, *rest = args
-    look_up("data action", action, {"list": 0, "show": 0})
-    if action == "list":
-        if rest:
-            raise UserError(f"data list takes no arguments, got {' '.join(rest)}")
-        _list()
-    else:
-        _show(rest)
-    return 0
+    return look_up("data action", action, {"list": _list, "show": _show})(rest)
 
 
 # ``bellmask prepare``: text to shards, before training needs them.
 
-PREPARE_HELP = """Turn a corpus into training blocks, once; training finds them in the cache.
 
-usage: bellmask prepare NAME|PATH [--from PATH] [--split train|valid|all] [--data.OPTION VALUE ...]
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(CorpusOptions):
+    """Turn a corpus into training blocks, once; training finds them in the cache.
 
-NAME is a corpus from 'bellmask data list', or a preset; PATH a file or quoted glob of text, JSONL,
-CSV or Parquet (also .gz, .xz, .zst); hub:owner/name[:config[:split]] a data set on the hub.
-  --from PATH    read a named corpus from local files, by its rules, instead of fetching it
-  --split WHICH  train, valid or all (default)
-  --data.*       as for 'bellmask train' (see there): tokenizer, block-length, packing, wrap, ...
+    Any --data option of 'bellmask train' can follow: tokenizer, block-length, packing, wrap, ...
+    Stopped with Ctrl-C or killed, the same command continues where it stopped.
 
-Stopped with Ctrl-C or killed, the same command goes on where it stopped.
+    Examples:
+    bellmask prepare wikitext2
 
-examples:
-  bellmask prepare wikitext2
-  bellmask prepare lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
-  bellmask prepare 'pages/*.jsonl.zst' --data.tokenizer bpe:8192 --data.block-length 512
-"""
+    bellmask prepare lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
+
+    bellmask prepare 'pages/*.jsonl.zst' --data.tokenizer bpe:8192 --data.block-length 512
+    """
+
+    split: Literal["train", "valid", "all"] = "all"
+    """Which part."""
 
 
 def prepare_main(args: Sequence[str]) -> int:
     """Prepare and say where the blocks are."""
-    if not args or any(arg in ("-h", "--help") for arg in args):
-        print(PREPARE_HELP)
-        return 0
-    options, rest = parse_data(list(args), "bellmask prepare")
-    split = rest.get("--split", "all")
-    wanted = {"train": ["train"], "valid": ["valid"], "all": ["train", "valid"]}
-    if split not in wanted:
-        raise UserError(f"--split must be train, valid or all, not {split!r}")
-
-    from bellmask.data.blocks import read_card
-    from bellmask.data.corpora import has_split
-    from bellmask.utils.console import preparing_bar
-
+    command, rest = parse_run_command(
+        PrepareOptions, args, command="prepare", needs="a corpus or a path"
+    )
+    options, split = _data_options(command, rest, "bellmask prepare"), command.split
+    parts: list[Split] = ["train", "valid"]
+    parts = [part for part in parts if split in (part, "all")]
     tokenizer = make_tokenizer(options)
-    for part in wanted[split]:
-        has_text = has_split(options, part) or (part == "valid" and options.valid is not None)  # type: ignore[arg-type]
+    for part in parts:
+        has_text = has_split(options, part) or (part == "valid" and options.valid is not None)
         if split == "all" and not has_text:
             continue
         require_text(options, part)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from bellmask import __version__
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.result import perplexity_of
 from bellmask.evaluate.scorers import Place, Sample, TextScorer, key_of
@@ -32,7 +32,7 @@ from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
 from bellmask.report.figures import COLOURS
-from bellmask.storage.loading import Loaded
+from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.console import in_markdown, markdown_table
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder
@@ -48,8 +48,8 @@ COUNTING = (
 )
 
 
-@dataclass(frozen=True)
-class GenerativeOptions:
+@dataclass(frozen=True, kw_only=True)
+class GenerativeOptions(LoadOptions):
     """Generative perplexity: the paper's Table 8, and what it must be read beside.
 
     Samples are decoded, tokenised again by a scorer and scored under it. Beside the perplexity:
@@ -84,16 +84,10 @@ class GenerativeOptions:
     context: int = 1024
     """Scorer tokens that are scored together, at most; less where the scorer can do less."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
     batch_size: int = 64
     """Samples drawn at once."""
     scorer_batch_size: int = 8
     """Samples scored at once; 8 of 1024 tokens take 1.6 GB with GPT-2's vocabulary."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
     out: str | None = None
     """Folder for the results; default RUN/generative for a single run, else runs/generative."""
 
@@ -152,15 +146,12 @@ def main(args: Sequence[str]) -> int:
 def _subjects(options: GenerativeOptions, request: Request) -> tuple[list[Subject], list[Subject]]:
     """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
     from bellmask.model.transformer import hash_weights
-    from bellmask.storage.loading import load
     from bellmask.storage.runs import by_folder
 
     runs: list[Subject] = []
     texts: dict[str, tuple[Subject, str]] = {}
     for name, folder in by_folder(options.runs).items():
-        loaded = load(
-            folder, checkpoint=options.checkpoint, weights=options.weights, device=options.device
-        )
+        loaded = options.load(folder)
         runs.append(run_subject(name, loaded, hash_weights(loaded.model), request))
         try:
             text = text_subject("real text", loaded, request)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import tyro
 from rich.markup import escape
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.evaluate.judge_endpoint import (
     CHANGEABLE,
     EndpointError,
@@ -38,6 +38,7 @@ from bellmask.evaluate.judge_prompts import (
 )
 from bellmask.evaluate.scorers import TextScore, TextScorer
 from bellmask.generate.settings import Sampling
+from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, has_kinds, is_number
@@ -424,8 +425,8 @@ FILES = (".json", ".jsonl", ".gz", ".xz", ".zst", ".parquet", ".arrow")
 """How names of files end; other names are models."""
 
 
-@dataclass(frozen=True)
-class PairwiseOptions:
+@dataclass(frozen=True, kw_only=True)
+class PairwiseOptions(LoadOptions):
     """A judge reads A's and B's answers to the same requests, in both orders, and says which is
     better: win rate, non-tie win rate, length-controlled win rate (the paper's Table 5).
 
@@ -489,17 +490,11 @@ class PairwiseOptions:
     """AlpacaEval's df_gamed.csv."""
     data_dir: str | None = None
     """Folder with alpaca_eval.json (or a model_outputs.json), instead of the hub."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
     out: str = "runs/judge"
     """Folder for judge.json, judge.md and verdicts.jsonl, which the next comparison there replaces,
     and for answers/ and transcript.jsonl, which it shares."""
     cache_dir: str | None = None
     """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
 
     @property
     def is_local(self) -> bool:
@@ -616,13 +611,10 @@ def _short(name: str) -> str:
 def _open_side(name: str, label: str, options: PairwiseOptions) -> Side:
     """A file of outputs, or a model that answers."""
     from bellmask.evaluate.judge_prompts import RunSide, read_outputs
-    from bellmask.storage.loading import load
 
     if Path(name).is_file():
         return read_outputs(Path(name), label)
-    loaded = load(
-        name, checkpoint=options.checkpoint, weights=options.weights, device=options.device
-    )
+    loaded = options.load(name)
     folder = Path(options.out) / "answers"
     return RunSide(label, loaded, folder, sampling=options.sampling, length=options.length)
 

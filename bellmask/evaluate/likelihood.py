@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -26,14 +26,14 @@ import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.config.presets import parse_command, take_option
+from bellmask.config.command_line import parse_command, take_option
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
-from bellmask.storage.loading import Loaded
+from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
@@ -449,8 +449,8 @@ def _columns(blocks: Blocks) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]
 # ``bellmask evaluate``: numbers, a table and a plot for one run.
 
 
-@dataclass(frozen=True)
-class EvaluateOptions:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(LoadOptions):
     """Measure a run: NELBO per token ± standard error (the exact NLL of an ARM or sigma-ARM),
     perplexity, bits per byte, NLL by context count, beside the cross-entropy of the unigram and of
     each position's own distribution.
@@ -472,10 +472,6 @@ class EvaluateOptions:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
     data: str | None = None
     """Text to measure on (path or glob) instead of the run's validation text."""
     blocks: int = 2048
@@ -490,8 +486,6 @@ class EvaluateOptions:
     out: str | None = None
     """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
     or RUN/evaluation-NAME for --data NAME."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
 
 
 SUITES = {
@@ -513,11 +507,7 @@ def main(args: Sequence[str]) -> int:
     if options.draws < 1 or options.batch_size < 1 or options.blocks < 0:
         raise UserError("--draws and --batch-size must be at least 1, --blocks at least 0")
 
-    from bellmask.storage.loading import load
-
-    loaded = load(
-        options.run, checkpoint=options.checkpoint, weights=options.weights, device=options.device
-    )
+    loaded = options.load(options.run)
     train_blocks, blocks = _blocks(loaded, options)
     result = _with_progress(loaded, blocks, options)
     length = blocks.block_length

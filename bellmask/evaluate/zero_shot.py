@@ -21,14 +21,14 @@ import numpy as np
 import tyro
 
 from bellmask import __version__
+from bellmask.config.command_line import parse_command
 from bellmask.config.options import DataOptions
-from bellmask.config.presets import parse_command
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import OnProgress, locate, parse_mixture, prepare
 from bellmask.evaluate.likelihood import evaluate_run
 from bellmask.evaluate.result import Likelihood, perplexity_of
-from bellmask.storage.loading import Loaded
+from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_plain_table
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder
@@ -301,8 +301,8 @@ SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
 text of WikiText-103 is that of WikiText-2, which comes in a wheel and needs no hub."""
 
 
-@dataclass(frozen=True)
-class ZeroShotOptions:
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions(LoadOptions):
     """Perplexity on texts that runs were not trained on: the paper's Table 7 in one command.
 
     Perplexity ± standard error, mean ± deviation over evaluation seeds, bits per byte, and with
@@ -352,15 +352,9 @@ class ZeroShotOptions:
     """The first of them; the others follow it."""
     batch_size: int = 64
     """Blocks per forward pass."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
     out: str | None = None
     """Folder for zero_shot.json, zero_shot.md and the values of all blocks; default RUN/zero-shot
     for a single run, else runs/zero-shot."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
 
 
 def _check(options: ZeroShotOptions) -> None:
@@ -411,15 +405,9 @@ def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
 
 def _load_runs(options: ZeroShotOptions) -> dict[str, Loaded]:
     """Runs by the name of their folder."""
-    from bellmask.storage.loading import load
     from bellmask.storage.runs import by_folder
 
-    return {
-        name: load(
-            folder, checkpoint=options.checkpoint, weights=options.weights, device=options.device
-        )
-        for name, folder in by_folder(options.runs).items()
-    }
+    return {name: options.load(folder) for name, folder in by_folder(options.runs).items()}
 
 
 def _load_blocks(

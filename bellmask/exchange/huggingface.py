@@ -17,7 +17,7 @@ import tyro
 from torch import Tensor
 
 from bellmask import __version__
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import (
     ByteTokenizer,
     FastTokenizer,
@@ -32,6 +32,7 @@ from bellmask.storage.loading import (
     OWN,
     OWN_TENSORS,
     Loaded,
+    LoadOptions,
     causal_weights,
     map_ids,
     mask_row,
@@ -461,8 +462,8 @@ def _hf_config(run: Loaded) -> dict[str, Any]:
 # ``bellmask export``.
 
 
-@dataclass(frozen=True)
-class ExportOptions:
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(LoadOptions):
     """Write a run for others: a Hugging Face folder, or weights in mdlm's layout.
 
     Examples:
@@ -483,10 +484,8 @@ class ExportOptions:
     .safetensors file in the layout of mdlm and duo, for our own trunk only."""
     out: str
     """Folder (hf) or .safetensors file (mdlm) to write; it must not exist yet."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
+    device: str = "cpu"
+    """Where the weights are read to."""
     push: str | None = None
     """OWNER/NAME: upload the folder to the hub too (hf only; log in with 'hf auth login')."""
     private: bool = False
@@ -499,11 +498,10 @@ def main(args: Sequence[str]) -> int:
     out = Path(options.out)
     _check_export(options, out)
 
-    from bellmask.storage.loading import load
     from bellmask.utils.files import check_free
 
     check_free(out, "the export", is_file=options.format == "mdlm")
-    loaded = load(options.run, checkpoint=options.checkpoint, weights=options.weights, device="cpu")
+    loaded = options.load(options.run)
     check_exportable(loaded, options.format)
     print(f"writing {out} ...", file=sys.stderr)
     if options.format == "mdlm":

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor
 
+from bellmask.config.command_line import parse_command
 from bellmask.config.config import RunConfig
 from bellmask.config.options import (
     CheckpointOptions,
@@ -37,7 +38,6 @@ from bellmask.config.options import (
     OptimOptions,
     TrainOptions,
 )
-from bellmask.config.presets import parse_command
 from bellmask.data.corpora import IMPORTED
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer

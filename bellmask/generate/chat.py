@@ -17,13 +17,14 @@ from rich.cells import chop_cells
 from rich.console import Group
 from rich.text import Text
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.data.example_files import Message
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.answers import Answer, Answerer, Question
 from bellmask.generate.canvas import OnStep, Step
 from bellmask.generate.live import STYLES, Frame, LiveView
 from bellmask.generate.settings import Sampling
+from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible_lines
 from bellmask.utils.errors import UserError, look_up
 
@@ -113,8 +114,8 @@ COMMANDS = {
 }
 
 
-@dataclass(frozen=True)
-class ChatOptions:
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(LoadOptions):
     """Talk to a run; its answers are unmasked before your eyes. /help lists commands, /quit ends.
 
     Lines from a pipe are asked one after the other; their answers are lines of the output.
@@ -144,12 +145,6 @@ class ChatOptions:
     was fine-tuned, on conversations or on single prompts (template and examples tell)."""
     fps: float | None = None
     """Changes shown per second at most, 24 by default; 0 does not wait."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -179,16 +174,8 @@ def main(args: Sequence[str]) -> int:
 
 def _talk(options: ChatOptions) -> Talk:
     from bellmask.generate.answers import Answerer
-    from bellmask.storage.loading import load
 
-    answerer = Answerer(
-        load(
-            options.run,
-            checkpoint=options.checkpoint,
-            weights=options.weights,
-            device=options.device,
-        )
-    )
+    answerer = Answerer(options.load(options.run))
     return Talk(
         answerer,
         has_memory=answerer.knows_turns if options.memory == "auto" else options.memory == "on",

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.data.example_files import Message, Role
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.report.page import POLICY
+from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, load_json, sound
@@ -50,11 +51,7 @@ def note(text: str) -> None:
 
 def load_noted(options: GenerateOptions, name: str) -> Loaded:
     """The run, with a note where it is used otherwise than it was trained."""
-    from bellmask.storage.loading import load
-
-    loaded = load(
-        name, checkpoint=options.checkpoint, weights=options.weights, device=options.device
-    )
+    loaded = options.load(name)
     if loaded.config.data.document_attention:
         note("the run was trained with attention inside documents; here all of a row is seen")
     return loaded
@@ -96,7 +93,7 @@ def observing(
     recorder = Recorder(loaded.tokenizer) if options.trace is not None else None
     receivers = [] if recorder is None else [recorder]
     if options.watch:
-        keep_last = not (sys.stdout.isatty() and options.output is None)  # the texts follow
+        keep_last = not (sys.stdout.isatty() and options.out is None)  # the texts follow
         with Watch(
             loaded.tokenizer,
             title=loaded.folder.name,
@@ -133,8 +130,8 @@ def write_out(content: str, output: str | None) -> None:
         write_text(Path(output), content)
 
 
-@dataclass(frozen=True)
-class GenerateOptions:
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(LoadOptions):
     """Sample text: from nothing, after a prefix, into the gaps of a canvas, or as an answer.
 
     Examples:
@@ -144,7 +141,7 @@ class GenerateOptions:
 
     bellmask generate runs/bell --canvas 'The [MASK*12] of the war [MASK*8].' --watch
 
-    bellmask generate runs/bell --num 100 --format jsonl --output samples.jsonl
+    bellmask generate runs/bell --num 100 --format jsonl --out samples.jsonl
 
     bellmask generate runs/bell --rule first_hitting --trace trace.json
 
@@ -152,7 +149,7 @@ class GenerateOptions:
 
     bellmask generate runs/sft --prompt 'What is a bell?' --num 3
 
-    bellmask generate runs/sft --prompts questions.jsonl --format jsonl --output answers.jsonl
+    bellmask generate runs/sft --prompts questions.jsonl --format jsonl --out answers.jsonl
     """
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -174,7 +171,7 @@ class GenerateOptions:
     "prompt" or "messages". For any other run: beginnings to continue, one per line, or JSON lines
     with "prompt" or "canvas"."""
     side_by_side: bool = False
-    """Compare runs on the same prompts: a table, comparison.html and comparison.md in --output."""
+    """Compare runs on the same prompts: a table, comparison.html and comparison.md in --out."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     """How to sample."""
     seed: int = 0
@@ -191,14 +188,8 @@ class GenerateOptions:
     format: Literal["text", "jsonl"] = "text"
     """text, or one JSON object per line: text, ids and prompt; of answers all keys of the prompt's
     line, response, sample, num_tokens and prompt_cut."""
-    output: str | None = None
+    out: str | None = None
     """File to write (with --side-by-side a folder); default: the screen."""
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
 
 
 def _check(options: GenerateOptions) -> None:
@@ -229,17 +220,17 @@ def _check(options: GenerateOptions) -> None:
 def _check_places(options: GenerateOptions) -> None:
     """Where results go: found out before anything is generated."""
     if options.side_by_side:
-        check_folder(options.output, "--output")
+        check_folder(options.out, "--out")
     files = {"--trace": options.trace}
     if not options.side_by_side:
-        files["--output"] = options.output
+        files["--out"] = options.out
     for name, path in files.items():
         if path is not None and not Path(path).parent.is_dir():
             raise UserError(f"there is no folder {Path(path).parent} to write {name} into")
         if path is not None and Path(path).is_dir():
             raise UserError(f"{name} {path} is a folder; give a file")
-    if options.trace and options.output and Path(options.trace) == Path(options.output):
-        raise UserError(f"--trace and --output are the same file {options.trace}")
+    if options.trace and options.out and Path(options.trace) == Path(options.out):
+        raise UserError(f"--trace and --out are the same file {options.trace}")
 
 
 def main(args: Sequence[str]) -> int:
@@ -284,7 +275,7 @@ def _side_by_side(options: GenerateOptions) -> int:
         columns[title] = write(options, loaded, sampling, name)
     settings = settings_of(options, is_answer=is_asked)
     line = ", ".join(f"{name} {value}" for name, value in settings.items())
-    show_side_by_side(texts, columns, Path(options.output) if options.output else None, line)
+    show_side_by_side(texts, columns, Path(options.out) if options.out else None, line)
     return 0
 
 
@@ -450,7 +441,7 @@ def answer_and_write(options: GenerateOptions, loaded: Loaded) -> int:
         content = "\n".join(lines)
     else:
         content = SEPARATOR.join(answer.text for answer in answers)
-    write_out(sound(content) + "\n", options.output)
+    write_out(sound(content) + "\n", options.out)
     nfe = sum(answer.nfe for answer in answers) / len(answers)
     tokens = sum(answer.num_tokens for answer in answers)
     print(
@@ -634,7 +625,7 @@ def _write(
         content = "\n".join(lines) + "\n"
     else:
         content = SEPARATOR.join(text for some in texts for text in some) + "\n"
-    write_out(content, options.output)
+    write_out(content, options.out)
 
 
 # Texts of several runs on the same prompts, side by side, for qualitative comparison (App. E).

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.generate.trace import Sample, Trace
 from bellmask.report.page import SCRIPT_POLICY
 from bellmask.utils.console import LINE_END, colour_of, reveal_colours, visible

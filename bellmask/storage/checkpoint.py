@@ -23,13 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import (
-    CheckpointException,
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
 
 from bellmask.config.options import CheckpointOptions
 from bellmask.utils.distributed import World
@@ -152,11 +146,13 @@ class CheckpointStore:
 
     def _together(self, step: int, work: Callable[[], object], *, on_main: bool = False) -> None:
         """Do a part of a save on every rank, or the main one; all go on, or all stop."""
+        import torch.distributed.checkpoint as dcp
+
         problem = ""
         try:
             if self.world.is_main or not on_main:
                 work()
-        except (Exception, CheckpointException) as error:  # the disk's, safetensors', DCP's own
+        except (Exception, dcp.CheckpointException) as error:  # the disk's, safetensors', DCP's own
             problem = _cause(error)
         problem = self.world.on_any(problem)
         if problem:
@@ -177,7 +173,9 @@ class CheckpointStore:
         scratch.mkdir(parents=True)
 
     def _write_tensors(self, scratch: Path, tensors: dict[str, Tensor]) -> None:
-        writer = HuggingFaceStorageWriter(str(scratch), save_distributed=True)
+        import torch.distributed.checkpoint as dcp  # slow to import, and not needed for help
+
+        writer = dcp.HuggingFaceStorageWriter(str(scratch), save_distributed=True)
         is_alone, group = self.world.size == 1, self.world.group
         dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=is_alone)
 
@@ -315,12 +313,14 @@ def load_tensors(
             f"checkpoint {folder} is damaged: {damage}; take another with --checkpoint STEP "
             f"(others there: {others})"
         )
+    import torch.distributed.checkpoint as dcp
+
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", UserWarning)
         try:
-            reader = HuggingFaceStorageReader(str(folder))
+            reader = dcp.HuggingFaceStorageReader(str(folder))
             dcp.load(tensors, storage_reader=reader, no_dist=world is None or world.size == 1)
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
+        except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
             raise UserError(
                 f"checkpoint {folder} does not hold what config.json describes: {_cause(error)}"
             ) from None

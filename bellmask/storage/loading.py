@@ -215,6 +215,22 @@ OWN_TENSORS = "mask_row.safetensors"
 Weights = Literal["auto", "ema", "raw"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Which weights of a model to use, and where: a part of the options of commands."""
+
+    checkpoint: str = "latest"
+    """latest, best, or a step."""
+    weights: Weights = "auto"
+    """auto: the moving average where there is one."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    def load(self, model: str | Path) -> Loaded:
+        """A run folder, an exported folder, or OWNER/NAME on the hub."""
+        return load(model, checkpoint=self.checkpoint, weights=self.weights, device=self.device)
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A run's options, tokenizer and weights at one checkpoint."""

@@ -1,4 +1,4 @@
-"""The command ``bellmask train``."""
+"""``bellmask train``: its options; the training itself is loaded when it starts (torch is slow)."""
 
 from __future__ import annotations
 
@@ -6,70 +6,59 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from bellmask.config.presets import resolve, start_config, take_option, wants_help
+from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
 from bellmask.utils.console import tell
 
-TRAIN_HELP = """Train a masked diffusion language model.
 
-usage: bellmask train PRESET [--config FILE] [--out DIR] [--resume MODE] [--quiet] [options below]
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(PresetOptions):
+    """Train a masked diffusion language model.
 
-PRESET is a name from 'bellmask presets', another run's folder or its config.json. Defaults shown
-below are those of the preset, if one is given before --help.
-  --config FILE  options from a JSON or TOML file, over the preset and under the command line
-  --out DIR      run folder; default runs/<preset>-<hash of all options>
-  --resume MODE  no: refuse a folder that holds a run (default); auto: continue it or start it;
-                 yes: insist on continuing
-  --quiet        say nothing but errors
+    Any option of a run, listed below with the defaults of the preset, can follow.
 
-examples:
-  bellmask train tiny
-  bellmask train tiny_base --train.steps 500 --out runs/base
-  bellmask train tiny --data.train 'texts/*.txt' --law laplace --law.scale 0.2
-  bellmask train runs/base/config.json --out runs/again
-  bellmask train tiny --out runs/bell --resume auto
-  torchrun --nproc-per-node 2 -m bellmask train lm1b --train.microbatch-size 64
-"""
+    Examples:
+    bellmask train tiny
 
+    bellmask train tiny_base --train.steps 500 --out runs/base
 
-def _print_option_help(where: str, args: Sequence[str]) -> None:
-    """The options of a run with the defaults of a preset, if one is named."""
-    import tyro
+    bellmask train tiny --data.train 'texts/*.txt' --law laplace --law.scale 0.2
 
-    from bellmask.config.config import RunConfig
+    bellmask train runs/base/config.json --out runs/again
 
-    named = [a for a in args if not a.startswith("-")]
-    default = start_config(named[0]) if named else RunConfig()
-    tyro.cli(
-        RunConfig, default=default, args=["--help"], prog=where, description="Options of a run."
-    )
+    bellmask train tiny --out runs/bell --resume auto
+
+    torchrun --nproc-per-node 2 -m bellmask train lm1b --train.microbatch-size 64
+    """
+
+    out: str | None = None
+    """Run folder; default: runs/PRESET-HASH, with a hash of all options."""
+    resume: Literal["no", "auto", "yes"] = "no"
+    """no: refuse a folder that holds a run. auto: continue it or start it. yes: insist on
+    continuing."""
+    quiet: bool = False
+    """Print nothing but errors."""
 
 
-def main(args: list[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Train a model."""
-    if wants_help(args):
-        print(TRAIN_HELP)
-        for option in ("--out", "--resume", "--config"):
-            take_option(args, option)
-        _print_option_help("bellmask train PRESET", args)
-        return 0
-    out, resume = take_option(args, "--out"), take_option(args, "--resume")
-    is_quiet = "--quiet" in args
-    args = [a for a in args if a != "--quiet"]
-    name, config = resolve(args, "bellmask train")
-    folder = Path(out[-1]) if out else Path("runs") / f"{name}-{config.fingerprint()}"
+    options, rest = parse_run_command(TrainCommand, args, command="train")
+    name, config = resolve(options, rest, "bellmask train")
+    folder = Path(options.out or Path("runs") / f"{name}-{config.fingerprint()}")
 
     from bellmask.train.train_run import train_run
 
-    result = train_run(config, folder, resume=resume[-1] if resume else "no", is_quiet=is_quiet)
+    result = train_run(config, folder, resume=options.resume, is_quiet=options.quiet)
     is_main = os.environ.get("RANK", "0") == "0"
     if result.stopped_by is not None:
         if is_main:
             how = f"the same command and --resume auto --out {shlex.quote(str(folder))}"
             tell(f"stopped at step {result.step}; continue with {how}", sys.stderr)
         return 128 + result.stopped_by
-    if is_main and not is_quiet:
+    if is_main and not options.quiet:
         last = f", validation NLL {result.nll:.4f} nats/token" if result.nll is not None else ""
         tell(f"done: step {result.step}{last}; run folder {folder}", sys.stdout)
     return 0

@@ -38,7 +38,7 @@ def known(small_config, *questions, **changes):
     """What is measured of questions whose choices are these texts."""
     run = replace(random_run(small_config(*EXACT, "--data.block-length", "32")), model=Table())
     items = [Choice(n, ("q",) * len(texts), texts, 0) for n, texts in enumerate(questions)]
-    options = ChoiceOptions(("x",), **{"draws": (1,), "longest_exact": 4, **changes})
+    options = ChoiceOptions(runs=("x",), **{"draws": (1,), "longest_exact": 4, **changes})
     return measure_questions(run, "piqa", items, options, lambda *n: None)
 
 

@@ -35,7 +35,9 @@ def test_passes_needed_by_hand():
 def test_noise_is_the_deviation_of_repeated_estimates(zoo):
     """All estimators agree, and ours is the quietest."""
     told = []
-    options = estimators.EstimatorOptions((str(zoo / "bell"),), blocks=32, draws=(4, 1), repeats=12)
+    options = estimators.EstimatorOptions(
+        runs=(str(zoo / "bell"),), blocks=32, draws=(4, 1), repeats=12
+    )
     (found,) = estimators.ESTIMATORS.measure(options, lambda *n: told.append(n))["runs"]
     assert told[-1][0] == told[-1][1]
     assert [row["passes"] for row in found["rows"]] == [32, 128]

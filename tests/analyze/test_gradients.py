@@ -247,10 +247,10 @@ def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
     common = {"checkpoint": "30", "draws": 5, "seed": 8}
     if kind == "additivity":
         analysis, settings, similarities = GRADIENT_ADDITIVITY, (2, 6), additivity_similarities
-        options, more = AdditivityOptions((str(zoo / "steps"),), counts=settings, **common), ()
+        options, more = AdditivityOptions(runs=(str(zoo / "steps"),), counts=settings, **common), ()
     else:
         analysis, settings, similarities = GRADIENT_RADIUS, (4, 6), radius_similarities
-        options, more = RadiusOptions((str(zoo / "steps"),), radii=settings, **common), (8,)
+        options, more = RadiusOptions(runs=(str(zoo / "steps"),), radii=settings, **common), (8,)
     found = analysis.measure(options, lambda *n: told.append(n))
     assert told == [(n, 10) for n in range(1, 11)]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -282,8 +282,8 @@ def test_the_papers_numbers_are_those_printed():
     counts = {2: 0.999, 4: 0.997, 8: 0.994, 16: 0.985, 32: 0.976}
     assert {int(r): value for r, value in PAPER_RADIUS.items()} == radii
     assert {int(k): value for k, value in PAPER_ADDITIVITY.items()} == counts
-    assert RadiusOptions(()).radii == tuple(radii)
-    assert AdditivityOptions(()).counts == tuple(counts)
+    assert RadiusOptions(runs=()).radii == tuple(radii)
+    assert AdditivityOptions(runs=()).counts == tuple(counts)
 
 
 def test_rows_are_long_enough_and_without_padding(zoo, tmp_path, monkeypatch):
@@ -297,7 +297,7 @@ def test_rows_are_long_enough_and_without_padding(zoo, tmp_path, monkeypatch):
     monkeypatch.setattr("bellmask.analyze.gradients.additivity_similarities", watched)
     lines = {"data.documents": "line", "data.packing": "unpacked", "data.block_length": 48}
     folder = change_run(zoo / "bell", tmp_path / "lines", lines)
-    options = AdditivityOptions((str(folder),), draws=32, counts=(40,))
+    options = AdditivityOptions(runs=(str(folder),), draws=32, counts=(40,))
     GRADIENT_ADDITIVITY.measure(options, lambda *n: None)
     blocks = load_run(folder).blocks()[1]
     lengths, rows = blocks.row_lengths(slice(None)), blocks.rows(slice(None))

@@ -13,7 +13,7 @@ from changed_runs import change_run
 from commands import refuses, succeeds
 
 from bellmask.analyze.base import ANALYSES
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def test_prompts_in_answers_out(runs, tmp_path):
     for more in (["--batch-size", 1], ["--watch", "--fps", 0]):
         assert succeeds(*args, *more).out == said.out
     trace, target = tmp_path / "trace.json", tmp_path / "out.jsonl"
-    assert succeeds(*args, "--trace", trace, "--output", target).out == ""
+    assert succeeds(*args, "--trace", trace, "--out", target).out == ""
     assert target.read_text() == said.out
     texts = [sample["text"] for sample in json.loads(trace.read_text())["samples"]]
     assert texts == [row["response"] for row in rows]
@@ -191,7 +191,7 @@ def test_answers_side_by_side(runs, tmp_path):
     """The example file, which has the four kinds of prompts of App. E."""
     file = ROOT / "examples" / "prompts.jsonl"
     args = ["generate", runs["single"], runs["turns"], "--prompts", file, "--side-by-side"]
-    said = succeeds(*args, "--output", tmp_path / "page", "--steps", 2)
+    said = succeeds(*args, "--out", tmp_path / "page", "--steps", 2)
     assert "What is your opinion" in said.out
     page = (tmp_path / "page" / "comparison.md").read_text()
     assert page.count("**single**") == page.count("**turns**") == 4

@@ -194,7 +194,7 @@ def test_a_training_that_fails_alone_is_one_message(
         ("compare tiny base bell --suite families", "--suite"),
         ("compare tiny base bell --seeds 0", "--seeds"),
         ("compare tiny base bell --jobs two", "--jobs"),
-        ("compare tiny base bell --jobs", "--jobs needs a value"),
+        ("compare tiny base bell --jobs", "'--jobs'"),
         ("compare tiny base bell --law dirac", "--law"),
         ("compare tiny base bell --reference bel", "'bel'"),
         ("compare tiny base bell --grid optim.lrr=1,2 --data.train {text}", "optim.lrr"),
@@ -242,7 +242,7 @@ def workers_in(place: Path) -> list[int]:
         except OSError:
             continue  # gone meanwhile
         is_ours = any(word.startswith(str(place / "runs").encode()) for word in words)
-        if is_ours and b"bellmask.compare.worker" in words:
+        if is_ours and b"bellmask.compare.execute" in words:
             found.append(int(entry.parent.name))
     return found
 

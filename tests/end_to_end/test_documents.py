@@ -22,8 +22,13 @@ from remote_code import keep_modules
 from torch import nn
 from train_here import train_here
 
+from bellmask.cli import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+FIRST_PAGES = ("README.md", "docs/commands.md")
+"""Pages whose commands always run; those of the others in ``make test-full``."""
+OTHER_PAGES = [page for page in PAGES if page not in (*FIRST_PAGES, "docs/your-own-loop.md")]
 RUNS = {name: name for name in ("base", "bell", "arm", "sigma_arm", "aoarm", "sft")}
 RUNS |= {"arm_tiny": "gpt2", "cpt_tiny": "cpt", "sft_tiny": "sft", "sft_base": "sft", "run": "bell"}
 
@@ -51,14 +56,15 @@ SMALLER = {
 """What is appended to a command, its suite or its analysis."""
 
 
-def code_blocks(page, language):
+def code_blocks(page, *languages):
     text = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [code for language, code in blocks if language in languages]
 
 
 def commands_of(page):
     """Arguments of every command; what torchrun starts is tried in one process."""
-    for block in code_blocks(page, "(?:bash|sh)?"):
+    for block in code_blocks(page, "bash", "sh", ""):
         for line in block.replace("\\\n", " ").splitlines():
             words = re.sub(r"^torchrun .*? -m bellmask", "bellmask", line.split(" #")[0].strip())
             if words.startswith("bellmask ") and "--data.from" not in words:
@@ -126,15 +132,20 @@ def run_page(page, place, zoo, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_readme_runs(tmp_path, zoo, monkeypatch):
-    num_commands, num_programs = run_page("README.md", tmp_path, zoo, monkeypatch)
+@pytest.mark.parametrize("page", FIRST_PAGES)
+def test_the_first_pages_run(page, tmp_path, zoo, monkeypatch):
+    num_commands, num_programs = run_page(page, tmp_path, zoo, monkeypatch)
     assert num_commands > 0
     assert num_programs > 0
 
 
+def test_every_command_has_an_example():
+    assert {args[0] for args in commands_of("docs/commands.md")} == set(COMMANDS)
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/your-own-loop.md"])
+@pytest.mark.parametrize("page", OTHER_PAGES)
 def test_the_docs_run(page, tmp_path, zoo, monkeypatch):
     run_page(page, tmp_path, zoo, monkeypatch)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import refuses, succeeds
 
-from bellmask.config.presets import parse_command
+from bellmask.config.command_line import parse_command
 from bellmask.evaluate.generative import GenerativeOptions
 from bellmask.evaluate.paper_suite import TASK_NAMES, PaperOptions, RunContestant
 from bellmask.evaluate.paper_tasks import TASKS

@@ -42,7 +42,7 @@ SHORT = (
 )
 NARROW = "--model.num-layers 2 --model.width 8 --model.num-heads 2 --data.block-length 16"
 SMALL_GPT2 = "--start.architecture gpt2.json"
-SAMPLE = "--num 3 --seed 5 --format jsonl --output out/samples.jsonl"
+SAMPLE = "--num 3 --seed 5 --format jsonl --out out/samples.jsonl"
 PAPER_PRESETS = "lm1b lm1b_unpacked owt cpt_gpt2_large sft_tasks sft_sharegpt".split()
 LAPTOP_PRESETS = "tiny small arm_tiny cpt_tiny sft_tiny tiny_base tiny_arm tiny_aoarm".split()
 

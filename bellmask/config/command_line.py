@@ -1,0 +1,251 @@
+"""Command lines: each subcommand is a dataclass read by tyro; some take the options of a run too.
+
+Values of a run come from a preset, then files given with ``--config``, then the command line. This
+file also has the two commands about options themselves, ``bellmask config`` and ``presets``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from bellmask.config.config import (
+    RunConfig,
+    load_config,
+    override,
+    override_with_file,
+    parse_options,
+)
+from bellmask.config.presets import PRESETS, preset
+from bellmask.utils.errors import UserError, look_up
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetOptions:
+    """What commands share that build a run's options."""
+
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")]
+    """A name from 'bellmask presets', a run folder, or its config.json."""
+    config: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FILE")
+    ] = ()
+    """JSON or TOML file of options, over the preset and under the command line; may be repeated."""
+
+
+def wants_help(args: Sequence[str]) -> bool:
+    """True when the command line asks for help."""
+    return any(arg in ("-h", "--help") for arg in args)
+
+
+def parse_command(kind: type[T], args: Sequence[str], *, command: str) -> T:
+    """Options of a command, described by a dataclass whose docstring is its help text."""
+    if wants_help(args):
+        _print_help(kind, None, command, inspect.cleandoc(kind.__doc__ or ""))
+        sys.exit(0)
+    return parse_options(kind, None, args, f"bellmask {command}")
+
+
+def parse_run_command(
+    kind: type[T], args: Sequence[str], *, command: str, needs: str = "a preset"
+) -> tuple[T, list[str]]:
+    """(a command's own options, those of a run), for commands that take both.
+
+    Positional arguments come before the first option. Options of a run are applied later, by
+    :func:`resolve`; the help shows them with the defaults of the preset that is given before it.
+    """
+    own, rest = split_args(kind, args)
+    if wants_help(args):
+        _print_help(kind, None, command, inspect.cleandoc(kind.__doc__ or ""))
+        named = own[:1] if own and not own[0].startswith("-") else []
+        default = start_config(named[0]) if named else RunConfig()
+        _print_help(RunConfig, default, f"{command} ...", "Options of a run.")
+        sys.exit(0)
+    if not own or own[0].startswith("-"):
+        given = f": {', '.join(PRESETS)}" if needs == "a preset" else ""
+        raise UserError(f"bellmask {command} needs {needs} first{given}")
+    return parse_options(kind, None, own, f"bellmask {command}"), rest
+
+
+def _print_help(kind: Any, default: Any, command: str, description: str) -> None:
+    with contextlib.suppress(SystemExit):
+        tyro.cli(
+            kind,
+            default=default,
+            args=["--help"],
+            prog=f"bellmask {command}",
+            description=description,
+        )
+
+
+def flags_of(kind: Any) -> Iterator[tuple[str, int | None]]:
+    """(option as it is typed, number of its values) of a command; None: any number of values."""
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        about: list[Any] = []
+        inner = hint
+        if typing.get_origin(hint) is Annotated:
+            inner, *about = typing.get_args(hint)
+        if tyro.conf.Positional in about:
+            continue
+        called = next((n for a in about if (n := getattr(a, "name", None)) is not None), None)
+        flag = (name if called is None else called).replace("_", "-")
+        if dataclasses.is_dataclass(inner):
+            prefix = f"--{flag}." if flag else "--"
+            yield from ((prefix + given[2:], count) for given, count in flags_of(inner))
+        elif inner is bool:
+            yield from ((f"--{flag}", 0), (f"--no-{flag}", 0))
+        else:
+            is_tuple = typing.get_origin(inner) is tuple
+            takes_many = is_tuple and "UseAppendAction" not in repr(hint)
+            yield f"--{flag}", None if takes_many else 1
+
+
+def split_args(kind: Any, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(positional arguments and options of a command, all others)."""
+    flags = dict(flags_of(kind))
+    own: list[str] = []
+    rest: list[str] = []
+    place = 0
+    while place < len(args) and not args[place].startswith("-"):
+        own.append(args[place])
+        place += 1
+    while place < len(args):
+        flag, is_joined, _ = args[place].partition("=")
+        target = own if flag in flags else rest
+        target.append(args[place])
+        place += 1
+        count = 0 if is_joined else flags.get(flag)
+        while place < len(args) and count != 0 and not args[place].startswith("--"):
+            target.append(args[place])
+            place += 1
+            count = None if count is None else count - 1
+    return own, rest
+
+
+def take_option(args: list[str], name: str) -> list[str]:
+    """Remove every ``name VALUE`` (or ``name=VALUE``) from args; return the values."""
+    values: list[str] = []
+    while True:
+        place = next((i for i, a in enumerate(args) if a == name or a.startswith(name + "=")), None)
+        if place is None:
+            return values
+        given = args.pop(place)
+        if "=" in given:
+            values.append(given.split("=", 1)[1])
+        elif place < len(args) and not args[place].startswith("--"):
+            values.append(args.pop(place))
+        else:
+            raise UserError(f"{name} needs a value")
+
+
+def start_config(name: str) -> RunConfig:
+    """The config of a preset, of a config file, or of a run folder."""
+    path = Path(name)
+    if path.is_dir() and (path / "config.json").exists():
+        return load_config(path / "config.json")
+    if path.suffix in (".json", ".toml"):
+        return load_config(path)
+    return preset(name)
+
+
+def resolve(options: PresetOptions, args: Sequence[str], where: str) -> tuple[str, RunConfig]:
+    """Preset < files < command line: (name for the run folder, checked config)."""
+    name = options.preset
+    config = start_config(name)
+    for file in options.config:
+        config = override_with_file(config, Path(file))
+    config = override(config, args, where=f"{where} {name}")
+    stem = Path(name).parent.name if name.endswith("config.json") else Path(name).stem
+    return stem or "run", config.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigShowOptions(PresetOptions):
+    """Print all options of a run as JSON, defaults filled in.
+
+    Examples:
+    bellmask config show lm1b --optim.lr 1e-4
+    """
+
+
+@dataclass(frozen=True)
+class ConfigDiffOptions:
+    """Print the options in which two runs differ.
+
+    Examples:
+    bellmask config diff tiny_base tiny_bell
+
+    bellmask config diff lm1b runs/mine/config.json
+    """
+
+    left: Annotated[str, tyro.conf.Positional]
+    """Preset, config file or run folder."""
+    right: Annotated[str, tyro.conf.Positional]
+    """Another one."""
+
+
+CONFIG_HELP = """Show or compare resolved options.
+
+usage: bellmask config show PRESET [options]
+       bellmask config diff PRESET|FILE|RUN PRESET|FILE|RUN
+
+examples:
+  bellmask config show lm1b --optim.lr 1e-4
+  bellmask config diff tiny_base tiny_bell
+"""
+
+
+def config_main(args: Sequence[str]) -> int:
+    """Show or compare resolved options."""
+    if not args or args[0] in ("-h", "--help"):
+        print(CONFIG_HELP)
+        return 0
+    action, *rest = args
+    return look_up("config action", action, {"show": _show, "diff": _diff})(rest)
+
+
+def _show(args: Sequence[str]) -> int:
+    options, rest = parse_run_command(ConfigShowOptions, args, command="config show")
+    _, config = resolve(options, rest, "bellmask config show")
+    print(json.dumps(config.resolved().to_dict(), indent=2))
+    return 0
+
+
+def _diff(args: Sequence[str]) -> int:
+    options = parse_command(ConfigDiffOptions, args, command="config diff")
+    left, right = (start_config(n).resolved().flat() for n in (options.left, options.right))
+    for option in left:
+        if left[option] != right[option]:
+            print(f"{option}: {json.dumps(left[option])} -> {json.dumps(right[option])}")
+    return 0
+
+
+@dataclass(frozen=True)
+class PresetsOptions:
+    """List the presets.
+
+    Examples:
+    bellmask presets
+    """
+
+
+def presets_main(args: Sequence[str]) -> int:
+    """List the presets."""
+    parse_command(PresetsOptions, args, command="presets")
+    for name, build in PRESETS.items():
+        if not name.endswith(("_base", "_bell", "_arm", "_aoarm")):
+            print(f"{name:<15} {(build.__doc__ or '').strip().splitlines()[0]}")
+    print("each but arm_tiny also as NAME_base (NELBO, uniform times) and NAME_bell (as NAME);")
+    print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm")
+    return 0
