@@ -9,7 +9,6 @@ from typing import Any
 from bellmask.config.config import RunConfig
 from bellmask.config.options import SftOptions
 from bellmask.data.blocks import Blocks
-from bellmask.data.examples import IN_CONVERSATIONS, load_example_blocks
 from bellmask.data.prepare import LoadedData, OnProgress, load_data
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.model.pretrained import Backbone
@@ -28,6 +27,8 @@ def load_inputs(
     if config.sft.train is None:
         data = load_data(config.data, tokenizer, on_progress)
     else:
+        from bellmask.data.examples import load_example_blocks  # only fine-tuning needs it
+
         template = None if backbone is None else backbone.chat_template
         data = load_example_blocks(
             config.data, config.sft, tokenizer, template, on_progress, bos_first=first == 1
@@ -60,6 +61,8 @@ def describe_blocks(
 
 def _has_turns(sft: SftOptions, counts: Mapping[str, int]) -> bool:
     """Roles were marked: by the template in all rows, or in at least half of them."""
+    from bellmask.data.examples import IN_CONVERSATIONS
+
     if sft.template == "auto":
         return 2 * counts.get(IN_CONVERSATIONS, 0) >= counts["rows"]
     return sft.template == "chat"

@@ -35,7 +35,6 @@ from bellmask.data.detokenize import detokenizer
 from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
 from bellmask.data.readers import Piece, Source, cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
-from bellmask.data.toys import toy_blocks
 from bellmask.utils.console import preparing_bar, print_plain_table, print_table, visible_lines
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole, read_json
@@ -263,6 +262,8 @@ def load_data(
 ) -> LoadedData:
     """Everything a run reads: the training mixture and the validation text of its first corpus."""
     if is_toy(options.train):
+        from bellmask.data.toys import toy_blocks
+
         return LoadedData(*toy_blocks(options, tokenizer))
     train, valid = load_blocks(options, tokenizer, on_progress)
     others = parse_mixture(options.mixture)

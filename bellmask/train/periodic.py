@@ -14,9 +14,6 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.generate.canvas import begin_canvas, empty_canvas
-from bellmask.generate.fill import fill
-from bellmask.generate.settings import Sampling
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import Network
 from bellmask.storage.checkpoint import FORMAT, Saver
@@ -39,6 +36,11 @@ def training_samples(
     device: torch.device,
 ) -> str:
     """``validation.num_samples`` texts, from the same noise each time."""
+    # by default no samples are written, and the sampler need not be loaded
+    from bellmask.generate.canvas import begin_canvas, empty_canvas
+    from bellmask.generate.fill import fill
+    from bellmask.generate.settings import Sampling
+
     options = config.validation
     is_real_BL = None
     if config.sft.train is None:
