@@ -24,7 +24,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import Bell, Nelbo, Objective
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.generate.sampler import Network, generate, uniform_grid
+from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
 from bellmask.model.transformer import Denoiser
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.planning import StepPlanner
@@ -139,7 +139,12 @@ def our_sampling(size: Size, objective: str) -> Callable[[int], None]:
     canvas = torch.full((SAMPLES, size.length), size.vocabulary)
 
     def run(number: int) -> None:
-        generate(Network(model, size.vocabulary), canvas, uniform_grid(SAMPLE_STEPS), seed=number)
+        generate(
+            SamplingDenoiser(model, size.vocabulary),
+            canvas,
+            uniform_grid(SAMPLE_STEPS),
+            seed=number,
+        )
 
     return run
 

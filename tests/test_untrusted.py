@@ -34,7 +34,7 @@ from bellmask.storage.run_folder import read_metrics
 from bellmask.utils.console import print_lines, print_plain_table
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import MOST_LEVELS, inside, load_json, read_arrays, write_text
-from bellmask.utils.store import Kept
+from bellmask.utils.store import Store
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -142,7 +142,7 @@ def test_nesting_is_limited_and_never_a_recursion_error():
 def test_files_of_nested_lists_are_refused_or_skipped(tmp_path):
     path = tmp_path / "file.json"
     path.write_text(nested(5000) + "\n")
-    for read in (load_trace, Kept, Transcript):
+    for read in (load_trace, Store, Transcript):
         with pytest.raises(UserError):
             read(path)
     assert read_metrics(path) == []

@@ -23,9 +23,22 @@ from numpy.typing import NDArray
 
 from bellmask.analyze.base import Analysis, OnProgress, Table
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate.continuations import Ask, ContinuationScorer, Estimator, Kind, Score, add_up
+from bellmask.evaluate.continuations import (
+    Ask,
+    ContinuationScorer,
+    Estimator,
+    Kind,
+    Score,
+    add_up,
+)
 from bellmask.evaluate.paper_suite import RunContestant
-from bellmask.evaluate.paper_tasks import Choice, Prompts, limit_items, make_items, open_task
+from bellmask.evaluate.paper_tasks import (
+    ChoiceItem,
+    Prompts,
+    limit_items,
+    make_items,
+    open_task,
+)
 from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, open_runs
@@ -260,7 +273,7 @@ class Asker:
         self,
         run: Loaded,
         task: str,
-        items: Sequence[Choice],
+        items: Sequence[ChoiceItem],
         prompts: Prompts = "plain",
         longest_exact: int = 6,
         batch_tokens: int = 8192,
@@ -480,11 +493,11 @@ def _check(options: ChoiceOptions) -> None:
     Estimator(longest_exact=options.longest_exact).check()
 
 
-def _questions(task: str, options: ChoiceOptions) -> tuple[list[Choice], str]:
+def _questions(task: str, options: ChoiceOptions) -> tuple[list[ChoiceItem], str]:
     """(a task's questions, where they come from)."""
     loaded = open_task(task, options.data_dir, cache_folder(options.cache))
     made = make_items(task, loaded.records, options.prompts)
-    items = [item for item in made if isinstance(item, Choice)]
+    items = [item for item in made if isinstance(item, ChoiceItem)]
     if len(items) < 2:
         raise UserError(f"{task}: {loaded.origin} has fewer than 2 usable questions")
     return limit_items(task, items, options.questions), loaded.origin
@@ -498,7 +511,9 @@ def _measure(options: ChoiceOptions, on_progress: OnProgress) -> dict[str, Any]:
             raise UserError(
                 f"{run.folder} is {run.config.framework.name}: it has no masks to compare"
             )
-    found: dict[str, tuple[list[Choice], str]] = {t: _questions(t, options) for t in options.tasks}
+    found: dict[str, tuple[list[ChoiceItem], str]] = {
+        t: _questions(t, options) for t in options.tasks
+    }
     items = {task: questions for task, (questions, _) in found.items()}
     total = len(runs) * sum(
         _planned(len(item.continuations), options) for task in items for item in items[task]
@@ -529,7 +544,7 @@ def _planned(num_choices: int, options: ChoiceOptions) -> int:
 
 def _measure_run(
     named: NamedRun,
-    items: Mapping[str, Sequence[Choice]],
+    items: Mapping[str, Sequence[ChoiceItem]],
     options: ChoiceOptions,
     advance: Callable[[int], None],
 ) -> dict[str, Any]:
@@ -547,7 +562,7 @@ def _measure_run(
 def measure_questions(
     run: Loaded,
     task: str,
-    items: Sequence[Choice],
+    items: Sequence[ChoiceItem],
     options: ChoiceOptions,
     advance: Callable[[int], None],
 ) -> dict[str, Any]:

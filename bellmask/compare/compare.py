@@ -24,7 +24,7 @@ from bellmask.compare.execute import (
     text_identity,
 )
 from bellmask.compare.report import print_comparison, render_page, write_curves
-from bellmask.compare.results import Entry, RunRecord, read_json, read_run, summarize
+from bellmask.compare.results import Entry, RunRecord, read_run, read_run_json, summarize
 from bellmask.compare.variants import SUITES, Variant, check_shared, parse_variants
 from bellmask.config.command_line import PresetOptions, parse_command, parse_run_command, resolve
 from bellmask.config.config import RunConfig
@@ -35,7 +35,7 @@ from bellmask.utils.files import (
     has_kinds,
     inside,
     is_whole,
-    sound,
+    sanitize,
     without_nan,
     write_text,
 )
@@ -97,7 +97,7 @@ def _say_if_replacing(out: Path, runs: Sequence[PlannedRun], is_quiet: bool) -> 
     """A notice when the folder holds another comparison's report; its runs stay where they are."""
     if not (out / PLAN).exists() or is_quiet:
         return
-    before = read_json(out / PLAN)
+    before = read_run_json(out / PLAN)
     if not isinstance(before, dict) or before.get("runs") != describe_plan(runs):
         print(f"note: {out} held the report of another comparison, which is replaced")
 
@@ -150,13 +150,13 @@ def write_report(
 
 def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
     """(entries, reference, title, failures) of a comparison, read from its run folders."""
-    plan = read_json(folder / PLAN)
+    plan = read_run_json(folder / PLAN)
     try:
         root = folder / plan["root"]
         runs = [_planned(run, root, folder / PLAN) for run in plan["runs"]]
         reference, title, failed = plan["reference"], plan["title"], plan["failed"]
         texts = [reference, title, *failed]
-        if not all(isinstance(text, str) and text == sound(text) for text in texts):
+        if not all(isinstance(text, str) and text == sanitize(text) for text in texts):
             raise TypeError
     except (KeyError, TypeError):
         raise UserError(f"{folder / PLAN} is damaged; repeat the comparison") from None

@@ -74,7 +74,7 @@ class PlannedRun:
         return " ".join(filter(None, [self.variant, self.point, f"seed {self.seed}"]))
 
 
-def content_key(config: RunConfig, text: str) -> str:
+def run_key(config: RunConfig, text: str) -> str:
     """Hash of what decides a run's results; ``text`` identifies the data and the tokenizer."""
     options = config.key_options()
     kept = {name: v for name, v in options.items() if not name.startswith(_NOT_IN_KEY)}
@@ -135,14 +135,14 @@ def plan_runs(
             _check_fair(config, shared, variant.name)
             seed = shared.train.seed + number
             config = replace(config, train=replace(config.train, seed=seed)).check()
-            folder = root / content_key(config, text)
+            folder = root / run_key(config, text)
             runs.append(PlannedRun(variant.name, seed, name_point(point), config, folder))
     return runs
 
 
 def place_runs(runs: Sequence[PlannedRun], root: Path, text: str) -> list[PlannedRun]:
     """The same runs in the folders that belong to this text."""
-    return [replace(run, folder=root / content_key(run.config, text)) for run in runs]
+    return [replace(run, folder=root / run_key(run.config, text)) for run in runs]
 
 
 def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:

@@ -51,7 +51,7 @@ def drawn_times(config: RunConfig) -> torch.Tensor:
     return torch.cat([planner.times(step) for step in range(DRAWN_STEPS)])
 
 
-def describe_law(config: RunConfig) -> dict[str, Any]:
+def law_summary(config: RunConfig) -> dict[str, Any]:
     """Density on a grid, histogram of mask rates drawn, context weights, effective sample size.
 
     The histogram is of the mask rate 1 - alpha(t), which is t for the linear schedule, so that the
@@ -434,7 +434,7 @@ def check_comparable(runs: list[RunRecord]) -> None:
             raise UserError(f"{pair}: they were validated at different steps")
 
 
-def read_json(path: Path) -> Any:
+def read_run_json(path: Path) -> Any:
     """A JSON file, or a UserError."""
     try:
         return outside.read_json(path)
@@ -551,7 +551,7 @@ def _variant(
         raise UserError(f"{name} and {reference} have no seed in common")
     found: dict[str, Any] = {
         "options": _differing(runs[paired[0]], base[paired[0]]),
-        "law": describe_law(runs[paired[0]].config),
+        "law": law_summary(runs[paired[0]].config),
         "runs": [runs[seed].summary() for seed in sorted(runs)],
         "nll": statistics.mean(runs[seed].nll[-1] for seed in paired),
         "is_exact": runs[paired[0]].last.is_exact,

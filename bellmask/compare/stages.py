@@ -28,14 +28,14 @@ from matplotlib.figure import Figure
 from bellmask import __version__
 from bellmask.compare.execute import (
     PlannedRun,
-    content_key,
     distinct,
     execute,
     for_comparison,
     is_finished,
+    run_key,
     text_identity,
 )
-from bellmask.compare.results import RunRecord, over_seeds, read_json, read_run
+from bellmask.compare.results import RunRecord, over_seeds, read_run, read_run_json
 from bellmask.compare.variants import Variant, parse_variants
 from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
 from bellmask.config.config import RunConfig, load_config, parse_options
@@ -86,7 +86,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageOutcome:
     """A trained cell: what its folder says, and its answers."""
 
     cell: Cell
@@ -109,7 +109,7 @@ class Outcome:
         }
 
 
-def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summarize(outcomes: Sequence[StageOutcome]) -> dict[str, Any]:
     """Rows in the table's order: continual pretraining first, then with fine-tuning."""
     places = dict.fromkeys((o.cell.cpt, o.cell.sft) for o in outcomes)
     ordered = sorted(places, key=lambda place: place[1] is not None)  # stable
@@ -130,7 +130,7 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _row(
-    cpt: str, sft: str | None, mine: Sequence[Outcome], base: Sequence[Outcome] | None
+    cpt: str, sft: str | None, mine: Sequence[StageOutcome], base: Sequence[StageOutcome] | None
 ) -> dict[str, Any]:
     shares = [one.answered.share for one in mine]
     row: dict[str, Any] = {
@@ -509,7 +509,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """All trainings, and what is held out of the fine-tuning's examples."""
 
     cells: list[tuple[Cell, PlannedRun]]
@@ -541,7 +541,7 @@ def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
 
 def plan_stages(
     cpt: RunConfig, sft: RunConfig, *, seeds: int, root: Path, is_quiet: bool = False
-) -> Plan:
+) -> StagePlan:
     """Every training of the suite; the data of both stages is prepared, nothing is trained."""
     check_stages(cpt, sft)
     variants = parse_variants(list(VARIANTS))
@@ -554,7 +554,7 @@ def plan_stages(
     for number, configs in enumerate(adapted):
         for variant, config in zip(variants, configs, strict=True):
             seed = config.train.seed
-            folder = root / content_key(config, identity)
+            folder = root / run_key(config, identity)
             cell = Cell(seed, variant.name)
             cells.append((cell, PlannedRun(cell.name, seed, "", config, folder)))
             for second in variants:
@@ -564,7 +564,7 @@ def plan_stages(
                 run = PlannedRun(cell.name, tuned.train.seed, "", tuned, place)
                 cells.append((cell, run))
     about = describe_blocks(sft, data.train, data.valid, data.counts)
-    return Plan(cells, data.valid, tokenizer, about["response_tokens"])
+    return StagePlan(cells, data.valid, tokenizer, about["response_tokens"])
 
 
 def _seeded(config: RunConfig, number: int) -> RunConfig:
@@ -579,7 +579,7 @@ def _tuned(sft: RunConfig, variant: Variant, start: Path, step: int) -> RunConfi
 
 def _tuned_key(config: RunConfig, start: str, identity: str) -> str:
     """The folder of a fine-tuning: the adaptation's key stands for where it lies."""
-    return content_key(replace(config, start=replace(config.start, model=start)), identity)
+    return run_key(replace(config, start=replace(config.start, model=start)), identity)
 
 
 def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
@@ -640,7 +640,7 @@ def _check_asking(asking: Asking) -> None:
         )
 
 
-def _exam(plan: Plan, sft: RunConfig, asking: Asking) -> Exam:
+def _exam(plan: StagePlan, sft: RunConfig, asking: Asking) -> Exam:
     """The questions, the same for all runs."""
     sampling, block = asking.sampling, plan.valid.block_length
     if sampling.steps is None and sampling.has_steps:
@@ -668,7 +668,7 @@ def _bar(what: str, total: int, is_quiet: bool) -> AbstractContextManager[Callab
     return progress_bar(what, "answers", total)
 
 
-def _outcomes(plan: Plan, exam: Exam, is_quiet: bool) -> list[Outcome]:
+def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]:
     """What every run learned and answers; an adaptation is asked without any fine-tuning."""
     size = len(exam.examples)
     left = [size * len(exam.missing(run.folder, run.config.train.steps)) for _, run in plan.cells]
@@ -678,7 +678,7 @@ def _outcomes(plan: Plan, exam: Exam, is_quiet: bool) -> list[Outcome]:
             answered = exam.take(
                 run.folder, run.config.train.steps, partial(_later, advance, before)
             )
-            outcomes.append(Outcome(cell, read_run(run.folder), answered))
+            outcomes.append(StageOutcome(cell, read_run(run.folder), answered))
             before += count
     return outcomes
 
@@ -718,7 +718,7 @@ def write_stages(results: dict[str, Any], out: Path, *, is_quiet: bool = False) 
     results = without_nan(results)
     path = out / "results.json"
     if path.exists() and not is_quiet:
-        before = read_json(path)
+        before = read_run_json(path)
         rows = before.get("rows") if isinstance(before, dict) else None
         rows = [row.get("runs") for row in rows if isinstance(row, dict)] if rows else None
         if rows != [row["runs"] for row in results["rows"]]:

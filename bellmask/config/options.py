@@ -424,7 +424,7 @@ class Interval:
             )
         return Interval(amount, unit)
 
-    def is_due(self, before: Progress, now: Progress) -> bool:
+    def is_due(self, before: RunProgress, now: RunProgress) -> bool:
         """True when a multiple of the amount was passed between two moments."""
         if self.amount == 0:
             return False
@@ -433,7 +433,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is."""
 
     steps: int

@@ -26,7 +26,7 @@ import numpy as np
 from bellmask.data.example_files import Example, Message
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import sound
+from bellmask.utils.files import sanitize
 from bellmask.utils.libraries import first_line
 
 Kind = Literal["auto", "plain", "chat"]
@@ -34,7 +34,7 @@ ANSWER = "Answer:"
 
 
 @dataclass(frozen=True)
-class Part:
+class PromptPart:
     """A stretch of a prompt: written by the template, or somebody's words."""
 
     text: str
@@ -64,18 +64,18 @@ class Template:
         """The response as it follows the prompt."""
         return response_after(self.prompt(example), example.response)
 
-    def parts(self, messages: Sequence[Message], is_conversation: bool) -> tuple[Part, ...]:
+    def parts(self, messages: Sequence[Message], is_conversation: bool) -> tuple[PromptPart, ...]:
         """The prompt in parts: what the template wrote, and what it was given."""
         is_chat = self.kind == "chat" or (self.kind == "auto" and is_conversation)
         if is_chat and self.source is not None:
             return self._rendered(messages)
         if not is_chat and len(messages) == 1:
-            return (Part(ask_plainly(messages[0].text)),)
+            return (PromptPart(ask_plainly(messages[0].text)),)
         gap = "\n" if is_chat else "\n\n"
         lines = [f"{message.role}: {message.text.strip()}{gap}" for message in messages]
-        return (Part("".join(lines) + "assistant:"),)
+        return (PromptPart("".join(lines) + "assistant:"),)
 
-    def _rendered(self, messages: Sequence[Message]) -> tuple[Part, ...]:
+    def _rendered(self, messages: Sequence[Message]) -> tuple[PromptPart, ...]:
         """By the chat template: with stand-ins for the messages, to see what is its own.
 
         A template that looks into messages may treat stand-ins otherwise; then all is its own.
@@ -85,16 +85,16 @@ class Template:
         whole = self._render(messages, texts)
         pieces = re.split("\ue000(\\d+)\ue001", self._render(messages, marks))
         parts = [
-            Part(texts[int(piece)]) if place % 2 else Part(piece, is_template=True)
+            PromptPart(texts[int(piece)]) if place % 2 else PromptPart(piece, is_template=True)
             for place, piece in enumerate(pieces)
         ]
         kept = tuple(part for part in parts if part.text)
-        return kept if join(kept) == whole else (Part(whole, is_template=True),)
+        return kept if join(kept) == whole else (PromptPart(whole, is_template=True),)
 
     def _render(self, messages: Sequence[Message], texts: Sequence[str]) -> str:
         said = [{"role": m.role, "content": text} for m, text in zip(messages, texts, strict=True)]
         try:
-            return sound(
+            return sanitize(
                 self._compiled.render(
                     messages=said,
                     add_generation_prompt=True,
@@ -145,7 +145,7 @@ def ask_plainly(prompt: str) -> str:
     return f"{prompt.rstrip()}\n{ANSWER}"
 
 
-def join(parts: Sequence[Part]) -> str:
+def join(parts: Sequence[PromptPart]) -> str:
     """Parts as one text."""
     return "".join(part.text for part in parts)
 
@@ -188,7 +188,7 @@ class PromptEncoder:
         names = sorted(self._specials, key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
-    def encode(self, prompts: Sequence[Sequence[Part]]) -> list[Ids]:
+    def encode(self, prompts: Sequence[Sequence[PromptPart]]) -> list[Ids]:
         """Ids of each prompt; text between two specials is encoded as a whole."""
         split = [self._split(prompt) for prompt in prompts]
         texts = [piece for pieces in split for piece in pieces if isinstance(piece, str)]
@@ -207,7 +207,7 @@ class PromptEncoder:
         """Ids of a prompt to be answered."""
         return self.encode([self.template.parts(messages, is_conversation)])[0]
 
-    def _split(self, parts: Sequence[Part]) -> list[str | int]:
+    def _split(self, parts: Sequence[PromptPart]) -> list[str | int]:
         """Texts and ids of special tokens, in order."""
         found: list[str | int] = []
         for part in parts:

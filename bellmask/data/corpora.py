@@ -15,7 +15,7 @@ from bellmask.data.readers import (
     file_source,
     find_files,
     hub_source,
-    is_hub_name,
+    is_hub_address,
     kind_of,
     tar_source,
     wheel_source,
@@ -45,7 +45,7 @@ class InWheel:
 
 
 @dataclass(frozen=True)
-class OnHub:
+class HubSplit:
     """A split of a data set on the hub."""
 
     repository: str
@@ -73,7 +73,7 @@ class Corpus:
 
     title: str
     licence: str
-    splits: dict[str, InWheel | OnHub]
+    splits: dict[str, InWheel | HubSplit]
     """train and valid, those that exist; what the paper's recipes call validation is valid."""
     detokenizer: str = "none"
     documents: str = "line"
@@ -100,8 +100,8 @@ _SHA = {
 }
 
 
-def _wikitext103(split: str) -> OnHub:
-    return OnHub("Salesforce/wikitext", split, "wikitext-103-raw-v1", rows_are_lines=True)
+def _wikitext103(split: str) -> HubSplit:
+    return HubSplit("Salesforce/wikitext", split, "wikitext-103-raw-v1", rows_are_lines=True)
 
 
 CORPORA: dict[str, Corpus] = {
@@ -130,8 +130,8 @@ CORPORA: dict[str, Corpus] = {
         "One Billion Word",
         "not specified; WMT 2011 News Crawl text",
         {
-            "train": OnHub("dvruette/lm1b", "train"),
-            "valid": OnHub("dvruette/lm1b", "test"),
+            "train": HubSplit("dvruette/lm1b", "train"),
+            "valid": HubSplit("dvruette/lm1b", "test"),
         },
         detokenizer="lm1b",
         wrap=True,
@@ -140,7 +140,7 @@ CORPORA: dict[str, Corpus] = {
     "openwebtext": Corpus(
         "OpenWebText",
         "CC0 (packaging)",
-        {"train": OnHub("Skylion007/openwebtext", "train", revision=_PARQUET)},
+        {"train": HubSplit("Skylion007/openwebtext", "train", revision=_PARQUET)},
         wrap=True,
         holdout=100_000,
         num_documents=8_013_769,
@@ -149,7 +149,7 @@ CORPORA: dict[str, Corpus] = {
     "fineweb_edu": Corpus(
         "FineWeb-Edu, 10BT sample",
         "ODC-BY 1.0",
-        {"train": OnHub("HuggingFaceFW/fineweb-edu", "train", "sample-10BT")},
+        {"train": HubSplit("HuggingFaceFW/fineweb-edu", "train", "sample-10BT")},
         documents="paragraph",
         note="no validation split; a share of the blocks is held out",
     ),
@@ -157,8 +157,8 @@ CORPORA: dict[str, Corpus] = {
         "Penn Treebank",
         "LDC user agreement for non-members",
         {
-            "train": OnHub("ptb-text-only/ptb_text_only", "train", revision=_PARQUET),
-            "valid": OnHub("ptb-text-only/ptb_text_only", "validation", revision=_PARQUET),
+            "train": HubSplit("ptb-text-only/ptb_text_only", "train", revision=_PARQUET),
+            "valid": HubSplit("ptb-text-only/ptb_text_only", "validation", revision=_PARQUET),
         },
         detokenizer="ptb",
         column="sentence",
@@ -166,7 +166,7 @@ CORPORA: dict[str, Corpus] = {
     "lambada": Corpus(
         "LAMBADA, OpenAI's form",
         "CC BY 4.0",
-        {"valid": OnHub("EleutherAI/lambada_openai", "test", "default")},
+        {"valid": HubSplit("EleutherAI/lambada_openai", "test", "default")},
         detokenizer="lambada",
         note="evaluation only",
     ),
@@ -174,8 +174,8 @@ CORPORA: dict[str, Corpus] = {
         "AG News",
         "research, non-commercial use",
         {
-            "train": OnHub("fancyzhx/ag_news", "train"),
-            "valid": OnHub("fancyzhx/ag_news", "test"),
+            "train": HubSplit("fancyzhx/ag_news", "train"),
+            "valid": HubSplit("fancyzhx/ag_news", "test"),
         },
         csv_column="1+2",
         note="in CSV files without header, as first published, the text is title and description",
@@ -184,8 +184,8 @@ CORPORA: dict[str, Corpus] = {
         "Scientific papers, PubMed",
         "by source; open access",
         {
-            "train": OnHub("ccdv/pubmed-summarization", "train", "document"),
-            "valid": OnHub("ccdv/pubmed-summarization", "validation", "document"),
+            "train": HubSplit("ccdv/pubmed-summarization", "train", "document"),
+            "valid": HubSplit("ccdv/pubmed-summarization", "validation", "document"),
         },
         detokenizer="scientific_papers",
         column="article",
@@ -194,8 +194,8 @@ CORPORA: dict[str, Corpus] = {
         "Scientific papers, arXiv",
         "by source; open access",
         {
-            "train": OnHub("ccdv/arxiv-summarization", "train", "document"),
-            "valid": OnHub("ccdv/arxiv-summarization", "validation", "document"),
+            "train": HubSplit("ccdv/arxiv-summarization", "train", "document"),
+            "valid": HubSplit("ccdv/arxiv-summarization", "validation", "document"),
         },
         detokenizer="scientific_papers",
         column="article",
@@ -204,8 +204,8 @@ CORPORA: dict[str, Corpus] = {
         "text8",
         "CC BY-SA 3.0",
         {
-            "train": OnHub("afmck/text8", "train"),
-            "valid": OnHub("afmck/text8", "validation"),
+            "train": HubSplit("afmck/text8", "train"),
+            "valid": HubSplit("afmck/text8", "validation"),
         },
         documents="file",
         insert_eos=False,
@@ -222,8 +222,8 @@ CORPORA: dict[str, Corpus] = {
         "TinyStories",
         "CDLA-Sharing-1.0",
         {
-            "train": OnHub("roneneldan/TinyStories", "train"),
-            "valid": OnHub("roneneldan/TinyStories", "validation"),
+            "train": HubSplit("roneneldan/TinyStories", "train"),
+            "valid": HubSplit("roneneldan/TinyStories", "validation"),
         },
         documents="endoftext",
     ),
@@ -333,10 +333,10 @@ def _open_files(name: str, pattern: str, policy: Policy, cache: Path) -> Source:
             f"{pattern} has no text to read, prepare or show: training draws its rows in memory; "
             "use it as --data.train of a run, with --data.tokenizer symbols:8"
         )
-    if is_hub_name(pattern):
+    if is_hub_address(pattern):
         repository, _, rest = pattern[4:].partition(":")
         config, _, split = rest.partition(":")
-        part = OnHub(repository, split or "train", config or None)
+        part = HubSplit(repository, split or "train", config or None)
         return part.open(pattern, policy.documents, policy.column, cache)
     is_a_word = not any(sign in pattern for sign in "/.*?[") and not Path(pattern).exists()
     if is_a_word:
@@ -349,7 +349,7 @@ def _open_files(name: str, pattern: str, policy: Policy, cache: Path) -> Source:
         return tar_source(name, find_files(pattern)[0], member, rule=policy.documents)
     corpus = CORPORA.get(name)
     parts = corpus.splits.values() if corpus is not None else []
-    has_lines = any(isinstance(part, OnHub) and part.rows_are_lines for part in parts)
+    has_lines = any(isinstance(part, HubSplit) and part.rows_are_lines for part in parts)
     row_rule = policy.documents if has_lines else None
     return file_source(pattern, rule=policy.documents, column=policy.column, row_rule=row_rule)
 

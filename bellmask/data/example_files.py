@@ -25,7 +25,7 @@ from bellmask.data.readers import (
     text_stream,
 )
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import sound
+from bellmask.utils.files import sanitize
 
 # An example for fine-tuning: what is given (the prompt) and what is learned (the response).
 
@@ -339,7 +339,7 @@ def text_of(record: Record, column: str, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{place}: column {column!r} holds {type(value).__name__}, not text")
-    return sound(value)
+    return sanitize(value)
 
 
 def examples_of(record: Record, counts: Counter[str], place: str) -> tuple[Example, ...]:

@@ -50,7 +50,7 @@ from bellmask.data.example_files import (
 )
 from bellmask.data.packing import Row
 from bellmask.data.prepare import LoadedData, OnProgress, one_at_a_time, writable_cache
-from bellmask.data.readers import file_source, find_files, is_hub_name
+from bellmask.data.readers import file_source, find_files, is_hub_address
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
@@ -290,7 +290,7 @@ def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSourc
     kind, sign, rest = source.partition(":")
     if source == "tasks":
         return open_tasks(None, options.counts)
-    if is_hub_name(source):
+    if is_hub_address(source):
         return from_records(hub_named(source))
     if sign and kind in _OPENERS and not Path(source).exists():
         if not rest:
@@ -309,7 +309,7 @@ def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSourc
 def _sharegpt_records(rest: str) -> RecordSource:
     """Of files, or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
     name = f"sharegpt:{rest}"
-    return hub_named(name) if is_hub_name(rest) else record_files(find_files(rest), name)
+    return hub_named(name) if is_hub_address(rest) else record_files(find_files(rest), name)
 
 
 _OPENERS = {

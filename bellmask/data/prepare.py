@@ -30,7 +30,14 @@ from bellmask.data.blocks import (
     rows_per_shard,
     shard_path,
 )
-from bellmask.data.corpora import Policy, Split, find_policy, has_split, is_toy, open_corpus
+from bellmask.data.corpora import (
+    Policy,
+    Split,
+    find_policy,
+    has_split,
+    is_toy,
+    open_corpus,
+)
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
 from bellmask.data.readers import Piece, Source, cache_folder

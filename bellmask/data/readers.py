@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import count_of, sound
+from bellmask.utils.files import count_of, sanitize
 from bellmask.utils.libraries import first_line
 
 # Files → pieces of documents: text, JSONL, CSV and Parquet, also compressed.
@@ -221,7 +221,7 @@ def _column(row: dict[str, Any], column: str, name: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{name}: column {column!r} holds {type(value).__name__}, not text")
     # JSON can hold half of a surrogate pair, which is not text: it becomes a question mark
-    return sound(value)
+    return sanitize(value)
 
 
 def _read_json_lines(lines: Iterable[str], column: str, name: str) -> Iterator[Piece]:
@@ -451,7 +451,7 @@ def wheel_source(
 
 
 @dataclass(frozen=True)
-class OnHub:
+class HubSource:
     """A split of a data set on the Hugging Face hub, at a commit."""
 
     place: str
@@ -472,7 +472,7 @@ class OnHub:
 
 def find_on_hub(
     name: str, repository: str, config: str | None, split: str, revision: str | None, advice: str
-) -> OnHub:
+) -> HubSource:
     """Ask the hub for the commit, nothing else; ``advice``: how files are given where it fails."""
     try:
         import datasets
@@ -498,7 +498,7 @@ def find_on_hub(
         except Exception as error:
             raise UserError(f"cannot read {place} from the hub: {first_line(error)}") from None
 
-    return OnHub(place, str(commit), rows)
+    return HubSource(place, str(commit), rows)
 
 
 def hub_source(
@@ -566,6 +566,6 @@ def count_documents(source: Source) -> int:
     return sum(piece.is_end for piece in source.pieces())
 
 
-def is_hub_name(name: str) -> bool:
+def is_hub_address(name: str) -> bool:
     """``hub:owner/name`` or ``hub:owner/name:config``."""
     return name.startswith("hub:") and not os.path.exists(name)

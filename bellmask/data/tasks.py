@@ -44,7 +44,7 @@ from bellmask.utils.rng import shuffle, stream_key
 
 
 @dataclass(frozen=True)
-class Question:
+class TaskQuestion:
     """A record of a task: the prompt, the answer, and what else there is to score against."""
 
     prompt: str
@@ -60,12 +60,12 @@ class Question:
         return Example.plain(self.prompt, self.answer)
 
 
-def _chosen(prompt: str, choices: Sequence[Any], index: int) -> Question | None:
+def _chosen(prompt: str, choices: Sequence[Any], index: int) -> TaskQuestion | None:
     """Multiple choice; None where the answer is not given (test splits)."""
     texts = tuple(str(choice).strip() for choice in choices)
     if not 0 <= index < len(texts) or not texts[index]:
         return None
-    return Question(prompt, texts[index], texts)
+    return TaskQuestion(prompt, texts[index], texts)
 
 
 def _number(value: Any) -> int:
@@ -80,7 +80,7 @@ _plain_quotes = detokenizer("lambada")
 _LAST_WORD = re.compile(r"(.*\S)\s+(\S+)\Z", re.DOTALL)
 
 
-def lambada(record: Record) -> Question | None:
+def lambada(record: Record) -> TaskQuestion | None:
     """``{"text"}``: a passage; the prompt is "Passage: ", all but its last word, a line "Question:
     What is the next word?" and "Answer:". The answer is that word. Quotes are made straight.
     """
@@ -88,10 +88,10 @@ def lambada(record: Record) -> Question | None:
     if found is None:
         return None
     passage, word = found.groups()
-    return Question(f"Passage: {passage}\nQuestion: What is the next word?\nAnswer:", word)
+    return TaskQuestion(f"Passage: {passage}\nQuestion: What is the next word?\nAnswer:", word)
 
 
-def hellaswag(record: Record) -> Question | None:
+def hellaswag(record: Record) -> TaskQuestion | None:
     """How an activity goes on: label, context and the beginning of the next sentence, cleaned."""
     begun = record["ctx_b"][:1].upper() + record["ctx_b"][1:]
     context = f"{record['activity_label']}: {record['ctx_a']} {begun}"
@@ -107,17 +107,19 @@ def clean_wikihow(text: str) -> str:
     return re.sub(r"([.!?])\s*\. ", r"\1 ", re.sub(r"\s+", " ", text)).strip()
 
 
-def triviaqa(record: Record) -> Question | None:
+def triviaqa(record: Record) -> TaskQuestion | None:
     """A question with one answer and its aliases; the test split has none."""
     answer = record["answer"]
     value = (answer.get("value") or "").strip()
     if value in ("", "<unk>"):
         return None
     accepted = tuple(answer.get("aliases") or ())
-    return Question(f"Question: {record['question'].strip()}\nAnswer:", value, accepted=accepted)
+    return TaskQuestion(
+        f"Question: {record['question'].strip()}\nAnswer:", value, accepted=accepted
+    )
 
 
-def openbookqa(record: Record) -> Question | None:
+def openbookqa(record: Record) -> TaskQuestion | None:
     """A question, or a sentence to be completed, on elementary science."""
     choices, labels = record["choices"]["text"], list(record["choices"]["label"])
     key = record.get("answerKey") or ""
@@ -125,13 +127,13 @@ def openbookqa(record: Record) -> Question | None:
     return _chosen(f"Question: {record['question_stem'].strip()}\nAnswer:", choices, index)
 
 
-def piqa(record: Record) -> Question | None:
+def piqa(record: Record) -> TaskQuestion | None:
     """How to reach a goal."""
     prompt = f"Question: {record['goal'].strip()}\nAnswer:"
     return _chosen(prompt, (record["sol1"], record["sol2"]), _number(record["label"]))
 
 
-def social_iqa(record: Record) -> Question | None:
+def social_iqa(record: Record) -> TaskQuestion | None:
     """A question on what people do, feel or want in a situation; labels count from 1."""
     prompt = (
         f"Context: {record['context'].strip()}\nQuestion: {record['question'].strip()}\nAnswer:"
@@ -140,7 +142,7 @@ def social_iqa(record: Record) -> Question | None:
     return _chosen(prompt, answers, _number(record["label"]) - 1)
 
 
-def winogrande(record: Record) -> Question | None:
+def winogrande(record: Record) -> TaskQuestion | None:
     """A sentence with a blank; answers count from 1."""
     sentence = record["sentence"].strip()
     prompt = f"Sentence: {sentence}\nQuestion: What does the blank _ stand for?\nAnswer:"
@@ -155,7 +157,7 @@ def winogrande(record: Record) -> Question | None:
 class Task:
     """A benchmark: how a record is read, where its training split is, and how much is taken."""
 
-    question: Callable[[Record], Question | None]
+    question: Callable[[Record], TaskQuestion | None]
     count: int
     repository: str
     config: str | None = None
@@ -193,7 +195,7 @@ def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
     return counts
 
 
-def take(name: str, questions: Sequence[Question], count: int) -> list[Question]:
+def take(name: str, questions: Sequence[TaskQuestion], count: int) -> list[TaskQuestion]:
     """``count`` of a task's questions in their order, the same ones every time (a keyed draw)."""
     if count >= len(questions):
         return list(questions)
@@ -294,7 +296,7 @@ def validation_records(task: str, cache: Path) -> list[Record]:
     return records
 
 
-def questions(task: str, records: Iterator[Record]) -> Iterator[Question | None]:
+def questions(task: str, records: Iterator[Record]) -> Iterator[TaskQuestion | None]:
     """A task's questions; None for a record without a usable answer."""
     read = look_up("task", task, TASKS).question
     for number, record in enumerate(records):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bellmask.data.readers import Wheel
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import count_of, is_whole, read_json, sound
+from bellmask.utils.files import count_of, is_whole, read_json, sanitize
 from bellmask.utils.libraries import first_line
 
 Ids = NDArray[np.int64]
@@ -193,12 +193,12 @@ class FastTokenizer:
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
-        ids = self._inner.encode(sound(text), add_special_tokens=False).ids
+        ids = self._inner.encode(sanitize(text), add_special_tokens=False).ids
         return self._ours[np.asarray(ids, dtype=np.int64)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of several texts; the library uses all cores, the order stays."""
-        found = self._inner.encode_batch_fast([*map(sound, texts)], add_special_tokens=False)
+        found = self._inner.encode_batch_fast([*map(sanitize, texts)], add_special_tokens=False)
         return [self._ours[np.asarray(one.ids, dtype=np.int64)] for one in found]
 
     def decode(self, ids: Ids) -> str:

@@ -272,7 +272,7 @@ class Estimator:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MaskPlan:
     """Passes of one ask."""
 
     kind: Kind
@@ -300,7 +300,7 @@ class Plan:
         return Score(-math.fsum(value_R), error, length, passes, not self.is_noisy)
 
 
-def make_plan(ask: Ask, estimator: Estimator, *, seed: int, uses_time: bool = False) -> Plan:
+def make_plan(ask: Ask, estimator: Estimator, *, seed: int, uses_time: bool = False) -> MaskPlan:
     """The passes that estimate an ask's log-probability."""
     length = len(ask.target)
     kind = estimator.kind_for(length, uses_time)
@@ -317,30 +317,30 @@ def make_plan(ask: Ask, estimator: Estimator, *, seed: int, uses_time: bool = Fa
         order_RL = np.sort(u_RL, axis=1)
         rate_R = order_RL[place_R, count_R - 1]
         is_masked = u_RL <= rate_R[:, None]
-        return Plan(kind, is_masked, is_masked, length / (draws * count_R), rate_R)
+        return MaskPlan(kind, is_masked, is_masked, length / (draws * count_R), rate_R)
     if kind == "bernoulli":
         rate_R = (place_R + 1 - u_R) / draws  # never 0
         is_masked = u_RL < rate_R[:, None]
-        return Plan(kind, is_masked, is_masked, 1 / (draws * rate_R), rate_R)
+        return MaskPlan(kind, is_masked, is_masked, 1 / (draws * rate_R), rate_R)
     rate_R = (place_R + 1) / draws
     is_masked = u_RL < rate_R[:, None]
     weight_R = length / (draws * is_masked.sum(1).clip(min=1))
-    return Plan(kind, is_masked, is_masked, weight_R, rate_R)
+    return MaskPlan(kind, is_masked, is_masked, weight_R, rate_R)
 
 
-def _exact(length: int) -> Plan:
+def _exact(length: int) -> MaskPlan:
     number = np.arange(1, 2**length)
     is_masked = (number[:, None] >> np.arange(length)) & 1 == 1
     count_R = is_masked.sum(1)
     ways_R = np.array([math.comb(length, n) for n in count_R])
-    return Plan("exact", is_masked, is_masked, 1 / (count_R * ways_R), count_R / (length + 1))
+    return MaskPlan("exact", is_masked, is_masked, 1 / (count_R * ways_R), count_R / (length + 1))
 
 
-def _left_to_right(length: int) -> Plan:
+def _left_to_right(length: int) -> MaskPlan:
     is_masked = np.triu(np.ones((length, length), dtype=bool))
     rate_R = is_masked.sum(1) / (length + 1)
     scored = np.eye(length, dtype=bool)
-    return Plan("left_to_right", is_masked, scored, np.ones(length), rate_R)
+    return MaskPlan("left_to_right", is_masked, scored, np.ones(length), rate_R)
 
 
 def _numbers(
@@ -367,7 +367,7 @@ SHOWN_FIRST = -1e6
 
 
 @dataclass(frozen=True)
-class Row:
+class PassRow:
     """One pass of one ask."""
 
     ask: Ask
@@ -390,22 +390,22 @@ def masked_row(
     is_masked_L: NDArray[np.bool_],
     is_scored_L: NDArray[np.bool_],
     rate: float,
-) -> Row:
+) -> PassRow:
     """Some of the target masked; ``rate`` is for time-conditioned models."""
     start, stop = len(ask.given), len(ask.given) + len(ask.target)
     tokens = torch.tensor(clean(ask))
     tokens[start:stop][torch.from_numpy(is_masked_L)] = mask_id
     is_scored = torch.zeros(len(tokens), dtype=torch.bool)
     is_scored[start:stop] = torch.from_numpy(is_scored_L)
-    return Row(ask, tokens, is_scored, rate)
+    return PassRow(ask, tokens, is_scored, rate)
 
 
-def ordered_row(ask: Ask, number_L: Tensor) -> Row:
+def ordered_row(ask: Ask, number_L: Tensor) -> PassRow:
     """What is shown comes first, in its own order, then the target, smallest number first."""
     tokens = torch.tensor(clean(ask))
     numbers = SHOWN_FIRST + torch.arange(len(tokens), dtype=torch.float64)
     numbers[len(ask.given) : len(ask.given) + len(ask.target)] = number_L
-    return Row(ask, tokens, torch.ones(len(tokens), dtype=torch.bool), numbers=numbers)
+    return PassRow(ask, tokens, torch.ones(len(tokens), dtype=torch.bool), numbers=numbers)
 
 
 # --- jobs ------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class MaskedJob:
     """An ask to a masked model."""
 
     ask: Ask
-    plan: Plan
+    plan: MaskPlan
     mask_id: int
 
     def __len__(self) -> int:
@@ -426,7 +426,7 @@ class MaskedJob:
         """A pass that scores nothing is not made."""
         return bool(self.plan.is_scored_RL[place].any())
 
-    def row(self, place: int) -> Row:
+    def row(self, place: int) -> PassRow:
         """One pass as a row of tokens."""
         return masked_row(
             self.ask,
@@ -458,7 +458,7 @@ class OrderedJob:
         """All are."""
         return True
 
-    def row(self, place: int) -> Row:
+    def row(self, place: int) -> PassRow:
         """One pass as a row of tokens: the target in a drawn order."""
         key = stream_key(self.key, "orders", place)
         return ordered_row(self.ask, uniform(key, torch.arange(len(self.ask.target))))
@@ -561,7 +561,7 @@ class ContinuationScorer:
         draws = 1 if is_exact else self.estimator.draws
         return OrderedJob(ask, draws, self.estimator.key(ask, seed), is_exact)
 
-    def row_with(self, ask: Ask, is_masked: NDArray[np.bool_]) -> Row:
+    def row_with(self, ask: Ask, is_masked: NDArray[np.bool_]) -> PassRow:
         """A pass of a masked model with just these tokens of the target masked, all of them scored.
 
         A time-conditioned model is told what sampling tells it: the share of the row.
@@ -569,7 +569,7 @@ class ContinuationScorer:
         rate = float(is_masked.sum()) / ask.length
         return masked_row(ask, self.run.tokenizer.mask_id, is_masked, is_masked, rate)
 
-    def left_to_right_row(self, ask: Ask) -> Row:
+    def left_to_right_row(self, ask: Ask) -> PassRow:
         """A pass of a causal model with the target in its own order, whatever the framework's."""
         return ordered_row(ask, torch.arange(len(ask.target), dtype=torch.float64))
 
@@ -591,7 +591,7 @@ class ContinuationScorer:
                 yield members[start : start + size]
 
     @torch.no_grad()
-    def _run_batch(self, rows: Sequence[Row]) -> list[float]:
+    def _run_batch(self, rows: Sequence[PassRow]) -> list[float]:
         """The sum of cross-entropies that each row scores."""
         problem, mask = self.problem(rows)
         device = self.run.device
@@ -602,7 +602,7 @@ class ContinuationScorer:
         total_B = torch.zeros(len(rows), dtype=torch.float64)
         return total_B.index_add_(0, owner_N, ce_N.double().cpu()).tolist()
 
-    def problem(self, rows: Sequence[Row]) -> tuple[Problem, Tensor | None]:
+    def problem(self, rows: Sequence[PassRow]) -> tuple[Problem, Tensor | None]:
         """(what the model is asked in a batch, its attention mask)."""
         width = self.width(rows[0].ask)
         pad, framework = self.run.tokenizer.pad_id, self.run.framework
@@ -636,7 +636,7 @@ class ContinuationScorer:
         return problem, None if is_full else attention_mask(is_real_BL)
 
 
-def _only_targets(whole: Problem, rows: Sequence[Row], width: int) -> Problem:
+def _only_targets(whole: Problem, rows: Sequence[PassRow], width: int) -> Problem:
     """Of every slot's prediction those of the targets: what is shown comes first in any order."""
     shown_B = torch.tensor([row.ask.length - len(row.ask.target) for row in rows])
     length_B = torch.tensor([row.ask.length for row in rows])

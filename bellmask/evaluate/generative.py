@@ -27,7 +27,7 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.result import perplexity_of
-from bellmask.evaluate.scorers import Place, Sample, TextScorer, key_of
+from bellmask.evaluate.scorers import SampleFiles, TextSample, TextScorer, key_of
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
@@ -119,7 +119,7 @@ def main(args: Sequence[str]) -> int:
     from bellmask.evaluate.scorers import load_scorer
     from bellmask.utils.console import staged_bar
 
-    request = Request(
+    request = GenerativeRequest(
         options.num,
         options.nfe,
         tuple(range(options.seed, options.seed + options.seeds)),
@@ -143,7 +143,9 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _subjects(options: GenerativeOptions, request: Request) -> tuple[list[Subject], list[Subject]]:
+def _subjects(
+    options: GenerativeOptions, request: GenerativeRequest
+) -> tuple[list[Subject], list[Subject]]:
     """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
     from bellmask.model.transformer import hash_weights
     from bellmask.storage.runs import by_folder
@@ -166,7 +168,7 @@ def _subjects(options: GenerativeOptions, request: Request) -> tuple[list[Subjec
 
 def _numbers(
     options: GenerativeOptions,
-    request: Request,
+    request: GenerativeRequest,
     scorer: TextScorer,
     runs: list[dict[str, Any]],
     texts: list[dict[str, Any]],
@@ -466,7 +468,7 @@ OnPart = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerativeRequest:
     """What is asked of every run."""
 
     num: int = 100
@@ -490,7 +492,7 @@ class Subject:
     settings: list[int | None]
     """NFE values; None alone where there is nothing to choose."""
     seeds: list[int]
-    draw: Callable[[int | None, int, OnPart], list[Sample]]
+    draw: Callable[[int | None, int, OnPart], list[TextSample]]
 
 
 def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
@@ -506,8 +508,8 @@ def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
 
 
 def draw_samples(
-    run: Loaded, request: Request, nfe: int | None, seed: int, on_part: OnPart
-) -> list[Sample]:
+    run: Loaded, request: GenerativeRequest, nfe: int | None, seed: int, on_part: OnPart
+) -> list[TextSample]:
     """The samples of a cell: the one place that calls the sampler."""
 
     def on_step(step: Step) -> None:
@@ -523,7 +525,7 @@ def draw_samples(
         on_step=on_step,
     )
     cut = [cut_row(run, row.numpy()) for row in made.ids_BL]
-    return [Sample(documents, ids.tolist(), made.nfe) for ids, documents in cut]
+    return [TextSample(documents, ids.tolist(), made.nfe) for ids, documents in cut]
 
 
 def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
@@ -533,7 +535,7 @@ def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
     return replace(sampling, steps=nfe)
 
 
-def run_subject(name: str, run: Loaded, fingerprint: str, request: Request) -> Subject:
+def run_subject(name: str, run: Loaded, fingerprint: str, request: GenerativeRequest) -> Subject:
     """A run's samples, after a trial on a few tokens that finds settings it cannot do."""
     length = len(run_canvas(run, length=request.length))
     framework = run.config.framework.name
@@ -561,7 +563,7 @@ def run_subject(name: str, run: Loaded, fingerprint: str, request: Request) -> S
     )
 
 
-def text_subject(name: str, run: Loaded, request: Request) -> Subject:
+def text_subject(name: str, run: Loaded, request: GenerativeRequest) -> Subject:
     """The run's validation text: a group of ``num`` blocks for each seed, as far as it goes."""
     train, valid = run.blocks()
     run.check_same_data(train)
@@ -569,12 +571,12 @@ def text_subject(name: str, run: Loaded, request: Request) -> Subject:
     blocks = valid.spread(num_groups * request.num)
     longest = min(len(run_canvas(run, length=request.length)), blocks.block_length)
 
-    def draw(_: int | None, group: int, on_part: OnPart) -> list[Sample]:
+    def draw(_: int | None, group: int, on_part: OnPart) -> list[TextSample]:
         index = np.arange(group, len(blocks), num_groups)
         found = []
         for row, length in zip(np.asarray(blocks.tokens[index]), blocks.lengths[index]):
             ids, documents = cut_row(run, row[: min(longest, length)].astype(np.int64))
-            found.append(Sample(documents, ids.tolist()))
+            found.append(TextSample(documents, ids.tolist()))
         on_part(len(found))
         return found
 
@@ -584,7 +586,7 @@ def text_subject(name: str, run: Loaded, request: Request) -> Subject:
 
 
 def measure_cell(
-    samples: Sequence[Sample], scorer: TextScorer, batch_size: int, on_part: OnPart
+    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, on_part: OnPart
 ) -> dict[str, Any]:
     """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
     scores = scorer.score(
@@ -611,13 +613,13 @@ def measure_cell(
 def measure(
     subjects: Sequence[Subject],
     scorer: TextScorer,
-    request: Request,
+    request: GenerativeRequest,
     folder: Path,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
     cells = [
-        (subject, nfe, seed, Place.of(folder, subject.name, subject.key, nfe, seed, scorer))
+        (subject, nfe, seed, SampleFiles.of(folder, subject.name, subject.key, nfe, seed, scorer))
         for subject in subjects
         for nfe in subject.settings
         for seed in subject.seeds

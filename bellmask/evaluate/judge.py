@@ -16,10 +16,10 @@ from rich.markup import escape
 from bellmask.config.command_line import parse_command
 from bellmask.evaluate.judge_endpoint import (
     CHANGEABLE,
+    ChatRequest,
     EndpointError,
     EndpointOptions,
     Reply,
-    Request,
     Transcript,
     cost_of,
 )
@@ -29,8 +29,8 @@ from bellmask.evaluate.judge_prompts import (
     VALUES,
     Benchmark,
     Judged,
-    Outcome,
     Pair,
+    PairOutcome,
     Style,
     Verdict,
     combine,
@@ -42,10 +42,10 @@ from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, has_kinds, is_number
-from bellmask.utils.store import Kept, content_key
+from bellmask.utils.store import Store, content_key
 
 if TYPE_CHECKING:
-    from bellmask.evaluate.judge_endpoint import Endpoint, Prices, Request, SpendingLimit
+    from bellmask.evaluate.judge_endpoint import ChatRequest, Endpoint, Prices, SpendingLimit
     from bellmask.evaluate.judge_prompts import Benchmark, Judged, Pair, Side
     from bellmask.evaluate.judge_stats import Calibration
 
@@ -91,7 +91,7 @@ class AnswerScore:
 class LocalVerdict:
     """A pair under the language model."""
 
-    outcome: Outcome
+    outcome: PairOutcome
     a: AnswerScore
     b: AnswerScore
 
@@ -127,19 +127,19 @@ class LikelihoodJudge:
         a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
         return LocalVerdict(self._outcome(pair, a, b), a, b)
 
-    def _outcome(self, pair: Pair, a: AnswerScore, b: AnswerScore) -> Outcome:
+    def _outcome(self, pair: Pair, a: AnswerScore, b: AnswerScore) -> PairOutcome:
         has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
         if pair.is_same or not (has_a or has_b):
             return SAME
         if (has_a and not a.num_tokens) or (has_b and not b.num_tokens):
-            return Outcome("unreadable", None)
+            return PairOutcome("unreadable", None)
         if not (has_a and has_b):
-            return Outcome("win", 1.0) if has_a else Outcome("loss", 0.0)
+            return PairOutcome("win", 1.0) if has_a else PairOutcome("loss", 0.0)
         better = self._value(a) - self._value(b)
         tokens = 1 if self._measure == "per-token" else max(a.num_tokens, b.num_tokens)
         if abs(better) <= TIE_MARGIN * tokens:
             return SAME
-        return Outcome("win", 1.0) if better > 0 else Outcome("loss", 0.0)
+        return PairOutcome("win", 1.0) if better > 0 else PairOutcome("loss", 0.0)
 
 
 def request_text(pair: Pair, said: Sequence[str]) -> str:
@@ -241,9 +241,9 @@ class EndpointJudge:
                 said = ("",) * (turn + 1)
                 self.style.write(Pair(task, turn, said, said), True)
 
-    def request(self, pair: Pair, a_first: bool) -> Request:
+    def request(self, pair: Pair, a_first: bool) -> ChatRequest:
         """One order of one pair."""
-        return Request(
+        return ChatRequest(
             self.model,
             self.style.write(pair, a_first),
             max_tokens=self.style.max_tokens,
@@ -251,7 +251,7 @@ class EndpointJudge:
             endpoint=self.place,
         )
 
-    def requests(self, pairs: Iterable[Pair]) -> list[Request]:
+    def requests(self, pairs: Iterable[Pair]) -> list[ChatRequest]:
         """Both orders of each pair; two equal answers need no judge."""
         return [
             self.request(pair, a_first) for pair in pairs if not pair.is_same for a_first in ORDERS
@@ -278,14 +278,14 @@ class EndpointJudge:
             )
         return [Judged(pair, self._outcome(pair)) for pair in pairs]
 
-    def _outcome(self, pair: Pair) -> Outcome:
+    def _outcome(self, pair: Pair) -> PairOutcome:
         return SAME if pair.is_same else combine(*self._verdicts(pair))
 
     def _verdicts(self, pair: Pair) -> tuple[Verdict, Verdict]:
         first, second = (self._read(self.request(pair, a_first)) for a_first in ORDERS)
         return first, second
 
-    def _read(self, request: Request) -> Verdict:
+    def _read(self, request: ChatRequest) -> Verdict:
         reply = self.transcript.get(request)
         return UNREADABLE if reply is None else self.style.read(reply.text, reply.top_logprobs)
 
@@ -304,7 +304,7 @@ class EndpointJudge:
             "usd": usd,
         }
 
-    def spent(self, missing: Sequence[Request]) -> str | None:
+    def spent(self, missing: Sequence[ChatRequest]) -> str | None:
         """What this command has spent on requests that were missing; None: prices are not known.
 
         A limit also counts attempts whose answer was lost, at their worst.
@@ -349,7 +349,7 @@ class LocalJudge:
     """A causal LM's likelihood; outcomes are kept, so that none is computed twice."""
 
     def __init__(self, judge: LikelihoodJudge, path: Path) -> None:
-        self._judge, self._kept, self.label = judge, Kept(path, _is_outcome), judge.label
+        self._judge, self._kept, self.label = judge, Store(path, _is_outcome), judge.label
 
     def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
         """Outcomes of before, then the others some at a time."""
@@ -374,9 +374,9 @@ class LocalJudge:
                 on_done(len(unique) - len(left) + start + len(chunk), len(unique))
         return [Judged(pair, self._outcome(pair)) for pair in pairs]
 
-    def _outcome(self, pair: Pair) -> Outcome:
+    def _outcome(self, pair: Pair) -> PairOutcome:
         record = self._kept[self._key(pair)]
-        return Outcome(record["result"], record["preference"])
+        return PairOutcome(record["result"], record["preference"])
 
     def _key(self, pair: Pair) -> str:
         said = [pair.task.turns[: pair.turn + 1], pair.answers_a, pair.answers_b]
@@ -723,7 +723,7 @@ def _pairwise(options: PairwiseOptions) -> int:
             return 0
         judged = _judged(judge, pairs, missing, options)
 
-    from bellmask.evaluate.judge_stats import seed_numbers, summarise
+    from bellmask.evaluate.judge_stats import seed_numbers, summarize
 
     results = [seed_numbers(judged[seed], calibration) for seed in seeds]
     cautions = [line for side in sides for line in side.cautions(benchmark, seeds)]
@@ -735,7 +735,7 @@ def _pairwise(options: PairwiseOptions) -> int:
         "num_tasks": len(benchmark.tasks),
         "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
         "seeds": seeds,
-        "over_seeds": summarise(results, [judged[seed] for seed in seeds]),
+        "over_seeds": summarize(results, [judged[seed] for seed in seeds]),
         "results": results,
         "cautions": cautions,
     }
@@ -782,11 +782,11 @@ def _goes_on(what: str, folder: Path) -> Iterator[None]:
 
 def _announce(
     options: PairwiseOptions, sides: Sequence[Side], judge: Judge, pairs: Sequence[Pair]
-) -> list[Request]:
+) -> list[ChatRequest]:
     """Say what it will cost; what will be asked."""
     from bellmask.evaluate.judge_endpoint import estimate
 
-    missing: list[Request] = []
+    missing: list[ChatRequest] = []
     if isinstance(judge, EndpointJudge):
         missing = judge.transcript.missing(judge.requests(pairs))
         found = estimate(missing, prices(options))
@@ -801,7 +801,7 @@ def _announce(
 
 
 def _judged(
-    judge: Judge, pairs: BySeed, missing: Sequence[Request], options: PairwiseOptions
+    judge: Judge, pairs: BySeed, missing: Sequence[ChatRequest], options: PairwiseOptions
 ) -> dict[int, list[Judged]]:
     """All seeds at once, so that threads are never idle between them; then says what it cost."""
     from bellmask.utils.console import staged_bar

@@ -28,8 +28,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import has_kinds, is_number, is_whole, load_json, sound
-from bellmask.utils.store import Kept, content_key
+from bellmask.utils.files import has_kinds, is_number, is_whole, load_json, sanitize
+from bellmask.utils.store import Store, content_key
 
 # Where and how fast to ask a judge, and where its key comes from.
 
@@ -232,7 +232,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
-class Request:
+class ChatRequest:
     """Everything that decides an answer."""
 
     model: str
@@ -298,7 +298,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatAnswer:
     """A reply and how it was got."""
 
     reply: Reply
@@ -314,7 +314,7 @@ class BadBody(ValueError):
     """A body that is not what the API promises."""
 
 
-def parameters(request: Request, changes: frozenset[str]) -> dict[str, Any]:
+def parameters(request: ChatRequest, changes: frozenset[str]) -> dict[str, Any]:
     """The body to send; ``changes`` name the settings the model refused."""
     messages = [{"role": role, "content": content} for role, content in request.messages]
     body: dict[str, Any] = {"model": request.model, "messages": messages}
@@ -341,7 +341,7 @@ def refused_setting(message: str, sent: dict[str, Any]) -> str | None:
     return next((name for name in CHANGEABLE if name in sent and name in lowered), None)
 
 
-def read_reply(body: str, request: Request) -> Reply:
+def read_reply(body: str, request: ChatRequest) -> Reply:
     """The reply in a body; :class:`BadBody` where it is not a chat completion."""
     if not body.strip():
         raise BadBody("an empty body")
@@ -363,7 +363,7 @@ def read_reply(body: str, request: Request) -> Reply:
     reason = choice.get("finish_reason")
     counts = _usage(content)
     return Reply(
-        text=sound(text),
+        text=sanitize(text),
         top_logprobs=_top_logprobs(choice) if request.logprobs else {},
         prompt_tokens=counts[0] if counts else prompt_tokens(request.messages),
         completion_tokens=counts[1] if counts else estimate_tokens(text),
@@ -393,7 +393,7 @@ def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
     for token, value in pairs:
         is_logprob = is_number(value) and math.isfinite(value) and value <= 0
         if isinstance(token, str) and is_logprob:
-            found.setdefault(sound(token), float(value))
+            found.setdefault(sanitize(token), float(value))
     return found
 
 
@@ -579,11 +579,11 @@ class Endpoint:
 
     def ask(
         self,
-        request: Request,
+        request: ChatRequest,
         *,
         limit: SpendingLimit | None = None,
         stop: threading.Event | None = None,
-    ) -> Answer:
+    ) -> ChatAnswer:
         """The answer, after as many attempts as it takes and the options allow.
 
         Raises UserError (a setting is wrong), EndpointError (asking makes no sense any more),
@@ -600,7 +600,7 @@ class Endpoint:
             if isinstance(outcome, Reply):
                 self._was_reached = True
                 seconds = self._now() - start
-                return Answer(outcome, attempts, tuple(errors), seconds, tuple(sorted(changes)))
+                return ChatAnswer(outcome, attempts, tuple(errors), seconds, tuple(sorted(changes)))
             errors.append(outcome.words)
             self._was_reached |= not outcome.is_nobody
             if self._has_changed(request, changes, outcome):
@@ -645,7 +645,7 @@ class Endpoint:
                 f"no answer after {failures} attempts; last: {failure.words}", is_refused=False
             )
 
-    def _has_changed(self, request: Request, sent: frozenset[str], failure: Failure) -> bool:
+    def _has_changed(self, request: ChatRequest, sent: frozenset[str], failure: Failure) -> bool:
         """Whether the model refused a setting that is from now on sent otherwise, or not at all."""
         if not failure.refusal:
             return False
@@ -659,7 +659,7 @@ class Endpoint:
 
     def _attempt(
         self,
-        request: Request,
+        request: ChatRequest,
         changes: frozenset[str],
         limit: SpendingLimit | None,
         stop: threading.Event,
@@ -675,7 +675,7 @@ class Endpoint:
                 bill.free()
             return outcome
 
-    def _exchange(self, request: Request, changes: frozenset[str]) -> Reply | Failure:
+    def _exchange(self, request: ChatRequest, changes: frozenset[str]) -> Reply | Failure:
         """Send and read. Errors are turned into words here: they hold headers, hence the key."""
         sdk = self._openai
         try:
@@ -828,7 +828,7 @@ class Estimate:
         return f"estimate: {self.num_requests:,} requests, {size}, {cost}"
 
 
-def estimate(requests: Iterable[Request], prices: Prices | None) -> Estimate:
+def estimate(requests: Iterable[ChatRequest], prices: Prices | None) -> Estimate:
     """Before anything is sent."""
     unique = list({request.key: request for request in requests}.values())
     num_input = sum(prompt_tokens(request.messages) for request in unique)
@@ -870,12 +870,12 @@ class SpendingLimit:
                 "less; nothing was sent"
             )
 
-    def worst(self, request: Request) -> float:
+    def worst(self, request: ChatRequest) -> float:
         """Dollars that one attempt can cost."""
         return self.prices.usd(most_prompt_tokens(request.messages), request.max_tokens)
 
     @contextlib.contextmanager
-    def attempt(self, request: Request, stop: threading.Event) -> Iterator[Bill]:
+    def attempt(self, request: ChatRequest, stop: threading.Event) -> Iterator[Bill]:
         """Sets the worst case aside while an attempt is under way; then spends what the bill says.
 
         Waits while attempts under way may still leave room; raises SpendingStopped if none does.
@@ -933,7 +933,7 @@ GRACE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestResults:
     """What became of the requests of one call."""
 
     num_kept: int
@@ -951,7 +951,7 @@ class Transcript:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._kept = Kept(path, _is_right)
+        self._kept = Store(path, _is_right)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -959,27 +959,27 @@ class Transcript:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._kept)
 
-    def get(self, request: Request) -> Reply | None:
+    def get(self, request: ChatRequest) -> Reply | None:
         """The kept reply; None where there is none, or a refusal."""
         record = self._kept.get(request.key) or {}
         return Reply(**record["reply"]) if "reply" in record else None
 
-    def refused(self, requests: Iterable[Request]) -> dict[str, str]:
+    def refused(self, requests: Iterable[ChatRequest]) -> dict[str, str]:
         """Key of each that the endpoint will never answer, and why."""
         records = [self._kept.get(request.key) or {} for request in requests]
         return {record["key"]: record["refused"] for record in records if "refused" in record}
 
-    def refused_settings(self, requests: Iterable[Request]) -> set[str]:
+    def refused_settings(self, requests: Iterable[ChatRequest]) -> set[str]:
         """Settings that the judge did not take when it answered these."""
         records = [self._kept.get(request.key) or {} for request in requests]
         return {name for record in records for name in record.get("refused_settings", ())}
 
-    def missing(self, requests: Iterable[Request]) -> list[Request]:
+    def missing(self, requests: Iterable[ChatRequest]) -> list[ChatRequest]:
         """Those with neither an answer nor a refusal, each once, in their order."""
         unique = {request.key: request for request in requests}
         return [request for key, request in unique.items() if key not in self._kept]
 
-    def add(self, request: Request, answer: Answer) -> None:
+    def add(self, request: ChatRequest, answer: ChatAnswer) -> None:
         """Keep an answer; it is on disk when this returns."""
         record = {
             "key": request.key,
@@ -993,20 +993,20 @@ class Transcript:
         }
         self._kept.add([record])
 
-    def add_refusal(self, request: Request, words: str) -> None:
+    def add_refusal(self, request: ChatRequest, words: str) -> None:
         """Keep that the endpoint will never answer, and why."""
         about = {"key": request.key, "request": request.to_dict()}
         self._kept.add([{**about, "refused": words, "at": _now()}])
 
     def ask_all(
         self,
-        requests: Iterable[Request],
+        requests: Iterable[ChatRequest],
         endpoint: Endpoint,
         on_done: Callable[[int, int], None] | None = None,
         *,
         limit: SpendingLimit | None = None,
         max_failures: int = MOST_FAILURES,
-    ) -> Asked:
+    ) -> RequestResults:
         """Ask what is missing, and keep each answer as it comes.
 
         ``on_done`` gets (done, total), what was kept before included. Errors and Ctrl-C are raised
@@ -1014,7 +1014,7 @@ class Transcript:
         """
         everything = list({request.key: request for request in requests}.values())
         with _only_asker(self.path):
-            self._kept = Kept(self.path, _is_right)  # another process may have answered some
+            self._kept = Store(self.path, _is_right)  # another process may have answered some
             missing = self.missing(everything)
             kept = len(everything) - len(missing)
 
@@ -1025,7 +1025,7 @@ class Transcript:
             show(0)
             round_ = _Round(self, missing, endpoint, limit, max_failures)
             failed = round_.run(show)
-        return Asked(kept, round_.num_new, failed, self.refused(everything))
+        return RequestResults(kept, round_.num_new, failed, self.refused(everything))
 
 
 def _is_right(record: dict[str, Any]) -> bool:
@@ -1074,7 +1074,7 @@ class _Round:
     def __init__(
         self,
         transcript: Transcript,
-        missing: list[Request],
+        missing: list[ChatRequest],
         endpoint: Endpoint,
         limit: SpendingLimit | None,
         max_failures: int,
@@ -1082,7 +1082,7 @@ class _Round:
         self.transcript, self.endpoint, self.limit = transcript, endpoint, limit
         self.num, self.max_failures = len(missing), max_failures
         self.stop = threading.Event()
-        self._todo: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[ChatRequest] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
         self._writing = threading.Lock()
         self._failed: dict[str, str] = {}
@@ -1131,7 +1131,7 @@ class _Round:
                 self._results.put(_GOES_ON)
         self._results.put(_ENDED)
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: ChatRequest) -> None:
         """Ask, and keep what comes of it; raises what ends it all."""
         try:
             answer = self.endpoint.ask(request, limit=self.limit, stop=self.stop)
@@ -1155,7 +1155,7 @@ class _Round:
             show(self.num_new + self._num_refused)
         return first
 
-    def _note_failure(self, request: Request, error: RequestFailed) -> None:
+    def _note_failure(self, request: ChatRequest, error: RequestFailed) -> None:
         """Raises if this was one failure too many."""
         if error.is_refused:
             self.transcript.add_refusal(request, str(error))

@@ -22,11 +22,11 @@ from bellmask.data.example_files import LISTS, Message, Record, read_records, te
 from bellmask.data.readers import Wheel
 from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import Loaded, run_marks
+from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.utils.errors import UserError, look_up, unknown
-from bellmask.utils.files import has_kinds, sound
+from bellmask.utils.files import has_kinds, sanitize
 from bellmask.utils.libraries import first_line, quiet
-from bellmask.utils.store import Kept, content_key
+from bellmask.utils.store import Store, content_key
 
 # What is asked: AlpacaEval's 805 instructions, MT-Bench's 80 questions of two turns, or a file.
 #
@@ -51,7 +51,7 @@ PROMPTS = ("instruction", "prompt", "question")
 
 
 @dataclass(frozen=True)
-class Task:
+class JudgeTask:
     """Something to be answered, in one or more turns."""
 
     id: str
@@ -69,7 +69,7 @@ class Benchmark:
     """Tasks, and the style in which a judge is asked about them."""
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[JudgeTask, ...]
     style: str
     """alpaca, mt-bench or plain (:mod:`bellmask.evaluate.judge_prompts`)."""
 
@@ -105,7 +105,7 @@ def _open_mt_bench(cache: Path) -> Benchmark:
     found = _mt_lines("mt_bench/reference_answer/gpt-4.jsonl", cache)
     references = {row["question_id"]: tuple(row["choices"][0]["turns"]) for row in found}
     tasks = tuple(
-        Task(
+        JudgeTask(
             str(row["question_id"]),
             tuple(row["turns"]),
             row["category"],
@@ -189,7 +189,7 @@ def _alpaca_from_hub() -> Path:
 # --- files -----------------------------------------------------------------------------------
 
 
-def read_tasks(path: Path) -> tuple[Task, ...]:
+def read_tasks(path: Path) -> tuple[JudgeTask, ...]:
     """A task per record of a .jsonl, .json, .parquet or .arrow file."""
     if not path.is_file():
         raise UserError(f"there is no file {path}")
@@ -203,14 +203,14 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
     return tasks
 
 
-def _task(record: Record, index: int, place: str) -> Task:
+def _task(record: Record, index: int, place: str) -> JudgeTask:
     turns = tuple(_turns(record, place))
     if not turns or not all(turn.strip() for turn in turns):
         raise UserError(f"{place} has an empty instruction")
     name = next((record[key] for key in ("id", "question_id") if record.get(key) is not None), None)
     category = next((record[key] for key in ("category", "dataset") if record.get(key)), "all")
     reference = _reference(record.get("reference"), len(turns), place)
-    return Task(str(index if name is None else name), turns, str(category), reference, index)
+    return JudgeTask(str(index if name is None else name), turns, str(category), reference, index)
 
 
 def _turns(record: Record, place: str) -> Iterable[str]:
@@ -290,7 +290,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PairOutcome:
     """A against B, from both orders."""
 
     result: Result
@@ -303,7 +303,7 @@ class Outcome:
 class Pair:
     """Two answers to a turn of a task, and what was said before them."""
 
-    task: Task
+    task: JudgeTask
     turn: int
     """From 0."""
     answers_a: tuple[str, ...]
@@ -324,29 +324,31 @@ class Judged:
     """A pair with its outcome."""
 
     pair: Pair
-    outcome: Outcome
+    outcome: PairOutcome
 
 
-SAME = Outcome("tie", 0.5)
+SAME = PairOutcome("tie", 0.5)
 """Of two equal answers; no judge need be asked."""
 
 
-def combine(a_first: Verdict, b_first: Verdict) -> Outcome:
+def combine(a_first: Verdict, b_first: Verdict) -> PairOutcome:
     """The outcome for A of the verdict with A shown first and the one with B shown first."""
     if "unreadable" in (a_first.choice, b_first.choice):
-        return Outcome("unreadable", None)
+        return PairOutcome("unreadable", None)
     result: Result = "tie"
     if (a_first.choice, b_first.choice) == ("first", "second"):
         result = "win"
     elif (a_first.choice, b_first.choice) == ("second", "first"):
         result = "loss"
     if a_first.preference is None or b_first.preference is None:
-        return Outcome(result, VALUES[result])
-    return Outcome(result, (a_first.preference + 1 - b_first.preference) / 2)
+        return PairOutcome(result, VALUES[result])
+    return PairOutcome(result, (a_first.preference + 1 - b_first.preference) / 2)
 
 
 def pairs_of(
-    tasks: Sequence[Task], answers_a: Sequence[Sequence[str]], answers_b: Sequence[Sequence[str]]
+    tasks: Sequence[JudgeTask],
+    answers_a: Sequence[Sequence[str]],
+    answers_b: Sequence[Sequence[str]],
 ) -> list[Pair]:
     """A pair for each turn of each task, in order."""
     return [
@@ -564,7 +566,7 @@ def _conversation(title: str, asked: tuple[str, ...], said: tuple[str, ...]) -> 
 
 def _plain_identity() -> str:
     """Of what is written about an example of each kind of task."""
-    tasks = [Task("", ("q", "r"), "", right, 0) for right in (None, ("s", "t"))]
+    tasks = [JudgeTask("", ("q", "r"), "", right, 0) for right in (None, ("s", "t"))]
     pairs = [
         Pair(task, turn, ("a",) * (turn + 1), ("b",) * (turn + 1))
         for task in tasks
@@ -669,7 +671,7 @@ class RunSide:
             self._answerer.length if length is None else length
         )
         self.fingerprint = content_key(FORMAT, self._marks(run))
-        self._kept = Kept(
+        self._kept = Store(
             folder / f"{self.fingerprint}.jsonl",
             lambda record: has_kinds(record, {"text": str, "is_cut": bool}),
         )
@@ -678,7 +680,7 @@ class RunSide:
         """All that decides an answer but the seed and the task."""
         form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.knows_turns]
         rows = [run.config.data.block_length, self._length]
-        return [run_marks(run), form, rows, asdict(self._sampling)]
+        return [run_fingerprint(run), form, rows, asdict(self._sampling)]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -719,7 +721,7 @@ class RunSide:
             for task in benchmark.tasks
         ]
 
-    def _write(self, tasks: Sequence[Task], turn: int, seed: int, show: OnDone) -> None:
+    def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, show: OnDone) -> None:
         made = self._answerer.answer(
             [self._question(task, turn, seed) for task in tasks],
             length=self._length,
@@ -740,7 +742,7 @@ class RunSide:
             for task, answer in zip(tasks, made, strict=True)
         )
 
-    def _question(self, task: Task, turn: int, seed: int) -> Question:
+    def _question(self, task: JudgeTask, turn: int, seed: int) -> Question:
         """The turn, after the earlier ones and the run's own answers to them."""
         said: list[Message] = []
         for earlier in range(turn):
@@ -749,10 +751,10 @@ class RunSide:
         is_conversation = self._answerer.knows_turns or turn > 0
         return Question((*said, Message("user", task.turns[turn])), is_conversation)
 
-    def _key(self, task: Task, turn: int, seed: int) -> str:
+    def _key(self, task: JudgeTask, turn: int, seed: int) -> str:
         return content_key(task.turns[: turn + 1], task.index, turn, seed)
 
-    def _said(self, task: Task, turn: int, seed: int) -> str:
+    def _said(self, task: JudgeTask, turn: int, seed: int) -> str:
         return str(self._kept[self._key(task, turn, seed)]["text"])
 
     def cautions(self, benchmark: Benchmark, seeds: Sequence[int]) -> list[str]:
@@ -772,7 +774,7 @@ class RunSide:
         return lines
 
 
-def _places(benchmark: Benchmark) -> Iterable[tuple[Task, int]]:
+def _places(benchmark: Benchmark) -> Iterable[tuple[JudgeTask, int]]:
     """All turns of all tasks."""
     return ((task, turn) for task in benchmark.tasks for turn in range(len(task.turns)))
 
@@ -812,7 +814,7 @@ class FileSide:
         check_answers(benchmark, list(found.values()), self.name)
         return list(found.values())
 
-    def _said(self, task: Task) -> Said | None:
+    def _said(self, task: JudgeTask) -> Said | None:
         known = (self.by_turns.get(task.turns), self.by_turns.get(task.turns[:1]))
         return known[0] or known[1] or self.by_id.get(task.id)
 
@@ -871,4 +873,4 @@ def _answer_texts(value: Any, place: str) -> Said:
     for text in texts:
         if not isinstance(text, str):
             raise UserError(f"{place}: an answer is {type(text).__name__}, not text")
-    return tuple(map(sound, texts))
+    return tuple(map(sanitize, texts))

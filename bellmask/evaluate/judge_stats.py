@@ -590,7 +590,7 @@ def _published(judged: Sequence[Judged], calibration: Calibration) -> dict[str, 
     return {"value": about.pop("rate"), **about, "weights": list(about["weights"])}
 
 
-def summarise(
+def summarize(
     results: Sequence[dict[str, Any]], judged: Sequence[Sequence[Judged]]
 ) -> dict[str, Any]:
     """Mean ± deviation over seeds of every headline that there is, and of categories and turns.

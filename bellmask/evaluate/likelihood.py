@@ -111,7 +111,7 @@ def evaluate(
                 ce_BR[part, columns] = found
         if on_batch:
             on_batch(part.stop)
-    ce_BR = world.add_up(ce_BR.to(world.device)).cpu()
+    ce_BR = world.all_reduce_sum(ce_BR.to(world.device)).cpu()
     return Likelihood(
         length_B.numpy(),
         level_B.numpy(),

@@ -76,7 +76,7 @@ UNDERSTOOD = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True)
-class Request:
+class WriteRequest:
     """A text to write."""
 
     context: str
@@ -108,7 +108,7 @@ class Writer:
     _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Settings that were seen before."""
 
-    def write(self, requests: Sequence[Request], on_done: OnDone | None = None) -> list[str]:
+    def write(self, requests: Sequence[WriteRequest], on_done: OnDone | None = None) -> list[str]:
         """A text for each request; settings that nobody reads are told, each once."""
         self._say_ignored(requests)
         groups: dict[tuple[str, Sampling], list[int]] = {}
@@ -162,7 +162,7 @@ class Writer:
     def _block(self) -> int:
         return self.scorer.run.config.data.block_length
 
-    def _row(self, request: Request) -> torch.Tensor:
+    def _row(self, request: WriteRequest) -> torch.Tensor:
         """The context and a gap; half of the block at least is the gap's, if it is asked for."""
         maker = self.scorer.maker
         context = maker.encode(request.context)
@@ -180,7 +180,7 @@ class Writer:
         text = tokenizer.decode(torch.tensor(ids[:end], dtype=torch.int64).numpy())
         return text[: min([text.find(stop) for stop in stops if stop in text], default=len(text))]
 
-    def _say_ignored(self, requests: Sequence[Request]) -> None:
+    def _say_ignored(self, requests: Sequence[WriteRequest]) -> None:
         """On stderr: the log of lm-eval, where it would be looked for, may be switched off."""
         names = {name for request in requests for name in request.settings}
         for name in sorted(names - {*UNDERSTOOD} - self._told):
@@ -251,7 +251,7 @@ class BellmaskLM(LM):
             repeat = seen[place] = seen.get(place, -1) + 1
             number = noise_number(request) if request.doc_id is None else request.doc_id
             stream = f"{request.task_name}/{request.idx}/{repeat}"
-            asked.append(Request(context, settings, stream, number))
+            asked.append(WriteRequest(context, settings, stream, number))
         with progress_bar("writing", "texts", len(requests)) as advance:
             found = self.writer.write(asked, advance)
         return self._kept("generate_until", requests, found)

@@ -39,7 +39,7 @@ from bellmask.evaluate.paper_tasks import (
     CHOICE_SCORES,
     STORY_SCORES,
     TASKS,
-    Choice,
+    ChoiceItem,
     Completion,
     How,
     Infilling,
@@ -58,13 +58,13 @@ from bellmask.evaluate.paper_tasks import (
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import Loaded, LoadOptions, run_marks
+from bellmask.storage.loading import Loaded, LoadOptions, run_fingerprint
 from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table, visible
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder, is_number, is_whole, sound
+from bellmask.utils.files import check_folder, is_number, is_whole, sanitize
 from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.stats import Floats
-from bellmask.utils.store import Kept, content_key
+from bellmask.utils.store import Store, content_key
 
 if TYPE_CHECKING:
     from bellmask.evaluate.paper_tasks import TaskRecords
@@ -166,7 +166,7 @@ class RunContestant:
         wants_eos = is_tuned if ending == "auto" else ending == "eos"
         self.has_eos = wants_eos and run.tokenizer.eos_id >= 0
         self.own_length = answerer.length if answerer.is_tuned else None
-        self.fingerprint = content_key(run_marks(run), repr(self._scorer.estimator))
+        self.fingerprint = content_key(run_fingerprint(run), repr(self._scorer.estimator))
 
     @property
     def sees_behind(self) -> bool:
@@ -193,7 +193,7 @@ class RunContestant:
             return maker.split(context, continuation)
         if not self._is_tuned:
             return maker.encode(context), maker.encode(response_after(context, continuation))
-        messages = (Message("user", sound(context)),)
+        messages = (Message("user", sanitize(context)),)
         parts = self._encoder.template.parts(messages, self._is_conversation)
         before = tuple(self._encoder.encode([parts])[0].tolist())
         return before, maker.encode(response_after(join(parts), continuation))
@@ -387,7 +387,7 @@ def is_cut(one: Contestant, item: Item) -> bool:
 
 def is_shortened(one: Contestant, item: Item) -> bool:
     """Not all that the item shows fits into a row with what is asked for."""
-    if isinstance(item, Choice):
+    if isinstance(item, ChoiceItem):
         pairs = map(one.pair, item.contexts, item.continuations)
         return any(
             len(_whole(one, before)) + len(target) > one.block_length for before, target in pairs
@@ -483,10 +483,10 @@ class _Unit:
     @property
     def batch(self) -> tuple[int, float]:
         """Units that can be done at once have the same; log-probabilities have no temperature."""
-        return self.seed, -1.0 if isinstance(self.item, Choice) else TEMPERATURE[self.task.kind]
+        return self.seed, -1.0 if isinstance(self.item, ChoiceItem) else TEMPERATURE[self.task.kind]
 
 
-class Work:
+class SuiteUnits:
     """All units of one contestant."""
 
     def __init__(
@@ -499,7 +499,7 @@ class Work:
         """What is done is kept in ``folder``."""
         self.contestant, self.tasks, self.seeds = contestant, tasks, tuple(seeds)
         mark = content_key(FORMAT, contestant.fingerprint)
-        self._kept = Kept(folder / f"{mark}.jsonl", self._is_unit)
+        self._kept = Store(folder / f"{mark}.jsonl", self._is_unit)
         self._names: dict[tuple[str, int, int | Variant], tuple[_Name, ...]] = {}
 
     def _is_unit(self, record: dict[str, Any]) -> bool:
@@ -525,7 +525,7 @@ class Work:
                 on_done(done + inside)
 
         for chunk in _chunks(self._missing()):
-            if isinstance(chunk[0].item, Choice):
+            if isinstance(chunk[0].item, ChoiceItem):
                 self._kept.add(self._score(chunk, advance))
             else:
                 self._kept.add(self._write(chunk, advance))
@@ -545,7 +545,7 @@ class Work:
         return list(found.values())
 
     def _parts(self, item: Item) -> Sequence[int | Variant]:
-        if not isinstance(item, Choice):
+        if not isinstance(item, ChoiceItem):
             return VARIANTS
         return () if self.contestant.is_guess else range(len(item.continuations))
 
@@ -556,7 +556,7 @@ class Work:
         return self._names[place]
 
     def _make_names(self, task: TaskItems, item: Item, part: int | Variant) -> Iterator[_Name]:
-        if isinstance(item, Choice):
+        if isinstance(item, ChoiceItem):
             for ask in self._asks(task, item, int(part)):
                 is_exact = self.contestant.is_exact(ask)
                 noise = () if is_exact else (ask.noise,)
@@ -570,7 +570,7 @@ class Work:
 
     # --- log-probabilities -----------------------------------------------------------------
 
-    def _asks(self, task: TaskItems, item: Choice, choice: int) -> list[Ask]:
+    def _asks(self, task: TaskItems, item: ChoiceItem, choice: int) -> list[Ask]:
         """The choices of a question share their noise."""
         noise = stream_key(0, "question", task.name, item.number) % (1 << 62)
         return self.contestant.asks(item.contexts[choice], item.continuations[choice], noise)
@@ -578,12 +578,12 @@ class Work:
     def _score(self, chunk: list[_Unit], advance: Callable[[int], None]) -> list[dict[str, Any]]:
         asks = []
         for unit in chunk:
-            assert isinstance(unit.item, Choice)
+            assert isinstance(unit.item, ChoiceItem)
             asks.append(self._asks(unit.task, unit.item, int(unit.part))[unit.window])
         scores = self.contestant.score(asks, chunk[0].seed, advance)
         return [_record(unit, score) for unit, score in zip(chunk, scores, strict=True)]
 
-    def scores(self, task: TaskItems, item: Choice, seed: int) -> list[Score]:
+    def scores(self, task: TaskItems, item: ChoiceItem, seed: int) -> list[Score]:
         """Of an item's choices, with one seed; all must have been done."""
         found = []
         for choice in range(len(item.continuations)):
@@ -596,7 +596,7 @@ class Work:
         keys = {
             name.with_seed(seed)
             for item in task.items
-            if isinstance(item, Choice)
+            if isinstance(item, ChoiceItem)
             for part in self._parts(item)
             for name in self._named(task, item, part)
             for seed in self.seeds
@@ -675,7 +675,7 @@ SURE = 1.96
 
 
 @dataclass(frozen=True)
-class Measured:
+class TaskScores:
     """One contestant on one task."""
 
     value_SB: dict[str, Floats]
@@ -702,7 +702,7 @@ class Measured:
         """Standard error over questions."""
         return _error(self.value_SB[score].mean(axis=0))
 
-    def difference(self, other: Measured, score: str) -> tuple[float, float | None]:
+    def difference(self, other: TaskScores, score: str) -> tuple[float, float | None]:
         """(this - the other, standard error over questions), paired."""
         apart_B = self.value_SB[score].mean(axis=0) - other.value_SB[score].mean(axis=0)
         return float(apart_B.mean()), _error(apart_B)
@@ -723,15 +723,15 @@ def is_sure(difference: float, error: float | None, num_questions: int) -> bool:
 # --- grading ---------------------------------------------------------------------------------
 
 
-def grade(work: Work, task: TaskItems) -> Measured:
+def grade(work: SuiteUnits, task: TaskItems) -> TaskScores:
     """All scores of a task; its units must have been done."""
     if task.kind != "choice":
         return _grade_texts(work, task)
     return _guess(work, task) if work.contestant.is_guess else _grade_choices(work, task)
 
 
-def _grade_choices(work: Work, task: TaskItems) -> Measured:
-    items = [item for item in task.items if isinstance(item, Choice)]
+def _grade_choices(work: SuiteUnits, task: TaskItems) -> TaskScores:
+    items = [item for item in task.items if isinstance(item, ChoiceItem)]
     right: dict[str, list[list[float]]] = {how: [] for how in CHOICE_SCORES}
     is_exact: list[bool] = []
     for seed in work.seeds:
@@ -740,7 +740,7 @@ def _grade_choices(work: Work, task: TaskItems) -> Measured:
             pairs = zip(items, found, strict=True)
             right[how].append([100.0 * _is_right(item, scores, how) for item, scores in pairs])
         is_exact += [score.is_exact for scores in found for score in scores]
-    return Measured(
+    return TaskScores(
         {how: np.array(values) for how, values in right.items()},
         work.num_passes(task),
         float(np.mean(is_exact)),
@@ -748,13 +748,13 @@ def _grade_choices(work: Work, task: TaskItems) -> Measured:
     )
 
 
-def _guess(work: Work, task: TaskItems) -> Measured:
+def _guess(work: SuiteUnits, task: TaskItems) -> TaskScores:
     """Choices by chance, in expectation."""
-    value = [100.0 / len(item.continuations) for item in task.items if isinstance(item, Choice)]
-    return Measured({how: np.array([value] * len(work.seeds)) for how in CHOICE_SCORES})
+    value = [100.0 / len(item.continuations) for item in task.items if isinstance(item, ChoiceItem)]
+    return TaskScores({how: np.array([value] * len(work.seeds)) for how in CHOICE_SCORES})
 
 
-def _is_right(item: Choice, scores: list[Score], how: str) -> float:
+def _is_right(item: ChoiceItem, scores: list[Score], how: str) -> float:
     """1 or 0; who finds all choices equally likely (a unigram on WinoGrande) guesses."""
     if len({(score.log_probability, score.num_tokens) for score in scores}) == 1:
         return 1 / len(scores)
@@ -768,20 +768,20 @@ def _is_right(item: Choice, scores: list[Score], how: str) -> float:
     return picked == item.gold
 
 
-def _grade_texts(work: Work, task: TaskItems) -> Measured:
+def _grade_texts(work: SuiteUnits, task: TaskItems) -> TaskScores:
     graded = [[_grade_text(work, task, item, seed) for item in task.items] for seed in work.seeds]
-    return Measured(
+    return TaskScores(
         {name: np.array([[one[name] for one in row] for row in graded]) for name in graded[0][0]},
         num_cut=sum(is_cut(work.contestant, item) for item in task.items),
         num_shortened=_num_shortened(work, task),
     )
 
 
-def _num_shortened(work: Work, task: TaskItems) -> int:
+def _num_shortened(work: SuiteUnits, task: TaskItems) -> int:
     return sum(is_shortened(work.contestant, item) for item in task.items)
 
 
-def _grade_text(work: Work, task: TaskItems, item: Item, seed: int) -> dict[str, float]:
+def _grade_text(work: SuiteUnits, task: TaskItems, item: Item, seed: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for variant in VARIANTS:
         written = work.text(task, item, variant, seed)
@@ -808,7 +808,7 @@ def _text_scores(kind: str, item: Item, written: str, variant: Variant) -> dict[
 # --- files -----------------------------------------------------------------------------------
 
 
-def summary(measured: Measured, reference: Measured | None) -> dict[str, Any]:
+def summary(measured: TaskScores, reference: TaskScores | None) -> dict[str, Any]:
     """Numbers for JSON; with a reference also the differences to it."""
     scores: dict[str, Any] = {}
     for name in measured.value_SB:
@@ -848,7 +848,8 @@ class Suite:
         self._loaded, self._seeds = tasks, tuple(seeds)
         items = same_items(tasks, sorted({one.prompts for one in contestants.values()}), limit)
         self._works = {
-            name: Work(one, items[one.prompts], seeds, folder) for name, one in contestants.items()
+            name: SuiteUnits(one, items[one.prompts], seeds, folder)
+            for name, one in contestants.items()
         }
 
     def missing(self) -> int:
@@ -867,7 +868,7 @@ class Suite:
             work.do(on_done and partial(_later, on_done, before))
             before += count
 
-    def measured(self) -> dict[str, dict[str, Measured]]:
+    def measured(self) -> dict[str, dict[str, TaskScores]]:
         """Scores by contestant and task."""
         return {
             name: {task.name: grade(work, task) for task in work.tasks}

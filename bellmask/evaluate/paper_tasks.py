@@ -186,7 +186,7 @@ TaskKind = Literal["choice", "word", "answer", "story"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceItem:
     """Multiple choice: the continuation that the model finds most likely is its answer."""
 
     number: int
@@ -221,8 +221,8 @@ class Infilling:
     after: str
 
 
-Item = Choice | Completion | Infilling
-SomeItem = TypeVar("SomeItem", Choice, Completion, Infilling, Item)
+Item = ChoiceItem | Completion | Infilling
+SomeItem = TypeVar("SomeItem", ChoiceItem, Completion, Infilling, Item)
 
 
 # --- tasks -----------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def _make_choice(task: str, number: int, record: Record, is_tuned: bool) -> Item
     texts = _texts(task, record, is_tuned)
     if texts is None:
         return None
-    return Choice(number, texts.contexts, texts.continuations, texts.gold)
+    return ChoiceItem(number, texts.contexts, texts.continuations, texts.gold)
 
 
 def _make_completion(task: str, number: int, record: Record, is_tuned: bool) -> Item | None:

@@ -310,7 +310,7 @@ def key_of(*parts: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TextSample:
     """One generated row, or one block of text."""
 
     documents: list[str]
@@ -321,7 +321,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Place:
+class SampleFiles:
     """The files of one cell."""
 
     samples: Path
@@ -330,24 +330,24 @@ class Place:
     @staticmethod
     def of(
         folder: Path, subject: str, key: str, nfe: int | None, seed: int, scorer: TextScorer
-    ) -> Place:
+    ) -> SampleFiles:
         """Under a folder for each subject and set of options."""
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", subject).strip("-")
         stem = f"seed-{seed}" if nfe is None else f"nfe-{nfe}-seed-{seed}"
         inside = folder / "samples" / f"{name}-{key}"
         mark = key_of(__version__, scorer.fingerprint, scorer.context)
-        return Place(inside / f"{stem}.jsonl", inside / f"{stem}.{mark}.json")
+        return SampleFiles(inside / f"{stem}.jsonl", inside / f"{stem}.{mark}.json")
 
-    def read_samples(self) -> list[Sample] | None:
+    def read_samples(self) -> list[TextSample] | None:
         """None where the file is absent or damaged."""
         try:
             lines = self.samples.read_text(encoding="utf-8").split("\n")
-            found = [Sample(**load_json(line)) for line in lines if line]
+            found = [TextSample(**load_json(line)) for line in lines if line]
         except (OSError, ValueError, TypeError):
             return None
         return found if all(map(_is_sample, found)) else None
 
-    def write_samples(self, samples: Sequence[Sample]) -> None:
+    def write_samples(self, samples: Sequence[TextSample]) -> None:
         """One JSON object per line."""
         self.samples.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(asdict(sample), ensure_ascii=False) for sample in samples]
@@ -370,7 +370,7 @@ class Place:
         return hashlib.sha256(self.samples.read_bytes()).hexdigest()
 
 
-def _is_sample(sample: Sample) -> bool:
+def _is_sample(sample: TextSample) -> bool:
     """Fields of the kinds that they should have."""
     documents, ids, calls = sample.documents, sample.ids, sample.calls
     return (

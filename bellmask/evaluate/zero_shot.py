@@ -231,7 +231,7 @@ def join_seeds(results: Sequence[Likelihood], blocks: Blocks, seeds: Sequence[in
     )
 
 
-def summarise(results: Sequence[Likelihood], joined: Likelihood) -> dict[str, Any]:
+def summarize(results: Sequence[Likelihood], joined: Likelihood) -> dict[str, Any]:
     """Perplexity with its two errors: over documents and masks, and over evaluation seeds.
 
     The standard error is carried from nats by the delta method: d ppl = ppl d nll.
@@ -278,7 +278,7 @@ def collect(
                 "missing": missing.get(text.name),
                 "results": {
                     name: {
-                        **summarise(results[text.name, name], joined[name]),
+                        **summarize(results[text.name, name], joined[name]),
                         "is_own_text": own_family(runs[name], text),
                         "data_fingerprint": own.fingerprint,
                     }

@@ -23,7 +23,7 @@ from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import sound
+from bellmask.utils.files import sanitize
 
 DEFAULT_LENGTH = 64
 DEFAULT_STEPS = 64
@@ -117,7 +117,7 @@ class Answerer:
 
     def prompt_ids(self, question: Question) -> Ids:
         """By the template; a run that was never fine-tuned gets a single prompt as it is."""
-        said = [replace(message, text=sound(message.text)) for message in question.messages]
+        said = [replace(message, text=sanitize(message.text)) for message in question.messages]
         if not self.is_tuned and len(said) == 1:
             return self.run.tokenizer.encode(said[0].text)
         return self.encoder.encode_one(said, question.is_conversation)

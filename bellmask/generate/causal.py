@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bellmask.diffusion.frameworks import Ordered
 from bellmask.generate.canvas import OnStep, Step, check_rows
-from bellmask.generate.sampler import Choice, Generation
+from bellmask.generate.sampler import Generation, TokenChoice
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 
@@ -27,7 +27,7 @@ def generate_in_order(
     framework: Ordered,
     *,
     mask_id: int,
-    choice: Choice | None = None,
+    choice: TokenChoice | None = None,
     seed: int = 0,
     first_sample: int = 0,
     device: torch.device | None = None,
@@ -39,7 +39,7 @@ def generate_in_order(
     first ones (for an ARM the prefix). Sample ``first_sample + i`` has its own noise.
     """
     check_rows(canvas_BL, mask_id)
-    device, choice = device or torch.device("cpu"), choice or Choice()
+    device, choice = device or torch.device("cpu"), choice or TokenChoice()
     num_samples, length = canvas_BL.shape
     samples = first_sample + torch.arange(num_samples)
     is_given_L = canvas_BL[0] != mask_id

@@ -16,7 +16,13 @@ from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
 from bellmask.generate.canvas import Canvas, OnStep, Step, begin_canvas, frame_canvas, make_canvas
 from bellmask.generate.causal import generate_in_order
 from bellmask.generate.rules import RULES, Remasking, Rule
-from bellmask.generate.sampler import GRIDS, Choice, Generation, Network, generate
+from bellmask.generate.sampler import (
+    GRIDS,
+    Generation,
+    SamplingDenoiser,
+    TokenChoice,
+    generate,
+)
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError, look_up
@@ -45,7 +51,7 @@ def fill(
         raise UserError(
             "this model predicts a token from what is before it: the first one must be given (BOS)"
         )
-    choice = Choice(
+    choice = TokenChoice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
     noise: dict[str, Any] = {
@@ -56,7 +62,7 @@ def fill(
     }
     if isinstance(framework, Shifted):
         _refuse_for_causal(sampling)
-        network = Network(model, mask_id, is_real_BL=is_real_BL, device=device)
+        network = SamplingDenoiser(model, mask_id, is_real_BL=is_real_BL, device=device)
         return _left_to_right(network, canvas_BL, noise)
     if isinstance(framework, Ordered):
         _refuse_for_causal(sampling)
@@ -67,7 +73,9 @@ def fill(
         )
     assert isinstance(framework, Mdm)
     return generate(
-        Network(model, mask_id, is_real_BL=is_real_BL, guidance=sampling.guidance, device=device),
+        SamplingDenoiser(
+            model, mask_id, is_real_BL=is_real_BL, guidance=sampling.guidance, device=device
+        ),
         canvas_BL,
         make_grid(sampling),
         make_rule(sampling),
@@ -78,7 +86,9 @@ def fill(
     )
 
 
-def _left_to_right(network: Network, canvas_BL: Tensor, noise: dict[str, Any]) -> Generation:
+def _left_to_right(
+    network: SamplingDenoiser, canvas_BL: Tensor, noise: dict[str, Any]
+) -> Generation:
     """Token by token with a causal LM: blocks of one token; what is masked later it cannot see."""
     is_masked_BL = canvas_BL == network.mask_id
     if network.is_real_BL is not None:

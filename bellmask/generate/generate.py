@@ -24,7 +24,7 @@ from bellmask.report.page import POLICY
 from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, load_json, sound
+from bellmask.utils.files import check_folder, load_json, sanitize
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +123,7 @@ def write_out(content: str, output: str | None) -> None:
         from bellmask.utils.console import visible_lines
 
         is_screen = sys.stdout.isatty()
-        sys.stdout.write(visible_lines(content) if is_screen else sound(content))
+        sys.stdout.write(visible_lines(content) if is_screen else sanitize(content))
     else:
         from bellmask.utils.files import write_text
 
@@ -309,7 +309,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptQuestion:
     """A question of a file: a prompt, or a conversation that ends with the user's words."""
 
     messages: tuple[Message, ...]
@@ -318,11 +318,11 @@ class Asked:
     """All that was written, to be passed on with the answer."""
 
     @staticmethod
-    def plain(prompt: str) -> Asked:
+    def plain(prompt: str) -> PromptQuestion:
         """A single prompt, not empty."""
         if not prompt.strip():
             raise UserError("the prompt is empty: there is nothing to answer")
-        return Asked((Message("user", prompt),), line={"prompt": prompt})
+        return PromptQuestion((Message("user", prompt),), line={"prompt": prompt})
 
     @property
     def text(self) -> str:
@@ -332,10 +332,10 @@ class Asked:
         return "\n".join(f"{message.role}: {message.text}" for message in self.messages)
 
 
-def read_questions(path: Path) -> list[Asked]:
+def read_questions(path: Path) -> list[PromptQuestion]:
     """What a file asks: lines, {"prompt": ...} or {"messages": [{"role": ..., "content": ...}]}."""
     return [
-        _question(line, where) if is_json else Asked.plain(line)
+        _question(line, where) if is_json else PromptQuestion.plain(line)
         for line, where, is_json in _lines(path)
     ]
 
@@ -380,10 +380,10 @@ def _prompt(line: str, where: str) -> Prompt:
     (key,) = keys
     if not isinstance(content[key], str) or not content[key]:
         raise UserError(f"{where}: {key!r} must be a text that is not empty")
-    return Prompt(**{key: sound(content[key])})
+    return Prompt(**{key: sanitize(content[key])})
 
 
-def _question(line: str, where: str) -> Asked:
+def _question(line: str, where: str) -> PromptQuestion:
     content = _read_json(line, where)
     if len(content.keys() & {"prompt", "messages"}) != 1:
         raise UserError(
@@ -396,10 +396,10 @@ def _question(line: str, where: str) -> Asked:
         if name in content:
             raise UserError(f"{where}: {name!r} is a key of the answer; call it otherwise")
     if "messages" in content:
-        return Asked(_messages(content["messages"], where), True, content)
+        return PromptQuestion(_messages(content["messages"], where), True, content)
     if not isinstance(content["prompt"], str) or not content["prompt"].strip():
         raise UserError(f"{where}: 'prompt' must be a text that is not empty")
-    return Asked((Message("user", content["prompt"]),), line=content)
+    return PromptQuestion((Message("user", content["prompt"]),), line=content)
 
 
 def _messages(listed: Any, where: str) -> tuple[Message, ...]:
@@ -441,7 +441,7 @@ def answer_and_write(options: GenerateOptions, loaded: Loaded) -> int:
         content = "\n".join(lines)
     else:
         content = SEPARATOR.join(answer.text for answer in answers)
-    write_out(sound(content) + "\n", options.out)
+    write_out(sanitize(content) + "\n", options.out)
     nfe = sum(answer.nfe for answer in answers) / len(answers)
     tokens = sum(answer.num_tokens for answer in answers)
     print(
@@ -467,15 +467,19 @@ def answered_beside(
     return [texts[start : start + options.num] for start in starts]
 
 
-def _asked(options: GenerateOptions) -> list[Asked]:
+def _asked(options: GenerateOptions) -> list[PromptQuestion]:
     if options.prompt is not None:
-        return [Asked.plain(options.prompt)]
+        return [PromptQuestion.plain(options.prompt)]
     assert options.prompts is not None
     return read_questions(Path(options.prompts))
 
 
 def _answer(
-    loaded: Loaded, asked: Sequence[Asked], options: GenerateOptions, sampling: Sampling, title: str
+    loaded: Loaded,
+    asked: Sequence[PromptQuestion],
+    options: GenerateOptions,
+    sampling: Sampling,
+    title: str,
 ) -> list[Answer]:
     """``--num`` answers to each question, with a progress bar, or shown live."""
     from bellmask.generate.answers import Answerer, Question
@@ -506,7 +510,7 @@ def _answer(
     return answers
 
 
-def _say_what_is_odd(answerer: Answerer, asked: Sequence[Asked]) -> None:
+def _say_what_is_odd(answerer: Answerer, asked: Sequence[PromptQuestion]) -> None:
     """Questions in a form that the run was not trained for."""
     if not answerer.is_tuned:
         note("the run was not fine-tuned on prompts: it continues them as text")
@@ -514,7 +518,7 @@ def _say_what_is_odd(answerer: Answerer, asked: Sequence[Asked]) -> None:
         note("the run was fine-tuned on single prompts: it has not seen conversations")
 
 
-def _line(asked: Asked, sample: int, answer: Answer) -> dict[str, Any]:
+def _line(asked: PromptQuestion, sample: int, answer: Answer) -> dict[str, Any]:
     return {
         **asked.line,
         "sample": sample,

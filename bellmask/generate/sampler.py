@@ -64,7 +64,7 @@ GRIDS: dict[str, Callable[[int], Tensor]] = {"uniform": uniform_grid, "cosine": 
 # B canvases, L length, N predicted positions, V vocabulary.
 
 
-class Network:
+class SamplingDenoiser:
     """A denoiser as samplers use it, and what its calls cost.
 
     ``model(x, rows, t_B=, mask=)`` returns logits [N, V]; for a cache also ``positions=``,
@@ -170,7 +170,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """How a token is drawn from its logits."""
 
     temperature: float = 1.0
@@ -254,14 +254,14 @@ class Noise:
 
 
 @dataclass
-class Progress:
+class SamplingProgress:
     """Where a generation stands, over all blocks that take turns."""
 
     num_steps: int
     on_step: OnStep | None = None
     number: int = 0
 
-    def tell(self, network: Network, noise: Noise, x_BL: Tensor, t: float) -> None:
+    def tell(self, network: SamplingDenoiser, noise: Noise, x_BL: Tensor, t: float) -> None:
         """Report the rows as they are now, the untouched canvas as step 0."""
         if self.on_step:
             self.on_step(Step(self.number, self.num_steps, network.num_calls, t, noise.first, x_BL))
@@ -270,12 +270,12 @@ class Progress:
 
 @torch.no_grad()
 def generate(
-    network: Network,
+    network: SamplingDenoiser,
     canvas_BL: Tensor,
     grid: Tensor | int | None,
     rule: Rule = RULES["ancestral"],
     *,
-    choice: Choice | None = None,
+    choice: TokenChoice | None = None,
     schedule: Schedule | None = None,
     seed: int = 0,
     first_sample: int | Tensor = 0,
@@ -292,7 +292,7 @@ def generate(
     row's number, or those of all rows [B]: other numbers, other noise. Rows should be masked at the
     same positions: steps are counted for the row with most to fill.
     """
-    schedule, choice = schedule or Linear(), choice or Choice()
+    schedule, choice = schedule or Linear(), choice or TokenChoice()
     check_rows(canvas_BL, network.mask_id)
     _check_canvas(network, canvas_BL, grid, rule)
     if block_length is not None and block_length < 1:
@@ -307,7 +307,7 @@ def generate(
     x_BL, u_BL = canvas_BL.clone(), noise.numbers("reveal")
     turns = _turns(canvas_BL == network.mask_id, block_length)
     grids = _share_grid(grid, turns, schedule)
-    progress = Progress(sum(len(one) - 1 for one in grids), on_step)
+    progress = SamplingProgress(sum(len(one) - 1 for one in grids), on_step)
     progress.tell(network, noise, x_BL, 1.0)
     for is_turn_BL, part in zip(turns, grids, strict=True):
         if is_cached and (start := int(is_turn_BL.any(0).long().argmax())):
@@ -323,9 +323,9 @@ def generate(
 class _Block:
     """Positions that are filled together, from t = 1 to t = 0."""
 
-    network: Network
+    network: SamplingDenoiser
     rule: Rule
-    choice: Choice
+    choice: TokenChoice
     schedule: Schedule
     noise: Noise
     is_turn_BL: Tensor
@@ -378,7 +378,7 @@ class _Block:
 
 
 def _check_canvas(
-    network: Network, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule
+    network: SamplingDenoiser, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule
 ) -> None:
     """Refuse what would not fill every masked position, before anything is done."""
     real_BL = network.is_real_BL

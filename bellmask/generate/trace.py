@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.canvas import Step, TokenTexts
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import read_json, sound
+from bellmask.utils.files import read_json, sanitize
 
 # The course of a generation as a file: the canvas, then what changed in each step.
 #
@@ -50,7 +50,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TracedSample:
     """One row from the canvas to the finished text."""
 
     given: list[bool]
@@ -104,7 +104,7 @@ class Trace:
     settings: dict[str, Any]
     num_calls: int
     """Network calls, over all batches."""
-    samples: list[Sample]
+    samples: list[TracedSample]
 
     def save(self, path: Path) -> None:
         """Write the file as a whole or not at all."""
@@ -165,11 +165,11 @@ def _read_trace(content: Any) -> Trace:
     title, settings, num_calls, samples = _fields(content, "the file", kinds)
     _want(bool(samples), "it has no samples")
     read = [_read_sample(sample, f"sample {number}") for number, sample in enumerate(samples)]
-    settings = {sound(name): value for name, value in settings.items()}
-    return Trace(sound(title), settings, num_calls, read)
+    settings = {sanitize(name): value for name, value in settings.items()}
+    return Trace(sanitize(title), settings, num_calls, read)
 
 
-def _read_sample(value: Any, where: str) -> Sample:
+def _read_sample(value: Any, where: str) -> TracedSample:
     kinds = {"given": list, "tokens": list, "steps": list, "text": str, "num_steps": int}
     given, tokens, steps, text, num_steps = _fields(value, where, kinds)
     is_right = bool(tokens) and all(token is None or isinstance(token, str) for token in tokens)
@@ -188,7 +188,7 @@ def _read_sample(value: Any, where: str) -> Sample:
             f"step {change.number} of {where} is out of order (from {first} to {num_steps})",
         )
         changes.append(change)
-    return Sample(given, tokens, changes, text, num_steps)
+    return TracedSample(given, tokens, changes, text, num_steps)
 
 
 def _read_change(value: Any, where: str, is_masked: list[bool]) -> Change:
@@ -279,7 +279,7 @@ class Recorder:
         if texts is None:
             texts = [self.tokenizer.decode(batch.now_BL[row]) for batch, row in rows]
         samples = [
-            Sample(
+            TracedSample(
                 (batch.canvas_BL[row] != self.tokenizer.mask_id).tolist(),
                 self._canvas(batch.canvas_BL[row]),
                 batch.changes[row],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bellmask.config.command_line import parse_command
-from bellmask.generate.trace import Sample, Trace
+from bellmask.generate.trace import Trace, TracedSample
 from bellmask.report.page import SCRIPT_POLICY
 from bellmask.utils.console import LINE_END, colour_of, reveal_colours, visible
 from bellmask.utils.errors import UserError
@@ -279,7 +279,7 @@ def _embedded(trace: Trace, first: int) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _sample(sample: Sample) -> dict[str, Any]:
+def _sample(sample: TracedSample) -> dict[str, Any]:
     return {
         "given": sample.given,
         "tokens": [None if text is None else _broken(text) for text in sample.tokens],
@@ -327,7 +327,7 @@ MASK_COLOUR, AGAIN_COLOUR = "#d3d6db", "#d1242f"
 
 
 @dataclass(frozen=True)
-class Place:
+class DrawnPosition:
     """Where a position is drawn: line and column, in characters."""
 
     position: int
@@ -344,7 +344,9 @@ def chosen_steps(num_steps: int, frames: int) -> list[int]:
     return sorted({round(num_steps * n / (frames - 1)) for n in range(frames)})
 
 
-def lay_out(sample: Sample, columns: int = COLUMNS, lines: int = LINES) -> list[Place]:
+def lay_out(
+    sample: TracedSample, columns: int = COLUMNS, lines: int = LINES
+) -> list[DrawnPosition]:
     """Places of the positions that fit into ``lines`` lines, the same in every frame."""
     widths = [len(_drawn(text or "")) for text in sample.tokens]
     for change in sample.steps:
@@ -357,7 +359,7 @@ def lay_out(sample: Sample, columns: int = COLUMNS, lines: int = LINES) -> list[
             line, column = line + 1, 0
         if line == lines:
             break
-        places.append(Place(position, line, column, width))
+        places.append(DrawnPosition(position, line, column, width))
         column += width
     return places
 
@@ -403,7 +405,7 @@ def strip_figure(trace: Trace, number: int = 0, frames: int = 6) -> Figure:
     return figure
 
 
-def _draw_label(axes: Axes, sample: Sample, step: int, top: float) -> None:
+def _draw_label(axes: Axes, sample: TracedSample, step: int, top: float) -> None:
     texts = sample.at(step)
     gaps = [text for text, given in zip(texts, sample.given, strict=True) if not given]
     share = sum(text is not None for text in gaps) / len(gaps) if gaps else 1.0
@@ -419,7 +421,9 @@ def _draw_label(axes: Axes, sample: Sample, step: int, top: float) -> None:
     )
 
 
-def _draw_frame(axes: Axes, sample: Sample, step: int, places: list[Place], top: float) -> None:
+def _draw_frame(
+    axes: Axes, sample: TracedSample, step: int, places: list[DrawnPosition], top: float
+) -> None:
     """One frame: a box for each position, coloured by when it was revealed, its text over it."""
     from matplotlib.collections import LineCollection, PatchCollection
     from matplotlib.patches import Rectangle

@@ -15,7 +15,13 @@ from bellmask.data.corpora import find_policy
 from bellmask.model.head import CHUNK_ROWS
 from bellmask.plan.devices import GIB, Cluster
 from bellmask.plan.network import Parameters, Planned, plan_network
-from bellmask.plan.trace import Trace, Update, prepare_tracing, scored_rows, trace_microbatch
+from bellmask.plan.tracer import (
+    OpTrace,
+    Update,
+    prepare_tracing,
+    scored_rows,
+    trace_microbatch,
+)
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.parallel import Layout, pick_layout
 from bellmask.utils.distributed import World
@@ -30,7 +36,7 @@ GATHERED_BLOCKS = 2
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """One use of a device's memory."""
 
     name: str
@@ -39,7 +45,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Work:
+class MicrobatchMemory:
     """What a microbatch needs besides weights, affine in its size."""
 
     kept_per_block: float
@@ -63,7 +69,7 @@ class Work:
 class Memory:
     """A device's memory in use, and what it has."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     capacity: float
     host_bytes: int
     """Copy in the machine's own memory while a checkpoint is written beside training."""
@@ -98,47 +104,55 @@ class Holding:
     is_accumulating: bool
     """More than one microbatch per step."""
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MemoryPart]:
         """Each divided by the processes that share a copy."""
         p, share = self.parameters, self.layout.processes_per_copy
         cut = f"1/{share} of" if share > 1 else "all of"
         found = [
-            Part("weights", -(-FLOAT32 * p.total // share), f"{cut} {p.total:,}, float32"),
-            Part("gradients", -(-FLOAT32 * p.trained // share), f"{cut} {p.trained:,}, float32"),
-            Part("optimizer", -(-self.update.optimizer_bytes // share), f"{cut} its state"),
+            MemoryPart("weights", -(-FLOAT32 * p.total // share), f"{cut} {p.total:,}, float32"),
+            MemoryPart(
+                "gradients", -(-FLOAT32 * p.trained // share), f"{cut} {p.trained:,}, float32"
+            ),
+            MemoryPart("optimizer", -(-self.update.optimizer_bytes // share), f"{cut} its state"),
         ]
         if self.update.average_bytes:
             found.append(
-                Part("moving average", -(-self.update.average_bytes // share), cut + " it")
+                MemoryPart("moving average", -(-self.update.average_bytes // share), cut + " it")
             )
         return found + (self._gathered() if self.layout.is_sharded else [])
 
-    def _gathered(self) -> list[Part]:
+    def _gathered(self) -> list[MemoryPart]:
         """FSDP2: weights that are whole for a while, and gradients before they are cut."""
         p = self.parameters
         size = 2 if self.precision == "bfloat16" else FLOAT32
         root = p.total - p.blocks
         whole = root + min(GATHERED_BLOCKS, p.num_blocks) * p.largest_block
         note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
-        found = [Part("gathered weights", size * whole, note)]
+        found = [MemoryPart("gathered weights", size * whole, note)]
         reduced = 2 if size == 2 and self.reduce == "bfloat16" else FLOAT32
         if self.is_accumulating:
             note = "whole while a step has microbatches to come"
-            return [*found, Part("accumulated gradients", reduced * p.trained, note)]
+            return [*found, MemoryPart("accumulated gradients", reduced * p.trained, note)]
         uncut = round(reduced * p.trained / p.total * (root + p.largest_block))
-        return [*found, Part("gradients not yet cut", uncut, "embedding, head and one block")]
+        return [*found, MemoryPart("gradients not yet cut", uncut, "embedding, head and one block")]
 
 
 def device_memory(
-    holding: Holding, work: Work, microbatch: int, logits: int, capacity: float, *, copies: bool
+    holding: Holding,
+    work: MicrobatchMemory,
+    microbatch: int,
+    logits: int,
+    capacity: float,
+    *,
+    copies: bool,
 ) -> Memory:
     """All parts at a microbatch size."""
     kept, working = work.kept(microbatch), work.working(microbatch)
     parts = [
         *holding.parts(),
-        Part("activations", kept, f"of {microbatch} rows, kept for the backward pass"),
-        Part("head's logits", logits, f"{CHUNK_ROWS} rows at a time"),
-        Part("other work", max(0, working - logits), "at the worst moment of a microbatch"),
+        MemoryPart("activations", kept, f"of {microbatch} rows, kept for the backward pass"),
+        MemoryPart("head's logits", logits, f"{CHUNK_ROWS} rows at a time"),
+        MemoryPart("other work", max(0, working - logits), "at the worst moment of a microbatch"),
     ]
     state = sum(part.num_bytes for part in parts if part.name in _SAVED)
     return Memory(tuple(parts), capacity, state if copies else 0)
@@ -148,7 +162,7 @@ _SAVED = ("weights", "optimizer", "moving average")
 
 
 def largest_microbatch(
-    holding: Holding, work: Work, logits: int, capacity: float, share: int
+    holding: Holding, work: MicrobatchMemory, logits: int, capacity: float, share: int
 ) -> int | None:
     """The largest divisor of a process's share of the batch that fits; None: not even one row."""
     low = [d for d in range(1, math.isqrt(share) + 1) if share % d == 0]
@@ -283,24 +297,24 @@ class Cost:
     """A microbatch of any size, on the straight line through two traced ones."""
 
     sizes: tuple[int, int]
-    traces: tuple[Trace, Trace]
+    traces: tuple[OpTrace, OpTrace]
 
-    def line(self, read: Callable[[Trace], float]) -> tuple[float, float]:
+    def line(self, read: Callable[[OpTrace], float]) -> tuple[float, float]:
         """(per row, constant)."""
         low, high = (read(trace) for trace in self.traces)
         slope = (high - low) / (self.sizes[1] - self.sizes[0])
         return slope, low - slope * self.sizes[0]
 
-    def at(self, size: int, read: Callable[[Trace], float]) -> float:
+    def at(self, size: int, read: Callable[[OpTrace], float]) -> float:
         """The value at a microbatch size."""
         slope, constant = self.line(read)
         return slope * size + constant
 
     @property
-    def work(self) -> Work:
+    def work(self) -> MicrobatchMemory:
         """Memory."""
         kept, peak = self.line(lambda trace: trace.kept), self.line(lambda trace: trace.peak)
-        return Work(*kept, *peak)
+        return MicrobatchMemory(*kept, *peak)
 
 
 def split_batch(config: RunConfig, num_devices: int) -> tuple[int, int]:
@@ -343,7 +357,7 @@ def trace_cost(planned: Planned, microbatch: int, precision: str, layout: Layout
 
 
 def fit(
-    planned: Planned, holding: Holding, work: Work, cluster: Cluster, microbatch: int
+    planned: Planned, holding: Holding, work: MicrobatchMemory, cluster: Cluster, microbatch: int
 ) -> tuple[Memory, int | None, list[str]]:
     """(a device's memory, the largest microbatch that fits, options that make it fit)."""
     config = planned.config

@@ -36,7 +36,7 @@ from bellmask.plan.memory import (
     world_of,
 )
 from bellmask.plan.network import Parameters, Planned, count, plan_network, real_network
-from bellmask.plan.trace import (
+from bellmask.plan.tracer import (
     Kernel,
     Update,
     inputs,
@@ -202,7 +202,7 @@ MATMUL = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProbeResult:
     """What the device does."""
 
     device: str
@@ -243,7 +243,7 @@ def local_cluster(config: RunConfig, cluster: Cluster) -> Cluster:
     return replace(cluster, device=here)
 
 
-def probe(config: RunConfig, microbatch: int) -> Measured:
+def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     """Time microbatches and updates of the run, with random weights and tokens."""
     device = pick_device(config.train.device)
     config, network, _ = real_network(config)
@@ -280,7 +280,7 @@ def probe(config: RunConfig, microbatch: int) -> Measured:
         passes = _median(microbatches, device, lambda done: show(done))
         updates = _median(update, device, lambda done: show(ROUNDS + 1 + done))
     flops = _matmul_speed(device, precision)
-    return Measured(str(device), size, passes / size, updates, flops)
+    return ProbeResult(str(device), size, passes / size, updates, flops)
 
 
 def _median(work: Callable[[], None], device: torch.device, show: Callable[[int], None]) -> float:
@@ -334,7 +334,7 @@ class Plan:
     checkpoints: Checkpoints
     data: DataSize
     timing: Timing
-    measured: Measured | None
+    measured: ProbeResult | None
     notes: tuple[str, ...]
     assumptions: tuple[str, ...]
 
@@ -454,7 +454,7 @@ def _timing(
     cluster: Cluster,
     holding: Holding,
     cost: Cost,
-    measured: Measured | None,
+    measured: ProbeResult | None,
     microbatch: int,
     efficiency: float,
 ) -> Timing:
@@ -497,7 +497,7 @@ def _assumptions(
     cluster: Cluster,
     layout: Layout,
     efficiency: float,
-    measured: Measured | None,
+    measured: ProbeResult | None,
 ) -> list[str]:
     device = cluster.device
     found = []

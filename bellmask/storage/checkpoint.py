@@ -48,7 +48,7 @@ def find_damage(folder: Path, world: World | None = None) -> str | None:
     Processes share the reading; all get the answer.
     """
     world = world or World()
-    return world.on_any(_own_damage(folder, world.rank, world.size)) or None
+    return world.any_rank(_own_damage(folder, world.rank, world.size)) or None
 
 
 def _own_damage(folder: Path, rank: int, size: int) -> str:
@@ -154,7 +154,7 @@ class CheckpointStore:
                 work()
         except (Exception, dcp.CheckpointException) as error:  # the disk's, safetensors', DCP's own
             problem = _cause(error)
-        problem = self.world.on_any(problem)
+        problem = self.world.any_rank(problem)
         if problem:
             if self.world.is_main:
                 shutil.rmtree(self.folder / f".writing-{step:09d}", ignore_errors=True)
@@ -185,7 +185,9 @@ class CheckpointStore:
         All go by the names that any of them sees: file systems can show others an older list.
         """
         found: dict[str, dict[str, Any]] = {}
-        listed = self.world.texts(json.dumps([p.name for p in scratch.iterdir() if p.is_file()]))
+        listed = self.world.all_gather_text(
+            json.dumps([p.name for p in scratch.iterdir() if p.is_file()])
+        )
         names = sorted({name for part in listed for name in json.loads(part)})
 
         def hash_own() -> None:
@@ -194,7 +196,7 @@ class CheckpointStore:
                 _sync(scratch / name)
 
         self._together(step, hash_own)
-        for part in self.world.texts(json.dumps(found)):
+        for part in self.world.all_gather_text(json.dumps(found)):
             found.update(json.loads(part))
         return found
 
@@ -276,7 +278,7 @@ class CheckpointStore:
         All ranks go by what the main one sees: file systems can show others an older list.
         """
         complaints: list[str] = []
-        names = json.loads(self.world.texts(json.dumps([f.name for f in self.all()]))[0])
+        names = json.loads(self.world.all_gather_text(json.dumps([f.name for f in self.all()]))[0])
         for folder in (self.folder / name for name in reversed(names)):
             damage = find_damage(folder, self.world)
             if damage is None:

@@ -415,7 +415,7 @@ def _in_our_order(stored: dict[str, Tensor], tokenizer: Tokenizer) -> dict[str, 
 # What makes two runs say the same: part of the key under which their answers are kept.
 
 
-def run_marks(run: Loaded) -> list[Any]:
+def run_fingerprint(run: Loaded) -> list[Any]:
     """All that decides what a run writes after given tokens, and how a causal LM writes turns."""
     config = run.config.resolved()
     network = [asdict(config.model), None if run.backbone is None else asdict(run.backbone)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bellmask.config.options import OptimOptions
-from bellmask.train.parallel import own_part, whole
+from bellmask.train.parallel import full_tensor, local_tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -68,7 +68,7 @@ class Muon(torch.optim.Optimizer):
         gradient, average = parameter.grad, state["momentum_buffer"]
         assert gradient is not None
         average.lerp_(gradient, 1 - group["momentum"])
-        lookahead = whole(gradient.lerp(average, group["momentum"]))  # Nesterov
+        lookahead = full_tensor(gradient.lerp(average, group["momentum"]))  # Nesterov
         dtype = torch.float32 if parameter.device.type == "cpu" else torch.bfloat16
         update = orthogonalize(lookahead, dtype).to(parameter.dtype)
         if isinstance(parameter, DTensor):  # every process has the whole update: take its part
@@ -193,7 +193,7 @@ class Ema:
     def _exchange(self) -> None:
         for name, parameter in self.named.items():
             if isinstance(parameter, DTensor):  # its memory is known to FSDP2: change what is in it
-                weight, average = own_part(parameter), own_part(self.shadow[name])
+                weight, average = local_tensor(parameter), local_tensor(self.shadow[name])
                 kept = weight.clone()
                 weight.copy_(average)
                 average.copy_(kept)

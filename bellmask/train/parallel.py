@@ -122,7 +122,7 @@ def add_up_next_gradient(model: nn.Module, is_last: bool) -> None:
         model.set_requires_gradient_sync(is_last)
 
 
-def let_go(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Forget gathered weights, so that the next call gathers them as they then are.
 
     After a call without gradient the root's stay gathered: a change of the parts (averaged weights
@@ -134,12 +134,12 @@ def let_go(model: nn.Module) -> None:
                 part.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor that may be cut; a collective call if it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -197,7 +197,7 @@ def recompute_blocks(blocks: Sequence[nn.Module], mode: str) -> None:
 
 
 @dataclass(frozen=True)
-class Placing:
+class ParallelPlan:
     """The choices for these processes, automatic ones made."""
 
     layout: Layout
@@ -223,14 +223,14 @@ class Placing:
         }
 
 
-def pick_placing(config: RunConfig, world: World) -> Placing:
+def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
     """What the options mean on these processes; refuses what they cannot do."""
     if config.train.compile:
         check_compiler(world.device)
     precision = pick_precision(config.train.precision, world.device)
     kernel = pick_loss_kernel(config.scale.loss, world.device, precision)
     layout = pick_layout(config.scale, world)
-    return Placing(
+    return ParallelPlan(
         layout,
         precision,
         config.scale.recompute,
@@ -256,7 +256,7 @@ def _weighs_rows(config: RunConfig) -> bool:
     return is_weighted or config.sft.train is not None
 
 
-def place(model: Network, placing: Placing, config: RunConfig, world: World) -> Network:
+def parallelize(model: Network, placing: ParallelPlan, config: RunConfig, world: World) -> Network:
     """The same network, ready to train on this process's device.
 
     Order matters: what is recomputed is inside what is compiled, and both inside what is cut.

@@ -17,7 +17,7 @@ from bellmask.evaluate.likelihood import evaluate
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import Network
 from bellmask.storage.checkpoint import FORMAT, Saver
-from bellmask.train.parallel import Placing, is_sharded
+from bellmask.train.parallel import ParallelPlan, is_sharded
 from bellmask.train.trainer import Action, Trainer, TrainState
 from bellmask.utils.distributed import World, autocast
 from bellmask.utils.files import write_text
@@ -78,7 +78,7 @@ class Periodic:
     framework: Framework
     rules: AttentionRules
     valid_blocks: Blocks
-    placing: Placing
+    placing: ParallelPlan
     saver: Saver
     run_id: str
     trainer: Trainer | None = None

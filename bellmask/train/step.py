@@ -17,7 +17,12 @@ from torch import Tensor, nn
 
 from bellmask.diffusion.frameworks import Framework
 from bellmask.diffusion.objectives import Objective
-from bellmask.train.parallel import add_up_next_gradient, is_sharded, own_part, whole
+from bellmask.train.parallel import (
+    add_up_next_gradient,
+    full_tensor,
+    is_sharded,
+    local_tensor,
+)
 from bellmask.train.planning import Microbatch, StepPlanner
 from bellmask.utils.distributed import World, autocast
 from bellmask.utils.rng import stream_key, torch_seed
@@ -133,8 +138,8 @@ class TrainStep:
             num_masked += count
             largest = max(largest, weight)
         sums = torch.stack([total, torch.full_like(total, num_masked)])
-        sums = self.world.add_up(sums).cpu()
-        largest = self.world.largest(largest)
+        sums = self.world.all_reduce_sum(sums).cpu()
+        largest = self.world.all_reduce_max(largest)
         loss = float(sums[0]) * scale
         norm = self._clip_gradient()
         is_clipped = 0 < self.clip < norm
@@ -144,9 +149,9 @@ class TrainStep:
         """The gradient's norm over all processes, before it is clipped."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not is_sharded(self.model):
-            self.world.add_up_gradients(parameters)
+            self.world.all_reduce_gradients(parameters)
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        norm = whole(norm)
+        norm = full_tensor(norm)
         value = float(norm)  # read once: a GPU is waited for
         if 0 < self.clip < value:
             nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
@@ -170,6 +175,6 @@ class TrainStep:
         for what, read in (("weight", lambda p: p), ("gradient", lambda p: p.grad)):
             for name, parameter in self.model.named_parameters():
                 value = read(parameter)
-                if value is not None and not bool(torch.isfinite(own_part(value)).all()):
+                if value is not None and not bool(torch.isfinite(local_tensor(value)).all()):
                     return f"; the first {what} that is not finite: {name}"
         return ""

@@ -41,7 +41,7 @@ from bellmask.storage.run_folder import (
 )
 from bellmask.train.metrics import Display, TrackedRun, Window, find_trackers, open_trackers
 from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.parallel import pick_placing, place
+from bellmask.train.parallel import parallelize, plan_parallel
 from bellmask.train.periodic import Periodic
 from bellmask.train.planning import StepPlanner, build_recipe
 from bellmask.train.setup import Start, open_start
@@ -239,9 +239,9 @@ class _Training:
         self.valid_blocks = data.valid.slice(0, min(limit, len(data.valid)))
         self.rules = build_rules(config.data, tokenizer)
         self.framework = build_framework(config)
-        self.placing = pick_placing(config, world)
+        self.placing = plan_parallel(config, world)
         model = build_model(config, tokenizer.num_tokens, self.backbone, start.fill)
-        model = place(model, self.placing, config, world)
+        model = parallelize(model, self.placing, config, world)
         ema = Ema(model, config.optim.ema) if config.optim.ema else None
         self.state = TrainState(model, Optimizer(model, config.optim), ema)
         planner = StepPlanner(

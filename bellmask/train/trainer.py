@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bellmask.config.options import Interval, OptimOptions, Progress
+from bellmask.config.options import Interval, OptimOptions, RunProgress
 from bellmask.storage.checkpoint import Saver
 from bellmask.storage.run_folder import MetricsFile
 from bellmask.train.metrics import Display, Tracker, Window
 from bellmask.train.optim import Ema, Optimizer, learning_rate
-from bellmask.train.parallel import let_go
+from bellmask.train.parallel import reshard
 from bellmask.train.step import StepResult, TrainStep
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import SavingError, TrainingError
@@ -75,9 +75,9 @@ class TrainState:
         self.window = Window(**scalars["window"])
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """How far the run is."""
-        return Progress(self.step, self.tokens, self.seconds / 60)
+        return RunProgress(self.step, self.tokens, self.seconds / 60)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
@@ -85,7 +85,7 @@ class TrainState:
         self.model.eval()
         with self.ema.applied() if self.ema else contextlib.nullcontext():
             yield self.model
-        let_go(self.model)
+        reshard(self.model)
         self.model.train()
 
 
@@ -176,7 +176,7 @@ class Trainer:
         Step numbers count from 1, as everywhere in a run folder.
         """
         state, step = self.state, self.state.step + 1
-        bad = self.world.on_any(self.step.first_bad())
+        bad = self.world.any_rank(self.step.first_bad())
         state.skipped += 1
         if self.world.is_main:
             planner = self.step.planner
@@ -200,7 +200,7 @@ class Trainer:
             "change options and start anew with another --out."
         )
 
-    def _act(self, before: Progress, is_stopped: bool) -> None:
+    def _act(self, before: RunProgress, is_stopped: bool) -> None:
         now, is_last = self.state.progress, self.state.step == self.num_steps
         for action in self.actions:
             is_due = action.interval.is_due(before, now) or now.steps in action.at_steps
@@ -228,7 +228,7 @@ class Trainer:
 
     def _raise_problem(self) -> None:
         """SavingError on all ranks where :meth:`writing` failed on one."""
-        problem = self.world.on_any(self._problem)
+        problem = self.world.any_rank(self._problem)
         if problem:
             with contextlib.suppress(SavingError):
                 self.saver.wait()  # what was to be saved before may still be good

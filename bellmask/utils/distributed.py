@@ -65,7 +65,7 @@ class World:
         """True on the one process that writes files and speaks."""
         return self.rank == 0
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, group=self.group)
@@ -83,9 +83,9 @@ class World:
         """True on all ranks when any rank's flag is."""
         if self.size == 1:
             return flag
-        return bool(self.add_up(torch.tensor([int(flag)], device=self.device)).item())
+        return bool(self.all_reduce_sum(torch.tensor([int(flag)], device=self.device)).item())
 
-    def largest(self, value: float) -> float:
+    def all_reduce_max(self, value: float) -> float:
         """The maximum over ranks."""
         if self.size == 1:
             return value
@@ -93,20 +93,20 @@ class World:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.group)
         return float(shared.item())
 
-    def texts(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         """What every rank says, by rank."""
         if self.size == 1:
             return [text]
         said = text.encode()
-        padded = said.ljust(int(self.largest(len(said))) + 1, b"\0")
+        padded = said.ljust(int(self.all_reduce_max(len(said))) + 1, b"\0")
         mine = torch.tensor(list(padded), dtype=torch.uint8, device=self.device)
         found = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(found, mine, group=self.group)
         return [bytes(one.tolist()).rstrip(b"\0").decode() for one in found]
 
-    def on_any(self, problem: str) -> str:
+    def any_rank(self, problem: str) -> str:
         """The first rank's problem that has one, on all ranks; empty when none has."""
-        return next((said for said in self.texts(problem) if said), "")
+        return next((said for said in self.all_gather_text(problem) if said), "")
 
     def aside(self) -> World:
         """The same processes with a process group of their own, for work in another thread.
@@ -159,7 +159,7 @@ class World:
         if self.size > 1:
             dist.barrier(group=self.group)
 
-    def add_up_gradients(self, parameters: Iterable[Tensor]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replace each gradient by its sum over ranks."""
         if self.size == 1:
             return
@@ -171,11 +171,11 @@ class World:
             bucket.append(parameter.grad)
             filled += parameter.numel()
             if filled >= BUCKET_NUMBERS:
-                self._add_up_bucket(bucket)
+                self._reduce_bucket(bucket)
                 bucket, filled = [], 0
-        self._add_up_bucket(bucket)
+        self._reduce_bucket(bucket)
 
-    def _add_up_bucket(self, gradients: list[Tensor]) -> None:
+    def _reduce_bucket(self, gradients: list[Tensor]) -> None:
         if not gradients:
             return
         flat = torch.cat([g.flatten() for g in gradients])

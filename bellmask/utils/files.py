@@ -66,7 +66,7 @@ def inside(folder: Path, name: Any, where: str) -> Path:
     return folder / name
 
 
-def sound(text: str) -> str:
+def sanitize(text: str) -> str:
     """Halves of surrogate pairs, which neither tokenizers nor files take, as question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -152,7 +152,7 @@ def scratch_of(path: Path) -> Path:
 def write_text(path: Path, text: str) -> None:
     """Replace a small file as a whole, durably; what is not text in it becomes question marks."""
     with replacing(path) as scratch, scratch.open("x", encoding="utf-8") as stream:
-        stream.write(sound(text))
+        stream.write(sanitize(text))
         stream.flush()
         os.fsync(stream.fileno())
 

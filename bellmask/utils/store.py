@@ -1,6 +1,6 @@
 """Results kept by key in a file that only grows, so that nothing is computed or asked twice.
 
-One JSON object per line, ``{"key": ..., ...}``. A line is on disk before :meth:`Kept.add` returns;
+One JSON object per line, ``{"key": ..., ...}``. A line is on disk before :meth:`Store.add` returns;
 the torn last line of a process that was killed is dropped, and what it held is done again.
 """
 
@@ -23,7 +23,7 @@ def content_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-class Kept:
+class Store:
     """Records by key; of two with one key the first counts.
 
     ``is_right`` says whether a record of the file holds what it should; others are damaged.

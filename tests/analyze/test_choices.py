@@ -22,7 +22,7 @@ from bellmask.analyze.choices import (
     passes_needed,
     two_best,
 )
-from bellmask.evaluate.paper_tasks import Choice
+from bellmask.evaluate.paper_tasks import ChoiceItem
 
 
 class Table(torch.nn.Module):
@@ -37,7 +37,7 @@ class Table(torch.nn.Module):
 def known(small_config, *questions, **changes):
     """What is measured of questions whose choices are these texts."""
     run = replace(random_run(small_config(*EXACT, "--data.block-length", "32")), model=Table())
-    items = [Choice(n, ("q",) * len(texts), texts, 0) for n, texts in enumerate(questions)]
+    items = [ChoiceItem(n, ("q",) * len(texts), texts, 0) for n, texts in enumerate(questions)]
     options = ChoiceOptions(runs=("x",), **{"draws": (1,), "longest_exact": 4, **changes})
     return measure_questions(run, "piqa", items, options, lambda *n: None)
 

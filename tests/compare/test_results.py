@@ -13,7 +13,7 @@ import pytest
 from bellmask.compare.results import (
     Entry,
     check_comparable,
-    describe_law,
+    law_summary,
     paired_bootstrap,
     read_run,
     summarize,
@@ -395,7 +395,7 @@ def test_the_effective_sample_share(text: str, share: float):
 
     The last is dominated by times that a hundred steps hardly draw: only its order is checked.
     """
-    found = describe_law(applied(text))["effective_sample_share"]
+    found = law_summary(applied(text))["effective_sample_share"]
     if text == "middle_flat":
         assert found < 0.1
     else:

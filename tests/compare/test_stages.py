@@ -9,7 +9,7 @@ import pytest
 from bellmask.compare.results import RunRecord
 from bellmask.compare.stages import (
     Cell,
-    Outcome,
+    StageOutcome,
     check_stages,
     join_seeds,
     stage_markdown,
@@ -53,7 +53,7 @@ def outcome(cell, nll, answers, fingerprint="f"):
         np.stack([last.block_nll] * 2), last, [],
     )  # fmt: skip
     told = tuple(tuple(one) for one in answers)
-    return Outcome(cell, record, ExactMatch(("a", "b", "c", "d"), told, (0, 1, 2, 3), "e"))
+    return StageOutcome(cell, record, ExactMatch(("a", "b", "c", "d"), told, (0, 1, 2, 3), "e"))
 
 
 ANSWERS = {

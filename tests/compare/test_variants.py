@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from bellmask.compare.execute import (
-    content_key,
     describe_plan,
     distinct,
     for_comparison,
     parse_grid,
     plan_runs,
+    run_key,
 )
-from bellmask.compare.results import describe_law
+from bellmask.compare.results import law_summary
 from bellmask.compare.variants import NAMES, SUITES, check_shared, parse_variant, parse_variants
 from bellmask.config import presets
 from bellmask.config.config import RunConfig
@@ -166,7 +166,7 @@ def test_runs_are_called_by_their_variants():
 @pytest.mark.parametrize("name", CAUSAL)
 def test_what_a_causal_variant_trains_on_has_no_times(name):
     """Each context count of a row once: weights are equal, and every row counts the same."""
-    found = describe_law(parse_variant(name).apply(presets.tiny()))
+    found = law_summary(parse_variant(name).apply(presets.tiny()))
     assert found["context_weights"] == pytest.approx([1 / 64] * 64)
     assert found["effective_sample_share"] == 1
     assert found["density"] is found["mask_rate_histogram"] is None
@@ -218,7 +218,7 @@ def test_the_suites_begin_with_their_reference_and_share_their_trainings():
         assert texts == suite()
         assert build_objective(applied(texts[0])) == MEANT["base"]
         assert len(texts) >= 3
-    keys = [content_key(applied(text), "text") for suite in SUITES.values() for text in suite()]
+    keys = [run_key(applied(text), "text") for suite in SUITES.values() for text in suite()]
     assert len(set(keys)) == 1 + 1 + 3 + 6 + 2 + 3 + 2 + 2 + 5
 
 
@@ -247,16 +247,16 @@ def plan(names, *, shared=None, seeds=1, grid=({},), text="text"):
 
 def test_the_key_depends_on_every_option_that_matters_and_on_the_text():
     config = presets.tiny()
-    key = content_key(config, "one/train/valid")
-    assert key == content_key(config, "one/train/valid") != content_key(config, "one/train/other")
+    key = run_key(config, "one/train/valid")
+    assert key == run_key(config, "one/train/valid") != run_key(config, "one/train/other")
     for option in RunConfig().flat():
         section, name = option.split(".")
         old = getattr(config, section)
         part = replace(old, **{name: another(getattr(old, name))})
-        other = content_key(replace(config, **{section: part}), "one/train/valid")
+        other = run_key(replace(config, **{section: part}), "one/train/valid")
         assert (other == key) == option.startswith(FREE), option
     explicit = replace(config, law=LawOptions("gaussian", 0.5, 0.1))  # the default written out
-    assert content_key(explicit, "one/train/valid") == key
+    assert run_key(explicit, "one/train/valid") == key
 
 
 def test_a_grid_is_all_combinations():
@@ -284,7 +284,7 @@ def test_seeds_are_outermost_then_variants_then_points():
     assert [run.config.optim.lr for run in runs] == [1e-3, 3e-3] * 4
     assert [run.config.objective.name for run in runs] == ["nelbo", "nelbo", "bell", "bell"] * 2
     assert runs[1].label == "base optim.lr=3e-3 seed 5"
-    assert [run.folder for run in runs] == [ROOT / content_key(r.config, "text") for r in runs]
+    assert [run.folder for run in runs] == [ROOT / run_key(r.config, "text") for r in runs]
     assert len({run.folder for run in runs}) == 8
     described = [(d["variant"], d["seed"], d["point"], d["run"]) for d in describe_plan(runs)]
     assert described == [(r.variant, r.seed, r.point, r.folder.name) for r in runs]

@@ -14,7 +14,7 @@ from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data import blocks as blocks_module
 from bellmask.data import examples as example_blocks
 from bellmask.data.blocks import join, read_card
-from bellmask.data.chat_templates import Part, Template
+from bellmask.data.chat_templates import PromptPart, Template
 from bellmask.data.example_files import Example
 from bellmask.data.examples import (
     ExampleRules,
@@ -35,7 +35,7 @@ class AsItIs(Template):
     """The prompt and nothing else, so that rows are easy to foresee."""
 
     def parts(self, messages, is_conversation):
-        return (Part(messages[0].text),)
+        return (PromptPart(messages[0].text),)
 
 
 PLAIN = AsItIs("plain")

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from bellmask.config.options import DataOptions
 from bellmask.data import corpora
 from bellmask.data import readers as sources
-from bellmask.data.corpora import CORPORA, Corpus, OnHub, find_policy, has_split, open_corpus
+from bellmask.data.corpora import (
+    CORPORA,
+    Corpus,
+    HubSplit,
+    find_policy,
+    has_split,
+    open_corpus,
+)
 from bellmask.data.detokenize import DETOKENIZERS
 from bellmask.data.prepare import load_blocks, prepare
 from bellmask.data.readers import RULES, Piece
@@ -77,11 +84,11 @@ def test_globs_go_into_folders_and_brackets_may_be_a_name(tmp_path, monkeypatch)
     (tmp_path / "x[1].txt").write_text("b")
     assert [p.name for p in sources.find_files(str(tmp_path / "**" / "a.txt"))] == ["a.txt"]
     assert [p.name for p in sources.find_files(str(tmp_path / "x[1].txt"))] == ["x[1].txt"]
-    assert sources.is_hub_name("hub:owner/name")
-    assert not sources.is_hub_name("owner/name")
+    assert sources.is_hub_address("hub:owner/name")
+    assert not sources.is_hub_address("owner/name")
     (tmp_path / "hub:owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert not sources.is_hub_name("hub:owner/name"), "a path"
+    assert not sources.is_hub_address("hub:owner/name"), "a path"
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -207,7 +214,7 @@ def test_every_split_on_the_hub_can_be_asked_for(hub, tmp_path):
     columns = ("text", "sentence", "article")
     for name, corpus in CORPORA.items():
         for split, part in corpus.splits.items():
-            if isinstance(part, OnHub) and not corpus.holdout:
+            if isinstance(part, HubSplit) and not corpus.holdout:
                 hub.rows = [dict.fromkeys(columns, f"{name} {split}\n")]
                 assert corpus_texts(DataOptions(train=name), split, tmp_path) == [
                     f"{name} {split}\n"
@@ -274,7 +281,7 @@ def test_enwik8_is_read_from_the_archive_that_holds_it(tmp_path):
 @pytest.fixture
 def held_out(monkeypatch):
     """A small corpus without a validation split: its last three documents are held out."""
-    splits = {"train": OnHub("me/small", "train")}
+    splits = {"train": HubSplit("me/small", "train")}
     small = Corpus("Small", "none", splits, holdout=3, num_documents=10)
     monkeypatch.setitem(corpora.CORPORA, "small", small)
     return DataOptions(train="small", block_length=24, packing="unpacked")

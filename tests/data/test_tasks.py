@@ -18,7 +18,7 @@ from bellmask.data.examples import open_examples
 from bellmask.data.tasks import (
     TASKS,
     VALIDATION,
-    Question,
+    TaskQuestion,
     clean_wikihow,
     passages,
     questions,
@@ -170,7 +170,7 @@ def test_counts_that_cannot_be(given, words):
 
 
 def test_a_draw_is_fixed_ordered_and_fair():
-    items = [Question(str(n), "a") for n in range(1000)]
+    items = [TaskQuestion(str(n), "a") for n in range(1000)]
     names = ("piqa", "piqa", "winogrande")
     drawn, again, other = ([int(q.prompt) for q in take(name, items, 300)] for name in names)
     assert drawn == sorted(set(drawn)) == again != other

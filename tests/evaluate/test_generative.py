@@ -14,7 +14,7 @@ import torch
 from bellmask import load
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate.generative import (
-    Request,
+    GenerativeRequest,
     Subject,
     cut_row,
     distinct,
@@ -26,8 +26,8 @@ from bellmask.evaluate.generative import (
     text_subject,
     unigram_entropy,
 )
-from bellmask.evaluate.scorers import ArmRun, Sample, TextScore
-from bellmask.generate.sampler import Network
+from bellmask.evaluate.scorers import ArmRun, TextSample, TextScore
+from bellmask.generate.sampler import SamplingDenoiser
 from bellmask.generate.settings import Sampling
 from bellmask.utils.errors import UserError
 
@@ -87,10 +87,10 @@ class LetterScorer:
 
 def test_the_numbers_of_a_cell_by_hand():
     samples = [
-        Sample(["ab"], [1, 1, 1, 2], 3.5),
-        Sample(["c", "cc"], [5, 6, 5, 6], 3.5),
-        Sample([""], [9], 3.5),
-        Sample(["z"], [8], 3.5),
+        TextSample(["ab"], [1, 1, 1, 2], 3.5),
+        TextSample(["c", "cc"], [5, 6, 5, 6], 3.5),
+        TextSample([""], [9], 3.5),
+        TextSample(["z"], [8], 3.5),
     ]
     found = measure_cell(samples, LetterScorer(), 8, ignore)
     assert found["perplexity"] == pytest.approx(math.exp((1 + 2 + 3 + 3 + 3) / 5))
@@ -114,14 +114,17 @@ def test_a_scorer_without_numbers_is_refused():
             return [TextScore(math.nan, 2, [1, 2], False)]
 
     with pytest.raises(UserError, match="letters"):
-        measure_cell([Sample(["ab"], [1, 2])], Broken(), 8, ignore)
+        measure_cell([TextSample(["ab"], [1, 2])], Broken(), 8, ignore)
 
 
 def subject(drawn, **changes):
     def draw(nfe, seed, on_part):
         drawn.append((nfe, seed))
         on_part(2)
-        return [Sample(["abc"[seed:] + "d"], [seed, 1], float(nfe or 0)), Sample(["dd"], [1, 2])]
+        return [
+            TextSample(["abc"[seed:] + "d"], [seed, 1], float(nfe or 0)),
+            TextSample(["dd"], [1, 2]),
+        ]
 
     return replace(Subject("bell", "key", {"is_causal": False}, [4, 8], [0, 1], draw), **changes)
 
@@ -129,7 +132,11 @@ def subject(drawn, **changes):
 def test_mean_and_deviation_over_seeds(tmp_path):
     told = []
     (record,) = measure(
-        [subject([])], LetterScorer(), Request(num=2), tmp_path, lambda a, b: told.append((a, b))
+        [subject([])],
+        LetterScorer(),
+        GenerativeRequest(num=2),
+        tmp_path,
+        lambda a, b: told.append((a, b)),
     )
     each = [math.exp((1 + 2 + 3 + 4 + 8) / 6), math.exp((2 + 3 + 4 + 8) / 5)]
     for setting, nfe in zip(record["settings"], (4, 8)):
@@ -140,12 +147,12 @@ def test_mean_and_deviation_over_seeds(tmp_path):
         assert setting["mean"]["calls"] == nfe
     assert (told[0], told[-1]) == ((0, 8), (8, 8))
     assert told == sorted(told)
-    (alone,) = measure([subject([], seeds=[0])], LetterScorer(), Request(num=2), tmp_path)
+    (alone,) = measure([subject([], seeds=[0])], LetterScorer(), GenerativeRequest(num=2), tmp_path)
     assert set(alone["settings"][0]["sd"].values()) == {None}
 
 
 def test_what_is_there_is_not_made_again(tmp_path):
-    drawn, scorer, request = [], LetterScorer(), Request(num=2)
+    drawn, scorer, request = [], LetterScorer(), GenerativeRequest(num=2)
     first = measure([subject(drawn)], scorer, request, tmp_path)
     assert len(drawn) == scorer.calls == 4
     assert measure([subject(drawn)], scorer, request, tmp_path) == first
@@ -161,7 +168,7 @@ def test_what_is_there_is_not_made_again(tmp_path):
 
 
 def test_damaged_and_changed_files_are_noticed(tmp_path):
-    drawn, scorer, request = [], LetterScorer(), Request(num=2)
+    drawn, scorer, request = [], LetterScorer(), GenerativeRequest(num=2)
     first = measure([subject(drawn)], scorer, request, tmp_path)
     path = tmp_path / "samples" / "bell-key" / "nfe-4-seed-0.jsonl"
     whole = path.read_text()
@@ -211,7 +218,7 @@ def test_rows_become_documents(zoo):
 def test_real_text_is_the_validation_blocks_in_groups(zoo):
     run = load(zoo / "bell")
     _, valid = run.blocks()
-    request = Request(num=len(valid) // 3, seeds=(0, 1, 2, 3), length=9)
+    request = GenerativeRequest(num=len(valid) // 3, seeds=(0, 1, 2, 3), length=9)
     text = text_subject("real text", run, request)
     assert text.seeds == [0, 1, 2], "as many groups as the text has"
     groups = [text.draw(None, group, ignore) for group in text.seeds]
@@ -220,13 +227,13 @@ def test_real_text_is_the_validation_blocks_in_groups(zoo):
     spread = valid.spread(3 * request.num)
     assert rows_seen == sorted(tuple(row[:9]) for row in spread.rows(slice(None)).tolist())
     assert {sample.calls for group in groups for sample in group} == {None}
-    whole = text_subject("real text", run, Request(num=10**6))
+    whole = text_subject("real text", run, GenerativeRequest(num=10**6))
     assert len(whole.draw(None, 0, ignore)) == len(valid), "fewer blocks than asked for"
 
 
 def test_samples_are_those_of_the_run_and_calls_are_counted(zoo):
     run, parts = load(zoo / "bell"), []
-    request = Request(num=5, nfe=(3, 3, 40), seeds=(4,), batch_size=2)
+    request = GenerativeRequest(num=5, nfe=(3, 3, 40), seeds=(4,), batch_size=2)
     made = run_subject("bell", run, "weights", request)
     assert made.settings == [3, 40]
     for nfe in made.settings:
@@ -240,17 +247,17 @@ def test_samples_are_those_of_the_run_and_calls_are_counted(zoo):
 
 
 def test_where_there_is_no_nfe_to_choose(zoo):
-    first = Request(num=2, sampling=Sampling(rule="first_hitting", temperature=0.5))
+    first = GenerativeRequest(num=2, sampling=Sampling(rule="first_hitting", temperature=0.5))
     for name in ("bell", "arm"):
         made = run_subject(name, load(zoo / name), "w", first)
         assert made.settings == [None]
         assert made.draw(None, 0, ignore)[0].calls == 16
     with pytest.raises(UserError, match="--length 20"):
-        run_subject("sigma", load(zoo / "sigma_arm"), "w", Request(num=1, length=20))
+        run_subject("sigma", load(zoo / "sigma_arm"), "w", GenerativeRequest(num=1, length=20))
 
 
 def test_other_options_have_other_keys(zoo):
-    run, plain = load(zoo / "bell"), Request(num=2)
+    run, plain = load(zoo / "bell"), GenerativeRequest(num=2)
     requests = [
         plain,
         replace(plain, num=3),
@@ -268,7 +275,7 @@ def test_other_options_have_other_keys(zoo):
 def test_an_arm_meets_its_own_entropy(zoo, tmp_path):
     """Of its own samples each token costs on average the entropy of what it was drawn from."""
     run = load(zoo / "arm")
-    made = run_subject("arm", run, "w", Request(num=300, seeds=(0,)))
+    made = run_subject("arm", run, "w", GenerativeRequest(num=300, seeds=(0,)))
     # the ids themselves: bytes that are no UTF-8 do not come back from text
     ids_BL = torch.tensor([sample.ids for sample in made.draw(None, 0, ignore)])
     begin = torch.full((len(ids_BL), 1), run.tokenizer.mask_id)
@@ -287,8 +294,10 @@ def test_an_arm_meets_its_own_entropy(zoo, tmp_path):
     is_text = [bool((row < 128).all()) for row in ids_BL]
     texts = [bytes(row.tolist()).decode() for row, good in zip(ids_BL, is_text) if good]
     assert len(texts) > 50
-    plain = replace(made, draw=lambda *_: [Sample([text], [1, 2]) for text in texts])
-    (record,) = measure([plain], ArmRun(run, context=1024), Request(num=len(texts)), tmp_path)
+    plain = replace(made, draw=lambda *_: [TextSample([text], [1, 2]) for text in texts])
+    (record,) = measure(
+        [plain], ArmRun(run, context=1024), GenerativeRequest(num=len(texts)), tmp_path
+    )
     expected = float(nll.view(ids_BL.shape)[is_text].mean())
     found = math.log(record["settings"][0]["mean"]["perplexity"])
     assert found == pytest.approx(expected, rel=1e-5)
@@ -304,7 +313,7 @@ def test_guidance_of_a_causal_lm_leaves_the_first_position_where_it_was():
             seen.append(x_BL)
             return torch.zeros(len(rows_N), 9)
 
-    network = Network(Model(), 9, guidance=1.0)
+    network = SamplingDenoiser(Model(), 9, guidance=1.0)
     canvas = torch.tensor([[4, 5, 9, 9]])
     network.begin(canvas)
     network.logits(canvas, canvas == 9, torch.ones(1))

@@ -300,7 +300,7 @@ def test_ranks_together_take_each_block_once(total, batch_size, num_ranks):
 
 def test_the_shares_of_ranks_add_up_and_progress_is_told():
     class Silent(World):
-        def add_up(self, tensor):
+        def all_reduce_sum(self, tensor):
             return tensor
 
     blocks, done = constant_rows([6] * 11, 6), []

@@ -122,7 +122,7 @@ def test_the_summary_by_hand():
     assert joined.nll == pytest.approx(block_values.mean())
     assert joined.standard_error == pytest.approx(block_values.std(ddof=1) / math.sqrt(30))
     assert joined.num_draws == 9
-    found = zero_shot.summarise(results, joined)
+    found = zero_shot.summarize(results, joined)
     each = [math.exp(float(result.block_nll.mean())) for result in results]
     assert found["seed_perplexities"] == pytest.approx(each)
     assert found["seed_mean"] == pytest.approx(np.mean(each))
@@ -131,7 +131,7 @@ def test_the_summary_by_hand():
     assert found["perplexity_se"] == pytest.approx(math.exp(joined.nll) * joined.standard_error)
     assert found["bits_per_byte"] == pytest.approx(joined.nll / math.log(2) / 2)
     assert (found["num_draws"], found["num_seeds"], found["num_tokens"]) == (3, 3, 360)
-    assert math.isnan(zero_shot.summarise(results[:1], joined)["seed_deviation"])
+    assert math.isnan(zero_shot.summarize(results[:1], joined)["seed_deviation"])
 
 
 def test_differences_are_paired():

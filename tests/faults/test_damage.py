@@ -1,6 +1,6 @@
 """Checkpoints not as they were written: an older one and a warning, or one clear error.
 
-Every kind of damage is found in tests/train/test_checkpoint.py; here a training meets some.
+Every kind of damage is found in tests/storage/test_checkpoint.py; here a training meets some.
 """
 
 from __future__ import annotations

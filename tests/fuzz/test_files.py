@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bellmask.evaluate.judge_endpoint import (
     BadBody,
-    Request,
+    ChatRequest,
     error_code,
     error_message,
     read_reply,
@@ -23,7 +23,7 @@ from bellmask.evaluate.judge_prompts import read_alpaca
 from bellmask.evaluate.paper_suite import escape
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.generate import SideBySide
-from bellmask.generate.trace import Change, Sample, Trace, load_trace
+from bellmask.generate.trace import Change, Trace, TracedSample, load_trace
 from bellmask.generate.trace_page import render_trace_page
 from bellmask.utils.console import markdown_table, visible, visible_lines
 from bellmask.utils.errors import UserError
@@ -107,7 +107,7 @@ def evaluations(path):
     return st.one_of(st.just(whole), damaged(whole), others, st.binary()), check
 
 
-REQUEST = Request("judge", (("user", "a or b?"),), logprobs=5)
+REQUEST = ChatRequest("judge", (("user", "a or b?"),), logprobs=5)
 
 
 CHOICE = {
@@ -148,7 +148,7 @@ def test_any_file_is_taken_or_refused(target, size, tmp_path):
 
 def pages(title, key, token, text):
     steps = [Change(1, 0.5, 1, [(1, token)], [])]
-    sample = Sample([True, False], [token, None], steps, text, 2)
+    sample = TracedSample([True, False], [token, None], steps, text, 2)
     both = SideBySide([key, f"{key}2"], [token], [[[text]], [[token + text]]], title, text)
     return render_trace_page(Trace(title, {key: text}, 1, [sample])), both.page()
 

@@ -11,7 +11,12 @@ from sampling_tools import EVERY_RULE, awake, each
 from sampling_tools import masked as masked_with
 
 from bellmask.diffusion.schedules import Cosine
-from bellmask.generate.sampler import Choice, Network, generate, uniform_grid
+from bellmask.generate.sampler import (
+    SamplingDenoiser,
+    TokenChoice,
+    generate,
+    uniform_grid,
+)
 from bellmask.utils.errors import UserError
 
 V, MASK = 7, 7
@@ -21,7 +26,7 @@ def masked(count, length):
     return masked_with(count, length, MASK)
 
 
-class Told(Network):
+class Told(SamplingDenoiser):
     """Keeps what was asked, at which places, and the logits that came back."""
 
     def __init__(self, *args, **more):
@@ -142,7 +147,7 @@ def test_with_two_layers_the_first_call_of_a_block_is_exact_and_later_ones_are_s
     _, network = make(model, canvas, rule="first_hitting", block_length=3, is_cached=True, w=w)
     calls, copies = list(widths.calls), 2 if w else 1
     for x_BL, is_wanted_BL, found in network.asked:
-        plain = Network(model, MASK, guidance=w)
+        plain = SamplingDenoiser(model, MASK, guidance=w)
         plain.begin(canvas)
         with torch.no_grad():
             expected = plain.logits(x_BL, is_wanted_BL, torch.zeros(4))
@@ -199,7 +204,13 @@ def test_the_kept_prefix_is_that_of_the_blocks_first_call():
 def test_with_a_cache_a_sample_does_not_depend_on_the_batch(rule):
     model, canvas = awake(2).double(), masked(1, 10)
     canvas[:, :2] = 3
-    options = {"rule": rule, "block_length": 3, "is_cached": True, "w": 0.8, "choice": Choice(0.9)}
+    options = {
+        "rule": rule,
+        "block_length": 3,
+        "is_cached": True,
+        "w": 0.8,
+        "choice": TokenChoice(0.9),
+    }
     whole, _ = make(model, canvas.repeat(6, 1), **options)
     parts = [
         make(model, canvas.repeat(n, 1), first_sample=first, **options)[0]

@@ -9,7 +9,7 @@ import torch
 from sampling_tools import seeded
 from scipy import stats
 
-from bellmask.generate.sampler import Choice
+from bellmask.generate.sampler import TokenChoice
 
 LOGITS = torch.tensor([1.5, 0.0, -1.0, 0.7, -0.3], dtype=torch.float64)
 N = 20_000
@@ -63,7 +63,7 @@ DRAWS = [  # what is asked for, the tokens that may be drawn
 @PRECISIONS
 @pytest.mark.parametrize(("asked", "kept"), DRAWS)
 def test_tokens_follow_the_softmax_of_what_is_kept(asked, kept, dtype):
-    assert_follows(Choice(*asked, dtype=dtype), LOGITS, kept)
+    assert_follows(TokenChoice(*asked, dtype=dtype), LOGITS, kept)
 
 
 def assert_follows(choice, logits, kept):
@@ -77,25 +77,25 @@ def assert_follows(choice, logits, kept):
 
 def test_ties():
     """All as likely as the k-th are kept; p takes the first of equals, and exactly p is enough."""
-    assert_follows(Choice(top_k=2), TIED, {1, 2, 4})
-    assert_follows(Choice(top_p=0.4), TIED, {1, 2})
-    assert draw(Choice(0.0), TIED).eq(1).all()
+    assert_follows(TokenChoice(top_k=2), TIED, {1, 2, 4})
+    assert_follows(TokenChoice(top_p=0.4), TIED, {1, 2})
+    assert draw(TokenChoice(0.0), TIED).eq(1).all()
     logits = torch.tensor([0.25, 0.5, 0.125, 0.125], dtype=torch.float64).log()
     for top_p, kept in ((0.5, {1}), (0.75, {0, 1}), (0.875, {0, 1, 2})):
         # a hair less, since logs and sums round
-        assert set(draw(Choice(top_p=top_p - 1e-9), logits, count=500).tolist()) == kept
-    assert set(draw(Choice(top_p=0.5 + 1e-9), logits, count=500).tolist()) == {0, 1}
+        assert set(draw(TokenChoice(top_p=top_p - 1e-9), logits, count=500).tolist()) == kept
+    assert set(draw(TokenChoice(top_p=0.5 + 1e-9), logits, count=500).tolist()) == {0, 1}
 
 
 @PRECISIONS
 def test_limits_that_leave_nothing_out_change_nothing(dtype):
     logits, counters = torch.randn(2000, 9, generator=seeded(1)), torch.arange(2000)
-    plain = Choice(0.8, dtype=dtype).draw(logits, counters, 3)
+    plain = TokenChoice(0.8, dtype=dtype).draw(logits, counters, 3)
     for top_k, top_p in ((9, None), (50, None), (None, 1.0), (9, 1.0)):
-        assert Choice(0.8, top_k, top_p, dtype).draw(logits, counters, 3).equal(plain)
-    assert not Choice(0.8, 8, None, dtype).draw(logits, counters, 3).equal(plain)
-    assert not Choice(0.8, None, 0.99, dtype).draw(logits, counters, 3).equal(plain)
-    double = Choice(0.8).draw(logits, counters, 3)  # the same numbers, rounded
+        assert TokenChoice(0.8, top_k, top_p, dtype).draw(logits, counters, 3).equal(plain)
+    assert not TokenChoice(0.8, 8, None, dtype).draw(logits, counters, 3).equal(plain)
+    assert not TokenChoice(0.8, None, 0.99, dtype).draw(logits, counters, 3).equal(plain)
+    double = TokenChoice(0.8).draw(logits, counters, 3)  # the same numbers, rounded
     assert (plain == double).float().mean() > 0.999
 
 
@@ -108,7 +108,9 @@ def test_double_noise_reaches_further_into_the_tail(dtype, token, monkeypatch):
     monkeypatch.setattr("bellmask.generate.sampler.uniform", lambda key, counters: u)
 
     def drawn(*logits):
-        return Choice(dtype=dtype).draw(torch.tensor([logits]), torch.zeros(1).long(), 0).item()
+        return (
+            TokenChoice(dtype=dtype).draw(torch.tensor([logits]), torch.zeros(1).long(), 0).item()
+        )
 
     assert drawn(20.0, 0.0, -math.inf) == token
     u[0, 0], u[0, 1] = 0.5 + 1e-10, 0.5 + 2e-10  # one number in float32
@@ -117,7 +119,7 @@ def test_double_noise_reaches_further_into_the_tail(dtype, token, monkeypatch):
 
 
 def test_neighboring_places_choose_independently():
-    tokens = draw(Choice(), key=6)
+    tokens = draw(TokenChoice(), key=6)
     pairs = torch.bincount(5 * tokens[0::2] + tokens[1::2], minlength=25).view(5, 5)
     assert stats.chi2_contingency(pairs.numpy()).pvalue > 1e-3
 
@@ -126,7 +128,7 @@ def test_temperature_zero_is_the_largest_logit_whatever_else_is_asked():
     logits = torch.randn(200, 9, generator=seeded(1))
     largest = [max(range(9), key=row.__getitem__) for row in logits.tolist()]
     for top_k, top_p in itertools.product((None, 3), (None, 0.5)):
-        assert Choice(0.0, top_k, top_p).draw(logits, torch.arange(200), 7).tolist() == largest
+        assert TokenChoice(0.0, top_k, top_p).draw(logits, torch.arange(200), 7).tolist() == largest
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0, 100.0])
@@ -136,11 +138,13 @@ def test_an_impossible_token_is_never_chosen(temperature, top_k, top_p):
     is_possible = torch.rand(5000, 8, generator=seeded(3)) < 0.3
     is_possible[torch.arange(5000), torch.arange(5000) % 8] = True
     logits[~is_possible] = -math.inf
-    tokens = Choice(temperature, top_k, top_p).draw(logits, torch.arange(5000), 8)
+    tokens = TokenChoice(temperature, top_k, top_p).draw(logits, torch.arange(5000), 8)
     assert is_possible[torch.arange(5000), tokens].all()
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice(0.7, 4, 0.9)], ids=["plain", "limited"])
+@pytest.mark.parametrize(
+    "choice", [TokenChoice(), TokenChoice(0.7, 4, 0.9)], ids=["plain", "limited"]
+)
 def test_the_choice_depends_on_the_places_counter_not_on_its_row(choice):
     """More rows than are worked on at once."""
     logits = torch.randn(1300, 7, generator=seeded(4))

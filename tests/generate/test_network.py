@@ -5,7 +5,7 @@ import torch
 from sampling_tools import EVERY_RULE, MASK, Spy, V, awake, each, make, masked
 
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.generate.sampler import Network, generate, uniform_grid
+from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
 from bellmask.utils.errors import UserError
 
 # the network is called for what is revealed, and for nothing else
@@ -138,7 +138,7 @@ def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(
     given_BL = canvas != MASK
     given_BL[:, :first_maskable] = False
 
-    class Told(Network):
+    class Told(SamplingDenoiser):
         def logits(self, x_BL, is_wanted_BL, t_B):
             found = super().logits(x_BL, is_wanted_BL, t_B)
             asked.append((x_BL.clone(), is_wanted_BL.clone(), found))
@@ -174,10 +174,10 @@ def test_a_network_can_be_used_again():
     """Counts, caches and given tokens belong to one generation."""
     model, rows, late = awake(2, V).double(), masked(6, 9), masked(6, 9)
     rows[:, :3], late[:, :7] = 1, 2
-    used = Network(model, MASK, guidance=0.5)
+    used = SamplingDenoiser(model, MASK, guidance=0.5)
     generate(used, rows, 1, block_length=2, is_cached=True)
     again = generate(used, late, 1)
-    fresh = generate(Network(model, MASK, guidance=0.5), late, 1)
+    fresh = generate(SamplingDenoiser(model, MASK, guidance=0.5), late, 1)
     assert again.ids_BL.equal(fresh.ids_BL)
     assert (again.num_calls, again.num_rows) == (fresh.num_calls, fresh.num_rows)
 

@@ -17,7 +17,7 @@ from bellmask.generate.canvas import (
     empty_canvas,
     frame_canvas,
 )
-from bellmask.generate.generate import Asked, read_questions
+from bellmask.generate.generate import PromptQuestion, read_questions
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
@@ -110,7 +110,7 @@ def read(tmp_path):
 
 def test_lines_are_prompts(read):
     found = read("q.txt", "\ufeffWho? \r\n\n# no\n日本?")
-    assert found == [Asked.plain("Who? "), Asked.plain("日本?")]
+    assert found == [PromptQuestion.plain("Who? "), PromptQuestion.plain("日本?")]
     assert found[0].line == {"prompt": "Who? "}
     assert found[1].text == "日本?"
 
@@ -166,4 +166,4 @@ def test_there_must_be_something_to_answer(read, tmp_path):
     with pytest.raises(UserError, match="none"):
         read_questions(tmp_path / "none")
     with pytest.raises(UserError, match="prompt"):
-        Asked.plain(" ")
+        PromptQuestion.plain(" ")

@@ -12,8 +12,8 @@ from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.generate.rules import RULES, Moment, Remasking
 from bellmask.generate.sampler import (
-    Choice,
-    Network,
+    SamplingDenoiser,
+    TokenChoice,
     cosine_grid,
     count_grid,
     generate,
@@ -24,7 +24,7 @@ JOINT = chain_joint()
 
 
 def make(canvas, grid, rule, model=None, mask_id=2, **options):
-    network = Network(model or ExactDenoiser(CHAIN), mask_id)
+    network = SamplingDenoiser(model or ExactDenoiser(CHAIN), mask_id)
     return generate(network, canvas, grid, rule, **options)
 
 
@@ -114,7 +114,7 @@ def test_greedy_sampling_takes_the_most_likely_row():
     """0 stays 0 with probability 0.85 and is the likelier start, whatever is revealed first."""
     for rule in (*RULES.values(), Remasking(0.1)):
         grid = None if rule is RULES["first_hitting"] else uniform_grid(16)
-        assert make(masked(30, 4, 2), grid, rule, choice=Choice(0.0)).ids_BL.eq(0).all()
+        assert make(masked(30, 4, 2), grid, rule, choice=TokenChoice(0.0)).ids_BL.eq(0).all()
 
 
 # scored rules against a plain loop
@@ -151,7 +151,7 @@ def test_the_surest_tokens_are_revealed_first(name, grid):
     canvas = masked(8, 9, 4)
     canvas[torch.arange(8), torch.arange(8)] = torch.arange(8) % 4
     canvas[::3, 5] = 1
-    seen = history(canvas, grid, RULES[name], ExactDenoiser(SOURCE), 4, choice=Choice(0.0))
+    seen = history(canvas, grid, RULES[name], ExactDenoiser(SOURCE), 4, choice=TokenChoice(0.0))
     times = [1 - k / 8 for k in range(9)] if grid is None else grid.tolist()
     for b, row in enumerate(canvas.tolist()):
         left = [round(row.count(4) * t) for t in times[1:]]
@@ -179,7 +179,9 @@ def test_which_places_come_when_by_hand():
         def model(x, rows, **_):
             return table[rows % 4]
 
-        seen = history(masked(1, 4, 8), None, RULES[name], model, 8, choice=Choice(temperature))
+        seen = history(
+            masked(1, 4, 8), None, RULES[name], model, 8, choice=TokenChoice(temperature)
+        )
         return [int((a != b).nonzero()[0, 1]) for a, b in itertools.pairwise(seen)]
 
     assert order("most_confident") == [0, 2, 1, 3]
@@ -196,7 +198,7 @@ def test_confidence_is_that_of_the_token_drawn_not_of_the_likeliest():
     def model(x, rows, **_):
         return p.log().expand(len(rows), -1)
 
-    rule, warm = RULES["most_confident"], Choice(3.0)
+    rule, warm = RULES["most_confident"], TokenChoice(3.0)
     seen = history(masked(300, 2, 3), count_grid(2), rule, model, 3, choice=warm)
     share = (p ** (1 / 3)) / (p ** (1 / 3)).sum()
     at_least = 1 - torch.cat([torch.zeros(1), share.cumsum(0)[:-1]])  # P(a place has token >= v)

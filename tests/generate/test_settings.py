@@ -9,7 +9,13 @@ from bellmask.diffusion.schedules import Cosine
 from bellmask.generate.causal import generate_in_order
 from bellmask.generate.fill import fill
 from bellmask.generate.rules import RULES, Remasking
-from bellmask.generate.sampler import Choice, Network, cosine_grid, generate, uniform_grid
+from bellmask.generate.sampler import (
+    SamplingDenoiser,
+    TokenChoice,
+    cosine_grid,
+    generate,
+    uniform_grid,
+)
 from bellmask.generate.settings import Sampling, sampling_of
 from bellmask.run import load_run
 from bellmask.utils.errors import UserError
@@ -120,7 +126,12 @@ CASES = {
     "entropy": ({"rule": "entropy", "steps": 3}, RULES["entropy"], uniform_grid(3), {}),
     "none": ({"remask": 0.0, "steps": 9}, Remasking(0.0), uniform_grid(9), {}),
     "rescale": (RESCALE, Remasking(0.3, "rescale"), uniform_grid(9), {}),
-    "choice": (WARM, ANCESTRAL, uniform_grid(4), {"choice": Choice(0.7, 3, 0.8, torch.float32)}),
+    "choice": (
+        WARM,
+        ANCESTRAL,
+        uniform_grid(4),
+        {"choice": TokenChoice(0.7, 3, 0.8, torch.float32)},
+    ),
     "blocks": ({"block_length": 2, "steps": 6}, ANCESTRAL, uniform_grid(6), {"block_length": 2}),
     "guidance": ({"guidance": 0.9, "steps": 4}, ANCESTRAL, uniform_grid(4), {}),
 }
@@ -131,7 +142,7 @@ CASES = {
 def test_filling_does_what_the_settings_say(name, schedule):
     settings, rule, grid, options = CASES[name]
     model, framework = ExactDenoiser(CHAIN), Mdm() if schedule is None else Mdm(schedule)
-    network, told = Network(model, MASK, guidance=settings.get("guidance", 0.0)), []
+    network, told = SamplingDenoiser(model, MASK, guidance=settings.get("guidance", 0.0)), []
     noise = {"seed": 3, "first_sample": 7}
     sampling = Sampling(**settings)
     made = fill(model, canvas(), framework, sampling, mask_id=MASK, on_step=told.append, **noise)
@@ -148,7 +159,7 @@ def test_causal_models_are_filled_in_their_order(name):
     rows, options = torch.full((9, 6), MASK), {"mask_id": MASK, "seed": 3, "first_sample": 5}
     sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9, noise="float32")
     made = fill(model, rows, framework, sampling, **options)
-    choice = Choice(0.7, 3, 0.9, torch.float32)
+    choice = TokenChoice(0.7, 3, 0.9, torch.float32)
     expected = generate_in_order(model, rows, framework, choice=choice, **options)
     assert made.ids_BL.equal(expected.ids_BL)
     assert made.num_calls == 6

@@ -15,12 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
 from bellmask.model.head import using_loss_kernel
-from bellmask.plan import trace
+from bellmask.plan import tracer as trace
 from bellmask.plan.devices import Cluster, Device
 from bellmask.plan.memory import (
     USABLE,
     Holding,
-    Work,
+    MicrobatchMemory,
     checkpoint_sizes,
     data_size,
     device_memory,
@@ -310,7 +310,7 @@ def test_sharding_divides_state_and_gathers_weights():
 
 def test_the_largest_microbatch_fits_and_the_next_does_not():
     holding = Holding(SOME, STATE, Layout(1, 1, ""), "float32", "float32", False)
-    work = Work(1000, 500, 1100, 600)
+    work = MicrobatchMemory(1000, 500, 1100, 600)
     for capacity in (25_000, 40_000, 200_000):
         size = largest_microbatch(holding, work, 50, capacity, 64)
         assert device_memory(holding, work, size, 50, capacity, copies=False).fits

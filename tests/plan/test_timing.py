@@ -14,7 +14,7 @@ from bellmask.plan import plan as timing
 from bellmask.plan.devices import DEVICES, Cluster, parse_devices
 from bellmask.plan.network import Parameters
 from bellmask.plan.plan import Communication, Timing, communicate, gather_seconds, plan
-from bellmask.plan.trace import Kernel
+from bellmask.plan.tracer import Kernel
 from bellmask.train.parallel import Layout
 
 H100 = DEVICES["H100"]

@@ -20,8 +20,13 @@ from rich.console import Console
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.canvas import Step
 from bellmask.generate.generate import Prompt, SideBySide, read_prompts, show_side_by_side
-from bellmask.generate.trace import Change, Recorder, Sample, Trace
-from bellmask.generate.trace_page import chosen_steps, lay_out, render_trace_page, strip_figure
+from bellmask.generate.trace import Change, Recorder, Trace, TracedSample
+from bellmask.generate.trace_page import (
+    chosen_steps,
+    lay_out,
+    render_trace_page,
+    strip_figure,
+)
 from bellmask.report.figures import save_figure
 from bellmask.utils.console import colour_of
 from bellmask.utils.errors import UserError
@@ -188,7 +193,7 @@ def hostile():
     change = Change(1, 0.0, 1, [(1, HOSTILE), (2, "\x1b\u202e$x^{2$\n")], [])
     change.set.extend((i, "日本 $a_{b$ 😀"[i % 11] * 9) for i in range(3, 200))
     tokens = [HOSTILE] + [None] * 199
-    sample = Sample([True] + [False] * 199, tokens, [change], HOSTILE + "\x00\nb", 1)
+    sample = TracedSample([True] + [False] * 199, tokens, [change], HOSTILE + "\x00\nb", 1)
     return Trace(HOSTILE, {HOSTILE: HOSTILE}, 1, [sample])
 
 
@@ -223,7 +228,7 @@ def test_frames_and_places_of_a_strip():
     with pytest.raises(UserError, match="--frames"):
         chosen_steps(10, 1)
     changes = [Change(1, 0.5, 1, [(0, "long"), (2, "xx")], []), Change(2, 0.0, 2, [(0, "s")], [])]
-    sample = Sample([False] * 4, [None] * 4, changes, "", 2)
+    sample = TracedSample([False] * 4, [None] * 4, changes, "", 2)
     places = [(p.line, p.column, p.width) for p in lay_out(sample, columns=5, lines=9)]
     assert places == [(0, 0, 4), (0, 4, 1), (1, 0, 2), (1, 2, 1)], "a line is never overfull"
     assert len(lay_out(sample, columns=6, lines=1)) == 2

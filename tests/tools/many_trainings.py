@@ -17,7 +17,7 @@ import torch
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.diffusion.frameworks import Problem
 from bellmask.storage.checkpoint import Saver
-from bellmask.train.parallel import whole
+from bellmask.train.parallel import full_tensor
 from bellmask.train.train_run import train_run
 
 rows: list[Any] = []
@@ -35,7 +35,7 @@ def recording_ask(problem: Problem, *args: Any, **options: Any) -> Any:
 def recording_save(saver: Saver, step: int, tensors: dict[str, Any], state: Any) -> None:
     saver.wait()
     hashes[step] = {
-        name: hashlib.sha256(whole(t).detach().cpu().numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(full_tensor(t).detach().cpu().numpy().tobytes()).hexdigest()
         for name, t in tensors.items()
     }
     save(saver, step, tensors, state)

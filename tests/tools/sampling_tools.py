@@ -11,7 +11,7 @@ from scipy import stats
 from bellmask.config.options import ModelOptions
 from bellmask.data.toys import ToySource
 from bellmask.generate.rules import RULES, Remasking
-from bellmask.generate.sampler import Network, generate, uniform_grid
+from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 
@@ -75,7 +75,7 @@ def awake(num_layers=2, num_tokens=7, *, std=0.4, is_causal=False, encoding="sou
 
 
 def make(model, canvas, steps=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options):
-    network = Network(model, mask_id, is_real_BL=real, guidance=w)
+    network = SamplingDenoiser(model, mask_id, is_real_BL=real, guidance=w)
     grid = steps if steps is None or isinstance(steps, torch.Tensor) else uniform_grid(steps)
     grid = None if rule == "first_hitting" else grid
     return generate(network, canvas, grid, EVERY_RULE[rule], **options)

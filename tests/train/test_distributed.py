@@ -12,7 +12,7 @@ from fault_tools import command
 from bellmask.storage.run_folder import resume_command
 from bellmask.train import metrics
 from bellmask.train.metrics import Display
-from bellmask.train.parallel import pick_placing
+from bellmask.train.parallel import plan_parallel
 from bellmask.utils.distributed import World, open_world, pick_device, pick_precision
 from bellmask.utils.errors import UserError
 
@@ -85,7 +85,7 @@ FULL, SHORT = "--scale.sharding full", "--scale.reduce bfloat16"
 def test_options_that_do_not_apply_are_named(options, size, named, kernel, small_config):
     """And the kernel that is told is the one that suits the options."""
     world = World(size=size, machine_size=size)
-    placing = pick_placing(small_config(*options.split()), world)
+    placing = plan_parallel(small_config(*options.split()), world)
     assert len(placing.notes) == len(named)
     assert all(name in note for note, name in zip(placing.notes, named, strict=True))
     assert placing.describe()["loss_kernel"] == kernel

@@ -10,7 +10,7 @@ from tuned_runs import tuned
 
 import bellmask.evaluate.judge_prompts as module
 from bellmask.data.example_files import Message
-from bellmask.evaluate.judge_prompts import Benchmark, RunSide, Task, read_outputs
+from bellmask.evaluate.judge_prompts import Benchmark, JudgeTask, RunSide, read_outputs
 from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling
 from bellmask.model.pretrained import Backbone
@@ -18,7 +18,7 @@ from bellmask.run import load_run
 from bellmask.utils.errors import UserError
 
 TURNS = [("Say 1",), ("Say 2", "Go"), ("Say 3 please, slowly", "Go on"), ("Say 1",), ("Say 5",)]
-TASKS = tuple(Task(f"t{n}", turns, "all", None, n) for n, turns in enumerate(TURNS))
+TASKS = tuple(JudgeTask(f"t{n}", turns, "all", None, n) for n, turns in enumerate(TURNS))
 BENCHMARK = Benchmark("five", TASKS, "plain")
 SAMPLING = Sampling(steps=3)
 
@@ -160,7 +160,7 @@ def test_cautions(side):
         found = one.cautions(turns, [0])
         assert len(found) == bool(expected)
         assert expected in "".join(found)
-    long = Task("long", ("Say " + "x" * 200,), "all", None, 9)
+    long = JudgeTask("long", ("Say " + "x" * 200,), "all", None, 9)
     one, with_long = side(), Benchmark("long", (TASKS[1], long), "plain")
     for seed in (0, 1):
         one.answers(with_long, seed)
@@ -178,7 +178,7 @@ def write(path, *records):
 
 def test_outputs_go_to_their_tasks_whatever_their_order(tmp_path):
     turns = [("Add.\n\n1 2",), ("Say 2", "Go"), ("Say 2", "Stop"), ("Hm", "Well")]
-    tasks = tuple(Task(str(n), said, "all", None, n) for n, said in enumerate(turns))
+    tasks = tuple(JudgeTask(str(n), said, "all", None, n) for n, said in enumerate(turns))
     path = write(
         tmp_path / "out.json",
         {"turns": ["Say 2", "Stop"], "outputs": ["c", "d"]},

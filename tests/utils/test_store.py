@@ -12,13 +12,13 @@ import time
 import pytest
 
 from bellmask.utils.errors import UserError
-from bellmask.utils.store import Kept, content_key
+from bellmask.utils.store import Store, content_key
 
 WRITER = """
 import sys
 from pathlib import Path
-from bellmask.utils.store import Kept
-kept = Kept(Path(sys.argv[1]))
+from bellmask.utils.store import Store
+kept = Store(Path(sys.argv[1]))
 start = int(sys.argv[2])
 print("open", len(kept), flush=True)
 for number in range(start, start + 100_000):
@@ -29,13 +29,13 @@ for number in range(start, start + 100_000):
 
 def test_kept_is_there_again(tmp_path):
     path = tmp_path / "deep" / "kept.jsonl"
-    kept = Kept(path)
+    kept = Store(path)
     assert (len(kept), kept.get("a"), "a" in kept) == (0, None, False)
     assert not path.exists(), "nothing is written before there is something"
     odd = "na\u00efve \U0001f600 \u2028 \x00"
     kept.add([{"key": "a", "value": 1.5}, {"key": "b", "text": odd}])
     kept.add([])
-    again = Kept(path)
+    again = Store(path)
     assert [dict(record) for record in again] == [dict(record) for record in kept]
     assert again["b"]["text"] == odd
     assert again.get("a") == {"key": "a", "value": 1.5}
@@ -48,36 +48,36 @@ def test_kept_is_there_again(tmp_path):
 def test_of_two_with_one_key_the_first_counts(tmp_path):
     """Also of two writers."""
     path = tmp_path / "kept.jsonl"
-    one, other = Kept(path), Kept(path)
+    one, other = Store(path), Store(path)
     one.add([{"key": "a", "value": 1}, {"key": "a", "value": 2}])
     one.add([{"key": "a", "value": 3}])
     other.add([{"key": "b", "value": 2}, {"key": "a", "value": 4}])
     with path.open("a") as stream:
         stream.write('{"key": "a", "value": 5}\n')
     assert one["a"]["value"] == 1
-    assert {record["key"]: record["value"] for record in Kept(path)} == {"a": 1, "b": 2}
+    assert {record["key"]: record["value"] for record in Store(path)} == {"a": 1, "b": 2}
 
 
 def test_every_torn_end_is_dropped_and_written_over(tmp_path):
     """Cut after any number of bytes: whole lines count, and the file is whole after one more."""
     path = tmp_path / "kept.jsonl"
-    Kept(path).add([{"key": "a", "v": "\u00e9"}, {"key": "b", "v": 2}])
+    Store(path).add([{"key": "a", "v": "\u00e9"}, {"key": "b", "v": 2}])
     whole = path.read_bytes()
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
-        kept = Kept(path)
+        kept = Store(path)
         assert len(kept) == whole[:size].count(b"\n")
         kept.add([{"key": "b", "v": 2}, {"key": "c", "v": 3}])
         assert path.read_bytes().endswith(b"\n")
         keys = [json.loads(line)["key"] for line in path.read_bytes().split(b"\n")[:-1]]
         assert keys == (["a"] if "a" in keys else []) + ["b", "c"]
-        assert len(Kept(path)) == len(keys)
+        assert len(Store(path)) == len(keys)
 
 
 def test_a_write_that_failed_leaves_no_damage(tmp_path, monkeypatch):
     """The disk was full for a while: what was half written is dropped by the next record."""
     path = tmp_path / "kept.jsonl"
-    kept = Kept(path)
+    kept = Store(path)
     kept.add([{"key": "a"}])
 
     def full(handle):
@@ -90,7 +90,7 @@ def test_a_write_that_failed_leaves_no_damage(tmp_path, monkeypatch):
             kept.add([{"key": "b"}])
     assert "b" not in kept
     kept.add([{"key": "c"}])
-    assert [record["key"] for record in Kept(path)] == ["a", "c"]
+    assert [record["key"] for record in Store(path)] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
     content = b'{"key": "a"}\n' + line + b'\n{"key": "c"}\n'
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"kept\.jsonl, line 2"):
-        Kept(path)
+        Store(path)
     assert path.read_bytes() == content, "nothing is thrown away"
 
 
@@ -116,7 +116,7 @@ def test_a_killed_writer_loses_nothing_that_was_added(tmp_path, turns):
             time.sleep(0.05 + 0.03 * turn)
             process.send_signal(signal.SIGKILL)
             said = [*first.split(), *process.stdout.read().split()]
-        kept = Kept(path)
+        kept = Store(path)
         promised = int(said[-1]) + 1 if said else start
         assert promised <= len(kept) <= promised + 1
         start = len(kept)

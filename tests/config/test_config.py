@@ -12,7 +12,7 @@ import torch
 
 import bellmask
 from bellmask.config.config import RunConfig, load_config, override, override_with_file
-from bellmask.config.options import Interval, Progress
+from bellmask.config.options import Interval, RunProgress
 from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.data.tokenizers import VOCABULARIES
 from bellmask.diffusion.objectives import ChainRule
@@ -275,14 +275,14 @@ def test_intervals_know_short_forms_and_when_they_are_due():
     assert Interval.parse("1.5k") == Interval(1500, "steps")
     assert Interval.parse("2.5min") == Interval(2.5, "minutes")
     every = Interval.parse("10")
-    due = [s for s in range(1, 35) if every.is_due(Progress(s - 1, 0, 0), Progress(s, 0, 0))]
+    due = [s for s in range(1, 35) if every.is_due(RunProgress(s - 1, 0, 0), RunProgress(s, 0, 0))]
     assert due == [10, 20, 30]
     tokens = Interval.parse("100 tokens")
-    assert tokens.is_due(Progress(0, 90, 0), Progress(1, 130, 0))
-    assert not tokens.is_due(Progress(0, 110, 0), Progress(1, 150, 0))
+    assert tokens.is_due(RunProgress(0, 90, 0), RunProgress(1, 130, 0))
+    assert not tokens.is_due(RunProgress(0, 110, 0), RunProgress(1, 150, 0))
     minutes = Interval.parse("2 min")
-    assert minutes.is_due(Progress(0, 0, 1.9), Progress(1, 0, 2.1))
-    assert not Interval.parse("never").is_due(Progress(0, 0, 0), Progress(10**9, 0, 0))
+    assert minutes.is_due(RunProgress(0, 0, 1.9), RunProgress(1, 0, 2.1))
+    assert not Interval.parse("never").is_due(RunProgress(0, 0, 0), RunProgress(10**9, 0, 0))
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5 steps", "5 bananas", "often", "5 5"])

@@ -24,9 +24,9 @@ from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate import paper_suite as work_file
 from bellmask.evaluate.continuations import ContinuationScorer, Estimator, Score
 from bellmask.evaluate.paper_suite import (
-    Measured,
     RunContestant,
     Suite,
+    TaskScores,
     Unigram,
     guesser_for,
     is_cut,
@@ -37,7 +37,7 @@ from bellmask.evaluate.paper_suite import (
     summary,
     unigram_of,
 )
-from bellmask.evaluate.paper_tasks import Choice, Completion, Infilling, rouge
+from bellmask.evaluate.paper_tasks import ChoiceItem, Completion, Infilling, rouge
 from bellmask.model.pretrained import Backbone
 from bellmask.run import load_run
 from bellmask.utils.errors import UserError
@@ -108,7 +108,7 @@ def test_errors_by_hand():
     """Three seeds, four questions."""
     mine = np.array([[100, 0, 0, 100], [100, 100, 0, 100], [100, 0, 0, 0]], dtype=float)
     other = np.array([[0, 0, 0, 100], [0, 100, 0, 100], [0, 0, 100, 100]], dtype=float)
-    one, two = Measured({"raw": mine}), Measured({"raw": other})
+    one, two = TaskScores({"raw": mine}), TaskScores({"raw": other})
     assert one.mean("raw") == 600 / 12
     assert one.deviation("raw") == pytest.approx(25.0)  # 50, 75, 25 by seed
     # 100, 100/3, 0, 200/3 by question: mean 50
@@ -117,7 +117,7 @@ def test_errors_by_hand():
     apart = np.array([100, 0, -100 / 3, -100 / 3])
     wanted = apart.mean(), apart.std(ddof=1) / 2
     assert one.difference(two, "raw") == pytest.approx(wanted)
-    single = Measured({"raw": mine[:1, :1]}, num_passes=7, exact_share=0.5)
+    single = TaskScores({"raw": mine[:1, :1]}, num_passes=7, exact_share=0.5)
     assert (single.deviation("raw"), single.error("raw")) == (None, None)
     found = json.loads(json.dumps(summary(single, single), allow_nan=False))
     gap = {"mean": 0.0, "error": None, "is_sure": False}
@@ -136,7 +136,7 @@ def test_paired_errors_are_those_of_a_bootstrap():
     easy_B = draw.random(300)
     mine = 100.0 * (draw.random((2, 300)) < easy_B)
     other = 100.0 * (draw.random((2, 300)) < easy_B * 0.9)
-    gap, error = Measured({"raw": mine}).difference(Measured({"raw": other}), "raw")
+    gap, error = TaskScores({"raw": mine}).difference(TaskScores({"raw": other}), "raw")
     apart_B, again = (mine - other).mean(0), draw.integers(300, size=(20_000, 300))
     assert gap == pytest.approx(apart_B.mean())
     assert error == pytest.approx(apart_B[again].mean(1).std(), rel=0.03)
@@ -188,7 +188,7 @@ def test_what_is_furthest_from_the_gap_is_left_out():
     assert is_cut(one, STORY)
     assert [is_cut(one, replace(WORD, answer=" " * n)) for n in (8, 9)] == [False, True]
     # WORD has 17 + 4 bytes, STORY 17 + 20 + 16, the choice 3 + 5
-    choice = Choice(0, ("who", "who"), (" I", " they"), 0)
+    choice = ChoiceItem(0, ("who", "who"), (" I", " they"), 0)
     for item, size in ((WORD, 21), (STORY, 53), (choice, 8)):
         assert not is_shortened(Stub(block_length=size), item)
         assert is_shortened(Stub(block_length=size - 1), item)
@@ -203,7 +203,7 @@ def test_who_knows_all_is_always_right_and_who_errs_always_wrong(tmp_path, is_ri
         (item.contexts[item.gold].rstrip(), item.continuations[item.gold])
         for task in same_items(loaded(), ["plain"], 0)["plain"]
         for item in task.items
-        if isinstance(item, Choice)
+        if isinstance(item, ChoiceItem)
     }
 
     def log_p(context, continuation, seed):

@@ -20,8 +20,8 @@ from bellmask.data.readers import cache_folder
 from bellmask.evaluate import judge_prompts as benchmarks
 from bellmask.evaluate import judge_prompts as prompts
 from bellmask.evaluate.judge_prompts import (
+    JudgeTask,
     Pair,
-    Task,
     Verdict,
     open_benchmark,
     open_style,
@@ -53,7 +53,7 @@ def style(name):
 
 
 def pair_of(*turns, a, b, reference=None):
-    return Pair(Task("t", turns, "all", reference, 0), len(a) - 1, a, b)
+    return Pair(JudgeTask("t", turns, "all", reference, 0), len(a) - 1, a, b)
 
 
 def write(path, rows):
@@ -98,7 +98,7 @@ def test_alpaca_eval_of_a_folder_or_of_the_hub(tmp_path, monkeypatch):
     path = write(tmp_path / "alpaca_eval.json", rows)
     write(tmp_path / "a.model_outputs.json", [{**row, "instruction": "other"} for row in rows])
     found = open_benchmark("alpaca-eval", str(tmp_path), tmp_path)
-    assert found.tasks[804] == Task("804", ("do 804",), "koala", None, 804)
+    assert found.tasks[804] == JudgeTask("804", ("do 804",), "koala", None, 804)
     asked = []
 
     def download(repository, file, *, repo_type):
@@ -131,12 +131,12 @@ def test_every_form_of_a_record_gives_its_turns(tmp_path):
         {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]},
     ]
     assert read_tasks(write(tmp_path / "tasks.jsonl", rows)) == (
-        Task("0", ("Add.\n\n1, 2",), "math", None, 0),
-        Task("hello", ("Say hi.",), "all", None, 1),
-        Task("2", ("Why?",), "all", ("Because.",), 2),
-        Task("7", ("one", "two"), "all", ("r1", "r2"), 3),
-        Task("4", ("Be kind.\n\na", "b"), "all", None, 4),
-        Task("5", ("x",), "all", None, 5),
+        JudgeTask("0", ("Add.\n\n1, 2",), "math", None, 0),
+        JudgeTask("hello", ("Say hi.",), "all", None, 1),
+        JudgeTask("2", ("Why?",), "all", ("Because.",), 2),
+        JudgeTask("7", ("one", "two"), "all", ("r1", "r2"), 3),
+        JudgeTask("4", ("Be kind.\n\na", "b"), "all", None, 4),
+        JudgeTask("5", ("x",), "all", None, 5),
     )
 
 

@@ -157,7 +157,7 @@ def test_checking_a_checkpoint_only_reads(tmp_path, monkeypatch):
 class Alone(World):
     """One of two processes, which hears nothing of the other."""
 
-    def texts(self, text):
+    def all_gather_text(self, text):
         return [text]
 
 
@@ -175,7 +175,7 @@ def test_processes_share_the_search_for_damage(tmp_path):
 class Late(World):
     """A process whose file system shows it another's file late."""
 
-    def texts(self, text):
+    def all_gather_text(self, text):
         is_list = text.startswith("[")
         return [text, json.dumps([*json.loads(text), "other.safetensors"]) if is_list else text]
 

@@ -19,9 +19,9 @@ from bellmask.evaluate import judge_stats as published
 from bellmask.evaluate.judge_prompts import (
     VALUES,
     Judged,
-    Outcome,
+    JudgeTask,
     Pair,
-    Task,
+    PairOutcome,
     Verdict,
     combine,
     first_share,
@@ -38,7 +38,7 @@ from bellmask.evaluate.judge_stats import (
     read_calibration,
     seed_numbers,
     separates,
-    summarise,
+    summarize,
     two_term,
     win_rates,
 )
@@ -58,15 +58,15 @@ def logistic(z):
 
 def one(task, result, *, turn=0, category="all", preference=None, a=1, b=1):
     """An outcome; ``a`` and ``b`` are characters of the answers."""
-    asked = Task(str(task), ("q",) * (turn + 1), category, None, task)
+    asked = JudgeTask(str(task), ("q",) * (turn + 1), category, None, task)
     pair = Pair(asked, turn, ("x",) * turn + ("x" * a,), ("x",) * turn + ("y" * b,))
-    return Judged(pair, Outcome(result, VALUES[result] if preference is None else preference))
+    return Judged(pair, PairOutcome(result, VALUES[result] if preference is None else preference))
 
 
 # --- both orders → one outcome ---------------------------------------------------------------
 
 CHOICES = ("first", "second", "tie", "unreadable")
-WON = {("first", "second"): Outcome("win", 1.0), ("second", "first"): Outcome("loss", 0.0)}
+WON = {("first", "second"): PairOutcome("win", 1.0), ("second", "first"): PairOutcome("loss", 0.0)}
 """(A shown first, B shown first) → for A."""
 
 
@@ -75,7 +75,7 @@ def test_only_who_wins_in_both_orders_has_won():
     for pair in itertools.product(CHOICES, CHOICES):
         found, swapped = (combine(*map(Verdict, order)) for order in (pair, pair[::-1]))
         no_winner = ("unreadable", None) if "unreadable" in pair else ("tie", 0.5)
-        assert found == WON.get(pair, Outcome(*no_winner)), pair
+        assert found == WON.get(pair, PairOutcome(*no_winner)), pair
         assert swapped.result == mirrored[found.result]
 
 
@@ -85,7 +85,7 @@ def test_a_soft_preference_is_the_mean_of_both_orders():
     assert (found.result, found.preference) == ("win", pytest.approx(0.8))
     found = combine(Verdict("first", 0.9), Verdict("first", 0.6))
     assert (found.result, found.preference) == ("tie", pytest.approx(0.65)), "orders disagree"
-    assert combine(Verdict("first", 1.0), Verdict("unreadable")) == Outcome("unreadable", None)
+    assert combine(Verdict("first", 1.0), Verdict("unreadable")) == PairOutcome("unreadable", None)
 
 
 def test_the_share_of_the_first_place():
@@ -428,7 +428,7 @@ def judged_as(values):
 
 def over(*seeds):
     judged = [judged_as(values) for values in seeds]
-    return summarise([seed_numbers(one, None) for one in judged], judged)
+    return summarize([seed_numbers(one, None) for one in judged], judged)
 
 
 def test_numbers_of_a_seed():
@@ -470,7 +470,7 @@ def test_a_rate_at_equal_length_that_no_answer_is_near_says_so():
     assert "separate" in separated["length_controlled"]["note"]
     both = [judged_as("wlwlwl"), judged_as("wwwwww")]
     for results, is_usable in (([usable, usable], True), ([usable, separated], False)):
-        assert summarise(results, both)["length_controlled"]["is_usable"] is is_usable
+        assert summarize(results, both)["length_controlled"]["is_usable"] is is_usable
 
 
 def test_outcomes_that_agree_are_no_certainty():

@@ -53,7 +53,7 @@ class Kernel:
 
 
 @dataclass
-class Trace:
+class OpTrace:
     """What happened."""
 
     kernels: Counter[Kernel] = field(default_factory=Counter)
@@ -77,13 +77,13 @@ class Trace:
         """Moved by all kernels."""
         return sum(kernel.num_bytes * number for kernel, number in self.kernels.items())
 
-    def with_more_blocks(self, one_more: Trace, number: int) -> Trace:
+    def with_more_blocks(self, one_more: OpTrace, number: int) -> OpTrace:
         """This trace with ``number`` further blocks, each what ``one_more`` has over it."""
         block = Counter(one_more.kernels)
         block.subtract(self.kernels)
         assert min(block.values()) >= 0, "blocks differ"
         kernels = self.kernels + Counter({k: n * number for k, n in block.items()})
-        return Trace(
+        return OpTrace(
             kernels,
             self.kept + number * (one_more.kept - self.kept),
             self.peak + number * (one_more.peak - self.peak),
@@ -117,7 +117,7 @@ class Tracer(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.trace = Trace()
+        self.trace = OpTrace()
         self.is_backward = False
         self._alive = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
@@ -247,7 +247,7 @@ def trace_microbatch(
     *,
     is_sharded: bool = False,
     is_training: bool = True,
-) -> Trace:
+) -> OpTrace:
     """A forward and a backward pass, with gradients that are there already; or evaluation's pass.
 
     ``is_sharded``: weights come gathered in the type of the products, as FSDP2 gives them.
@@ -257,7 +257,7 @@ def trace_microbatch(
     is_weighted = not build_objective(config).is_unweighted
     dtype = DTYPES[precision]
 
-    def trace() -> Trace:
+    def trace() -> OpTrace:
         gathered = dtype if is_sharded else torch.float32
         with planned.mode, holding(network, gathered), using_loss_kernel("chunked"):
             given = inputs(config, batch_size, rows, is_weighted=is_weighted)
@@ -273,7 +273,7 @@ def trace_microbatch(
     return fewer.with_more_blocks(one_more, depth - TRACED_BLOCKS)
 
 
-def trace_evaluation(network: Any, given: dict[str, Any], dtype: torch.dtype) -> Trace:
+def trace_evaluation(network: Any, given: dict[str, Any], dtype: torch.dtype) -> OpTrace:
     """The forward pass alone, without gradients."""
     known = [*network.parameters(), *network.buffers(), *tensors_of(given)]
     given = {name: value for name, value in given.items() if name != "weight_N"}
@@ -282,7 +282,7 @@ def trace_evaluation(network: Any, given: dict[str, Any], dtype: torch.dtype) ->
     return tracer.trace
 
 
-def trace_call(network: Any, given: dict[str, Any], dtype: torch.dtype) -> Trace:
+def trace_call(network: Any, given: dict[str, Any], dtype: torch.dtype) -> OpTrace:
     """The passes of a call, with tensors of any kind."""
     trained = [p for p in network.parameters() if p.requires_grad]
     for parameter in trained:

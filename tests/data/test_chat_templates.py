@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as Inner
 
 from bellmask.data import chat_templates as templates
 from bellmask.data.chat_templates import (
-    Part,
     PromptEncoder,
+    PromptPart,
     Template,
     make_template,
     special_ids,
@@ -121,7 +121,7 @@ def test_prompts_encoded_together_are_as_if_alone(tokenizer):
     prompts = [
         encoder.template.parts(e.prompt_messages, e.is_conversation) for e in (HELLO, TALK, HELLO)
     ]
-    together = encoder.encode([*prompts, (), [Part("")]])
+    together = encoder.encode([*prompts, (), [PromptPart("")]])
     for prompt, found in zip(prompts, together[:3], strict=True):
         assert found.tolist() == encoder.encode([prompt])[0].tolist()
     assert [len(found) for found in together[3:]] == [0, 0]

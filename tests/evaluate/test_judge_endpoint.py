@@ -30,12 +30,12 @@ from bellmask.evaluate.judge_endpoint import (
     KNOWN_PRICES,
     OPENAI_URL,
     TOKENS_PER_MESSAGE,
+    ChatRequest,
     Endpoint,
     EndpointError,
     EndpointOptions,
     Prices,
     Reply,
-    Request,
     RequestFailed,
     SpendingLimit,
     SpendingStopped,
@@ -54,11 +54,13 @@ def _key(monkeypatch):
 
 
 def question(text="which?", **named):
-    return Request("judge", (("system", "You judge."), ("user", text)), **named)
+    return ChatRequest("judge", (("system", "You judge."), ("user", text)), **named)
 
 
 def questions(count, start=0, **named):
-    return [Request("judge", (("user", f"q{n}"),), **named) for n in range(start, start + count)]
+    return [
+        ChatRequest("judge", (("user", f"q{n}"),), **named) for n in range(start, start + count)
+    ]
 
 
 def connect(server, clock=None, **named):
@@ -109,7 +111,7 @@ def test_keys_tell_every_difference():
     named = [{"temperature": 0.1}, {"max_tokens": 5}, {"logprobs": 1}, {"repeat": 1}]
     named += [{"endpoint": "http://localhost/v1"}]
     others = [question("Which?"), *(question(**one) for one in named)]
-    others += [Request("other", base.messages), Request("judge", base.messages[::-1])]
+    others += [ChatRequest("other", base.messages), ChatRequest("judge", base.messages[::-1])]
     assert len({base.key, *(other.key for other in others)}) == 1 + len(others)
     assert base.key == question(temperature=0).key
 
@@ -445,13 +447,13 @@ def test_a_file_that_cannot_be_written_is_an_error_not_a_silence(tmp_path, monke
 
 
 def test_the_estimate_by_hand():
-    request = Request("gpt-4o", (("system", "x" * 400), ("user", "y" * 1601)), max_tokens=300)
+    request = ChatRequest("gpt-4o", (("system", "x" * 400), ("user", "y" * 1601)), max_tokens=300)
     found = estimate([request, request], KNOWN_PRICES["gpt-4o"])
     tokens_in = 100 + 401 + 2 * TOKENS_PER_MESSAGE
     assert (found.num_requests, found.num_input, found.num_output) == (1, tokens_in, 300)
     assert found.usd == pytest.approx(tokens_in * 2.5e-6 + 300 * 10e-6)
     assert "$0.0043" in found.words()
-    foreign = estimate([Request("j", (("user", "日本語"),))], None)
+    foreign = estimate([ChatRequest("j", (("user", "日本語"),))], None)
     assert (foreign.num_input, foreign.usd) == (3 + TOKENS_PER_MESSAGE, None)
 
 
@@ -513,7 +515,7 @@ def test_the_limit_holds(usd, num_threads, rule, expected, tmp_path):
 
 def test_input_is_paid_too_and_kept_answers_are_free(tmp_path):
     limit = SpendingLimit(1.0, Prices(1_000.0, 2_000.0))
-    request = Request("judge", (("user", "é" * 50),), max_tokens=10)
+    request = ChatRequest("judge", (("user", "é" * 50),), max_tokens=10)
     assert limit.worst(request) == pytest.approx((100 + TOKENS_PER_MESSAGE) * 1e-3 + 10 * 2e-3)
     with JudgeServer(script(good("m", usage=(40, 3)))) as server, connect(server) as endpoint:
         transcript = Transcript(tmp_path / "t")

@@ -10,7 +10,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from bellmask.evaluate.continuations import MOST_EXACT, Ask, Estimator, Plan, make_plan
+from bellmask.evaluate.continuations import (
+    MOST_EXACT,
+    Ask,
+    Estimator,
+    MaskPlan,
+    make_plan,
+)
 from bellmask.utils.errors import UserError
 
 
@@ -125,7 +131,7 @@ def test_common_random_numbers(kind):
 
 def test_conclude_by_hand():
     masks = np.array([[True, False], [False, True], [True, True], [False, False]])
-    made = Plan("strata", masks, masks, np.array([0.5, 0.5, 0.25, 0.5]), np.zeros(4))
+    made = MaskPlan("strata", masks, masks, np.array([0.5, 0.5, 0.25, 0.5]), np.zeros(4))
     score = made.conclude(np.array([2.0, 4.0, 8.0, 0.0]))
     assert score.log_probability == -5.0
     # values 1, 2, 2, 0 times 4; pairs (4, 8) and (8, 0)

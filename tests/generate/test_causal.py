@@ -12,7 +12,7 @@ from scipy import stats
 from bellmask.data.toys import ExactDenoiser
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.generate.causal import generate_in_order
-from bellmask.generate.sampler import Choice
+from bellmask.generate.sampler import TokenChoice
 from bellmask.utils.errors import UserError
 
 L, MASK = 4, 2
@@ -86,7 +86,7 @@ def test_the_perfect_model_of_a_chain_makes_that_chain(name):
         made, _ = fill(canvas(given, 2000), name, model)
         assert p_value(made.ids_BL, chain_joint(), given) > 1e-3
     # without temperature the likelier start, 0, which stays with probability 0.85
-    made, _ = fill(canvas({}, 5), name, model, choice=Choice(0.0))
+    made, _ = fill(canvas({}, 5), name, model, choice=TokenChoice(0.0))
     assert made.ids_BL.eq(0).all()
 
 

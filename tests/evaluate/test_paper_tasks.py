@@ -27,7 +27,7 @@ from bellmask.evaluate import paper_tasks as grading
 from bellmask.evaluate.paper_tasks import (
     PLACES,
     TASKS,
-    Choice,
+    ChoiceItem,
     Completion,
     Infilling,
     MissingData,
@@ -259,7 +259,7 @@ def test_plain_prompts_are_those_of_lm_eval(task, tmp_path):
     for item in ours:
         asked = [request.args for request in sorted(requests[item.number], key=lambda r: r.idx)]
         doc = requests[item.number][0].doc
-        if isinstance(item, Choice):
+        if isinstance(item, ChoiceItem):
             assert list(zip(item.contexts, item.continuations, strict=True)) == asked
             right = [(1.0 if place == item.gold else 0.0, False) for place in range(len(asked))]
             assert theirs.process_results(doc, right)["acc"] == 1.0
@@ -278,7 +278,7 @@ def test_tuned_prompts_are_the_rows_of_fine_tuning(task):
     for item, other, question in zip(items, plain, questions(task, iter(records)), strict=True):
         prompt, response = template.prompt(question.example), template.response(question.example)
         assert prompt.endswith("\nAnswer:")
-        if isinstance(item, Choice):
+        if isinstance(item, ChoiceItem):
             assert set(item.contexts) == {prompt}
             assert item.continuations[item.gold] == response
             assert item.gold == other.gold

@@ -14,8 +14,8 @@ from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
 from bellmask.generate.rules import RULES
 from bellmask.generate.sampler import (
     GRIDS,
-    Choice,
-    Network,
+    SamplingDenoiser,
+    TokenChoice,
     cosine_grid,
     count_grid,
     generate,
@@ -121,9 +121,9 @@ def rows_made(first, count, rule="ancestral", seed=0, **options):
 
 SETTINGS = {
     "plain": {},
-    "greedy": {"choice": Choice(0.0)},
-    "single": {"choice": Choice(dtype=torch.float32)},
-    "all": {"choice": Choice(1.2, top_k=5, top_p=0.95), "w": 0.4, "block_length": 3},
+    "greedy": {"choice": TokenChoice(0.0)},
+    "single": {"choice": TokenChoice(dtype=torch.float32)},
+    "all": {"choice": TokenChoice(1.2, top_k=5, top_p=0.95), "w": 0.4, "block_length": 3},
 }
 
 
@@ -156,7 +156,7 @@ def test_a_seed_changes_both_the_order_and_the_tokens(rule):
     asked = []
     for seed in (0, 1):
         spy = Spy()
-        make(spy, masked(1, 12), 60, rule, seed=seed, choice=Choice(0.0))
+        make(spy, masked(1, 12), 60, rule, seed=seed, choice=TokenChoice(0.0))
         asked.append([rows_N.tolist() for _, rows_N, _, _ in spy.calls])
     assert asked[0] != asked[1]
     first, second = (make(Spy(), masked(1, 30), 1, rule, seed=seed).ids_BL for seed in (0, 1))
@@ -216,7 +216,7 @@ def masks_left(canvas_BL, grid, rule="random", schedule=None, **options):
         seen.append((step.ids_BL == MASK).sum(1).tolist())
         steps.append((step.number, step.num_steps, step.t))
 
-    network = Network(even, MASK)
+    network = SamplingDenoiser(even, MASK)
     generate(network, canvas_BL, grid, RULES[rule], schedule=schedule, on_step=on_step, **options)
     assert [number for number, _, _ in steps] == list(range(len(steps)))
     assert {num_steps for _, num_steps, _ in steps} == {len(steps) - 1}
@@ -300,7 +300,7 @@ def test_rows_with_other_gaps_need_no_more_steps_than_the_longest(rule):
 def test_what_would_leave_masks_is_refused(canvas, grid, options, names):
     spy = Spy()
     with pytest.raises(UserError, match=names):
-        generate(Network(spy, MASK), canvas, grid, **options)
+        generate(SamplingDenoiser(spy, MASK), canvas, grid, **options)
     assert spy.calls == []
 
 

@@ -16,15 +16,27 @@ from pretrained_tools import save_lm
 
 import bellmask.evaluate.judge as module
 from bellmask.evaluate.judge import EndpointJudge, LikelihoodJudge, LocalJudge
-from bellmask.evaluate.judge_endpoint import Endpoint, EndpointError, EndpointOptions, Transcript
-from bellmask.evaluate.judge_prompts import Benchmark, Outcome, Pair, Task, open_style, pairs_of
+from bellmask.evaluate.judge_endpoint import (
+    Endpoint,
+    EndpointError,
+    EndpointOptions,
+    Transcript,
+)
+from bellmask.evaluate.judge_prompts import (
+    Benchmark,
+    JudgeTask,
+    Pair,
+    PairOutcome,
+    open_style,
+    pairs_of,
+)
 from bellmask.evaluate.scorers import TextScore, load_scorer
 from bellmask.utils.errors import UserError
 
 WORDS = ["a", "bb", "ccc", "dddd", "a", "ffffff", "g", "hhhhhhhh"]
 OTHERS = ["aaa", "b", "ccc", "d", "a", "f", "gg", "h h h h"]
 BY_LENGTH = ["loss", "win", "tie", "win", "tie", "win", "loss", "win"]
-TASKS = [Task(f"t{n}", (f"request {n}",), "all", None, n) for n in range(8)]
+TASKS = [JudgeTask(f"t{n}", (f"request {n}",), "all", None, n) for n in range(8)]
 PAIRS = pairs_of(TASKS, [[word] for word in WORDS], [[word] for word in OTHERS])
 
 
@@ -124,7 +136,7 @@ def test_a_judge_that_does_not_take_a_setting_is_told(judge_at):
 
 
 def test_tasks_that_a_style_cannot_ask_about_are_refused_first(judge_at):
-    two = Benchmark("b", (TASKS[0], Task("two", ("q", "r"), "all", None, 0)), "plain")
+    two = Benchmark("b", (TASKS[0], JudgeTask("two", ("q", "r"), "all", None, 0)), "plain")
 
     def write(one, a_first):
         if one.turn:
@@ -154,7 +166,7 @@ TURNS = ("why does the cat sit", "and the dog")
 
 def pair_of(a, b, *earlier, turns=TURNS):
     said_a, said_b = zip(*earlier, (a, b), strict=True)
-    return Pair(Task("0", tuple(turns), "all", None, 0), len(earlier), said_a, said_b)
+    return Pair(JudgeTask("0", tuple(turns), "all", None, 0), len(earlier), said_a, said_b)
 
 
 def slow_log_likelihood(folder, before, answer):
@@ -230,8 +242,8 @@ def outcome(a, b, measure="per-token", **prices):
 
 def test_per_token_and_raw_can_disagree():
     """Two tokens of 2 nats against five of 1: likelier per token, less likely as a whole."""
-    assert outcome("x x", "y y y y y", x=2.0) == Outcome("loss", 0.0)
-    assert outcome("x x", "y y y y y", "raw", x=2.0) == Outcome("win", 1.0)
+    assert outcome("x x", "y y y y y", x=2.0) == PairOutcome("loss", 0.0)
+    assert outcome("x x", "y y y y y", "raw", x=2.0) == PairOutcome("win", 1.0)
     scorer = Counting()
     assert LikelihoodJudge(scorer, "raw").fingerprint != LikelihoodJudge(scorer).fingerprint
     with pytest.raises(UserError, match="'total'"):
@@ -239,10 +251,10 @@ def test_per_token_and_raw_can_disagree():
 
 
 def test_ties_and_empty_answers():
-    tie = Outcome("tie", 0.5)
+    tie = PairOutcome("tie", 0.5)
     assert outcome("x", "y", x=1.0 + 1e-7) == tie
     assert outcome("x " * 10, "y " * 10, "raw", x=1.0 + 5e-6) == tie, "sums are less exact"
-    assert outcome("x", "y", x=1.001) == Outcome("loss", 0.0)
+    assert outcome("x", "y", x=1.001) == PairOutcome("loss", 0.0)
     for measure in ("per-token", "raw"):
         assert outcome("", "x", measure).result == "loss"
         assert outcome("x", " \n", measure).result == "win"
@@ -257,7 +269,7 @@ def test_a_request_that_fills_the_context_cannot_be_judged():
     cut, fits, none = LikelihoodJudge(scorer).judge(pairs)
     assert (cut.a.num_tokens, cut.a.is_cut, cut.b.is_cut) == (5, True, False)
     assert not fits.a.is_cut
-    assert none.outcome == Outcome("unreadable", None)
+    assert none.outcome == PairOutcome("unreadable", None)
 
 
 def test_each_text_is_scored_once_and_merged_tokens_are_marked():
@@ -282,7 +294,7 @@ def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
     assert told == [(3, 8), (6, 8), (8, 8)]
     with path.open("a") as stream:
         stream.write('{"key"')
-    (more,) = pairs_of([Task("t99", ("request 99",), "all", None, 99)], [["ffffff"]], [["y"]])
+    (more,) = pairs_of([JudgeTask("t99", ("request 99",), "all", None, 99)], [["ffffff"]], [["y"]])
     again = LocalJudge(LikelihoodJudge(second), path)
     assert results(again.judge([more, *PAIRS])) == ["loss", *expected]
     assert all("request 99" in text for text in second.asked)

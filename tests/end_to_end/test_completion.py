@@ -1,0 +1,64 @@
+"""`bellmask completion`: the scripts complete what the commands take."""
+
+import shutil
+import subprocess
+
+import pytest
+from commands import refuses, succeeds
+
+from bellmask.cli import COMMANDS
+
+ASK = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_bellmask; printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("completion") / "bellmask.bash"
+    path.write_text(succeeds("completion", "bash").out, encoding="utf-8")
+    return path
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("", " ".join(COMMANDS)),
+        ("ev", "evaluate"),
+        ("train ti", "tiny tiny_base tiny_bell"),
+        ("train tiny --optim.l", "--optim.lr"),
+        ("train tiny --res", "--resume"),
+        ("train tiny --mod", "--model.width --model.num-layers"),
+        ("generate run --ru", "--rule"),
+        ("evaluate run --suite gen", "generative"),
+        ("analyze grad", "gradient-radius gradient-additivity"),
+        ("data s", "show"),
+        ("judge pairwise a b --ben", "--benchmark"),
+        ("completion f", "fish"),
+    ],
+)
+def test_bash_completes(script, tmp_path, typed, found):
+    words = ["bellmask", *typed.split(" ")]
+    asked = ["bash", "-c", ASK, "bash", str(script), *words]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path)
+    got = set(done.stdout.split())
+    assert set(found.split()) <= got
+    assert all(word.startswith(words[-1]) for word in got)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_know_all_commands_and_accept_the_script(shell, tmp_path):
+    text = succeeds("completion", shell).out
+    assert all(f" {name}" in text or f"({name}" in text for name in COMMANDS)
+    assert "optim.lr" in text
+    if shutil.which(shell) is not None:
+        path = tmp_path / "script"
+        path.write_text(text, encoding="utf-8")
+        subprocess.run([shell, "-n", str(path)], check=True)
+
+
+def test_an_unknown_shell_is_refused():
+    refuses("completion", "csh", names="csh")
