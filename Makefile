@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv first; two commands are enough on a fresh machine:
-#   make demo   base against bell, three paired seeds: how many times sooner does the bell get there?
+#   make demo   base against bell, three paired seeds: the speed-up
 #   make test   lint, types, tests, and a training with the built wheel
 # make test-full has the rare tests too (fuzzing, faults, the documents' programs), make test-gpu those for GPUs.
 # make evidence rebuilds docs/results.md; with LM1B='files/*' it reads those instead of the hub, with
