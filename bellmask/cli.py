@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -22,7 +22,7 @@ from bellmask import __version__
 from bellmask.config.command_line import flags_of, parse_command
 from bellmask.config.config import option_names
 from bellmask.config.presets import PRESETS
-from bellmask.utils.console import finish_telling, tell
+from bellmask.utils.console import finish_telling, tell, visible_lines
 from bellmask.utils.errors import (
     LostProcessError,
     SavingError,
@@ -33,14 +33,15 @@ from bellmask.utils.errors import (
 
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Of an OSError: not what the user gave, so the exit code is 1."""
-
-
 OUT_OF_MEMORY = r"out of memory|can't allocate memory"
 """What torch says, on GPUs and on CPUs."""
 LESS_MEMORY = (
     "for a training try a smaller --train.microbatch-size or --scale.recompute block ('bellmask "
     "plan' says what fits), for anything else a smaller --batch-size"
 )
+
+RUN, DATA = "--", "--data."
+"""Beginnings of options that a command takes besides its own."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,8 @@ class Command:
     """module:function, which takes the arguments and returns an exit code."""
     summary: str
     options: tuple[str, ...] = ()
-    """Dataclasses of its options, for completion; ``show=Class`` for those of an action."""
-    takes_run: bool = False
-    """A preset comes first, and options of a run can follow."""
+    """For completion: ``Class`` or ``module:Class`` of its options, ``show=Class`` of an action's;
+    RUN or DATA where options of a run or of its data can follow."""
 
 
 COMMANDS = {
@@ -65,38 +65,38 @@ COMMANDS = {
     "prepare": Command(
         "bellmask.data.prepare:prepare_main",
         "Turn a corpus into training blocks.",
-        ("PrepareOptions",),
-        takes_run=True,
+        ("PrepareOptions", DATA),
     ),
     "data": Command(
         "bellmask.data.prepare:data_main",
         "List named corpora, or show a corpus's data card.",
-        ("list=DataListOptions", "show=DataShowOptions"),
+        ("list=DataListOptions", "show=DataShowOptions", DATA),
     ),
     "plan": Command(
         "bellmask.plan.plan:main",
         "Print what a run will need: memory, storage, time.",
-        ("PlanOptions",),
-        takes_run=True,
+        ("PlanOptions", RUN),
     ),
-    "train": Command(
-        "bellmask.train.train:main", "Train a model.", ("TrainCommand",), takes_run=True
-    ),
+    "train": Command("bellmask.train.train:main", "Train a model.", ("TrainCommand", RUN)),
     "compare": Command(
         "bellmask.compare.compare:main",
         "Measure the speed-up of variants over a reference.",
-        ("CompareOptions", "stages.StagesOptions"),
-        takes_run=True,
+        ("CompareOptions", "bellmask.compare.stages:StagesOptions", RUN),
     ),
     "report": Command(
         "bellmask.compare.compare:report_main",
         "Rebuild a comparison's report from run folders.",
-        ("ReportOptions",),
+        ("ReportOptions", "trace=bellmask.generate.trace_page:TraceOptions"),
     ),
     "evaluate": Command(
         "bellmask.evaluate.likelihood:main",
         "Measure a run's NELBO, perplexity and NLL by context count; or run a suite.",
-        ("EvaluateOptions",),
+        (
+            "EvaluateOptions",
+            "bellmask.evaluate.zero_shot:ZeroShotOptions",
+            "bellmask.evaluate.generative:GenerativeOptions",
+            "bellmask.evaluate.paper_suite:PaperOptions",
+        ),
     ),
     "generate": Command(
         "bellmask.generate.generate:main",
@@ -133,7 +133,7 @@ COMMANDS = {
     "config": Command(
         "bellmask.config.command_line:config_main",
         "Show or compare resolved options.",
-        ("show=ConfigShowOptions", "diff=ConfigDiffOptions"),
+        ("show=ConfigShowOptions", "diff=ConfigDiffOptions", RUN),
     ),
     "presets": Command("bellmask.config.command_line:presets_main", "List the presets."),
     "completion": Command(
@@ -151,6 +151,12 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
+def _find(place: str) -> Any:
+    """``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
 def run_command(argv: Sequence[str]) -> int:
     """Run one command line; errors a user can mend become one message and exit code 2."""
     args = list(argv)
@@ -162,8 +168,7 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
-        module, function = look_up("command", args[0], COMMANDS).main.split(":")
-        return getattr(import_module(module), function)(args[1:])
+        return _find(look_up("command", args[0], COMMANDS).main)(args[1:])
     except UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # whoever read our output has had enough
@@ -182,8 +187,6 @@ def run_command(argv: Sequence[str]) -> int:
     except KeyboardInterrupt as stop:
         code, message = 130, str(stop) or "interrupted"
     if speaks:
-        from bellmask.utils.console import visible_lines
-
         tell(f"error: {visible_lines(message)}", sys.stderr)
     return code
 
@@ -196,7 +199,7 @@ class CompletionOptions:
     """Print a script that completes commands, presets, options and files in a shell.
 
     Examples:
-    source <(bellmask completion bash)
+    bellmask completion bash > ~/.local/share/bash-completion/completions/bellmask
 
     bellmask completion zsh > ~/.zfunc/_bellmask
 
@@ -218,25 +221,24 @@ def completion_main(args: Sequence[str]) -> int:
 
 def _words(name: str, command: Command) -> list[str]:
     """What can follow a command: actions, presets, options."""
-    module = import_module(command.main.split(":")[0])
-    words: list[str] = []
-    if name == "analyze":
-        words += [*module.ANALYSES, "--out"]
-    if name == "completion":
-        words += ["bash", "zsh", "fish"]
-    if name == "evaluate":
-        words += ["--suite", *module.SUITES]
-    if command.takes_run or name == "config":
-        words += PRESETS
+    home = command.main.split(":")[0]
+    module = import_module(home)
+    words: list[str] = {
+        "completion": ["bash", "zsh", "fish"],
+        "evaluate": ["--suite", *getattr(module, "SUITES", ())],
+        "compare": [*getattr(module, "SUITES", ()), "cpt_sft"],
+        "analyze": [*getattr(module, "ANALYSES", ())],
+    }.get(name, [])
+    kinds = [module.open_analysis(word).options for word in words] if name == "analyze" else []
     for text in command.options:
+        if text in (RUN, DATA):
+            words += PRESETS if text == RUN else []
+            words += sorted(option for option in option_names() if option.startswith(text))
+            continue
         action, _, path = text.rpartition("=")
-        kind = module
-        for part in path.split("."):
-            kind = getattr(kind, part)
         words += [action] if action else []
-        words += [flag for flag, _ in flags_of(kind)]
-    if command.takes_run:
-        words += sorted(option_names())
+        kinds.append(_find(path if ":" in path else f"{home}:{path}"))
+    words += [flag for kind in kinds for flag, _ in flags_of(kind)]
     return list(dict.fromkeys([*words, "--help"]))
 
 

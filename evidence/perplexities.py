@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.cli import run_command
-from bellmask.compare.results import over_seeds
+from bellmask.compare.results import ratio_over_seeds
 from bellmask.config.config import RunConfig
 from bellmask.evaluate.generative import nats_per_sample, quality_diversity_figure
 from bellmask.report.figures import save_figure
@@ -109,7 +109,7 @@ class Pairs:
 
     def cells(self, paper: tuple[float, float] | None) -> list[str]:
         """Means, bell over base with its interval, the paper's ratio, and the verdict."""
-        ratio = over_seeds([b / a for a, b in zip(self.base, self.bell, strict=True)])
+        ratio = ratio_over_seeds([b / a for a, b in zip(self.base, self.bell, strict=True)])
         assert ratio.low is not None, "an interval needs three seeds"
         assert ratio.high is not None
         claim = 0 if paper is None else round(paper[1] / paper[0] - 1, 2)

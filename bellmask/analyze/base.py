@@ -1,4 +1,8 @@
-"""What an analysis is: options → numbers → tables and a figure."""
+"""``bellmask analyze NAME RUN...``: what an analysis is, the table of all, and the command.
+
+An analysis turns options into numbers, and those into tables and a figure. Its module is imported
+when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from bellmask import __version__
 from bellmask.config.command_line import parse_command
+from bellmask.report.figures import save_figure
+from bellmask.utils.console import print_plain_table, staged_bar
 from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import without_nan, write_text
 
 OnProgress = Callable[[int, int], None]
 """Told (steps done, steps in all) now and then."""
@@ -42,11 +50,11 @@ class Analysis:
     """What the progress bar counts."""
 
 
-# ``bellmask analyze NAME RUN...``: the paper's analyses, each with numbers, tables and a plot.
+# The table of analyses
 
 
 @dataclass(frozen=True)
-class Entry:
+class AnalysisEntry:
     """Where an analysis is, and a line about it."""
 
     module: str
@@ -55,34 +63,42 @@ class Entry:
 
 
 ANALYSES = {
-    "orders": Entry("orders", "ORDERS", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
-    "context-curve": Entry("context", "CONTEXT_CURVE", "Fig. 3, left: NLL by observed tokens"),
-    "context-drop": Entry(
+    "orders": AnalysisEntry("orders", "ORDERS", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
+    "context-curve": AnalysisEntry(
+        "context", "CONTEXT_CURVE", "Fig. 3, left: NLL by observed tokens"
+    ),
+    "context-drop": AnalysisEntry(
         "context", "CONTEXT_DROP", "Fig. 3, right: what each stage of training learned, by context"
     ),
-    "gradient-radius": Entry(
+    "gradient-radius": AnalysisEntry(
         "gradients", "GRADIENT_RADIUS", "Table 1: does masking far tokens change the gradient?"
     ),
-    "gradient-additivity": Entry(
+    "gradient-additivity": AnalysisEntry(
         "gradients", "GRADIENT_ADDITIVITY", "Table 2: is a joint gradient the sum of single ones?"
     ),
-    "inefficient-masks": Entry(
+    "inefficient-masks": AnalysisEntry(
         "masks", "INEFFICIENT_MASKS", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"
     ),
-    "time-laws": Entry("time_laws", "TIME_LAWS", "Table 3, Def. 4.1: densities and bell test"),
-    "schedules": Entry("time_laws", "SCHEDULES", "App. C.4: middle-flat and other schedules"),
-    "decompose": Entry(
+    "time-laws": AnalysisEntry(
+        "time_laws", "TIME_LAWS", "Table 3, Def. 4.1: densities and bell test"
+    ),
+    "schedules": AnalysisEntry(
+        "time_laws", "SCHEDULES", "App. C.4: middle-flat and other schedules"
+    ),
+    "decompose": AnalysisEntry(
         "decompose",
         "DECOMPOSE",
         "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly",
     ),
-    "estimators": Entry(
+    "estimators": AnalysisEntry(
         "estimators", "ESTIMATORS", "App. C.3: noise of the NELBO against passes, beside mdlm's"
     ),
-    "choices": Entry(
+    "choices": AnalysisEntry(
         "choices", "CHOICES", "Table 4's multiple choice: what exact sums and common numbers save"
     ),
 }
+
+# The command
 
 HELP = """The paper's analyses on your runs, and exact ones that need no run.
 
@@ -99,6 +115,12 @@ examples:
 """
 
 
+def open_analysis(name: str) -> Analysis:
+    """The analysis of that name; its module is imported now."""
+    entry = look_up("analysis", name, ANALYSES)
+    return getattr(import_module(f"bellmask.analyze.{entry.module}"), entry.constant)
+
+
 def main(args: list[str]) -> int:
     """Run one analysis."""
     if not args or args[0] in ("-h", "--help"):
@@ -108,11 +130,8 @@ def main(args: list[str]) -> int:
     name, *rest = args
     if name.startswith("-"):
         raise UserError(f"give the analysis first: bellmask analyze {', '.join(ANALYSES)}")
-    entry = look_up("analysis", name, ANALYSES)
-    analysis = getattr(import_module(f"bellmask.analyze.{entry.module}"), entry.constant)
-    options = parse_command(analysis.options, rest, command=f"analyze {name}")
-
-    from bellmask.utils.console import print_plain_table, staged_bar
+    analysis = open_analysis(name)
+    options: Any = parse_command(analysis.options, rest, command=f"analyze {name}")
 
     with staged_bar(name, analysis.unit) as on_progress:
         numbers = analysis.measure(options, on_progress)
@@ -133,10 +152,6 @@ def _folder(name: str, options: Any) -> Path:
 
 
 def _write(name: str, numbers: dict[str, Any], figure: Any, folder: Path) -> None:
-    from bellmask import __version__
-    from bellmask.report.figures import save_figure
-    from bellmask.utils.files import without_nan, write_text
-
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.json").exists():
         print(f"note: the results that {folder} held are replaced; --out keeps them apart")

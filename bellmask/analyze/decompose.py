@@ -43,73 +43,38 @@ from bellmask.storage.runs import (
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 
-# Where a time law spends its rows, when the reducible loss at each context count is known exactly.
-#
-# A row with N_c tokens shown has L - N_c targets, each with ``blue`` nats left to learn (Prop.
-# 3.1): it holds (L - N_c) blue(N_c). The base draws all context counts alike, the bell those in the
-# middle. The oracle, which knows blue, draws rows in proportion to what they hold.
 
-SPENT_BELOW = 0.05
-"""Weight counts as spent on nothing where less than this share of the loss can still be learned."""
+@dataclass(frozen=True)
+class DecomposeOptions:
+    """Irreducible and reducible loss by context count, exactly: Prop. 3.1 and Finding 2 (Sec. 3.2).
 
+    For runs on a toy corpus (--data.train toy:sticky, toy:order2, toy:hidden, toy:local:0.5), whose
+    conditionals are known: the red entropy of the data and the blue KL divergence of the model at
+    each number of observed tokens, at every checkpoint; the red parts add up to H(X) in every
+    framework. Also where base and bell spend their training weight, and what law an oracle that
+    knows the blue part would choose.
 
-def _num_targets(length: int) -> Tensor:
-    """L - N_c for N_c = 0 .. L-1."""
-    return length - torch.arange(length, dtype=torch.float64)
+    Examples:
+    bellmask analyze decompose runs/toy-base runs/toy-bell runs/toy-arm
 
-
-def law_weights(length: int) -> dict[str, Tensor]:
-    """Weights on N_c = 0 .. L-1 in the loss of base and default bell, each summing to one."""
-    objectives = {"base": Nelbo(time_floor=0.0), "bell": Bell(TruncatedGaussian())}
-    found = {name: context_weights(o, length) for name, o in objectives.items()}
-    return {name: omega / omega.sum() for name, omega in found.items()}
-
-
-def law_draws(length: int) -> dict[str, Tensor]:
-    """Shares of rows that base and default bell draw at N_c = 0 .. L-1 (what is missing: N_c = L).
-
-    A uniform time makes all L + 1 counts alike; an unweighted objective's weight is rows times
-    targets.
+    bellmask analyze decompose runs/toy-base --checkpoints 100 300 1000 --rows 1024
     """
-    bell = context_weights(Bell(TruncatedGaussian()), length) / _num_targets(length)
-    return {"base": torch.full((length,), 1 / (length + 1), dtype=torch.float64), "bell": bell}
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Run folders on the same toy corpus."""
+    checkpoints: tuple[int, ...] = ()
+    """Steps to look at; default: every checkpoint that each run has kept."""
+    rows: int = 256
+    """Fresh rows of the source, each asked at every context count."""
+    seed: int = 1234
+    """Decides rows and contexts, the same for all runs."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    out: str | None = None
+    """Folder for the results; default RUN/analysis for one run, else runs/analysis/decompose."""
 
 
-def oracle_draws(blue_L: Tensor) -> Tensor:
-    """Rows in proportion to the reducible nats they hold."""
-    held = blue_L.clamp(min=0) * _num_targets(len(blue_L))
-    return held / held.sum()
-
-
-def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
-    """What base and bell meet per unit of weight, and what all three meet per row drawn."""
-    length = len(red_L)
-    is_spent_L = blue_L < SPENT_BELOW * (red_L + blue_L)
-    found: dict[str, Any] = {}
-    for name, weight_L in law_weights(length).items():
-        red, blue = float((weight_L * red_L).sum()), float((weight_L * blue_L).sum())
-        found[name] = {
-            "irreducible": red,
-            "reducible": blue,
-            "reducible_share": blue / (red + blue),
-            "spent_on_nothing": float((weight_L * is_spent_L).sum()),
-            "weights": weight_L.tolist(),
-        }
-    found["most_per_row"] = float((_num_targets(length) * blue_L).max())
-    rate_L = _num_targets(length) / length
-    for name, draw_L in {**law_draws(length), "oracle": oracle_draws(blue_L)}.items():
-        total = float(draw_L.sum())
-        mean = float((draw_L * rate_L).sum()) / total
-        found.setdefault(name, {}).update(
-            reducible_per_row=float((draw_L * _num_targets(length) * blue_L).sum()),
-            mask_rate_mean=mean,
-            mask_rate_sd=(float((draw_L * (rate_L - mean) ** 2).sum()) / total) ** 0.5,
-            draws=draw_L.tolist(),
-        )
-    return found
-
-
-# What no model can beat: the irreducible entropy by context count, the red part of Prop 3.1.
+# What no model can beat: the irreducible entropy by context count, the red part of Prop. 3.1
 #
 # H^n = H(X^I | Z_n, I) in nats per prediction, for n = 0 .. L - 1 context tokens. An ``order_L`` is
 # a permutation of places 0 .. L - 1: the target of count n is ``order_L[n]``, its context the
@@ -118,7 +83,6 @@ def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
 # H^n. For each framework the H^n add up to H(X).
 
 Places = tuple[int, ...]
-
 MOST_SUMMANDS = 1 << 27
 """Enumeration adds V^L probabilities for each of 2^L sets of places: some seconds at this many."""
 NUMBERS_AT_ONCE = 1 << 22
@@ -302,106 +266,75 @@ def _checked(order_L: Tensor, length: int) -> list[int]:
     return order
 
 
-# The figure of red and blue by context count, and of where rows are drawn (Prop. 3.1).
+# Where a time law spends its rows, when the reducible loss at each context count is known exactly
+#
+# A row with N_c tokens shown has L - N_c targets, each with ``blue`` nats left to learn (Prop.
+# 3.1): it holds (L - N_c) blue(N_c). The base draws all context counts alike, the bell those in the
+# middle. The oracle, which knows blue, draws rows in proportion to what they hold.
+
+SPENT_BELOW = 0.05
+"""Weight counts as spent on nothing where less than this share of the loss can still be learned."""
 
 
-def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
-    """Irreducible loss by framework, what is left to learn by run, draws of base, bell, oracle."""
-    masked = [run for run in numbers["runs"] if "spend" in run["stages"][-1]]
-    count = 3 if masked else 2
-    figure = Figure(figsize=(4.6 * count, 4.2), layout="constrained")
-    panels = figure.subplots(1, count)
-    _draw_red(panels[0], numbers)
-    _draw_blue(panels[1], numbers)
-    if masked:
-        _draw_draws(panels[2], masked[0])
-    for axes in panels:
-        axes.set_xlabel(CONTEXT_LABEL)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
-    title = f"{numbers['source']}: rows of {numbers['block_length']}"
-    figure.suptitle(f"{title}, {numbers['num_symbols']} symbols", fontsize=11)
-    return figure
+def _num_targets(length: int) -> Tensor:
+    """L - N_c for N_c = 0 .. L-1."""
+    return length - torch.arange(length, dtype=torch.float64)
 
 
-def _draw_red(axes: Axes, numbers: Mapping[str, Any]) -> None:
-    """One curve per way of drawing contexts: AoARM's is MDM's."""
-    drawn: dict[str, Any] = {}
-    for run in numbers["runs"]:
-        kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
-        drawn.setdefault(kind, run["stages"][-1]["red"])
-    for (kind, red), colour in zip(drawn.items(), itertools.cycle(COLOURS)):
-        axes.plot(range(len(red)), red, color=colour, label=kind)
-    how = "closed form" if numbers["is_closed_form"] else "forward-backward"
-    axes.set_title(f"irreducible: entropy of the data ({how})", fontsize=10)
-    axes.set_ylabel("nats per prediction")
+def law_weights(length: int) -> dict[str, Tensor]:
+    """Weights on N_c = 0 .. L-1 in the loss of base and default bell, each summing to one."""
+    objectives = {"base": Nelbo(time_floor=0.0), "bell": Bell(TruncatedGaussian())}
+    found = {name: context_weights(o, length) for name, o in objectives.items()}
+    return {name: omega / omega.sum() for name, omega in found.items()}
 
 
-def _draw_blue(axes: Axes, numbers: Mapping[str, Any]) -> None:
-    """First and last checkpoint of each run."""
-    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
-        first, last = run["stages"][0], run["stages"][-1]
-        contexts = range(len(last["blue"]))
-        if first["step"] != last["step"]:
-            axes.plot(
-                contexts,
-                first["blue"],
-                ":",
-                color=colour,
-                linewidth=1,
-                label=f"{run['name']}, step {first['step']}",
-            )
-        axes.plot(contexts, last["blue"], color=colour, label=f"{run['name']}, step {last['step']}")
-    axes.set_yscale("log")
-    axes.set_title("reducible: KL(data || model)", fontsize=10)
-    axes.set_ylabel("nats per prediction")
+def law_draws(length: int) -> dict[str, Tensor]:
+    """Shares of rows that base and default bell draw at N_c = 0 .. L-1 (what is missing: N_c = L).
+
+    A uniform time makes all L + 1 counts alike; an unweighted objective's weight is rows times
+    targets.
+    """
+    bell = context_weights(Bell(TruncatedGaussian()), length) / _num_targets(length)
+    return {"base": torch.full((length,), 1 / (length + 1), dtype=torch.float64), "bell": bell}
 
 
-def _draw_draws(axes: Axes, run: Mapping[str, Any]) -> None:
-    """Base and bell, and the oracle at the first and last checkpoint."""
-    first, last = run["stages"][0], run["stages"][-1]
-    contexts = range(len(last["blue"]))
-    for law, colour in (("base", COLOURS[0]), ("bell", COLOURS[1])):
-        axes.plot(contexts, last["spend"][law]["draws"], color=colour, label=law)
-    for stage, style in ((first, ":"), (last, "-")) if first is not last else ((last, "-"),):
-        label = f"oracle of {run['name']}, step {stage['step']}"
-        axes.plot(contexts, stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)
-    axes.set_ylim(bottom=0)
-    axes.set_title("rows drawn at each context count", fontsize=10)
-    axes.set_ylabel("share of rows")
+def oracle_draws(blue_L: Tensor) -> Tensor:
+    """Rows in proportion to the reducible nats they hold."""
+    held = blue_L.clamp(min=0) * _num_targets(len(blue_L))
+    return held / held.sum()
 
+
+def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
+    """What base and bell meet per unit of weight, and what all three meet per row drawn."""
+    length = len(red_L)
+    is_spent_L = blue_L < SPENT_BELOW * (red_L + blue_L)
+    found: dict[str, Any] = {}
+    for name, weight_L in law_weights(length).items():
+        red, blue = float((weight_L * red_L).sum()), float((weight_L * blue_L).sum())
+        found[name] = {
+            "irreducible": red,
+            "reducible": blue,
+            "reducible_share": blue / (red + blue),
+            "spent_on_nothing": float((weight_L * is_spent_L).sum()),
+            "weights": weight_L.tolist(),
+        }
+    found["most_per_row"] = float((_num_targets(length) * blue_L).max())
+    rate_L = _num_targets(length) / length
+    for name, draw_L in {**law_draws(length), "oracle": oracle_draws(blue_L)}.items():
+        total = float(draw_L.sum())
+        mean = float((draw_L * rate_L).sum()) / total
+        found.setdefault(name, {}).update(
+            reducible_per_row=float((draw_L * _num_targets(length) * blue_L).sum()),
+            mask_rate_mean=mean,
+            mask_rate_sd=(float((draw_L * (rate_L - mean) ** 2).sum()) / total) ** 0.5,
+            draws=draw_L.tolist(),
+        )
+    return found
+
+
+# Measurement: both terms at every checkpoint of every run
 
 BATCH_ROWS = 64
-
-
-@dataclass(frozen=True)
-class DecomposeOptions:
-    """Irreducible and reducible loss by context count, exactly: Prop. 3.1 and Finding 2 (Sec. 3.2).
-
-    For runs on a toy corpus (--data.train toy:sticky, toy:order2, toy:hidden, toy:local:0.5), whose
-    conditionals are known: the red entropy of the data and the blue KL divergence of the model at
-    each number of observed tokens, at every checkpoint; the red parts add up to H(X) in every
-    framework. Also where base and bell spend their training weight, and what law an oracle that
-    knows the blue part would choose.
-
-    Examples:
-    bellmask analyze decompose runs/toy-base runs/toy-bell runs/toy-arm
-
-    bellmask analyze decompose runs/toy-base --checkpoints 100 300 1000 --rows 1024
-    """
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders on the same toy corpus."""
-    checkpoints: tuple[int, ...] = ()
-    """Steps to look at; default: every checkpoint that each run has kept."""
-    rows: int = 256
-    """Fresh rows of the source, each asked at every context count."""
-    seed: int = 1234
-    """Decides rows and contexts, the same for all runs."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for one run, else runs/analysis/decompose."""
 
 
 def split_losses(
@@ -539,9 +472,7 @@ def _describe(
     }
 
 
-def _shown_contexts(length: int) -> list[int]:
-    wanted = [0, 1, length // 8, length // 4, length // 2, 3 * length // 4, length - 1]
-    return sorted({context for context in wanted if 0 <= context < length})
+# Tables
 
 
 def _tables(numbers: dict[str, Any]) -> list[Table]:
@@ -578,6 +509,11 @@ def _by_context(numbers: dict[str, Any]) -> list[Table]:
             rows.append([str(context), red, *cells])
         tables.append(Table(f"{run['name']}: nats per prediction (Prop. 3.1)", columns, rows))
     return tables
+
+
+def _shown_contexts(length: int) -> list[int]:
+    wanted = [0, 1, length // 8, length // 4, length // 2, 3 * length // 4, length - 1]
+    return sorted({context for context in wanted if 0 <= context < length})
 
 
 def _spending(numbers: dict[str, Any]) -> list[Table]:
@@ -617,6 +553,75 @@ def _per_row(spent: dict[str, Any]) -> list[str]:
         f"{spent['most_per_row']:.3f}",
         f"{oracle['mask_rate_mean']:.2f} ± {oracle['mask_rate_sd']:.2f}",
     ]
+
+
+# Figure
+
+
+def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Irreducible loss by framework, what is left to learn by run, draws of base, bell, oracle."""
+    masked = [run for run in numbers["runs"] if "spend" in run["stages"][-1]]
+    count = 3 if masked else 2
+    figure = Figure(figsize=(4.6 * count, 4.2), layout="constrained")
+    panels = figure.subplots(1, count)
+    _draw_red(panels[0], numbers)
+    _draw_blue(panels[1], numbers)
+    if masked:
+        _draw_draws(panels[2], masked[0])
+    for axes in panels:
+        axes.set_xlabel(CONTEXT_LABEL)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    title = f"{numbers['source']}: rows of {numbers['block_length']}"
+    figure.suptitle(f"{title}, {numbers['num_symbols']} symbols", fontsize=11)
+    return figure
+
+
+def _draw_red(axes: Axes, numbers: Mapping[str, Any]) -> None:
+    """One curve per way of drawing contexts: AoARM's is MDM's."""
+    drawn: dict[str, Any] = {}
+    for run in numbers["runs"]:
+        kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
+        drawn.setdefault(kind, run["stages"][-1]["red"])
+    for (kind, red), colour in zip(drawn.items(), itertools.cycle(COLOURS)):
+        axes.plot(range(len(red)), red, color=colour, label=kind)
+    how = "closed form" if numbers["is_closed_form"] else "forward-backward"
+    axes.set_title(f"irreducible: entropy of the data ({how})", fontsize=10)
+    axes.set_ylabel("nats per prediction")
+
+
+def _draw_blue(axes: Axes, numbers: Mapping[str, Any]) -> None:
+    """First and last checkpoint of each run."""
+    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
+        first, last = run["stages"][0], run["stages"][-1]
+        contexts = range(len(last["blue"]))
+        if first["step"] != last["step"]:
+            axes.plot(
+                contexts,
+                first["blue"],
+                ":",
+                color=colour,
+                linewidth=1,
+                label=f"{run['name']}, step {first['step']}",
+            )
+        axes.plot(contexts, last["blue"], color=colour, label=f"{run['name']}, step {last['step']}")
+    axes.set_yscale("log")
+    axes.set_title("reducible: KL(data || model)", fontsize=10)
+    axes.set_ylabel("nats per prediction")
+
+
+def _draw_draws(axes: Axes, run: Mapping[str, Any]) -> None:
+    """Base and bell, and the oracle at the first and last checkpoint."""
+    first, last = run["stages"][0], run["stages"][-1]
+    contexts = range(len(last["blue"]))
+    for law, colour in (("base", COLOURS[0]), ("bell", COLOURS[1])):
+        axes.plot(contexts, last["spend"][law]["draws"], color=colour, label=law)
+    for stage, style in ((first, ":"), (last, "-")) if first is not last else ((last, "-"),):
+        label = f"oracle of {run['name']}, step {stage['step']}"
+        axes.plot(contexts, stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_title("rows drawn at each context count", fontsize=10)
+    axes.set_ylabel("share of rows")
 
 
 DECOMPOSE = Analysis("decompose", DecomposeOptions, _measure, _tables, decompose_figure, "rows")

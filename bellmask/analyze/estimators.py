@@ -4,7 +4,7 @@ Exact mask counts (ours) beside mdlm's way: a mask rate per block, stratified ov
 independent. "Noise" is the standard deviation of the estimate over repetitions with fresh masks on
 the same blocks; no formula is trusted. Behind each stands its own sampling error.
 
-B blocks, R masks per block, K repetitions.
+B blocks, L block length, N masked rows, R masks per block, K repetitions.
 """
 
 from __future__ import annotations
@@ -34,60 +34,48 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform, uniform_rows
 from bellmask.utils.stats import clustered_error
 
-# Standard error of the NELBO against forward passes, for each estimator.
-
-LINES = {
-    "exact": ("exact counts (ours)", "o-", COLOURS[1]),
-    "stratified": ("stratified rates (mdlm)", "s-", COLOURS[0]),
-    "independent": ("independent rates", "^-", COLOURS[3]),
-}
+TIME_FLOOR = 1e-3
+"""mdlm's smallest mask rate."""
+GROUP = 16
+"""Blocks over which mdlm's evaluation stratifies: its batch."""
 
 
-def _plain(value: float, _: int) -> str:
-    return f"{value:g}"
+@dataclass(frozen=True, kw_only=True)
+class EstimatorOptions(LoadOptions):
+    """Noise of the reported NELBO against forward passes, beside mdlm's estimators (App. C.3).
+
+    exact: masks of exact size, the sizes spread evenly (what every command here reports).
+    stratified: mdlm's, one mask rate per block, stratified over a batch. independent: the same
+    without strata. Also the bias of mdlm's smallest mask rate. Masked runs only.
+
+    Examples:
+    bellmask analyze estimators runs/bell
+
+    bellmask analyze estimators runs/base runs/bell --blocks 128 --repeats 100
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Folders of masked runs."""
+    blocks: int = 64
+    """Validation blocks, spread evenly over the text, the same in every repetition."""
+    draws: tuple[int, ...] = (1, 2, 4, 8)
+    """Masks per block; passes are blocks times draws."""
+    repeats: int = 32
+    """Estimates of each kind at the largest number of draws; 32 give the noise to an eighth."""
+    group: int = GROUP
+    """Blocks over which mask rates are stratified: mdlm's evaluation batch."""
+    time_floor: float = TIME_FLOOR
+    """Smallest mask rate of mdlm's estimators. Without one their variance is infinite."""
+    batch_size: int = 64
+    """Blocks per forward pass of the network."""
+    seed: int = 1234
+    """Decides all masks."""
+    out: str | None = None
+    """Folder for the results; default RUN/analysis for a single run, else
+    runs/analysis/estimators."""
 
 
-def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
-    """A log-log panel for each run; grey lines fall as passes^-1/2 and passes^-1."""
-    runs = numbers["runs"]
-    figure = Figure(figsize=(1.2 + 4.6 * len(runs), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
-    for run, axes in zip(runs, panels):
-        passes = [row["passes"] for row in run["rows"]]
-        for kind, (label, style, colour) in LINES.items():
-            axes.errorbar(
-                passes,
-                [row[kind]["se"] for row in run["rows"]],
-                yerr=[row[kind]["error"] for row in run["rows"]],
-                fmt=style,
-                color=colour,
-                markersize=4,
-                capsize=3,
-                label=label,
-            )
-        start = run["rows"][0]["exact"]["se"]
-        for power, style in ((-0.5, "--"), (-1.0, ":")):
-            falling = [start * (count / passes[0]) ** power for count in passes]
-            label = f"passes$^{{{power:g}}}$"
-            axes.plot(passes, falling, style, color="0.6", linewidth=1, zorder=0, label=label)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(passes, [f"{count:,}" for count in passes])
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_plain))
-        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.set_title(f"{run['name']}, step {run['step']}", fontsize=10)
-        axes.set_xlabel("forward passes (blocks x masks)")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel(
-        "standard error of the NELBO over masks\n(nats per token, ± its own error)"
-    )
-    panels[0].legend(fontsize=8)
-    return figure
-
-
-# mdlm's estimators of the NELBO, for comparison with exact mask counts.
+# mdlm's estimators of the NELBO, for comparison with exact mask counts
 #
 # A mask rate m is drawn for each block, each token is hidden with probability m, and the sum of
 # cross-entropies of hidden tokens is divided by m (Eq. L_MDM with uniform times): per token,
@@ -97,12 +85,7 @@ def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
 # At m -> 0 the weight 1/m makes the variance infinite (its integral diverges like a logarithm), so
 # mdlm draws m from [floor, 1]. That leaves out what is easiest to predict: a bias upwards.
 #
-# A pass is one block seen once. B blocks, L block length, N masked rows.
-
-TIME_FLOOR = 1e-3
-"""mdlm's smallest mask rate."""
-GROUP = 16
-"""Blocks over which mdlm's evaluation stratifies: its batch."""
+# A pass is one block seen once.
 
 Kind = Literal["stratified", "independent"]
 
@@ -212,46 +195,13 @@ def floor_bias(
     return scale * mean, scale * error
 
 
+# Measurement
+
 KINDS: tuple[Kind, ...] = ("stratified", "independent")
 Singles = dict[Kind, list[float]]
 """Estimates from one mask per block."""
 LOW_DRAWS = 8
 """Masks per block for the loss below the time floor."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EstimatorOptions(LoadOptions):
-    """Noise of the reported NELBO against forward passes, beside mdlm's estimators (App. C.3).
-
-    exact: masks of exact size, the sizes spread evenly (what every command here reports).
-    stratified: mdlm's, one mask rate per block, stratified over a batch. independent: the same
-    without strata. Also the bias of mdlm's smallest mask rate. Masked runs only.
-
-    Examples:
-    bellmask analyze estimators runs/bell
-
-    bellmask analyze estimators runs/base runs/bell --blocks 128 --repeats 100
-    """
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Folders of masked runs."""
-    blocks: int = 64
-    """Validation blocks, spread evenly over the text, the same in every repetition."""
-    draws: tuple[int, ...] = (1, 2, 4, 8)
-    """Masks per block; passes are blocks times draws."""
-    repeats: int = 32
-    """Estimates of each kind at the largest number of draws; 32 give the noise to an eighth."""
-    group: int = GROUP
-    """Blocks over which mask rates are stratified: mdlm's evaluation batch."""
-    time_floor: float = TIME_FLOOR
-    """Smallest mask rate of mdlm's estimators. Without one their variance is infinite."""
-    batch_size: int = 64
-    """Blocks per forward pass of the network."""
-    seed: int = 1234
-    """Decides all masks."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else
-    runs/analysis/estimators."""
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
@@ -433,6 +383,9 @@ def _means(exact: Sequence[float], singles: Singles) -> dict[str, dict[str, floa
     }
 
 
+# Tables
+
+
 def _show(found: dict[str, float], value: str = "value", digits: int = 4) -> str:
     return f"{found[value]:.{digits}f} ± {found['error']:.{digits}f}"
 
@@ -461,6 +414,59 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
         title = f"{run['name']}: mean of all estimates, nats per token"
         tables.append(Table(title, ["estimator", "mean ± error"], means))
     return tables
+
+
+# Figure
+
+LINES = {
+    "exact": ("exact counts (ours)", "o-", COLOURS[1]),
+    "stratified": ("stratified rates (mdlm)", "s-", COLOURS[0]),
+    "independent": ("independent rates", "^-", COLOURS[3]),
+}
+
+
+def _plain(value: float, _: int) -> str:
+    return f"{value:g}"
+
+
+def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
+    """A log-log panel for each run; grey lines fall as passes^-1/2 and passes^-1."""
+    runs = numbers["runs"]
+    figure = Figure(figsize=(1.2 + 4.6 * len(runs), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+    for run, axes in zip(runs, panels):
+        passes = [row["passes"] for row in run["rows"]]
+        for kind, (label, style, colour) in LINES.items():
+            axes.errorbar(
+                passes,
+                [row[kind]["se"] for row in run["rows"]],
+                yerr=[row[kind]["error"] for row in run["rows"]],
+                fmt=style,
+                color=colour,
+                markersize=4,
+                capsize=3,
+                label=label,
+            )
+        start = run["rows"][0]["exact"]["se"]
+        for power, style in ((-0.5, "--"), (-1.0, ":")):
+            falling = [start * (count / passes[0]) ** power for count in passes]
+            label = f"passes$^{{{power:g}}}$"
+            axes.plot(passes, falling, style, color="0.6", linewidth=1, zorder=0, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(passes, [f"{count:,}" for count in passes])
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_plain))
+        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.set_title(f"{run['name']}, step {run['step']}", fontsize=10)
+        axes.set_xlabel("forward passes (blocks x masks)")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(
+        "standard error of the NELBO over masks\n(nats per token, ± its own error)"
+    )
+    panels[0].legend(fontsize=8)
+    return figure
 
 
 ESTIMATORS = Analysis(

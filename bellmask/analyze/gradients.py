@@ -30,63 +30,62 @@ from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import shuffle, stream_key, uniform
 
-# Figures of gradient similarities (Tables 1 and 2).
+
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions(LoadOptions):
+    """Gradients of masked models."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Run folders of masked models (framework mdm)."""
+    draws: int = 128
+    """Sequences, each with its own masks; at least 64 for a useful error."""
+    seed: int = 1234
+    """Decides masks."""
+    out: str | None = None
+    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RadiusOptions(GradientOptions):
+    """Does masking tokens far from a mask change its gradient? Table 1, Finding 3 (Sec. 3.3).
+
+    Cosine similarity between the gradient of a masked token's cross-entropy before and after 8 more
+    tokens within a radius are masked. Low for small radii and high for large ones: only nearby
+    tokens matter to what is learned.
+
+    Examples:
+    bellmask analyze gradient-radius runs/base
+
+    bellmask analyze gradient-radius runs/base --radii 4 8 16 --draws 256
+    """
+
+    radii: tuple[int, ...] = (4, 8, 16, 32, 128)
+    """Radii; one beyond the block means all of it."""
+    masks: int = 8
+    """Tokens masked besides the centre."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditivityOptions(GradientOptions):
+    """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
+    (Sec. 3.3).
+
+    Cosine similarity between the two. Near one: rows with a single mask teach nothing that a row
+    with many masks does not.
+
+    Examples:
+    bellmask analyze gradient-additivity runs/base
+
+    bellmask analyze gradient-additivity runs/base --counts 2 4 8 --draws 256
+    """
+
+    counts: tuple[int, ...] = (2, 4, 8, 16, 32)
+    """Numbers of masks."""
+
+
+# Gradients under different masks of the same row, and how alike they are
 
 PARTS = ("whole", "embedding", "trunk", "head")
-
-
-def _figure(numbers: Mapping[str, Any], label: str) -> Figure:
-    """One panel per model, a line per part, the paper's numbers dashed."""
-    models = numbers["models"]
-    figure = Figure(figsize=(1.5 + 3.6 * len(models), 3.9), layout="constrained")
-    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
-    for model, axes in zip(models, panels):
-        settings = [str(row["setting"]) for row in model["rows"]]
-        for part, colour in zip(PARTS, itertools.cycle(COLOURS)):
-            points = [
-                (n, row[part])
-                for n, row in enumerate(model["rows"])
-                if row[part]["mean"] is not None
-            ]
-            if points:
-                axes.errorbar(
-                    [n for n, _ in points],
-                    [point["mean"] for _, point in points],
-                    yerr=[1.96 * (point["se"] or 0) for _, point in points],
-                    fmt="o-" if part == "whole" else "o:",
-                    markersize=4,
-                    capsize=2,
-                    color=colour,
-                    label="whole model" if part == "whole" else part,
-                )
-        paper = numbers["paper"]
-        known = [(n, paper[s]) for n, s in enumerate(settings) if s in paper]
-        if known:
-            axes.plot(*zip(*known), "k--", linewidth=1, label="paper (LM1B, 1M steps)")
-        axes.set_xticks(range(len(settings)), settings)
-        axes.set_title(model["name"], fontsize=10)
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("cosine similarity (95 % interval)")
-    panels[0].legend(fontsize=8)
-    return figure
-
-
-def radius_figure(numbers: Mapping[str, Any]) -> Figure:
-    """Similarity against the radius in which 8 tokens were masked."""
-    return _figure(numbers, f"radius r, {numbers['masks']} tokens masked within it")
-
-
-def additivity_figure(numbers: Mapping[str, Any]) -> Figure:
-    """Similarity against the number of masks."""
-    return _figure(numbers, "number of masks")
-
-
-# Gradients of a masked model under different masks of the same row, and how alike they are.
-#
-# Evaluation mode, no weight on the loss; for all parameters and for embedding, trunk and head
-# apart. L block length.
-
 MARGIN = 4
 """A centre is at least this far from both ends, so that radius 4 has 8 neighbours."""
 
@@ -177,78 +176,38 @@ def additivity_similarities(
     return found
 
 
+# Measurement
+
 PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
 PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}
 """Tables 1 and 2: LM1B, 1M steps; keys as JSON has them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientOptions(LoadOptions):
-    """Gradients of masked models."""
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders of masked models (framework mdm)."""
-    draws: int = 128
-    """Sequences, each with its own masks; at least 64 for a useful error."""
-    seed: int = 1234
-    """Decides masks."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RadiusOptions(GradientOptions):
-    """Does masking tokens far from a mask change its gradient? Table 1, Finding 3 (Sec. 3.3).
-
-    Cosine similarity between the gradient of a masked token's cross-entropy before and after 8 more
-    tokens within a radius are masked. Low for small radii and high for large ones: only nearby
-    tokens matter to what is learned.
-
-    Examples:
-    bellmask analyze gradient-radius runs/base
-
-    bellmask analyze gradient-radius runs/base --radii 4 8 16 --draws 256
-    """
-
-    radii: tuple[int, ...] = (4, 8, 16, 32, 128)
-    """Radii; one beyond the block means all of it."""
-    masks: int = 8
-    """Tokens masked besides the centre."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdditivityOptions(GradientOptions):
-    """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
-    (Sec. 3.3).
-
-    Cosine similarity between the two. Near one: rows with a single mask teach nothing that a row
-    with many masks does not.
-
-    Examples:
-    bellmask analyze gradient-additivity runs/base
-
-    bellmask analyze gradient-additivity runs/base --counts 2 4 8 --draws 256
-    """
-
-    counts: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """Numbers of masks."""
-
-
-def _summary(draws: Sequence[dict[int, dict[str, float]]]) -> list[dict[str, Any]]:
-    """Mean and standard error over draws, for each setting and part; None where undefined."""
-    found = []
-    for setting in draws[0]:
-        row: dict[str, Any] = {"setting": setting}
-        for part in PARTS:
-            values = [v for draw in draws if not math.isnan(v := draw[setting][part])]
-            mean = statistics.mean(values) if values else None
-            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-            row[part] = {"mean": mean, "se": error, "draws": len(values)}
-        found.append(row)
-    return found
-
-
 Similarities = Callable[[nn.Module, Tensor, int, int], dict[int, dict[str, float]]]
+
+
+def _measure_radius(options: RadiusOptions, on_progress: OnProgress) -> dict[str, Any]:
+    if options.masks < 1 or any(2 * r < options.masks for r in options.radii) or not options.radii:
+        raise UserError(
+            f"--radii {' '.join(map(str, options.radii))}: each must have at least --masks "
+            f"{options.masks} positions around a centre, 2 per unit of radius"
+        )
+
+    def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
+        return radius_similarities(model, x0_L, options.radii, options.masks, mask_id, key)
+
+    least = 2 * margin_of(options.masks) + 1
+    found = _measure(options, on_progress, similarities, least)
+    return {"kind": "radius", "masks": options.masks, "paper": PAPER_RADIUS, **found}
+
+
+def _measure_additivity(options: AdditivityOptions, on_progress: OnProgress) -> dict[str, Any]:
+    if not options.counts or min(options.counts) < 1:
+        raise UserError("--counts needs numbers of masks of at least 1")
+
+    def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
+        return additivity_similarities(model, x0_L, options.counts, mask_id, key)
+
+    found = _measure(options, on_progress, similarities, max(options.counts))
+    return {"kind": "additivity", "paper": PAPER_ADDITIVITY, **found}
 
 
 def _measure(
@@ -315,30 +274,21 @@ def _rows(blocks: Blocks, draws: int, least: int) -> list[Tensor]:
     return [row[:length] for row, length in zip(tokens, lengths[picked].tolist())]
 
 
-def _measure_radius(options: RadiusOptions, on_progress: OnProgress) -> dict[str, Any]:
-    if options.masks < 1 or any(2 * r < options.masks for r in options.radii) or not options.radii:
-        raise UserError(
-            f"--radii {' '.join(map(str, options.radii))}: each must have at least --masks "
-            f"{options.masks} positions around a centre, 2 per unit of radius"
-        )
+def _summary(draws: Sequence[dict[int, dict[str, float]]]) -> list[dict[str, Any]]:
+    """Mean and standard error over draws, for each setting and part; None where undefined."""
+    found = []
+    for setting in draws[0]:
+        row: dict[str, Any] = {"setting": setting}
+        for part in PARTS:
+            values = [v for draw in draws if not math.isnan(v := draw[setting][part])]
+            mean = statistics.mean(values) if values else None
+            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+            row[part] = {"mean": mean, "se": error, "draws": len(values)}
+        found.append(row)
+    return found
 
-    def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
-        return radius_similarities(model, x0_L, options.radii, options.masks, mask_id, key)
 
-    least = 2 * margin_of(options.masks) + 1
-    found = _measure(options, on_progress, similarities, least)
-    return {"kind": "radius", "masks": options.masks, "paper": PAPER_RADIUS, **found}
-
-
-def _measure_additivity(options: AdditivityOptions, on_progress: OnProgress) -> dict[str, Any]:
-    if not options.counts or min(options.counts) < 1:
-        raise UserError("--counts needs numbers of masks of at least 1")
-
-    def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
-        return additivity_similarities(model, x0_L, options.counts, mask_id, key)
-
-    found = _measure(options, on_progress, similarities, max(options.counts))
-    return {"kind": "additivity", "paper": PAPER_ADDITIVITY, **found}
+# Tables
 
 
 def _tables(numbers: dict[str, Any]) -> list[Table]:
@@ -360,6 +310,56 @@ def _show(value: dict[str, Any]) -> str:
     if value["mean"] is None:
         return "no gradient"
     return f"{value['mean']:.3f} ± {value['se'] or 0:.3f}"
+
+
+# Figures
+
+
+def radius_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Similarity against the radius in which 8 tokens were masked."""
+    return _figure(numbers, f"radius r, {numbers['masks']} tokens masked within it")
+
+
+def additivity_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Similarity against the number of masks."""
+    return _figure(numbers, "number of masks")
+
+
+def _figure(numbers: Mapping[str, Any], label: str) -> Figure:
+    """One panel per model, a line per part, the paper's numbers dashed."""
+    models = numbers["models"]
+    figure = Figure(figsize=(1.5 + 3.6 * len(models), 3.9), layout="constrained")
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for model, axes in zip(models, panels):
+        settings = [str(row["setting"]) for row in model["rows"]]
+        for part, colour in zip(PARTS, itertools.cycle(COLOURS)):
+            points = [
+                (n, row[part])
+                for n, row in enumerate(model["rows"])
+                if row[part]["mean"] is not None
+            ]
+            if points:
+                axes.errorbar(
+                    [n for n, _ in points],
+                    [point["mean"] for _, point in points],
+                    yerr=[1.96 * (point["se"] or 0) for _, point in points],
+                    fmt="o-" if part == "whole" else "o:",
+                    markersize=4,
+                    capsize=2,
+                    color=colour,
+                    label="whole model" if part == "whole" else part,
+                )
+        paper = numbers["paper"]
+        known = [(n, paper[s]) for n, s in enumerate(settings) if s in paper]
+        if known:
+            axes.plot(*zip(*known), "k--", linewidth=1, label="paper (LM1B, 1M steps)")
+        axes.set_xticks(range(len(settings)), settings)
+        axes.set_title(model["name"], fontsize=10)
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("cosine similarity (95 % interval)")
+    panels[0].legend(fontsize=8)
+    return figure
 
 
 GRADIENT_RADIUS = Analysis(

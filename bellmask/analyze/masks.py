@@ -11,30 +11,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from bellmask.analyze.base import Analysis, OnProgress, Table
 from bellmask.analyze.time_laws import (
     SHIPPED_LAWS,
     check_length,
-    inefficient_masks_figure,
+    finish_axes,
+    legend_below,
     parse_law,
 )
 from bellmask.diffusion.laws import TimeLaw, Uniform
 from bellmask.diffusion.objectives import Bell
 from bellmask.diffusion.theory import bell_test, context_weights
+from bellmask.report.figures import COLOURS
 from bellmask.utils.errors import UserError
 
-ACCURACY = 1e-11
-"""Relative accuracy of the mask-count law up to length 1024, with room (seen: 1e-12)."""
-TIME_STEPS = 16
-"""R(t) is evaluated, in integers, at multiples of 1/16."""
 DEFAULT_KS = (4, 6, 8, 10, 12, 16)
 DEFAULT_MAX_K = 32
 
@@ -63,6 +65,14 @@ class InefficientMasksOptions:
     """Time laws of the right panel, as NAME:MU,SCALE, beside uniform."""
     out: str | None = None
     """Folder for inefficient-masks.json, .png and .svg; default runs/analysis/inefficient-masks."""
+
+
+# Measurement
+
+ACCURACY = 1e-11
+"""Relative accuracy of the mask-count law up to length 1024, with room (seen: 1e-12)."""
+TIME_STEPS = 16
+"""R(t) is evaluated, in integers, at multiples of 1/16."""
 
 
 def efficient_counts(length: int, k: int) -> list[int]:
@@ -230,6 +240,9 @@ def _by_law(counts: list[int], weights: dict[str, Tensor], with_curve: bool) -> 
     return {"laws": laws, "by_context": by_context.tolist()}
 
 
+# Tables
+
+
 def tables(results: dict[str, Any]) -> list[Table]:
     """Probabilities, Prop. 4.4 law by law, and the lemmas."""
     return [_probabilities(results), _proposition(results), _lemmas(results)]
@@ -293,6 +306,57 @@ def _lemmas(results: dict[str, Any]) -> Table:
         rows.append([text, f"fails at k={', '.join(broken)}" if broken else "holds"])
     title = f"lemmas of App. B.3, in exact integers, {len(results['by_k'])} k"
     return Table(title, ["lemma", "verdict"], rows)
+
+
+# Figure
+
+
+def inefficient_masks_figure(results: Mapping[str, Any]) -> Figure:
+    """Fig. 4: P(not in E_k) by number of observed tokens, and by k for several time laws."""
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_by_context(left, results)
+    _draw_by_k(right, results)
+    return figure
+
+
+def _draw_by_context(axes: Axes, results: Mapping[str, Any]) -> None:
+    curves = {at["k"]: at["by_context"] for at in results["by_k"] if "by_context" in at}
+    shades = colormaps["viridis"].resampled(len(curves) + 1)
+    for number, (k, values) in enumerate(curves.items()):
+        axes.plot(range(len(values)), values, color=shades(number), label=f"k = {k}")
+    length = results["length"]
+    finish_axes(
+        axes,
+        "observed tokens $N_c$ in the block",
+        "P(mask is not in $\\mathcal{E}_k$)",
+        f"masks with $L - N_c$ masked tokens, L = {length}",
+    )
+    axes.set_ylim(-0.02, 1.04)
+    axes.set_xticks(sorted({round(length * i / 4) for i in range(5)}))
+    legend_below(axes, 6)
+
+
+def _draw_by_k(axes: Axes, results: Mapping[str, Any]) -> None:
+    inside = [at for at in results["by_k"] if at["k"] <= results["max_k"]]
+    for number, text in enumerate(results["shown"]):
+        axes.plot(
+            [at["k"] for at in inside],
+            [at["laws"][text]["efficient"] for at in inside],
+            "o-",
+            markersize=3,
+            color=COLOURS[number % len(COLOURS)],
+            label=text,
+        )
+    finish_axes(
+        axes,
+        "run length k",
+        "P(mask is not in $\\mathcal{E}_k$)",
+        f"masks drawn with times of a law, L = {results['length']}",
+    )
+    axes.set_ylim(-0.02, 1.04)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_below(axes, 3)
 
 
 INEFFICIENT_MASKS = Analysis(

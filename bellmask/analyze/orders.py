@@ -21,47 +21,6 @@ from bellmask.report.figures import COLOURS
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import UserError
 
-# The figure of orders (Fig. 2): curves, with a band where there are several runs.
-
-
-def orders_figure(numbers: Mapping[str, Any]) -> Figure:
-    """Validation NLL against step for each framework; one-sigma band over runs."""
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for (name, group), colour in zip(numbers["groups"].items(), itertools.cycle(COLOURS)):
-        kind = "exact" if group["is_exact"] else "bound"
-        count = len(group["runs"])
-        label = f"{name} ({kind}" + (f", {count} runs)" if count > 1 else ")")
-        style = "--" if name.endswith("crossed") else "-"
-        axes.plot(
-            group["steps"],
-            group["nll"],
-            "o",
-            markersize=2.5,
-            color=colour,
-            linestyle=style,
-            label=label,
-        )
-        if count > 1:
-            mean, spread = np.array(group["nll"]), np.array(group["sd_over_runs"])
-            axes.fill_between(
-                group["steps"], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0
-            )
-    if numbers["unigram_nll"] is not None:
-        axes.axhline(numbers["unigram_nll"], color="0.4", linestyle=":", label="unigram")
-    tops = [max(group["nll"][len(group["nll"]) // 10 :]) for group in numbers["groups"].values()]
-    lows = [min(group["nll"]) for group in numbers["groups"].values()]
-    room = 0.05 * (max(tops) - min(lows) or 1)
-    axes.set_ylim(min(lows) - room, max(tops) + room)
-    axes.set_xlabel("training step")
-    axes.set_ylabel("validation NLL (nats per token)")
-    has_band = any(len(group["runs"]) > 1 for group in numbers["groups"].values())
-    band = "; band: one standard deviation over runs" if has_band else ""
-    axes.set_title(Path(numbers["data"]).name + band, fontsize=9)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
-    return figure
-
 
 @dataclass(frozen=True)
 class OrdersOptions:
@@ -84,15 +43,7 @@ class OrdersOptions:
     """Folder for the results; default FOLDER/analysis for one folder, else runs/analysis/orders."""
 
 
-def _records(folders: Sequence[str]) -> list[RunRecord]:
-    found: dict[Path, RunRecord] = {}
-    for folder in map(Path, folders):
-        if (folder / PLAN).exists():
-            entries, *_ = from_comparison(folder)
-            found |= {entry.record.folder.resolve(): entry.record for entry in entries}
-        else:
-            found[folder.resolve()] = read_run(folder)
-    return list(found.values())
+# Measurement
 
 
 def _measure(options: OrdersOptions, on_progress: OnProgress) -> dict[str, Any]:
@@ -112,6 +63,17 @@ def _measure(options: OrdersOptions, on_progress: OnProgress) -> dict[str, Any]:
         "unigram_nll": records[0].description.get("unigram_nll"),
         "gaps": _gaps(groups),
     }
+
+
+def _records(folders: Sequence[str]) -> list[RunRecord]:
+    found: dict[Path, RunRecord] = {}
+    for folder in map(Path, folders):
+        if (folder / PLAN).exists():
+            entries, *_ = from_comparison(folder)
+            found |= {entry.record.folder.resolve(): entry.record for entry in entries}
+        else:
+            found[folder.resolve()] = read_run(folder)
+    return list(found.values())
 
 
 def _curve(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -166,6 +128,9 @@ def _error(runs: Sequence[RunRecord]) -> float:
     return statistics.stdev(run.nll[-1] for run in runs) / len(runs) ** 0.5
 
 
+# Tables
+
+
 def _tables(numbers: dict[str, Any]) -> list[Table]:
     rows = []
     for name, group in numbers["groups"].items():
@@ -190,6 +155,48 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
         if gaps
         else tables
     )
+
+
+# Figure
+
+
+def orders_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Validation NLL against step for each framework; one-sigma band over runs."""
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for (name, group), colour in zip(numbers["groups"].items(), itertools.cycle(COLOURS)):
+        kind = "exact" if group["is_exact"] else "bound"
+        count = len(group["runs"])
+        label = f"{name} ({kind}" + (f", {count} runs)" if count > 1 else ")")
+        style = "--" if name.endswith("crossed") else "-"
+        axes.plot(
+            group["steps"],
+            group["nll"],
+            "o",
+            markersize=2.5,
+            color=colour,
+            linestyle=style,
+            label=label,
+        )
+        if count > 1:
+            mean, spread = np.array(group["nll"]), np.array(group["sd_over_runs"])
+            axes.fill_between(
+                group["steps"], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0
+            )
+    if numbers["unigram_nll"] is not None:
+        axes.axhline(numbers["unigram_nll"], color="0.4", linestyle=":", label="unigram")
+    tops = [max(group["nll"][len(group["nll"]) // 10 :]) for group in numbers["groups"].values()]
+    lows = [min(group["nll"]) for group in numbers["groups"].values()]
+    room = 0.05 * (max(tops) - min(lows) or 1)
+    axes.set_ylim(min(lows) - room, max(tops) + room)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("validation NLL (nats per token)")
+    has_band = any(len(group["runs"]) > 1 for group in numbers["groups"].values())
+    band = "; band: one standard deviation over runs" if has_band else ""
+    axes.set_title(Path(numbers["data"]).name + band, fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
+    return figure
 
 
 ORDERS = Analysis("orders", OrdersOptions, _measure, _tables, orders_figure, "runs")

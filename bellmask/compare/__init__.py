@@ -1,1 +1,1 @@
-"""Runs that differ in one thing only, and how many times sooner one of them gets there."""
+"""Runs that differ in one thing only, and the speed-up of one over another."""

@@ -1,4 +1,9 @@
-"""``bellmask compare``, ``report`` and ``demo``: plan, train, measure, report."""
+"""``bellmask compare``, ``report`` and ``demo``: plan, train, measure, report.
+
+A comparison trains what is not finished yet and writes its report from the run folders;
+``comparison.json`` says which ones, so that ``bellmask report`` can write it again. The demo is a
+comparison with fixed variants.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ import tyro
 from bellmask.compare import stages
 from bellmask.compare.execute import (
     PlannedRun,
+    check_positive,
     describe_plan,
     distinct,
     execute,
@@ -29,6 +35,7 @@ from bellmask.compare.variants import SUITES, Variant, check_shared, parse_varia
 from bellmask.config.command_line import PresetOptions, parse_command, parse_run_command, resolve
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
+from bellmask.generate.trace_page import main as report_trace
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import TrainingError, UserError, look_up
 from bellmask.utils.files import (
@@ -40,7 +47,59 @@ from bellmask.utils.files import (
     write_text,
 )
 
+# ``bellmask compare``
+
 PLAN = "comparison.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(PresetOptions):
+    """Measure the speed-up of variants: steps of the reference over steps of the variant, to the
+    reference's final NLL.
+
+    Trains variants that differ only in what is compared: same initial weights, data order, batch,
+    steps and evaluation masks. Interrupt it at will; the same command continues where it stopped.
+    Any option of 'bellmask train' can follow, the same for all variants. Another suite, cpt_sft
+    (Table 4), has options of its own and no PRESET: bellmask compare --suite cpt_sft --help
+
+    Examples:
+    bellmask compare tiny base bell --seeds 3 --jobs 2
+
+    bellmask compare small --suite families --jobs 2
+
+    bellmask compare small base bell arm --seeds 3 --jobs 2
+
+    bellmask compare tiny base bell --grid optim.lr=3e-3,6e-3 --train.steps 300
+
+    bellmask compare tiny bell 'wide=--law gaussian --law.scale 0.2' --reference bell
+    """
+
+    variants: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[VARIANT ...]")
+    ] = ()
+    """base, bell, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance, importance_t,
+    middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon or +unstratified; or
+    'LABEL=--option value'. Default: base bell."""
+    suite: str | None = None
+    """One of the paper's ablations in place of variants: families, variance, mean, dirac,
+    gaussian, laplace, alternatives, stratification, optimizers, orders."""
+    reference: str | None = None
+    """The variant whose final NLL is the target; default: base, else the first one."""
+    seeds: int = 1
+    """Paired training seeds; an interval needs 3."""
+    grid: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="OPTION=V1,V2")
+    ] = ()
+    """A grid for every variant; best is compared with best. May be repeated."""
+    jobs: int = 1
+    """Trainings side by side; with 2 or more each has one thread."""
+    out: str | None = None
+    """Folder for results.json, curves.png/.svg and report.html; default:
+    runs/compare-PRESET-VARIANTS."""
+    runs: str = "runs/shared"
+    """Run folders, shared by all comparisons."""
+    quiet: bool = False
+    """Print nothing but errors and the result."""
 
 
 def compare(
@@ -62,8 +121,7 @@ def compare(
         raise UserError(f"the reference {reference!r} is not among the variants: {names}")
     if len(variants) < 2:
         raise UserError("a comparison needs at least two variants")
-    if seeds < 1 or jobs < 1:
-        raise UserError("--seeds and --jobs must be at least 1")
+    check_positive(seeds=seeds, jobs=jobs)
     shared = for_comparison(shared)
     # bad variants are refused before a large corpus is prepared, whose identity is in the keys
     planned = plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text="")
@@ -74,7 +132,7 @@ def compare(
         failed = execute(distinct(planned), jobs=jobs, is_quiet=is_quiet, may_fail=len(grid) > 1)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            "interrupted; the trainings are saved, and the same command goes on with them"
+            "interrupted; the trainings are saved, and the same command continues with them"
         ) from None
     kept = [run for run in planned if run.folder not in failed]
     _check_something_left(planned, kept, failed)
@@ -148,6 +206,77 @@ def write_report(
     return results
 
 
+def _finish(results: dict[str, Any], out: Path) -> None:
+    """Print the results, and where the report is."""
+    data = results["data"]
+    title = f"{data['train']}, {data['tokenizer']}, {results['steps']} steps; NLL in nats per token"
+    print_comparison(results, title)
+    print(f"report: {out / 'report.html'}")
+
+
+def pick_reference(names: Sequence[str]) -> str:
+    """Base where it is among them, else the first one."""
+    return "base" if "base" in names else names[0]
+
+
+def main(args: Sequence[str]) -> int:
+    """Measure the speed-up of variants."""
+    if stages.is_meant(args):
+        return stages.main(args)
+    options, rest = parse_run_command(CompareOptions, args, command="compare")
+    texts = list(options.variants)
+    if options.suite is not None and texts:
+        raise UserError("give variants or --suite, not both")
+    if options.suite is not None:
+        texts = look_up("suite", options.suite, SUITES)()
+    variants = parse_variants(texts or ["base", "bell"])
+    check_shared(rest, [Path(file) for file in options.config])
+    stem, config = resolve(options, rest, "bellmask compare")
+    what = options.suite or "-".join(v.name.split("=")[0] for v in variants)[:60]
+    default = f"runs/compare-{stem}-{what}".replace(":", "").replace(",", "_")
+    out = Path(options.out or default)
+    results = compare(
+        config,
+        variants,
+        reference=options.reference or pick_reference([v.name for v in variants]),
+        out=out,
+        root=Path(options.runs),
+        seeds=options.seeds,
+        grid=parse_grid(options.grid),
+        jobs=options.jobs,
+        is_quiet=options.quiet,
+    )
+    _finish(results, out)
+    return 0
+
+
+# ``bellmask report``
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Rebuild results.json, curves.png/.svg and report.html from run folders.
+
+    Takes one folder of 'bellmask compare', or two or more run folders of 'bellmask train'. Nothing
+    is trained. Runs whose text, tokenizer, masks or steps differ are refused. For a saved
+    generation: bellmask report trace --help
+
+    Examples:
+    bellmask report runs/compare-tiny-base-bell
+
+    bellmask report runs/base runs/bell --out runs/base-bell
+
+    bellmask report trace runs/bell/trace.json
+    """
+
+    folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
+    """A comparison's folder, or run folders."""
+    reference: str | None = None
+    """Default: the comparison's own; for run folders base, else the first one."""
+    out: str | None = None
+    """Default: the comparison's folder; for run folders 'report' beside the first one."""
+
+
 def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
     """(entries, reference, title, failures) of a comparison, read from its run folders."""
     plan = read_run_json(folder / PLAN)
@@ -191,135 +320,9 @@ def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str]:
     return entries, pick_reference(names)
 
 
-def pick_reference(names: Sequence[str]) -> str:
-    """Base where it is among them, else the first one."""
-    return "base" if "base" in names else names[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions(PresetOptions):
-    """Measure the speed-up of variants: steps of the reference over steps of the variant, to the
-    reference's final NLL.
-
-    Trains variants that differ only in what is compared: same initial weights, data order, batch,
-    steps and evaluation masks. Interrupt it at will; the same command continues where it stopped.
-    Any option of 'bellmask train' can follow, the same for all variants. Another suite, cpt_sft
-    (Table 4), has options of its own and no PRESET: bellmask compare --suite cpt_sft --help
-
-    Examples:
-    bellmask compare tiny base bell --seeds 3 --jobs 2
-
-    bellmask compare small --suite families --jobs 2
-
-    bellmask compare small base bell arm --seeds 3 --jobs 2
-
-    bellmask compare tiny base bell --grid optim.lr=3e-3,6e-3 --train.steps 300
-
-    bellmask compare tiny bell 'wide=--law gaussian --law.scale 0.2' --reference bell
-    """
-
-    variants: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[VARIANT ...]")
-    ] = ()
-    """base, bell, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance, importance_t,
-    middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon or +unstratified; or
-    'LABEL=--option value'. Default: base bell."""
-    suite: str | None = None
-    """One of the paper's ablations in place of variants: families, variance, mean, dirac,
-    gaussian, laplace, alternatives, stratification, optimizers, orders."""
-    reference: str | None = None
-    """The variant whose final NLL is the target; default: base, else the first one."""
-    seeds: int = 1
-    """Paired training seeds; an interval needs 3."""
-    grid: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="OPTION=V1,V2")
-    ] = ()
-    """A grid for every variant; best is compared with best. May be repeated."""
-    jobs: int = 1
-    """Trainings side by side; with 2 or more each has one thread."""
-    out: str | None = None
-    """Folder for results.json, curves.png/.svg and report.html; default:
-    runs/compare-PRESET-VARIANTS."""
-    runs: str = "runs/shared"
-    """Run folders, shared by all comparisons."""
-    quiet: bool = False
-    """Print nothing but errors and the result."""
-
-
-def _check_counts(options: Any, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
-
-
-def main(args: Sequence[str]) -> int:
-    """Measure the speed-up of variants."""
-    if stages.is_meant(args):
-        return stages.main(args)
-    options, rest = parse_run_command(CompareOptions, args, command="compare")
-    _check_counts(options, "seeds", "jobs")
-    texts = list(options.variants)
-    if options.suite is not None and texts:
-        raise UserError("give variants or --suite, not both")
-    if options.suite is not None:
-        texts = look_up("suite", options.suite, SUITES)()
-    variants = parse_variants(texts or ["base", "bell"])
-    check_shared(rest, [Path(file) for file in options.config])
-    stem, config = resolve(options, rest, "bellmask compare")
-    what = options.suite or "-".join(v.name.split("=")[0] for v in variants)[:60]
-    default = f"runs/compare-{stem}-{what}".replace(":", "").replace(",", "_")
-    out = Path(options.out or default)
-    results = compare(
-        config,
-        variants,
-        reference=options.reference or pick_reference([v.name for v in variants]),
-        out=out,
-        root=Path(options.runs),
-        seeds=options.seeds,
-        grid=parse_grid(options.grid),
-        jobs=options.jobs,
-        is_quiet=options.quiet,
-    )
-    _finish(results, out)
-    return 0
-
-
-def _finish(results: dict[str, Any], out: Path) -> None:
-    data = results["data"]
-    title = f"{data['train']}, {data['tokenizer']}, {results['steps']} steps; NLL in nats per token"
-    print_comparison(results, title)
-    print(f"report: {out / 'report.html'}")
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Rebuild results.json, curves.png/.svg and report.html from run folders.
-
-    Takes one folder of 'bellmask compare', or two or more run folders of 'bellmask train'. Nothing
-    is trained. Runs whose text, tokenizer, masks or steps differ are refused. For a saved
-    generation: bellmask report trace --help
-
-    Examples:
-    bellmask report runs/compare-tiny-base-bell
-
-    bellmask report runs/base runs/bell --out runs/base-bell
-
-    bellmask report trace runs/bell/trace.json
-    """
-
-    folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
-    """A comparison's folder, or run folders."""
-    reference: str | None = None
-    """Default: the comparison's own; for run folders base, else the first one."""
-    out: str | None = None
-    """Default: the comparison's folder; for run folders 'report' beside the first one."""
-
-
 def report_main(args: Sequence[str]) -> int:
     """Rebuild a comparison's report from run folders; or show a trace."""
     if args and args[0] == "trace":
-        from bellmask.generate.trace_page import main as report_trace
-
         return report_trace(args[1:])
     options = parse_command(ReportOptions, args, command="report")
     if not options.folders:
@@ -338,6 +341,9 @@ def report_main(args: Sequence[str]) -> int:
     out = out if options.out is None else Path(options.out)
     _finish(write_report(entries, options.reference or default, out, title, failed), out)
     return 0
+
+
+# ``bellmask demo``
 
 
 @dataclass(frozen=True)
@@ -371,7 +377,7 @@ class DemoOptions:
 def demo_main(args: Sequence[str]) -> int:
     """Base against bell on a laptop, in minutes."""
     options = parse_command(DemoOptions, args, command="demo")
-    _check_counts(options, "seeds", "jobs", "steps")
+    check_positive(steps=options.steps)
     config, steps, out = tiny(), options.steps, Path(options.out)
     if options.data is not None:
         config = replace(config, data=replace(config.data, train=options.data))
@@ -390,7 +396,7 @@ def demo_main(args: Sequence[str]) -> int:
         seeds=options.seeds,
         jobs=options.jobs,
         is_quiet=options.quiet,
-        title="bellmask: how many times sooner does the bell get there?",
+        title="bellmask: base against bell",
     )
     _finish(results, out)
     return 0

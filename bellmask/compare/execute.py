@@ -1,6 +1,8 @@
-"""Run the planned trainings, one after another or several side by side, and show how far they are.
+"""The trainings of a comparison: which ones it needs, and running them.
 
-Every training is a process of its own that resumes by itself, so stopping and repeating a
+Runs are planned from variants, seeds and a grid, each with a folder whose name is a key of what
+decides its results. Those that are not finished are trained, one after another or several side by
+side. Every training is a process of its own that resumes by itself, so stopping and repeating a
 comparison loses at most the steps since each run's last checkpoint, and gives the same results.
 """
 
@@ -37,7 +39,7 @@ from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.console import preparing_bar
 from bellmask.utils.errors import SavingError, TrainingError, UserError
 
-# Which trainings a comparison needs, and the folder each one has: a key of its content.
+# Which trainings a comparison needs, and the folder each one has: a key of its content
 #
 # The key covers every option that is not free of consequences, the evaluation, and the fingerprints
 # of text and tokenizer. So variants, suites, grids and repetitions share runs, and a changed text
@@ -80,6 +82,23 @@ def run_key(config: RunConfig, text: str) -> str:
     kept = {name: v for name, v in options.items() if not name.startswith(_NOT_IN_KEY)}
     content = json.dumps([TRAINING_FORMAT, kept, text], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
+    """Fingerprints of tokenizer, text and first weights; prepares the text if need be."""
+    start = open_start(config)
+    tokenizer = start.tokenizer or make_tokenizer(config.data)
+    with preparing_bar(is_quiet=is_quiet) as on_progress:
+        data = load_inputs(start.config, tokenizer, start.backbone, on_progress)
+    marks = [tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint]
+    return "/".join([*marks, *([start.fingerprint] if start.fingerprint else [])])
+
+
+def check_positive(**counts: int) -> None:
+    """Refuse numbers below 1, each by the name of its option."""
+    for name, count in counts.items():
+        if count < 1:
+            raise UserError(f"--{name} must be at least 1, got {count}")
 
 
 def parse_grid(texts: Sequence[str]) -> list[dict[str, str]]:
@@ -171,6 +190,8 @@ def describe_plan(runs: Sequence[PlannedRun]) -> list[dict[str, Any]]:
         {"variant": r.variant, "seed": r.seed, "point": r.point, "run": r.folder.name} for r in runs
     ]
 
+
+# Training what is not finished, one run after another or several side by side
 
 POLL_SECONDS = 0.5
 BROKE_DOWN = 3
@@ -264,7 +285,7 @@ def execute(
 ) -> dict[Path, str]:
     """Train what is not finished yet; returns the folders of failed runs with their messages.
 
-    With ``jobs`` > 1 each training gets one thread. ``may_fail`` goes on when a training breaks
+    With ``jobs`` > 1 each training gets one thread. ``may_fail`` continues when a training breaks
     down (a learning rate of a grid that is too high); otherwise that is the end.
     """
     open_runs = [run for run in runs if not is_finished(run)]
@@ -314,17 +335,7 @@ def _close(
     raise (UserError if code == 2 else TrainingError)(message)
 
 
-def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
-    """Fingerprints of tokenizer, text and first weights; prepares the text if need be."""
-    start = open_start(config)
-    tokenizer = start.tokenizer or make_tokenizer(config.data)
-    with preparing_bar(is_quiet=is_quiet) as on_progress:
-        data = load_inputs(start.config, tokenizer, start.backbone, on_progress)
-    marks = [tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint]
-    return "/".join([*marks, *([start.fingerprint] if start.fingerprint else [])])
-
-
-# One training in its own process: ``python -m bellmask.compare.execute FOLDER``, config on stdin.
+# One training in its own process: ``python -m bellmask.compare.execute FOLDER``, config on stdin
 #
 # The parent keeps the other end of stdin open; when it dies, even by SIGKILL, the worker finishes
 # its step, saves a checkpoint and ends. A lock keeps two workers out of one folder.
@@ -351,7 +362,7 @@ def work(folder: Path) -> int:
     """Train with the config on stdin; exit codes are those of ``bellmask train``, but for a
     training that broke down.
     """
-    from bellmask.train.train_run import train_run
+    from bellmask.train.train_run import train_run  # 0.8 s, which only workers need
 
     tree: dict[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_without_parent, daemon=True).start()

@@ -1,4 +1,4 @@
-"""report.html: one file, nothing fetched, readable on a desktop and on a phone."""
+"""The results of a comparison shown: tables on the screen, figures, and the page report.html."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bellmask.report.figures import COLOURS, save_figure, write_svg
 from bellmask.report.page import POLICY, page_text
 from bellmask.utils.console import print_lines, print_plain_table
 
-# The comparison on the screen: one table, one plain sentence.
+# On the screen: tables, and one plain sentence for each variant
 
 
 def show_speed_up(comparison: Mapping[str, Any], key: str = "speed_up") -> str:
@@ -52,7 +52,7 @@ def _mean(runs: list[dict[str, Any]], key: str) -> float | None:
 
 def comparison_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) of the main table."""
-    columns = ["variant", "final NLL", "difference", "sooner by (steps)", "sooner by (time)"]
+    columns = ["variant", "final NLL", "difference", "speed-up (steps)", "speed-up (time)"]
     columns += ["bootstrap, seed 1", "NLL few seen", "NLL many seen", "NLL spread"]
     columns += ["log-norm spread", "tokens/s"]
     rows = []
@@ -107,7 +107,7 @@ def grid_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """(columns, rows): every grid point, all variants at the same one."""
     names, reference = list(results["variants"]), results["reference"]
     columns = ["grid point", *(f"{name}: NLL" for name in names)]
-    columns += [f"{name}: sooner by" for name in names if name != reference]
+    columns += [f"{name}: speed-up" for name in names if name != reference]
     rows = []
     for line in results.get("grid", []):
         row = [line["point"], *(_number(line["nll"].get(name), 4) for name in names)]
@@ -148,7 +148,7 @@ def sentence(results: Mapping[str, Any], name: str) -> str:
     after = f"{steps / found['mean']:.0f} steps"
     return (
         f"{name} reaches {reference}'s NLL of step {steps} after {after}: "
-        f"{least}{found['mean']:.2f} times sooner{interval}, {seeds}."
+        f"a speed-up of {least}{found['mean']:.2f}x{interval}, {seeds}."
     )
 
 
@@ -203,13 +203,13 @@ def print_comparison(results: Mapping[str, Any], title: str) -> None:
     print_lines([sentence(results, name) for name in compared])
 
 
-# Figures of a comparison: curves with the target, time laws, context weights, NLL by context.
+# Figures: curves with the target, time laws, context weights, NLL by context
 
 SHORT_ARROW = 1.4
 """Speed-ups below it have arrows too short to centre a label on."""
 
 
-def colour_of(results: Mapping[str, Any], name: str) -> str:
+def variant_colour(results: Mapping[str, Any], name: str) -> str:
     """Red for the reference; the others in order."""
     names = [n for n in results["variants"] if n != results["reference"]]
     return (
@@ -232,7 +232,7 @@ def _mean_curve(variant: Mapping[str, Any], axis: str) -> tuple[Any, Any]:
 
 def _draw_curves(axes: Axes, results: Mapping[str, Any], axis: str) -> None:
     for name, variant in results["variants"].items():
-        colour = colour_of(results, name)
+        colour = variant_colour(results, name)
         if len(variant["runs"]) > 1:
             for run in variant["runs"]:
                 axes.plot(run[axis], run["nll"], color=colour, linewidth=0.7, alpha=0.35)
@@ -271,7 +271,7 @@ def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
     for number, (name, comparison) in enumerate(reached.items()):
         ratio, steps = comparison["speed_up"]["mean"], results["steps"]
         height = target + (0.04 + 0.07 * number) * (high - low)
-        colour = colour_of(results, name)
+        colour = variant_colour(results, name)
         axes.annotate(
             "",
             xy=(steps / ratio, height),
@@ -283,7 +283,7 @@ def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
         axes.text(
             steps if is_short else (steps + steps / ratio) / 2,
             height + 0.012 * (high - low),
-            f"{at_least}{ratio:.2f}x sooner" + (f" ({name})" if len(compared) > 1 else ""),
+            f"{at_least}{ratio:.2f}x fewer steps" + (f" ({name})" if len(compared) > 1 else ""),
             color=colour,
             ha="right" if is_short else "center",
             va="bottom",
@@ -328,9 +328,9 @@ def law_figure(results: Mapping[str, Any], name: str) -> Figure:
         left.text(0.5, 0.5, "no times: every context\ncount of a row, once", ha="center")
         left.set_axis_off()
     else:
-        _draw_law(left, law, colour_of(results, name))
+        _draw_law(left, law, variant_colour(results, name))
     weights = law["context_weights"]
-    right.plot(range(len(weights)), weights, color=colour_of(results, name))
+    right.plot(range(len(weights)), weights, color=variant_colour(results, name))
     right.set_ylim(0, 1.15 * max(weights))
     right.set_xlabel("observed tokens $N_c$")
     right.set_ylabel("weight in the objective")
@@ -366,7 +366,7 @@ def context_figure(results: Mapping[str, Any]) -> Figure:
             fmt="o-",
             markersize=3,
             capsize=2,
-            color=colour_of(results, name),
+            color=variant_colour(results, name),
             label=shown_name(results, name),
         )
     axes.set_xlabel("observed tokens $N_c$ in the block")
@@ -388,6 +388,8 @@ def as_svg(figure: Figure) -> str:
     text = stream.getvalue()
     return text[text.index("<svg") :]
 
+
+# The page: one file, nothing fetched, readable on a desktop and on a phone
 
 STYLE = """
 :root { color-scheme: light; }

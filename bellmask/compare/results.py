@@ -1,4 +1,10 @@
-"""Runs → results.json: speed-ups per seed and over seeds, and what they must be read beside."""
+"""Runs → results.json: speed-ups per seed and over seeds, and what they must be read beside.
+
+Each run folder is read into a :class:`RunRecord`; runs whose text, masks or budget differ are
+refused. A variant's record has its runs, its law as numbers, and its speed-up over the reference.
+
+E evaluations, B blocks, R bootstrap replicates.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,7 @@ from numpy.typing import NDArray
 from bellmask import __version__
 from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import FREE_OPTIONS
+from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.diffusion.theory import context_weights
@@ -29,12 +36,12 @@ from bellmask.storage.build import (
 )
 from bellmask.storage.run_folder import read_description, read_metrics
 from bellmask.train.planning import StepPlanner
-from bellmask.utils import files as outside
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import is_finite
+from bellmask.utils.files import is_finite, is_number, read_json
+from bellmask.utils.stats import Floats
 
-# What a variant trains on, from its options alone: density, drawn times, context weights.
+# What a variant trains on, from its options alone: density, drawn times, context weights
 
 DRAWN_STEPS = 100
 """Steps whose times make the histogram."""
@@ -44,8 +51,6 @@ BINS = 25
 
 def drawn_times(config: RunConfig) -> torch.Tensor:
     """The times a run drew in its first steps, as its own planner gives them."""
-    from bellmask.data.blocks import Blocks
-
     one = Blocks.from_rows(iter([Row(np.zeros(1, dtype=np.int64), 1, 0)]))
     planner = StepPlanner(one, build_objective(config), config.train, World())
     return torch.cat([planner.times(step) for step in range(DRAWN_STEPS)])
@@ -93,36 +98,19 @@ def _describe_order(config: RunConfig, objective: ChainRule) -> dict[str, Any]:
     }
 
 
-# How many times sooner a variant reaches the reference's final NLL, and how sure that is.
+# The speed-up: how many times fewer steps to the reference's final NLL, and how sure that is
 #
 # y* is the reference's NLL at its last step T. A variant arrives at tau, where the final run of its
 # evaluations with NLL <= y* starts, interpolated linearly in (log step, NLL) from the evaluation
 # before. The speed-up is T / tau. Nothing is extrapolated: a variant that is above y* at its end
 # has not arrived, and one that was below y* from its first evaluation on has a lower bound only.
-#
-# E evaluations, B blocks, R bootstrap replicates.
-
-Floats = NDArray[np.float64]
 
 MIN_SEEDS = 3
 """Paired seeds from which on an interval is given."""
 
 # quantiles of Student's t at 0.975 for 1, 2, ... degrees of freedom
-_T_975: tuple[float, ...] = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-)
-_T_975 += (2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+_T_975: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_T_975 += (2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
 
 
 @dataclass(frozen=True)
@@ -193,7 +181,7 @@ class SeedInterval:
     num_seeds: int
 
 
-def over_seeds(ratios: Sequence[float]) -> SeedInterval:
+def ratio_over_seeds(ratios: Sequence[float]) -> SeedInterval:
     """The headline: geometric mean and 95 % t-interval."""
     logs = np.log(np.asarray(ratios, dtype=np.float64))
     mean, count = float(logs.mean()), len(logs)
@@ -269,7 +257,7 @@ def detrended_spread(values: Sequence[float]) -> float | None:
     return float(np.sqrt(np.mean(np.diff(late, 2) ** 2) / 6))
 
 
-# A finished run as a comparison sees it: its curve, its per-block values, its settings.
+# A finished run as a comparison sees it: its curve, its per-block values, its settings
 
 CONTEXT_BINS = 8
 
@@ -352,7 +340,7 @@ def read_run(folder: Path) -> RunRecord:
     for line in checks:
         last = _load(folder, line["step"])
         block_nll.append(last.block_nll)
-        if not (outside.is_finite(line["nll"]) and last.is_finite):
+        if not (is_finite(line["nll"]) and last.is_finite):
             diverged.append(line["step"])
     if len({len(values) for values in block_nll}) > 1:
         raise UserError(f"{folder} was validated on different blocks; it cannot be compared")
@@ -385,10 +373,10 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     lines = read_metrics(path)
     for line in lines:
         for name in _NUMBERS.get(line["kind"], ()):
-            if not outside.is_finite(line.get(name)):
+            if not is_finite(line.get(name)):
                 raise UserError(f"{path}, step {line['step']}: {name} is no finite number")
         for name in _MAY_BE_ABSENT.get(line["kind"], ()):
-            if line.get(name, "") is not None and not outside.is_number(line.get(name)):
+            if line.get(name, "") is not None and not is_number(line.get(name)):
                 raise UserError(f"{path}, step {line['step']}: {name} is no number")
     return lines
 
@@ -408,7 +396,6 @@ _MUST_AGREE = {
     "train_fingerprint": "training texts",
     "valid_fingerprint": "validation texts",
 }
-
 _WHERE_TEXT_LIES = ("data.train", "data.from_files", "data.valid", "data.cache")
 _SAME_BUDGET = ("train.steps", "train.batch_size", "train.random_length_fraction")
 
@@ -437,10 +424,12 @@ def check_comparable(runs: list[RunRecord]) -> None:
 def read_run_json(path: Path) -> Any:
     """A JSON file, or a UserError."""
     try:
-        return outside.read_json(path)
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
 
+
+# All runs of a comparison: the best grid point of each variant, beside the reference
 
 FORMAT = 1
 BOOTSTRAP_REPLICATES = 1000
@@ -618,7 +607,7 @@ def _interval(ratios: Sequence[float], num_seeds: int, is_bound: bool) -> dict[s
     """Mean and interval over seeds; no number unless all arrived, no interval for a bound."""
     if len(ratios) < num_seeds:
         return None
-    found = asdict(over_seeds(ratios))
+    found = asdict(ratio_over_seeds(ratios))
     return {**found, "low": None, "high": None} if is_bound else found
 
 

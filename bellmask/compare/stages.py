@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 from bellmask import __version__
 from bellmask.compare.execute import (
     PlannedRun,
+    check_positive,
     distinct,
     execute,
     for_comparison,
@@ -35,8 +36,8 @@ from bellmask.compare.execute import (
     run_key,
     text_identity,
 )
-from bellmask.compare.results import RunRecord, over_seeds, read_run, read_run_json
-from bellmask.compare.variants import Variant, parse_variants
+from bellmask.compare.results import RunRecord, ratio_over_seeds, read_run, read_run_json
+from bellmask.compare.variants import OWNED, Variant, check_shared, parse_variants
 from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
 from bellmask.config.config import RunConfig, load_config, parse_options
 from bellmask.config.presets import PRESETS
@@ -59,15 +60,67 @@ from bellmask.utils.console import (
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, without_nan, write_text
 
-# Outcomes of the suite ``cpt_sft`` → the rows of Table 4, with differences and their errors.
-#
-# A row is compared with the base row of its section. With one training seed the difference is
-# paired over validation blocks (NLL) or examples (exact match), and its error says what other ones
-# would change. With several it is paired over training seeds: mean, standard error over seeds, and
-# from three seeds on a 95 % t-interval, as everywhere in comparisons.
+SUITE = "cpt_sft"
+VARIANTS = ("base", "bell")
 
-FORMAT = 1
-BASE = "base"
+
+@dataclass(frozen=True)
+class StagesOptions:
+    """Continual pretraining {base, bell} x fine-tuning {base, bell}: the rows of Table 4.
+
+    Two adaptations begin with the same weights, two fine-tunings with each of them: six trainings
+    per seed. Then every model, also those that were not fine-tuned, is asked held-out examples.
+    Interrupt it at will; the same command continues where it stopped and measures nothing twice.
+    Writes results.json, table.md and curves.png/.svg.
+
+    Examples:
+    bellmask train arm_tiny --out runs/arm_tiny
+
+    bellmask compare --suite cpt_sft --seeds 3 --jobs 2
+
+    bellmask compare --suite cpt_sft --cpt 'cpt_tiny --train.steps 300' --sft 'sft_tiny --sft.train
+    toy:copy --sft.round-to 16'
+
+    bellmask compare --suite cpt_sft --start runs/other_arm --sampling.rule most_confident
+    --sampling.temperature 0 --sampling-seeds 1
+    """
+
+    suite: Literal["cpt_sft"] = "cpt_sft"
+    """This suite."""
+    cpt: str = "cpt_tiny"
+    """Continual pretraining: a preset, config file or run folder, and options, in quotes; base and
+    bell differ from it only in framework, law, schedule and objective."""
+    sft: str = "sft_tiny"
+    """Fine-tuning, given alike. It starts from the last step of the continual pretraining."""
+    start: str | None = None
+    """Where both adaptations start, in place of --cpt's own start.model: a run folder, an export or
+    a Hugging Face causal LM."""
+    seeds: int = 1
+    """Paired training seeds; an interval needs 3."""
+    jobs: int = 1
+    """Trainings side by side; with 2 or more each has one thread."""
+    examples: int = 256
+    """Held-out examples that are asked; 0: all."""
+    gap: Literal["fixed", "own"] = "fixed"
+    """fixed: the gap to fill has the same length for all examples. own: the response's own,
+    rounded up to sft.round_to as in training, which tells a little about the answer."""
+    length: int | None = None
+    """Tokens of a fixed gap. Default: what nine in ten training responses need."""
+    sampling_seeds: int = 5
+    """How often each example is asked: mean and deviation are over these seeds."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How answers are sampled. Steps by default: the fine-tuning's validation.sample_steps."""
+    batch_size: int = 64
+    """Examples per forward pass when asking; no answer depends on it."""
+    out: str | None = None
+    """Where results go; default runs/compare-CPT-SFT."""
+    runs: str = "runs/shared"
+    """Run folders, shared by all comparisons."""
+    quiet: bool = False
+    """Say nothing but errors and the result."""
+
+
+# Planning
 
 
 @dataclass(frozen=True)
@@ -83,6 +136,109 @@ class Cell:
     def name(self) -> str:
         """What a person calls it."""
         return f"CPT {self.cpt}" + (f" + SFT {self.sft}" if self.sft else "")
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """All trainings, and what is held out of the fine-tuning's examples."""
+
+    cells: list[tuple[Cell, PlannedRun]]
+    valid: Blocks
+    tokenizer: Tokenizer
+    length: int
+    """The gap that most training responses need."""
+
+    def runs(self, *, is_tuned: bool) -> list[PlannedRun]:
+        """The fine-tunings, or the adaptations that they start from."""
+        return distinct([run for cell, run in self.cells if (cell.sft is not None) == is_tuned])
+
+
+def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
+    """Refuse, before anything is loaded, two stages that do not follow one another."""
+    if cpt.sft.train is not None:
+        raise UserError("--cpt is continual pretraining on text: leave its --sft options out")
+    if sft.sft.train is None:
+        raise UserError(
+            "--sft needs prompts and responses: a preset that has them, such as sft_tiny, or "
+            "--sft.train"
+        )
+    for_comparison(cpt)
+    for_comparison(sft)
+
+
+def plan_stages(
+    cpt: RunConfig, sft: RunConfig, *, seeds: int, root: Path, is_quiet: bool = False
+) -> StagePlan:
+    """Every training of the suite; the data of both stages is prepared, nothing is trained."""
+    check_stages(cpt, sft)
+    variants = parse_variants(list(VARIANTS))
+    cpt = for_comparison(cpt)  # so that 'bellmask compare' shares these runs
+    adapted = [[_seeded(variant.apply(cpt), n) for variant in variants] for n in range(seeds)]
+    identity = text_identity(cpt, is_quiet=is_quiet)
+    tokenizer, data = _load_examples(cpt, sft, is_quiet)
+    marks = (tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint)
+    cells = []
+    for number, configs in enumerate(adapted):
+        for variant, config in zip(variants, configs, strict=True):
+            seed = config.train.seed
+            folder = root / run_key(config, identity)
+            cell = Cell(seed, variant.name)
+            cells.append((cell, PlannedRun(cell.name, seed, "", config, folder)))
+            for second in variants:
+                cell = Cell(seed, variant.name, second.name)
+                tuned = _tuned(_seeded(sft, number), second, folder, cpt.train.steps)
+                place = root / _tuned_key(tuned, folder.name, "/".join(marks))
+                run = PlannedRun(cell.name, tuned.train.seed, "", tuned, place)
+                cells.append((cell, run))
+    about = describe_blocks(sft, data.train, data.valid, data.counts)
+    return StagePlan(cells, data.valid, tokenizer, about["response_tokens"])
+
+
+def _seeded(config: RunConfig, number: int) -> RunConfig:
+    return replace(config, train=replace(config.train, seed=config.train.seed + number)).check()
+
+
+def _tuned(sft: RunConfig, variant: Variant, start: Path, step: int) -> RunConfig:
+    """A fine-tuning from an adaptation's last step."""
+    options = replace(sft.start, model=str(start), checkpoint=str(step))
+    return variant.apply(replace(sft, start=options))
+
+
+def _tuned_key(config: RunConfig, start: str, identity: str) -> str:
+    """The folder of a fine-tuning: the adaptation's key stands for where it lies."""
+    return run_key(replace(config, start=replace(config.start, model=start)), identity)
+
+
+def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
+    """The fine-tuning's data as the adapted models will read it."""
+    if cpt.start.model is None:
+        start = open_start(cpt)
+        config = replace(sft, model=start.config.model)
+    else:  # as a start of the fine-tuning, which refuses, say, rows too long for the backbone
+        options = replace(sft.start, model=cpt.start.model, checkpoint=cpt.start.checkpoint)
+        start = open_start(replace(sft, start=options))
+        config = start.config
+    tokenizer = start.tokenizer or make_tokenizer(cpt.data)
+    with preparing_bar(is_quiet=is_quiet) as on_progress:
+        backbone = start.backbone_for(tokenizer)
+        return tokenizer, load_inputs(config, tokenizer, backbone, on_progress)
+
+
+# Running
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How exact match is measured."""
+
+    examples: int = 256
+    """Held-out examples, the first ones (they are in a random order); 0: all."""
+    length: Gap | None = None
+    """Tokens of the gap; None: what most training responses need; "own": each example's."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Without steps: as many as the fine-tuning's ``validation.sample_steps``."""
+    seeds: int = 5
+    batch_size: int = 64
 
 
 @dataclass(frozen=True)
@@ -109,7 +265,143 @@ class StageOutcome:
         }
 
 
-def summarize(outcomes: Sequence[StageOutcome]) -> dict[str, Any]:
+def compare_stages(
+    cpt: RunConfig,
+    sft: RunConfig,
+    *,
+    out: Path,
+    root: Path,
+    seeds: int = 1,
+    jobs: int = 1,
+    asking: Asking | None = None,
+    is_quiet: bool = False,
+) -> dict[str, Any]:
+    """Train what is not there yet, ask, write the report, return the results."""
+    asking = asking or Asking()
+    check_positive(seeds=seeds, jobs=jobs)
+    _check_asking(asking)
+    plan = plan_stages(cpt, sft, seeds=seeds, root=root, is_quiet=is_quiet)
+    exam = _exam(plan, sft, asking)
+    out.mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        execute(plan.runs(is_tuned=False), jobs=jobs, is_quiet=is_quiet)
+        execute([_as_started(r) for r in plan.runs(is_tuned=True)], jobs=jobs, is_quiet=is_quiet)
+        outcomes = _outcomes(plan, exam, is_quiet)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "interrupted; trainings and answers are saved, and the same command continues with them"
+        ) from None
+    about = _describe(cpt, sft, exam)
+    return write_stages({**about, **summarize_stages(outcomes)}, out, is_quiet=is_quiet)
+
+
+def _check_asking(asking: Asking) -> None:
+    asking.sampling.check()
+    if asking.seeds < 1 or asking.batch_size < 1 or asking.examples < 0:
+        raise UserError(
+            "--sampling-seeds and --batch-size must be at least 1, --examples at least 0"
+        )
+
+
+def _exam(plan: StagePlan, sft: RunConfig, asking: Asking) -> Exam:
+    """The questions, the same for all runs."""
+    sampling, block = asking.sampling, plan.valid.block_length
+    if sampling.steps is None and sampling.has_steps:
+        sampling = replace(sampling, steps=sft.validation.sample_steps)
+    length = plan.length if asking.length is None else asking.length
+    if length != "own" and not 1 <= length < block:
+        raise UserError(f"--length {length}: rows have {block} tokens, and a prompt needs room too")
+    examples = plan.valid.slice(0, min(asking.examples or len(plan.valid), len(plan.valid)))
+    seeds = tuple(range(asking.seeds))
+    return Exam(examples, plan.tokenizer, length, sampling, seeds, asking.batch_size)
+
+
+def _as_started(run: PlannedRun) -> PlannedRun:
+    """A fine-tuning that was begun keeps how it named its start: resuming compares options."""
+    path = run.folder / "config.json"
+    if not path.exists() or is_finished(run):
+        return run
+    before = load_config(path).start.model
+    return replace(run, config=replace(run.config, start=replace(run.config.start, model=before)))
+
+
+def _bar(what: str, total: int, is_quiet: bool) -> AbstractContextManager[Callable[[int], None]]:
+    if is_quiet or not total:
+        return contextlib.nullcontext(lambda done: None)
+    return progress_bar(what, "answers", total)
+
+
+def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]:
+    """What every run learned and answers; an adaptation is asked without any fine-tuning."""
+    size = len(exam.examples)
+    left = [size * len(exam.missing(run.folder, run.config.train.steps)) for _, run in plan.cells]
+    outcomes, before = [], 0
+    with _bar("exact match", sum(left), is_quiet) as advance:
+        for (cell, run), count in zip(plan.cells, left, strict=True):
+            answered = exam.take(
+                run.folder, run.config.train.steps, partial(_later, advance, before)
+            )
+            outcomes.append(StageOutcome(cell, read_run(run.folder), answered))
+            before += count
+    return outcomes
+
+
+def _later(advance: Callable[[int], None], before: int, done: int) -> None:
+    """Move a bar that other work has moved before."""
+    advance(before + done)
+
+
+def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
+    """What was trained and asked; the options that variants decide are left out."""
+    own = exam.examples.num_maskable(slice(None))
+    owned = ("framework", "law", "schedule", "objective")
+    kept = [
+        {name: part for name, part in config.to_dict().items() if name not in owned}
+        for config in (cpt, replace(sft, start=replace(sft.start, model=None, checkpoint="latest")))
+    ]
+    return {
+        "cpt": kept[0],
+        "sft": kept[1],
+        "asked": {
+            "examples": len(exam.examples),
+            "fingerprint": exam.examples.fingerprint,
+            "gap": exam.length,
+            "own_gaps": [int(own.min()), int(own.max())],
+            "sampling": vars(exam.sampling),
+            "seeds": list(exam.seeds),
+        },
+    }
+
+
+def write_stages(results: dict[str, Any], out: Path, *, is_quiet: bool = False) -> dict[str, Any]:
+    """results.json, table.md and curves.png/.svg; returns the results."""
+    results = without_nan(results)
+    path = out / "results.json"
+    if path.exists() and not is_quiet:
+        before = read_run_json(path)
+        rows = before.get("rows") if isinstance(before, dict) else None
+        rows = [row.get("runs") for row in rows if isinstance(row, dict)] if rows else None
+        if rows != [row["runs"] for row in results["rows"]]:
+            print(f"note: {out} held other results, which are replaced")
+    write_text(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_text(out / "table.md", stage_markdown(results))
+    write_stage_curves(results, out)
+    return results
+
+
+# Outcomes of the suite ``cpt_sft`` → the rows of Table 4, with differences and their errors
+#
+# A row is compared with the base row of its section. With one training seed the difference is
+# paired over validation blocks (NLL) or examples (exact match), and its error says what other ones
+# would change. With several it is paired over training seeds: mean, standard error over seeds, and
+# from three seeds on a 95 % t-interval, as everywhere in comparisons.
+
+FORMAT = 1
+BASE = "base"
+
+
+def summarize_stages(outcomes: Sequence[StageOutcome]) -> dict[str, Any]:
     """Rows in the table's order: continual pretraining first, then with fine-tuning."""
     places = dict.fromkeys((o.cell.cpt, o.cell.sft) for o in outcomes)
     ordered = sorted(places, key=lambda place: place[1] is not None)  # stable
@@ -173,8 +465,8 @@ def join_seeds(differences: Sequence[tuple[float, float]]) -> dict[str, Any]:
             "high": None,
             "by_seed": values,
         }
-    # over_seeds takes ratios and works with their logs, which the differences are
-    interval = over_seeds([math.exp(value) for value in values])
+    # ratio_over_seeds takes ratios and works with their logs, which the differences are
+    interval = ratio_over_seeds([math.exp(value) for value in values])
     low, high = (None if end is None else math.log(end) for end in (interval.low, interval.high))
     return {
         "value": statistics.fmean(values),
@@ -185,158 +477,7 @@ def join_seeds(differences: Sequence[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-# ``bellmask compare --suite cpt_sft``: adaptation and fine-tuning, base and bell (Table 4).
-
-SUITE = "cpt_sft"
-_FROM_CPT = tuple(
-    f"--start.{name}"
-    for name in ("model", "architecture", "fresh", "no-fresh", "checkpoint", "mask-token")
-)
-"""Options that a fine-tuning cannot have here."""
-
-
-@dataclass(frozen=True)
-class StagesOptions:
-    """Continual pretraining {base, bell} x fine-tuning {base, bell}: the rows of Table 4.
-
-    Two adaptations begin with the same weights, two fine-tunings with each of them: six trainings
-    per seed. Then every model, also those that were not fine-tuned, is asked held-out examples.
-    Interrupt it at will; the same command goes on where it stopped and measures nothing twice.
-    Writes results.json, table.md and curves.png/.svg.
-
-    Examples:
-    bellmask train arm_tiny --out runs/arm_tiny
-
-    bellmask compare --suite cpt_sft --seeds 3 --jobs 2
-
-    bellmask compare --suite cpt_sft --cpt 'cpt_tiny --train.steps 300' --sft 'sft_tiny --sft.train
-    toy:copy --sft.round-to 16'
-
-    bellmask compare --suite cpt_sft --start runs/other_arm --sampling.rule most_confident
-    --sampling.temperature 0 --sampling-seeds 1
-    """
-
-    suite: Literal["cpt_sft"] = "cpt_sft"
-    """This suite."""
-    cpt: str = "cpt_tiny"
-    """Continual pretraining: a preset, config file or run folder, and options, in quotes; base and
-    bell differ from it only in framework, law, schedule and objective."""
-    sft: str = "sft_tiny"
-    """Fine-tuning, given alike. It starts from the last step of the continual pretraining."""
-    start: str | None = None
-    """Where both adaptations start, in place of --cpt's own start.model: a run folder, an export or
-    a Hugging Face causal LM."""
-    seeds: int = 1
-    """Paired training seeds; an interval needs 3."""
-    jobs: int = 1
-    """Trainings side by side; with 2 or more each has one thread."""
-    examples: int = 256
-    """Held-out examples that are asked; 0: all."""
-    gap: Literal["fixed", "own"] = "fixed"
-    """fixed: the gap to fill has the same length for all examples. own: the response's own,
-    rounded up to sft.round_to as in training, which tells a little about the answer."""
-    length: int | None = None
-    """Tokens of a fixed gap. Default: what nine in ten training responses need."""
-    sampling_seeds: int = 5
-    """How often each example is asked: mean and deviation are over these seeds."""
-    sampling: Sampling = field(default_factory=Sampling)
-    """How answers are sampled. Steps by default: the fine-tuning's validation.sample_steps."""
-    batch_size: int = 64
-    """Examples per forward pass when asking; no answer depends on it."""
-    out: str | None = None
-    """Where results go; default runs/compare-CPT-SFT."""
-    runs: str = "runs/shared"
-    """Run folders, shared by all comparisons."""
-    quiet: bool = False
-    """Say nothing but errors and the result."""
-
-
-def is_meant(args: Sequence[str]) -> bool:
-    """True when a command line of ``compare`` asks for this suite."""
-    pairs = itertools.pairwise(args)
-    return f"--suite={SUITE}" in args or ("--suite", SUITE) in pairs
-
-
-def main(args: Sequence[str]) -> int:
-    """Parse, check, run, print."""
-    if args and not args[0].startswith("-"):
-        raise UserError(
-            f"--suite {SUITE} has two presets: give them as --cpt and --sft, not {args[0]!r}"
-        )
-    options = parse_command(StagesOptions, args, command=f"compare --suite {SUITE}")
-    cpt_name, cpt = _stage("--cpt", options.cpt)
-    sft_name, sft = _stage("--sft", options.sft)
-    if options.start is not None:
-        cpt = replace(cpt, start=replace(cpt.start, model=options.start, architecture=None)).check()
-    _check_start(cpt)
-    if options.gap == "own" and options.length is not None:
-        raise UserError("--length is of a fixed gap; leave it or --gap own out")
-    out = Path(options.out or f"runs/compare-{cpt_name}-{sft_name}")
-    check_folder(str(out))
-    check_folder(options.runs, "--runs")
-
-    asking = Asking(
-        options.examples,
-        "own" if options.gap == "own" else options.length,
-        options.sampling,
-        options.sampling_seeds,
-        options.batch_size,
-    )
-    results = compare_stages(
-        cpt,
-        sft,
-        out=out,
-        root=Path(options.runs),
-        seeds=options.seeds,
-        jobs=options.jobs,
-        asking=asking,
-        is_quiet=options.quiet,
-    )
-    print_stages(results)
-    print(f"written: {out}/results.json, table.md, curves.png, curves.svg")
-    return 0
-
-
-def _check_start(cpt: RunConfig) -> None:
-    """Say which command makes a start that is missing."""
-    model = cpt.start.model
-    if model is None or Path(model).exists() or Path(model).name not in PRESETS:
-        return
-    raise UserError(
-        f"{model}, where both adaptations start, is missing: make it with bellmask train "
-        f"{Path(model).name} --out {model}, or give another --start"
-    )
-
-
-def _stage(option: str, text: str) -> tuple[str, RunConfig]:
-    """(name, config) of ``'PRESET --option value'``."""
-    from bellmask.compare.variants import OWNED, check_shared
-
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text!r}: {error}") from None
-    if not words or words[0].startswith("-"):
-        raise UserError(
-            f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
-            f"got {text!r}"
-        )
-    own, rest = split_args(PresetOptions, words)
-    options = parse_options(PresetOptions, None, own, option)
-    check_shared([], [Path(file) for file in options.config])
-    for word in words[1:]:
-        name = word.split("=")[0].replace("_", "-")
-        if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
-            raise UserError(f"{option}: {name} is what base and bell differ in; leave it out")
-        if option == "--sft" and name in _FROM_CPT:
-            raise UserError(
-                f"--sft: {name} is decided, as fine-tuning starts from the last step of the "
-                "continual pretraining; leave it out"
-            )
-    return resolve(options, rest, option)
-
-
-# Table 4 (Sec. 5.3): continual pretraining and fine-tuning, on the screen and in Markdown.
+# Table 4 on the screen and in Markdown (Sec. 5.3)
 
 SECTIONS = {"cpt": "Continual pretraining", "sft": "Continual pretraining + fine-tuning"}
 NONE = "—"
@@ -457,7 +598,7 @@ def print_stages(results: Mapping[str, Any]) -> None:
     print_lines(stage_notes(results))
 
 
-# Validation curves of the four fine-tunings of the suite ``cpt_sft``.
+# Validation curves of the four fine-tunings
 
 COLOURS = {"base": "tab:red", "bell": "tab:blue"}
 STYLES = {"base": "--", "bell": "-"}
@@ -491,239 +632,94 @@ def write_stage_curves(results: Mapping[str, Any], folder: Path) -> list[Path]:
     return save_figure(stage_figure(results), folder / "curves")
 
 
-VARIANTS = ("base", "bell")
+# The command
 
 
-@dataclass(frozen=True)
-class Asking:
-    """How exact match is measured."""
-
-    examples: int = 256
-    """Held-out examples, the first ones (they are in a random order); 0: all."""
-    length: Gap | None = None
-    """Tokens of the gap; None: what most training responses need; "own": each example's."""
-    sampling: Sampling = field(default_factory=Sampling)
-    """Without steps: as many as the fine-tuning's ``validation.sample_steps``."""
-    seeds: int = 5
-    batch_size: int = 64
+def is_meant(args: Sequence[str]) -> bool:
+    """True when a command line of ``compare`` asks for this suite."""
+    pairs = itertools.pairwise(args)
+    return f"--suite={SUITE}" in args or ("--suite", SUITE) in pairs
 
 
-@dataclass(frozen=True)
-class StagePlan:
-    """All trainings, and what is held out of the fine-tuning's examples."""
-
-    cells: list[tuple[Cell, PlannedRun]]
-    valid: Blocks
-    tokenizer: Tokenizer
-    length: int
-    """The gap that most training responses need."""
-
-    def runs(self, *, is_tuned: bool) -> list[PlannedRun]:
-        """The fine-tunings, or the adaptations that they start from."""
-        return distinct([run for cell, run in self.cells if (cell.sft is not None) == is_tuned])
-
-
-# --- planning --------------------------------------------------------------------------------
-
-
-def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
-    """Refuse, before anything is loaded, two stages that do not follow one another."""
-    if cpt.sft.train is not None:
-        raise UserError("--cpt is continual pretraining on text: leave its --sft options out")
-    if sft.sft.train is None:
+def main(args: Sequence[str]) -> int:
+    """Parse, check, run, print."""
+    if args and not args[0].startswith("-"):
         raise UserError(
-            "--sft needs prompts and responses: a preset that has them, such as sft_tiny, or "
-            "--sft.train"
+            f"--suite {SUITE} has two presets: give them as --cpt and --sft, not {args[0]!r}"
         )
-    for_comparison(cpt)
-    for_comparison(sft)
+    options = parse_command(StagesOptions, args, command=f"compare --suite {SUITE}")
+    cpt_name, cpt = _stage("--cpt", options.cpt)
+    sft_name, sft = _stage("--sft", options.sft)
+    if options.start is not None:
+        cpt = replace(cpt, start=replace(cpt.start, model=options.start, architecture=None)).check()
+    _check_start(cpt)
+    if options.gap == "own" and options.length is not None:
+        raise UserError("--length is of a fixed gap; leave it or --gap own out")
+    out = Path(options.out or f"runs/compare-{cpt_name}-{sft_name}")
+    check_folder(str(out))
+    check_folder(options.runs, "--runs")
+
+    asking = Asking(
+        options.examples,
+        "own" if options.gap == "own" else options.length,
+        options.sampling,
+        options.sampling_seeds,
+        options.batch_size,
+    )
+    results = compare_stages(
+        cpt,
+        sft,
+        out=out,
+        root=Path(options.runs),
+        seeds=options.seeds,
+        jobs=options.jobs,
+        asking=asking,
+        is_quiet=options.quiet,
+    )
+    print_stages(results)
+    print(f"written: {out}/results.json, table.md, curves.png, curves.svg")
+    return 0
 
 
-def plan_stages(
-    cpt: RunConfig, sft: RunConfig, *, seeds: int, root: Path, is_quiet: bool = False
-) -> StagePlan:
-    """Every training of the suite; the data of both stages is prepared, nothing is trained."""
-    check_stages(cpt, sft)
-    variants = parse_variants(list(VARIANTS))
-    cpt = for_comparison(cpt)  # so that 'bellmask compare' shares these runs
-    adapted = [[_seeded(variant.apply(cpt), n) for variant in variants] for n in range(seeds)]
-    identity = text_identity(cpt, is_quiet=is_quiet)
-    tokenizer, data = _load_examples(cpt, sft, is_quiet)
-    marks = (tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint)
-    cells = []
-    for number, configs in enumerate(adapted):
-        for variant, config in zip(variants, configs, strict=True):
-            seed = config.train.seed
-            folder = root / run_key(config, identity)
-            cell = Cell(seed, variant.name)
-            cells.append((cell, PlannedRun(cell.name, seed, "", config, folder)))
-            for second in variants:
-                cell = Cell(seed, variant.name, second.name)
-                tuned = _tuned(_seeded(sft, number), second, folder, cpt.train.steps)
-                place = root / _tuned_key(tuned, folder.name, "/".join(marks))
-                run = PlannedRun(cell.name, tuned.train.seed, "", tuned, place)
-                cells.append((cell, run))
-    about = describe_blocks(sft, data.train, data.valid, data.counts)
-    return StagePlan(cells, data.valid, tokenizer, about["response_tokens"])
+def _check_start(cpt: RunConfig) -> None:
+    """Say which command makes a start that is missing."""
+    model = cpt.start.model
+    if model is None or Path(model).exists() or Path(model).name not in PRESETS:
+        return
+    raise UserError(
+        f"{model}, where both adaptations start, is missing: make it with bellmask train "
+        f"{Path(model).name} --out {model}, or give another --start"
+    )
 
 
-def _seeded(config: RunConfig, number: int) -> RunConfig:
-    return replace(config, train=replace(config.train, seed=config.train.seed + number)).check()
+_FROM_CPT = tuple(
+    f"--start.{name}"
+    for name in ("model", "architecture", "fresh", "no-fresh", "checkpoint", "mask-token")
+)
+"""Options that a fine-tuning cannot have here."""
 
 
-def _tuned(sft: RunConfig, variant: Variant, start: Path, step: int) -> RunConfig:
-    """A fine-tuning from an adaptation's last step."""
-    options = replace(sft.start, model=str(start), checkpoint=str(step))
-    return variant.apply(replace(sft, start=options))
-
-
-def _tuned_key(config: RunConfig, start: str, identity: str) -> str:
-    """The folder of a fine-tuning: the adaptation's key stands for where it lies."""
-    return run_key(replace(config, start=replace(config.start, model=start)), identity)
-
-
-def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
-    """The fine-tuning's data as the adapted models will read it."""
-    if cpt.start.model is None:
-        start = open_start(cpt)
-        config = replace(sft, model=start.config.model)
-    else:  # as a start of the fine-tuning, which refuses, say, rows too long for the backbone
-        options = replace(sft.start, model=cpt.start.model, checkpoint=cpt.start.checkpoint)
-        start = open_start(replace(sft, start=options))
-        config = start.config
-    tokenizer = start.tokenizer or make_tokenizer(cpt.data)
-    with preparing_bar(is_quiet=is_quiet) as on_progress:
-        backbone = start.backbone_for(tokenizer)
-        return tokenizer, load_inputs(config, tokenizer, backbone, on_progress)
-
-
-# --- running ---------------------------------------------------------------------------------
-
-
-def compare_stages(
-    cpt: RunConfig,
-    sft: RunConfig,
-    *,
-    out: Path,
-    root: Path,
-    seeds: int = 1,
-    jobs: int = 1,
-    asking: Asking | None = None,
-    is_quiet: bool = False,
-) -> dict[str, Any]:
-    """Train what is not there yet, ask, write the report, return the results."""
-    asking = asking or Asking()
-    if seeds < 1 or jobs < 1:
-        raise UserError("--seeds and --jobs must be at least 1")
-    _check_asking(asking)
-    plan = plan_stages(cpt, sft, seeds=seeds, root=root, is_quiet=is_quiet)
-    exam = _exam(plan, sft, asking)
-    out.mkdir(parents=True, exist_ok=True)
-    root.mkdir(parents=True, exist_ok=True)
+def _stage(option: str, text: str) -> tuple[str, RunConfig]:
+    """(name, config) of ``'PRESET --option value'``."""
     try:
-        execute(plan.runs(is_tuned=False), jobs=jobs, is_quiet=is_quiet)
-        execute([_as_started(r) for r in plan.runs(is_tuned=True)], jobs=jobs, is_quiet=is_quiet)
-        outcomes = _outcomes(plan, exam, is_quiet)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "interrupted; trainings and answers are saved, and the same command goes on with them"
-        ) from None
-    about = _describe(cpt, sft, exam)
-    return write_stages({**about, **summarize(outcomes)}, out, is_quiet=is_quiet)
-
-
-def _check_asking(asking: Asking) -> None:
-    asking.sampling.check()
-    if asking.seeds < 1 or asking.batch_size < 1 or asking.examples < 0:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{option} {text!r}: {error}") from None
+    if not words or words[0].startswith("-"):
         raise UserError(
-            "--sampling-seeds and --batch-size must be at least 1, --examples at least 0"
+            f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
+            f"got {text!r}"
         )
-
-
-def _exam(plan: StagePlan, sft: RunConfig, asking: Asking) -> Exam:
-    """The questions, the same for all runs."""
-    sampling, block = asking.sampling, plan.valid.block_length
-    if sampling.steps is None and sampling.has_steps:
-        sampling = replace(sampling, steps=sft.validation.sample_steps)
-    length = plan.length if asking.length is None else asking.length
-    if length != "own" and not 1 <= length < block:
-        raise UserError(f"--length {length}: rows have {block} tokens, and a prompt needs room too")
-    examples = plan.valid.slice(0, min(asking.examples or len(plan.valid), len(plan.valid)))
-    seeds = tuple(range(asking.seeds))
-    return Exam(examples, plan.tokenizer, length, sampling, seeds, asking.batch_size)
-
-
-def _as_started(run: PlannedRun) -> PlannedRun:
-    """A fine-tuning that was begun keeps how it named its start: resuming compares options."""
-    path = run.folder / "config.json"
-    if not path.exists() or is_finished(run):
-        return run
-    before = load_config(path).start.model
-    return replace(run, config=replace(run.config, start=replace(run.config.start, model=before)))
-
-
-def _bar(what: str, total: int, is_quiet: bool) -> AbstractContextManager[Callable[[int], None]]:
-    if is_quiet or not total:
-        return contextlib.nullcontext(lambda done: None)
-    return progress_bar(what, "answers", total)
-
-
-def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]:
-    """What every run learned and answers; an adaptation is asked without any fine-tuning."""
-    size = len(exam.examples)
-    left = [size * len(exam.missing(run.folder, run.config.train.steps)) for _, run in plan.cells]
-    outcomes, before = [], 0
-    with _bar("exact match", sum(left), is_quiet) as advance:
-        for (cell, run), count in zip(plan.cells, left, strict=True):
-            answered = exam.take(
-                run.folder, run.config.train.steps, partial(_later, advance, before)
+    own, rest = split_args(PresetOptions, words, option)
+    options = parse_options(PresetOptions, None, own, option)
+    check_shared([], [Path(file) for file in options.config])
+    for word in words[1:]:
+        name = word.split("=")[0].replace("_", "-")
+        if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
+            raise UserError(f"{option}: {name} is what base and bell differ in; leave it out")
+        if option == "--sft" and name in _FROM_CPT:
+            raise UserError(
+                f"--sft: {name} is decided, as fine-tuning starts from the last step of the "
+                "continual pretraining; leave it out"
             )
-            outcomes.append(StageOutcome(cell, read_run(run.folder), answered))
-            before += count
-    return outcomes
-
-
-def _later(advance: Callable[[int], None], before: int, done: int) -> None:
-    """Move a bar that other work has moved before."""
-    advance(before + done)
-
-
-# --- writing ---------------------------------------------------------------------------------
-
-
-def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
-    """What was trained and asked; the options that variants decide are left out."""
-    own = exam.examples.num_maskable(slice(None))
-    owned = ("framework", "law", "schedule", "objective")
-    kept = [
-        {name: part for name, part in config.to_dict().items() if name not in owned}
-        for config in (cpt, replace(sft, start=replace(sft.start, model=None, checkpoint="latest")))
-    ]
-    return {
-        "cpt": kept[0],
-        "sft": kept[1],
-        "asked": {
-            "examples": len(exam.examples),
-            "fingerprint": exam.examples.fingerprint,
-            "gap": exam.length,
-            "own_gaps": [int(own.min()), int(own.max())],
-            "sampling": vars(exam.sampling),
-            "seeds": list(exam.seeds),
-        },
-    }
-
-
-def write_stages(results: dict[str, Any], out: Path, *, is_quiet: bool = False) -> dict[str, Any]:
-    """results.json, table.md and curves.png/.svg; returns the results."""
-    results = without_nan(results)
-    path = out / "results.json"
-    if path.exists() and not is_quiet:
-        before = read_run_json(path)
-        rows = before.get("rows") if isinstance(before, dict) else None
-        rows = [row.get("runs") for row in rows if isinstance(row, dict)] if rows else None
-        if rows != [row["runs"] for row in results["rows"]]:
-            print(f"note: {out} held other results, which are replaced")
-    write_text(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
-    write_text(out / "table.md", stage_markdown(results))
-    write_stage_curves(results, out)
-    return results
+    return resolve(options, rest, option)

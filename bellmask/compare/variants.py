@@ -1,7 +1,8 @@
 """What is compared: a name → the options it sets, over a config that all variants share.
 
 NAME[:NUMBERS][+SUFFIX...], for example ``base``, ``bell``, ``laplace:0.5,0.2``, ``bell+muon``; or
-``LABEL=OPTIONS`` for anything else, for example ``deep=--model.num-layers 6``.
+``LABEL=OPTIONS`` for anything else, for example ``deep=--model.num-layers 6``. A suite is a list of
+them under one name: the paper's ablations.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def check_shared(args: Sequence[str], files: Sequence[Path] = ()) -> None:
             )
 
 
-# The paper's ablations as named comparisons: which variants, the first one being the reference.
+# Suites: which variants, the first one being the reference
 #
 # Runs are keyed by content, so a variant that is in several suites is trained once.
 
@@ -216,7 +217,7 @@ def orders() -> list[str]:
 
 
 def optimizers() -> list[str]:
-    """Does the gain survive another optimiser: {base, bell} x {AdamW, Muon}."""
+    """Does the gain survive another optimizer: {base, bell} x {AdamW, Muon}."""
     return ["base+adamw", "bell+adamw", "base+muon", "bell+muon"]
 
 

@@ -25,7 +25,7 @@ from bellmask.config.options import (
 if TYPE_CHECKING:
     from bellmask.config.config import RunConfig
 
-# Combinations of --start and --sft options that cannot work; see :mod:`bellmask.config.checks`.
+# Options of --start and --sft
 
 FROM_START = "start"
 """What ``data.tokenizer`` says where the tokenizer came with the weights."""
@@ -118,6 +118,8 @@ def check_sft(config: RunConfig) -> Iterator[str]:
         if is_given:
             yield f"{name} is for text in blocks, not for prompts and responses"
 
+
+# All other options
 
 MOST = 2**53
 """Of whole numbers in general; what would only fill memory is limited further."""

@@ -1,7 +1,6 @@
 """Command lines: each subcommand is a dataclass read by tyro; some take the options of a run too.
 
-Values of a run come from a preset, then files given with ``--config``, then the command line. This
-file also has the two commands about options themselves, ``bellmask config`` and ``presets``.
+This file also has the two commands about options themselves, ``bellmask config`` and ``presets``.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from bellmask.config.config import (
     override_with_file,
     parse_options,
 )
+from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS, preset
 from bellmask.utils.errors import UserError, look_up
 
@@ -52,40 +52,58 @@ def wants_help(args: Sequence[str]) -> bool:
 def parse_command(kind: type[T], args: Sequence[str], *, command: str) -> T:
     """Options of a command, described by a dataclass whose docstring is its help text."""
     if wants_help(args):
-        _print_help(kind, None, command, inspect.cleandoc(kind.__doc__ or ""))
+        _print_help(kind, None, command)
         sys.exit(0)
     return parse_options(kind, None, args, f"bellmask {command}")
 
 
-def parse_run_command(
-    kind: type[T], args: Sequence[str], *, command: str, needs: str = "a preset"
-) -> tuple[T, list[str]]:
-    """(a command's own options, those of a run), for commands that take both.
+def parse_run_command(kind: type[T], args: Sequence[str], *, command: str) -> tuple[T, list[str]]:
+    """(a command's own options, those of a run), for commands that take a preset and both.
 
     Positional arguments come before the first option. Options of a run are applied later, by
     :func:`resolve`; the help shows them with the defaults of the preset that is given before it.
     """
-    own, rest = split_args(kind, args)
+    own, rest = split_args(kind, args, command)
     if wants_help(args):
-        _print_help(kind, None, command, inspect.cleandoc(kind.__doc__ or ""))
-        named = own[:1] if own and not own[0].startswith("-") else []
-        default = start_config(named[0]) if named else RunConfig()
-        _print_help(RunConfig, default, f"{command} ...", "Options of a run.")
+        is_named = bool(own) and not own[0].startswith("-")
+        default = start_config(own[0]) if is_named else RunConfig()
+        _print_help(kind, None, command)
+        _print_help(RunConfig, default, f"{command} ...")
         sys.exit(0)
     if not own or own[0].startswith("-"):
-        given = f": {', '.join(PRESETS)}" if needs == "a preset" else ""
-        raise UserError(f"bellmask {command} needs {needs} first{given}")
+        raise UserError(f"bellmask {command} needs a preset first: {', '.join(families())}, ...")
     return parse_options(kind, None, own, f"bellmask {command}"), rest
 
 
-def _print_help(kind: Any, default: Any, command: str, description: str) -> None:
+@dataclass(frozen=True)
+class DataSection:
+    """Options of a run's data."""
+
+    data: DataOptions
+
+
+def parse_data_command(kind: type[T], args: Sequence[str], *, command: str) -> tuple[T, list[str]]:
+    """(a command's own options, those of ``--data``), for commands that take a corpus and both."""
+    own, rest = split_args(kind, args, command)
+    if wants_help(args):
+        _print_help(kind, None, command)
+        _print_help(DataSection, DataSection(RunConfig().data), f"{command} ...")
+        sys.exit(0)
+    if not own or own[0].startswith("-"):
+        raise UserError(f"bellmask {command} needs a corpus or a path first ('bellmask data list')")
+    for name in (arg.partition("=")[0] for arg in rest if arg.startswith("--")):
+        if not name.startswith("--data."):
+            raise UserError(f"bellmask {command}: unknown option {name}; it takes --data options")
+    return parse_options(kind, None, own, f"bellmask {command}"), rest
+
+
+def _print_help(kind: Any, default: Any, command: str) -> None:
+    about = inspect.cleandoc(kind.__doc__ or "").replace("Examples:\n", "Examples:\n\n")
+    if kind is RunConfig:
+        about = "Options of a run."
     with contextlib.suppress(SystemExit):
         tyro.cli(
-            kind,
-            default=default,
-            args=["--help"],
-            prog=f"bellmask {command}",
-            description=description,
+            kind, default=default, args=["--help"], prog=f"bellmask {command}", description=about
         )
 
 
@@ -111,8 +129,8 @@ def flags_of(kind: Any) -> Iterator[tuple[str, int | None]]:
             yield f"--{flag}", None if takes_many else 1
 
 
-def split_args(kind: Any, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(positional arguments and options of a command, all others)."""
+def split_args(kind: Any, args: Sequence[str], command: str) -> tuple[list[str], list[str]]:
+    """(positional arguments and options of a command, all other options)."""
     flags = dict(flags_of(kind))
     own: list[str] = []
     rest: list[str] = []
@@ -122,6 +140,9 @@ def split_args(kind: Any, args: Sequence[str]) -> tuple[list[str], list[str]]:
         place += 1
     while place < len(args):
         flag, is_joined, _ = args[place].partition("=")
+        if not flag.startswith("-"):
+            raise UserError(f"bellmask {command}: give {flag} before the first option")
+        flag = flag.replace("_", "-")
         target = own if flag in flags else rest
         target.append(args[place])
         place += 1
@@ -147,6 +168,11 @@ def take_option(args: list[str], name: str) -> list[str]:
             values.append(args.pop(place))
         else:
             raise UserError(f"{name} needs a value")
+
+
+def families() -> list[str]:
+    """Presets without those that derive from another one: NAME_base, NAME_bell, NAME_arm, ..."""
+    return [name for name in PRESETS if not name.endswith(("_base", "_bell", "_arm", "_aoarm"))]
 
 
 def start_config(name: str) -> RunConfig:
@@ -243,9 +269,8 @@ class PresetsOptions:
 def presets_main(args: Sequence[str]) -> int:
     """List the presets."""
     parse_command(PresetsOptions, args, command="presets")
-    for name, build in PRESETS.items():
-        if not name.endswith(("_base", "_bell", "_arm", "_aoarm")):
-            print(f"{name:<15} {(build.__doc__ or '').strip().splitlines()[0]}")
+    for name in families():
+        print(f"{name:<15} {(PRESETS[name].__doc__ or '').strip().splitlines()[0]}")
     print("each but arm_tiny also as NAME_base (NELBO, uniform times) and NAME_bell (as NAME);")
     print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm")
     return 0

@@ -131,6 +131,8 @@ def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) 
     """Typed parsing of ``args`` over ``default``; every fault becomes one :class:`UserError`."""
     import tyro
 
+    if own := [arg for arg in args if arg.startswith("--tyro-")]:  # the parser's, some write files
+        raise UserError(f"{where}: unknown option {own[0]}")
     stream = io.StringIO()
     try:
         with contextlib.redirect_stderr(stream):
@@ -317,9 +319,17 @@ _KINDS = {
 }
 
 
+def _typed(arg: str) -> list[str]:
+    """``--optim.weight_decay=0.1`` → ``--optim.weight-decay``, ``0.1``: one spelling for all."""
+    if not arg.startswith("--"):
+        return [arg]
+    name, *value = arg.split("=", 1)
+    return [name.replace("_", "-"), *value]
+
+
 def override(config: RunConfig, args: Sequence[str], where: str = "options") -> RunConfig:
     """``config`` with command-line style arguments applied: one layer of precedence."""
-    args = [part for arg in args for part in (arg.split("=", 1) if arg[:2] == "--" else [arg])]
+    args = [part for arg in args for part in _typed(arg)]
     for given, meant in _OTHER_NAMES.items():
         if given in args:
             raise UserError(f"unknown option {given}; did you mean {meant}?")

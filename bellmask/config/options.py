@@ -1,7 +1,8 @@
 """Every option of a run, one frozen dataclass per part, each described once: here.
 
 These are plain data and import nothing heavy, so ``--help``, errors and presets come at once.
-``config.py`` composes them and checks what spans sections; ``assemble.py`` turns them into parts.
+``config.py`` composes them, ``checks.py`` checks what spans sections, and ``storage/build.py``
+turns them into parts.
 """
 
 from __future__ import annotations
@@ -318,9 +319,7 @@ class ScaleOptions:
     """Type in which sharded gradients are added up over processes, when products are bfloat16."""
 
 
-# Options of Sec. 5.3: weights to begin with, and fine-tuning on prompts and responses.
-#
-# Plain data, as all of :mod:`bellmask.config.options`.
+# Options of Sec. 5.3: weights to begin with, and fine-tuning on prompts and responses
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rows of tokens in memory-mapped shards, and the card that says how they came about.
+"""Rows of tokens in memory-mapped shards with a card of their origin, and batches of them by step.
 
 A folder holds ``tokens-*.bin`` [ROWS_PER_SHARD, L] each, ``lengths.bin`` and ``documents.bin``
 [num_blocks], ``starts.bin`` where rows begin with a prompt, and ``card.json``. It is

@@ -156,7 +156,7 @@ def response_after(prompt: str, response: str) -> str:
     return response.strip() if is_apart else f" {response.strip()}"
 
 
-# --- tokens ----------------------------------------------------------------------------------
+# Prompts and responses as tokens.
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:

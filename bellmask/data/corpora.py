@@ -1,4 +1,4 @@
-"""A corpus's documents: found by name, path or hub address, with the rules to read them by."""
+"""Corpora: the table of named ones, and the documents of any, by name, path or hub address."""
 
 from __future__ import annotations
 
@@ -230,11 +230,12 @@ CORPORA: dict[str, Corpus] = {
 }
 
 
+# Documents of a corpus: found by name, path or hub address, with the rules to read them by.
+
 Split = Literal["train", "valid"]
 TOY_PREFIX = "toy:"
 IMPORTED = "imported"
 """What stands for the training text of a run that was trained elsewhere."""
-
 
 _ARCHIVED = {"enwik8": "mingru_pytorch-0.2.1/data/enwik8.gz"}
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable
 
 from bellmask.utils.errors import look_up
 
-Rule = tuple[str | re.Pattern[str], str] | Callable[[str], str]
+DetokenizeRule = tuple[str | re.Pattern[str], str] | Callable[[str], str]
 """(what to find, what to put there), or a function where a row cannot say it."""
 
 
-def _rejoin(text: str, rules: Iterable[Rule]) -> str:
+def _rejoin(text: str, rules: Iterable[DetokenizeRule]) -> str:
     """The text after each rule in turn, every rule over the whole text."""
     for rule in rules:
         if not isinstance(rule, tuple):
@@ -30,24 +30,24 @@ def _rejoin(text: str, rules: Iterable[Rule]) -> str:
     return text
 
 
-def _close_up(marks: str) -> list[Rule]:
+def _close_up(marks: str) -> list[DetokenizeRule]:
     """No space before these marks where a space follows: ``a , b`` becomes ``a, b``."""
     return [(f" {mark} ", f"{mark} ") for mark in marks]
 
 
-def _close_up_at_end(mark: str) -> Rule:
+def _close_up_at_end(mark: str) -> DetokenizeRule:
     """No space before a mark that ends the text (or precedes its final newline)."""
     return re.compile(rf" {re.escape(mark)}$"), mark
 
 
-def _unspace(left: str, right: str) -> Rule:
+def _unspace(left: str, right: str) -> DetokenizeRule:
     """Drops one space at either inner side of a pair that has both, innermost pairs only."""
     inside = f"[^{re.escape(left + right)}]+"
     pair = re.compile(f"{re.escape(left)} ({inside}) {re.escape(right)}")
     return pair, rf"{left}\1{right}"
 
 
-def _strip_inside(left: str, right: str) -> Rule:
+def _strip_inside(left: str, right: str) -> DetokenizeRule:
     """Drops all white space at the inner sides of a pair, from an opening to the next closing.
 
     A function because the one regex that says it backtracks quadratically over long white space.
@@ -56,7 +56,7 @@ def _strip_inside(left: str, right: str) -> Rule:
     return lambda text: pair.sub(lambda match: f"{left}{match[1].strip()}{right}", text)
 
 
-_LM1B: tuple[Rule, ...] = (
+_LM1B: tuple[DetokenizeRule, ...] = (
     # Addresses first: the rules for " : " and " / " would leave "http:// example.com".
     ("http : / / ", "http://"),
     ("https : / / ", "https://"),
@@ -82,7 +82,7 @@ _LM1B: tuple[Rule, ...] = (
     ("£ ", "£"),
 )
 
-_WIKITEXT: tuple[Rule, ...] = (
+_WIKITEXT: tuple[DetokenizeRule, ...] = (
     # Plural possessives; it also takes the space before a quotation that follows an "s".
     ("s '", "s'"),
     (" @-@ ", "-"),
@@ -108,7 +108,7 @@ _WIKITEXT: tuple[Rule, ...] = (
     (" 's", "'s"),
 )
 
-_PTB: tuple[Rule, ...] = (
+_PTB: tuple[DetokenizeRule, ...] = (
     (" 's", "'s"),
     ("s ' ", "s' "),
     (" n't", "n't"),

@@ -1,7 +1,8 @@
-"""Records (dicts) from JSONL, JSON, Parquet and Arrow files or the hub, and examples from records.
+"""Examples for fine-tuning: from records of files or the hub, and from conversations.
 
-A record is a prompt with its response under one of a few well-known pairs of column names, or a
-list of messages with roles. What it is, is told by its columns; anything else is refused by name.
+Records (dicts) come from JSONL, JSON, Parquet and Arrow files or the hub. A record is a prompt with
+its response under one of a few well-known pairs of column names, or a list of messages with roles.
+What it is, is told by its columns; anything else is refused by name.
 """
 
 from __future__ import annotations
@@ -100,12 +101,16 @@ class ExampleSource:
 
 # Conversations made fit to learn from: ShareGPT's, and any list of turns with roles.
 #
-# Tidying (:func:`tidy`), in this order: - roles get one name each (human, user; gpt, chatgpt, bing,
-# bard, assistant, model; system); a   conversation with any other role is left out; - empty turns
-# go; - turns before the first human one go, but a system message at the start stays; later ones go;
+# Tidying (:func:`tidy`), in this order:
+#
+# - roles get one name each (human, user; gpt, chatgpt, bing, bard, assistant, model; system); a
+#   conversation with any other role is left out;
+# - empty turns go;
+# - turns before the first human one go, but a system message at the start stays; later ones go;
 # - turns of one side in a row become one, a blank line between: a person who writes twice before
-# the   answer, or an answer that was continued; - what follows the last answer goes; - a
-# conversation in which nobody answers is left out.
+#   the answer, or an answer that was continued;
+# - what follows the last answer goes;
+# - a conversation in which nobody answers is left out.
 #
 # ShareGPT's pages were saved from a browser. :func:`clean_text` takes out what is known to have
 # come along: buttons and page marks ("Copy code", "2 / 2"), wrappers (div, span, p, br) and
@@ -219,6 +224,8 @@ def from_sharegpt(source: RecordSource) -> ExampleSource:
     return ExampleSource(source.name, f"sharegpt-1/{source.identity}", read, source.origin)
 
 
+# Records, read from files or the hub.
+
 Record = dict[str, Any]
 PAIRS = {"prompt": "response", "instruction": "output", "question": "answer"}
 """Column of the prompt → column of the response. ``input``, if any, follows an instruction."""
@@ -234,9 +241,6 @@ class RecordSource:
     identity: str
     read: Callable[[], Iterator[Record]]
     origin: dict[str, str]
-
-
-# --- reading ---------------------------------------------------------------------------------
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -329,7 +333,7 @@ def hub_records(
     return RecordSource(name, identity_of([found.mark]), found.rows, found.origin)
 
 
-# --- records → examples ----------------------------------------------------------------------
+# Records → examples.
 
 
 def text_of(record: Record, column: str, place: str) -> str:

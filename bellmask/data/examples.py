@@ -1,6 +1,7 @@
-"""Examples to fine-tune on, opened by name: files, the hub, the task mix, ShareGPT, toys, stories.
+"""Examples to fine-tune on: opened by name, made into rows, stored as blocks.
 
-Every source yields (document, example) pairs in a fixed order; see
+They come from files, the hub, the task mix, ShareGPT, toy tasks or stories. Every source yields
+(document, example) pairs in a fixed order; see
 :class:`bellmask.data.example_files.ExampleSource`.
 """
 
@@ -56,6 +57,47 @@ from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of, is_whole, whole_folder
 from bellmask.utils.rng import IndexPermutation, hash_counters, stream_key
+
+# Examples by name.
+
+
+def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSource:
+    """The examples that ``--sft.train`` or ``--sft.valid`` names, not read yet.
+
+    Of the options only ``counts`` is read, and only for the task mix.
+    """
+    kind, sign, rest = source.partition(":")
+    if source == "tasks":
+        return open_tasks(None, options.counts)
+    if is_hub_address(source):
+        return from_records(hub_named(source))
+    if sign and kind in _OPENERS and not Path(source).exists():
+        if not rest:
+            raise UserError(f"{source!r}: what comes after {kind}: is missing")
+        return _OPENERS[kind](rest, options)
+    is_a_word = not any(mark in source for mark in "/.*?[") and not Path(source).exists()
+    if is_a_word:
+        raise UserError(
+            f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
+            "sharegpt:hub:OWNER/NAME, toy:copy, toy:reverse, toy:sums, stories:FILE, or a .jsonl, "
+            ".json or .parquet file)"
+        )
+    return example_files(source)
+
+
+def _sharegpt_records(rest: str) -> RecordSource:
+    """Of files, or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
+    name = f"sharegpt:{rest}"
+    return hub_named(name) if is_hub_address(rest) else record_files(find_files(rest), name)
+
+
+_OPENERS = {
+    "tasks": lambda rest, options: open_tasks(rest, options.counts),
+    "sharegpt": lambda rest, options: from_sharegpt(_sharegpt_records(rest)),
+    "toy": lambda rest, options: open_toy(f"toy:{rest}"),
+    "stories": lambda rest, options: open_stories(rest),
+}
+
 
 # ``stories:FILE``: questions whose answer stands in the story, for text like TinyStories.
 #
@@ -175,7 +217,7 @@ def open_stories(pattern: str) -> ExampleSource:
     return ExampleSource(f"stories:{pattern}", identity, read, source.origin)
 
 
-# Tasks that a model of 260 thousand parameters learns on a CPU in some thousand steps.
+# ``toy:...``: tasks that a model of 260 thousand parameters learns on a CPU in some thousand steps.
 #
 #     toy:copy[:SIZE]      Copy: k f a z / Answer:        k f a z
 #     toy:reverse[:SIZE]   Reverse: k f a z / Answer:     z a f k
@@ -261,7 +303,7 @@ def _sums(sizes: tuple[int, ...], name: str) -> list[Example]:
     return examples
 
 
-TOYS = {
+TOY_TASKS = {
     "copy": _Toy(_copy, DEFAULT_LENGTHS, 12),
     "reverse": _Toy(_reverse, DEFAULT_LENGTHS, 12),
     "sums": _Toy(_sums, (2,), 9),
@@ -271,7 +313,7 @@ TOYS = {
 def open_toy(name: str) -> ExampleSource:
     """``toy:copy``, ``toy:reverse:6``, ``toy:sums:3``."""
     kind, sign, size = name.removeprefix("toy:").partition(":")
-    toy = look_up("toy task", kind, TOYS)
+    toy = look_up("toy task", kind, TOY_TASKS)
     if sign and not 1 <= (count_of(size) or 0) <= toy.most:
         raise UserError(f"{name}: the size after toy:{kind} is a number from 1 to {toy.most}")
     sizes = (int(size),) if sign else toy.sizes
@@ -280,44 +322,6 @@ def open_toy(name: str) -> ExampleSource:
         yield from enumerate(toy.examples(sizes, kind))
 
     return ExampleSource(name, f"toy-examples-{VERSION}/{kind}/{sizes}", read, {})
-
-
-def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSource:
-    """The examples that ``--sft.train`` or ``--sft.valid`` names, not read yet.
-
-    Of the options only ``counts`` is read, and only for the task mix.
-    """
-    kind, sign, rest = source.partition(":")
-    if source == "tasks":
-        return open_tasks(None, options.counts)
-    if is_hub_address(source):
-        return from_records(hub_named(source))
-    if sign and kind in _OPENERS and not Path(source).exists():
-        if not rest:
-            raise UserError(f"{source!r}: what comes after {kind}: is missing")
-        return _OPENERS[kind](rest, options)
-    is_a_word = not any(mark in source for mark in "/.*?[") and not Path(source).exists()
-    if is_a_word:
-        raise UserError(
-            f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
-            "sharegpt:hub:OWNER/NAME, toy:copy, toy:reverse, toy:sums, stories:FILE, or a .jsonl, "
-            ".json or .parquet file)"
-        )
-    return example_files(source)
-
-
-def _sharegpt_records(rest: str) -> RecordSource:
-    """Of files, or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
-    name = f"sharegpt:{rest}"
-    return hub_named(name) if is_hub_address(rest) else record_files(find_files(rest), name)
-
-
-_OPENERS = {
-    "tasks": lambda rest, options: open_tasks(rest, options.counts),
-    "sharegpt": lambda rest, options: from_sharegpt(_sharegpt_records(rest)),
-    "toy": lambda rest, options: open_toy(f"toy:{rest}"),
-    "stories": lambda rest, options: open_stories(rest),
-}
 
 
 # One example → one row: the prompt is given, the response and the EOS after it can be masked.
@@ -413,8 +417,8 @@ def _row(
 
 # Examples → blocks on disk, in training and validation.
 #
-# Rows (:mod:`bellmask.data.examples`) lie like those of text (:mod:`bellmask.data.blocks`), and
-# ``bytes.bin`` has the bytes of each row's response. Documents (a conversation is one) are in a
+# Rows lie like those of text (:mod:`bellmask.data.blocks`), and ``bytes.bin`` has the bytes of each
+# row's response. Documents (a conversation is one) are in a
 # keyed random order, so that the last part of them is a fair sample: a mix of tasks is not split by
 # task.
 
@@ -526,7 +530,7 @@ def _split(blocks: Blocks, folder: Path, fraction: float, name: str) -> tuple[Bl
     )
 
 
-# --- writing ---------------------------------------------------------------------------------
+# Writing them.
 
 
 def _prepare(

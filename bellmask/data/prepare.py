@@ -1,4 +1,4 @@
-"""Options → blocks: from the cache, or prepared now; validation, mixtures, fingerprints."""
+"""Text → blocks: preparing, the cache, mixtures; the commands ``bellmask data`` and ``prepare``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 
-from bellmask.config.command_line import parse_command, parse_run_command
+from bellmask.config.command_line import parse_command, parse_data_command
 from bellmask.config.config import RunConfig, override
 from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS
@@ -31,6 +31,8 @@ from bellmask.data.blocks import (
     shard_path,
 )
 from bellmask.data.corpora import (
+    CORPORA,
+    InWheel,
     Policy,
     Split,
     find_policy,
@@ -45,9 +47,6 @@ from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.utils.console import preparing_bar, print_plain_table, print_table, visible_lines
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole, read_json
-
-if TYPE_CHECKING:
-    from bellmask.config.options import DataOptions
 
 # Text → shards: streamed once, in constant memory, resumed where it stopped.
 #
@@ -236,6 +235,9 @@ class Preparation:
 def _append(path: Path, values: np.ndarray[Any, Any], dtype: Any) -> None:
     with path.open("ab") as stream:
         stream.write(np.ascontiguousarray(values, dtype=dtype).tobytes())
+
+
+# Options → blocks: from the cache, or prepared now; validation, mixtures, fingerprints.
 
 
 def make_tokenizer(options: DataOptions) -> Tokenizer:
@@ -474,8 +476,9 @@ def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> Da
     name = options.corpus
     start = PRESETS[name]() if name in PRESETS else RunConfig()
     data = start.data if name in PRESETS else replace(start.data, train=name)
-    data = override(replace(start, data=data), args, where).check().data
-    return data if options.from_files is None else replace(data, from_files=options.from_files)
+    if options.from_files is not None:
+        data = replace(data, from_files=options.from_files)
+    return override(replace(start, data=data), args, where).check().data
 
 
 def require_text(options: DataOptions, split: str) -> None:
@@ -519,8 +522,6 @@ def _card_rows(card: dict[str, Any]) -> list[list[str]]:
 
 def _list(args: Sequence[str]) -> int:
     parse_command(DataListOptions, args, command="data list")
-    from bellmask.data.corpora import CORPORA, InWheel
-
     rows = []
     for name, corpus in CORPORA.items():
         in_wheel = any(isinstance(split, InWheel) for split in corpus.splits.values())
@@ -535,9 +536,7 @@ def _list(args: Sequence[str]) -> int:
 
 def _show(args: Sequence[str]) -> int:
     where = "bellmask data show"
-    command, rest = parse_run_command(
-        DataShowOptions, args, command="data show", needs="a corpus or a path"
-    )
+    command, rest = parse_data_command(DataShowOptions, args, command="data show")
     options, split = _data_options(command, rest, where), command.split
     require_text(options, split)
     tokenizer = make_tokenizer(options)
@@ -584,9 +583,7 @@ class PrepareOptions(CorpusOptions):
 
 def prepare_main(args: Sequence[str]) -> int:
     """Prepare and say where the blocks are."""
-    command, rest = parse_run_command(
-        PrepareOptions, args, command="prepare", needs="a corpus or a path"
-    )
+    command, rest = parse_data_command(PrepareOptions, args, command="prepare")
     options, split = _data_options(command, rest, "bellmask prepare"), command.split
     parts: list[Split] = ["train", "valid"]
     parts = [part for part in parts if split in (part, "all")]

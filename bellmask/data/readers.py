@@ -50,7 +50,7 @@ class Piece:
     is_end: bool = True
 
 
-Rule = Callable[[Iterable[str]], Iterator[Piece]]
+DocumentRule = Callable[[Iterable[str]], Iterator[Piece]]
 
 
 def _whole(lines: Iterable[str]) -> Iterator[Piece]:
@@ -78,7 +78,7 @@ def _by_line(lines: Iterable[str]) -> Iterator[Piece]:
             yield Piece(line.rstrip("\r\n"))
 
 
-def _between(is_border: Callable[[str], bool], keep_border: bool) -> Rule:
+def _between(is_border: Callable[[str], bool], keep_border: bool) -> DocumentRule:
     """Documents between border lines; ``keep_border`` makes the line the next one's first."""
 
     def rule(lines: Iterable[str]) -> Iterator[Piece]:
@@ -99,7 +99,7 @@ def _between(is_border: Callable[[str], bool], keep_border: bool) -> Rule:
 
 _HEADING = re.compile(r"^ = [^=\s](?:.*[^=\s])? = $")
 
-RULES: dict[str, Rule] = {
+DOCUMENT_RULES: dict[str, DocumentRule] = {
     "file": _whole,
     "line": _by_line,
     "paragraph": _between(lambda line: not line.strip(), keep_border=False),
@@ -279,7 +279,7 @@ def read_stream(
         elif kind == ".csv":
             yield from _read_csv(lines, column, label)
         else:
-            yield from look_up("document rule", rule, RULES)(lines)
+            yield from look_up("document rule", rule, DOCUMENT_RULES)(lines)
 
 
 def read_file(path: Path, *, rule: str, column: str) -> Iterator[Piece]:
@@ -377,6 +377,9 @@ def _pip() -> list[str]:
     )
 
 
+# Sources: local files, files inside a wheel or an archive, data sets on the hub.
+
+
 @dataclass(frozen=True)
 class Source:
     """Documents, in pieces, and where they come from."""
@@ -425,7 +428,7 @@ def file_source(pattern: str, *, rule: str, column: str, row_rule: str | None = 
         for path in paths:
             found = read_file(path, rule=rule, column=column)
             if row_rule is not None and kind_of(path.name) != "text":
-                found = RULES[row_rule](piece.text for piece in found)
+                found = DOCUMENT_RULES[row_rule](piece.text for piece in found)
             yield from found
 
     # what decides the documents: each file's content and how it is read, not where it lies
@@ -528,7 +531,7 @@ def hub_source(
     def pieces() -> Iterator[Piece]:
         if line_rule is None:
             return (Piece(text) for text in texts())
-        return RULES[line_rule](texts())
+        return DOCUMENT_RULES[line_rule](texts())
 
     identity = _identity([found.mark, f"rows as lines: {line_rule}"])
     return Source(name, identity, pieces, found.origin)

@@ -74,7 +74,7 @@ def _number(value: Any) -> int:
     return -1 if found is None else found
 
 
-# --- one function per task -------------------------------------------------------------------
+# One function per task.
 
 _plain_quotes = detokenizer("lambada")
 _LAST_WORD = re.compile(r"(.*\S)\s+(\S+)\Z", re.DOTALL)
@@ -150,7 +150,7 @@ def winogrande(record: Record) -> TaskQuestion | None:
     return _chosen(prompt, options, _number(record["answer"]) - 1)
 
 
-# --- the table -------------------------------------------------------------------------------
+# The table of tasks.
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def take(name: str, questions: Sequence[TaskQuestion], count: int) -> list[TaskQ
     return [questions[place] for place in sorted(drawn.tolist())]
 
 
-# --- LAMBADA's novels ------------------------------------------------------------------------
+# LAMBADA's novels.
 
 BOOK_WORDS = 400
 """A text with more words is a novel (LAMBADA's passages have 31 to 180)."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bellmask.diffusion.schedules import Linear, Schedule
 
-# x0 and a visible share → xt: which tokens are hidden. B batch, L block length.
+# x0 and a visible share → xt: which tokens are hidden.
 
 
 def mask_tokens(
@@ -70,6 +70,8 @@ def mask_exactly(
         is_masked_BL = is_masked_BL & is_maskable_BL
     return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL
 
+
+# The frameworks.
 
 Model = Callable[..., Tensor]
 """Called as :class:`bellmask.model.transformer.Denoiser` is."""

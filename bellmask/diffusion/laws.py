@@ -324,6 +324,9 @@ class TruncatedGaussian(TimeLaw):
         return torch.where(target == 0, torch.zeros_like(t), t)
 
 
+# The other laws of Table 3.
+
+
 @dataclass(frozen=True)
 class Uniform(TimeLaw):
     """The conventional choice: every mask rate equally often."""

@@ -1,9 +1,4 @@
-"""The weight each objective puts on each context count (Sec. 2.2's shared form), exactly.
-
-omega(N_c) = (L - N_c) C(L, N_c) * integral of w(t) alpha^N_c (1 - alpha)^(L - N_c) dpi(t), so that
-the objective is the sum over N_c of omega(N_c) / (L c) times the loss at N_c observed tokens. The
-base objective has omega = 1; a bell law has next to nothing at both ends.
-"""
+"""Exact properties of objectives and laws: context weights, the bell test, numbers of masks."""
 
 from __future__ import annotations
 
@@ -27,6 +22,12 @@ from bellmask.diffusion.laws import (
 )
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
 from bellmask.diffusion.schedules import Linear, Schedule
+
+# The weight each objective puts on each context count (Sec. 2.2's shared form), exactly.
+#
+# omega(N_c) = (L - N_c) C(L, N_c) * integral of w(t) alpha^N_c (1 - alpha)^(L - N_c) dpi(t), so
+# that the objective is the sum over N_c of omega(N_c) / (L c) times the loss at N_c observed
+# tokens. The base objective has omega = 1; a bell law has next to nothing at both ends.
 
 
 def context_weights(objective: Objective, block_length: int) -> Tensor:

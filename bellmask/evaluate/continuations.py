@@ -24,31 +24,19 @@ from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Mdm, Ordered, Problem
 from bellmask.generate.fill import WIDTH, pad_rows
 from bellmask.model.attention import attention_mask
-from bellmask.storage.loading import Loaded
+from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.distributed import autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import collapsed_strata_error
 
-# What a model is asked: the probability of some tokens, given those before and behind them.
-#
-# A continuation is tokenised as lm-eval does it: white space at the end of the context moves to the
-# continuation, and its tokens are those of both together behind the context's own. Where context
-# and continuation do not fit into the run's block, the oldest tokens of the context go; a
-# continuation that is too long by itself is cut into windows, each after the tokens before it,
-# whose log-probabilities add up.
-
-Tokens = tuple[int, ...]
+# Options
 
 
-@dataclass(frozen=True)
-class RequestOptions:
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(LoadOptions):
     """Names and meaning are those of ``--model_args NAME=VALUE,...`` of lm-eval."""
 
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average where there is one."""
     estimator: Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"] = (
         "auto"
     )
@@ -82,6 +70,17 @@ class RequestOptions:
         if self.steps is not None and self.rule == "first_hitting":
             raise UserError("rule first_hitting has one step per token: no steps")
         return self
+
+
+# What a model is asked: the probability of some tokens, given those before and behind them.
+#
+# A continuation is tokenized as lm-eval does it: white space at the end of the context moves to the
+# continuation, and its tokens are those of both together behind the context's own. Where context
+# and continuation do not fit into the run's block, the oldest tokens of the context go; a
+# continuation that is too long by itself is cut into windows, each after the tokens before it,
+# whose log-probabilities add up.
+
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -363,7 +362,7 @@ SHOWN_FIRST = -1e6
 """Where an order puts what is shown: before all that is asked for."""
 
 
-# --- rows ------------------------------------------------------------------------------------
+# Rows
 
 
 @dataclass(frozen=True)
@@ -408,7 +407,7 @@ def ordered_row(ask: Ask, number_L: Tensor) -> PassRow:
     return PassRow(ask, tokens, torch.ones(len(tokens), dtype=torch.bool), numbers=numbers)
 
 
-# --- jobs ------------------------------------------------------------------------------------
+# Jobs
 
 
 @dataclass(frozen=True)
@@ -475,6 +474,8 @@ class OrderedJob:
 Job = MaskedJob | OrderedJob
 
 
+# Scores of a run: the passes of all asks go through the network in batches.
+
 OnDone = Callable[[int], None]
 
 
@@ -501,11 +502,11 @@ class ContinuationScorer:
     def asks(
         self, context: str, continuation: str, *, after: str = "", noise: int = 0
     ) -> list[Ask]:
-        """See :meth:`bellmask.evaluate.continuations.AskMaker.asks`."""
+        """See :meth:`AskMaker.asks`."""
         return self.maker.asks(context, continuation, after=after, noise=noise)
 
     def rolling(self, text: str, *, noise: int = 0) -> list[Ask]:
-        """See :meth:`bellmask.evaluate.continuations.AskMaker.rolling`."""
+        """See :meth:`AskMaker.rolling`."""
         return self.maker.rolling(text, noise=noise)
 
     @property
@@ -540,7 +541,7 @@ class ContinuationScorer:
         return [job.conclude(sum_R) for job, sum_R in zip(jobs, sums, strict=True)]
 
     def is_greedy(self, asks: Sequence[Ask], on_batch: OnDone | None = None) -> list[bool]:
-        """See :func:`bellmask.evaluate.continuations.writes_target`."""
+        """See :func:`writes_target`."""
         self._check(asks)
         return writes_target(self, asks, on_batch)
 

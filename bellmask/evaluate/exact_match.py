@@ -8,7 +8,7 @@ be the response, stripped alike. Letters' case counts.
 The gap to fill has the same length for all examples, so that it says nothing about the single
 answer; an answer that does not fit into it is wrong. With ``length="own"`` it is the row's own: the
 gap's length is the response's own, rounded up to ``sft.round_to``, as in training. Then it tells a
-little about the answer.
+little about the answer. An exam asks several runs the same examples and caches their answers.
 
 S sampling seeds, B examples, L length.
 """
@@ -199,7 +199,7 @@ def ask(
     return [_text(one.ids, run.tokenizer) for one in made]
 
 
-# An exam: the same examples for several runs; answers are kept in the run folders.
+# An exam: the same examples for several runs; answers are cached in the run folders.
 #
 # Each (run, sampling seed) is a file of its own under ``RUN/exact_match``, named by a key of all
 # that decides the answers. What is there is not asked again, so an exam that was stopped goes on,

@@ -1,9 +1,10 @@
-"""Generative perplexity (paper Table 8), with what it must be read beside.
+"""``bellmask evaluate RUN... --suite generative``: generative perplexity (paper Table 8).
 
-Each (run, NFE, seed) is a cell: samples are drawn, decoded, tokenised again by a scorer and scored
+Each (run, NFE, seed) is a cell: samples are drawn, decoded, tokenized again by a scorer and scored
 under it; perplexity = exp(total NLL / total counted tokens) over the cell. A run's own validation
-text, in as many blocks, gives the reference. Samples of a cell are kept as JSONL, its numbers
-beside them, both keyed by all that decides them: what is there is not made again.
+text, in as many blocks, gives the reference. Samples of a cell are cached as JSONL, its numbers
+beside them, both keyed by all that decides them: what is there is not made again. Diversity is
+measured on the same samples, and both tables and the figure show it beside the perplexity.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -27,25 +28,25 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.result import perplexity_of
-from bellmask.evaluate.scorers import SampleFiles, TextSample, TextScorer, key_of
+from bellmask.evaluate.scorers import SampleFiles, TextSample, TextScorer, key_of, load_scorer
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
-from bellmask.report.figures import COLOURS
+from bellmask.model.transformer import hash_weights
+from bellmask.report.figures import COLOURS, save_figure
 from bellmask.storage.loading import Loaded, LoadOptions
-from bellmask.utils.console import in_markdown, markdown_table
-from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder
-
-if TYPE_CHECKING:
-    from bellmask.evaluate.scorers import TextScorer
-
-# ``bellmask evaluate RUN... --suite generative``: generative perplexity (paper Table 8).
-
-COUNTING = (
-    "exp(total NLL / counted tokens) per seed, then mean ± standard deviation over seeds; counted: "
-    "the scorer's tokens but EOS after the first EOS; samples of fewer than 2 tokens left out"
+from bellmask.storage.runs import by_folder
+from bellmask.utils.console import (
+    in_markdown,
+    markdown_table,
+    print_lines,
+    print_plain_table,
+    staged_bar,
 )
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_folder, write_text
+
+# Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,112 +112,288 @@ def _check(options: GenerativeOptions) -> None:
     options.sampling.check()
 
 
-def main(args: Sequence[str]) -> int:
-    """Sample, score, write."""
-    options = parse_command(GenerativeOptions, args, command="evaluate --suite generative")
-    _check(options)
+# Samples: what is asked of every run, and whose samples are measured.
 
-    from bellmask.evaluate.scorers import load_scorer
-    from bellmask.utils.console import staged_bar
+OnPart = Callable[[float], None]
+"""Told how many samples of a cell are done."""
 
-    request = GenerativeRequest(
-        options.num,
-        options.nfe,
-        tuple(range(options.seed, options.seed + options.seeds)),
-        options.length,
-        options.sampling,
-        options.batch_size,
-        options.scorer_batch_size,
+
+@dataclass(frozen=True)
+class GenerativeRequest:
+    """What is asked of every run."""
+
+    num: int = 100
+    nfe: tuple[int, ...] = (512, 1024, 2048)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    length: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    batch_size: int = 64
+    """Samples drawn at once; the samples do not depend on it."""
+    scorer_batch_size: int = 8
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose samples are measured: a run at a checkpoint, or the text that it learned from."""
+
+    name: str
+    key: str
+    """Everything that decides the samples but NFE and seed."""
+    about: dict[str, Any]
+    settings: list[int | None]
+    """NFE values; None alone where there is nothing to choose."""
+    seeds: list[int]
+    draw: Callable[[int | None, int, OnPart], list[TextSample]]
+
+
+def run_subject(name: str, run: Loaded, fingerprint: str, request: GenerativeRequest) -> Subject:
+    """A run's samples, after a trial on a few tokens that finds settings it cannot do."""
+    length = len(run_canvas(run, length=request.length))
+    framework = run.config.framework.name
+    if framework == "sigma_arm" and length > run.config.data.block_length:
+        raise UserError(
+            f"{run.folder} has an order for {run.config.data.block_length} tokens; --length "
+            f"{length} is more"
+        )
+    has_steps = request.sampling.has_steps and not run.framework.is_causal
+    settings = list(dict.fromkeys(request.nfe)) if has_steps else [None]
+    trial = sampling_for(run, request.sampling, 1 if settings != [None] else None)
+    fill_canvas(run, run_canvas(run, length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
+    kept = asdict(sampling_for(run, request.sampling, None))
+    data, schedule = run.config.data, asdict(run.config.schedule)
+    texts = [run.tokenizer.fingerprint, run.is_wrapped, data.packing, schedule]
+    key = key_of(__version__, fingerprint, kept, request.num, length, texts)
+    about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
+    return Subject(
+        name,
+        key,
+        {**about, "is_causal": run.framework.is_causal},
+        [*settings],
+        list(request.seeds),
+        lambda nfe, seed, on_part: draw_samples(run, request, nfe, seed, on_part),
     )
-    runs, texts = _subjects(options, request)
-    scorer = load_scorer(options.scorer, device=options.device, context=options.context)
-    single = Path(options.runs[0]) / "generative" if len(options.runs) == 1 else None
-    folder = Path(options.out) if options.out else single or Path("runs/generative")
-    folder.mkdir(parents=True, exist_ok=True)
-    with staged_bar("sampling and scoring", "samples") as on_progress:
-        records = measure([*runs, *texts], scorer, request, folder, on_progress)
-    numbers = _numbers(options, request, scorer, records[: len(runs)], records[len(runs) :])
-    _write(numbers, folder)
-    _show(numbers)
-    print(f"written: {folder}/generative.json, generative.md, quality_diversity.png and .svg")
-    print(f"samples: {folder}/samples")
-    return 0
 
 
-def _subjects(
-    options: GenerativeOptions, request: GenerativeRequest
-) -> tuple[list[Subject], list[Subject]]:
-    """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
-    from bellmask.model.transformer import hash_weights
-    from bellmask.storage.runs import by_folder
+def text_subject(name: str, run: Loaded, request: GenerativeRequest) -> Subject:
+    """The run's validation text: a group of ``num`` blocks for each seed, as far as it goes."""
+    train, valid = run.blocks()
+    run.check_same_data(train)
+    num_groups = max(1, min(len(request.seeds), len(valid) // request.num))
+    blocks = valid.spread(num_groups * request.num)
+    longest = min(len(run_canvas(run, length=request.length)), blocks.block_length)
 
-    runs: list[Subject] = []
-    texts: dict[str, tuple[Subject, str]] = {}
-    for name, folder in by_folder(options.runs).items():
-        loaded = options.load(folder)
-        runs.append(run_subject(name, loaded, hash_weights(loaded.model), request))
-        try:
-            text = text_subject("real text", loaded, request)
-        except UserError as error:
-            print(f"note: no real text beside {name}: {error}", file=sys.stderr)
-            continue
-        texts.setdefault(text.key, (text, name))
-    if len(texts) < 2:
-        return runs, [text for text, _ in texts.values()]
-    return runs, [replace(text, name=f"real text of {name}") for text, name in texts.values()]
+    def draw(_: int | None, group: int, on_part: OnPart) -> list[TextSample]:
+        index = np.arange(group, len(blocks), num_groups)
+        found = []
+        for row, length in zip(np.asarray(blocks.tokens[index]), blocks.lengths[index]):
+            ids, documents = cut_row(run, row[: min(longest, length)].astype(np.int64))
+            found.append(TextSample(documents, ids.tolist()))
+        on_part(len(found))
+        return found
+
+    key = key_of(__version__, blocks.fingerprint, run.tokenizer.fingerprint, num_groups, longest)
+    about = {"blocks": len(blocks), "tokens": longest}
+    return Subject(name, key, about, [None], list(range(num_groups)), draw)
 
 
-def _numbers(
-    options: GenerativeOptions,
-    request: GenerativeRequest,
+def draw_samples(
+    run: Loaded, request: GenerativeRequest, nfe: int | None, seed: int, on_part: OnPart
+) -> list[TextSample]:
+    """The samples of a cell: the one place that calls the sampler."""
+
+    def on_step(step: Step) -> None:
+        on_part(step.first_sample + len(step.ids_BL) * step.number / max(1, step.num_steps))
+
+    made = fill_canvas(
+        run,
+        run_canvas(run, length=request.length),
+        request.num,
+        sampling_for(run, request.sampling, nfe),
+        seed=seed,
+        batch_size=request.batch_size,
+        on_step=on_step,
+    )
+    cut = [cut_row(run, row.numpy()) for row in made.ids_BL]
+    return [TextSample(documents, ids.tolist(), made.nfe) for ids, documents in cut]
+
+
+def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
+    """The settings that apply to a run: to a causal one only how a token is chosen."""
+    if run.framework.is_causal:
+        return sampling.for_causal()
+    return replace(sampling, steps=nfe)
+
+
+def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
+    """(the row's own tokens, its documents as text).
+
+    A packed row is split at EOS, of which specials are left out; a single document ends at EOS.
+    """
+    start = int(run.is_wrapped and len(row) > 0 and row[0] == run.tokenizer.bos_id)
+    ends = start + np.flatnonzero(row[start:] == run.tokenizer.eos_id)
+    if run.config.data.packing == "unpacked":
+        row, ends = row[: ends[0] if len(ends) else len(row)], ends[:0]
+    return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
+
+
+# How varied generated text is: what a perplexity must be read beside.
+#
+# A model that repeats itself is easy to predict, so a low generative perplexity alone proves
+# nothing. All functions take token ids as plain numbers; which tokens is for the caller to say.
+Tokens = Sequence[int]
+REPETITION_LENGTH = 4
+"""Tokens in a row that count as a repetition when they come a second time."""
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """Of a set of samples; None where no sample is long enough."""
+
+    distinct_1: float | None
+    distinct_2: float | None
+    distinct_3: float | None
+    repetition: float | None
+
+
+def unigram_entropy(ids: Tokens) -> float:
+    """Entropy of the token frequencies of one sample, in nats: at most the log of its length."""
+    if not len(ids):
+        return 0.0
+    _, counts = np.unique(np.asarray(ids), return_counts=True)
+    share = counts / counts.sum()
+    return float(-(share * np.log(share)).sum()) + 0.0  # no minus zero
+
+
+def ngrams(ids: Tokens, n: int) -> list[tuple[int, ...]]:
+    """Every run of n tokens, in order; none where there are fewer tokens."""
+    return list(zip(*(ids[start:] for start in range(n))))
+
+
+def distinct(samples: Sequence[Tokens], n: int) -> float | None:
+    """Different n-grams of all samples together, as a share of their n-grams.
+
+    It falls with the amount of text: compare at the same number and length of samples.
+    """
+    found = [gram for ids in samples for gram in ngrams(ids, n)]
+    return len(set(found)) / len(found) if found else None
+
+
+def repetition(ids: Tokens, n: int = REPETITION_LENGTH) -> float | None:
+    """Share of a sample's n-grams that were there before in the same sample."""
+    found = ngrams(ids, n)
+    return 1 - len(set(found)) / len(found) if found else None
+
+
+def diversity(samples: Sequence[Tokens]) -> Diversity:
+    """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples."""
+    repeated = [share for ids in samples if (share := repetition(ids)) is not None]
+    return Diversity(
+        distinct(samples, 1),
+        distinct(samples, 2),
+        distinct(samples, 3),
+        float(np.mean(repeated)) if repeated else None,
+    )
+
+
+# Measurement: every cell is sampled and scored, unless its numbers are there.
+
+NUMBERS = (
+    "perplexity",
+    "entropy",
+    "distinct_1",
+    "distinct_2",
+    "distinct_3",
+    "repetition",
+    "length",
+    "calls",
+)
+"""What a cell measures; the table has mean and deviation over seeds of each."""
+
+
+def measure(
+    subjects: Sequence[Subject],
     scorer: TextScorer,
-    runs: list[dict[str, Any]],
-    texts: list[dict[str, Any]],
-) -> dict[str, Any]:
-    from bellmask import __version__
+    request: GenerativeRequest,
+    folder: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Every cell of every subject: a record per subject, its cells by setting and seed."""
+    cells = [
+        (subject, nfe, seed, SampleFiles.of(folder, subject.name, subject.key, nfe, seed, scorer))
+        for subject in subjects
+        for nfe in subject.settings
+        for seed in subject.seeds
+    ]
+    missing = [place for *_, place in cells if place.read_numbers() is None]
+    total, done = len(missing) * request.num, 0
+    on_progress(0, total)
 
+    def half(start: float) -> OnPart:
+        return lambda part: on_progress(int(start + part / 2), total)
+
+    found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for subject, nfe, seed, place in cells:
+        numbers = place.read_numbers()
+        if numbers is None:
+            samples = place.read_samples()
+            if samples is None:
+                place.write_samples(subject.draw(nfe, seed, half(done)))
+                samples = place.read_samples()
+            assert samples is not None
+            on_part = half(done + request.num / 2)
+            numbers = measure_cell(samples, scorer, request.scorer_batch_size, on_part)
+            place.write_numbers(numbers)
+            done += request.num
+            on_progress(done, total)
+        kept = {name: numbers[name] for name in (*NUMBERS, "samples", "left_out", "cut")}
+        found.setdefault((subject.name, nfe), []).append({"seed": seed, **kept})
+    return [
+        {
+            "name": subject.name,
+            **subject.about,
+            "settings": [_summary(nfe, found[subject.name, nfe]) for nfe in subject.settings],
+        }
+        for subject in subjects
+    ]
+
+
+def measure_cell(
+    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, on_part: OnPart
+) -> dict[str, Any]:
+    """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
+    scores = scorer.score(
+        [sample.documents for sample in samples], batch_size=batch_size, on_batch=on_part
+    )
+    kept = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
+    total, count = sum(b.nll for _, b in kept), sum(b.num_tokens for _, b in kept)
+    if not math.isfinite(total):
+        raise UserError(f"scorer {scorer.name!r} gives text no finite likelihood; use another one")
     return {
-        "suite": "generative",
-        "bellmask": __version__,
-        "scorer": {"name": scorer.name, "context": scorer.context, "rule": scorer.rule},
-        "counting": COUNTING,
-        "sampling": {**asdict(options.sampling), "steps": list(options.nfe)},
-        "how": _describe(options.sampling),
-        "num": options.num,
-        "seeds": list(request.seeds),
-        "over": f"{options.seeds} seed" + ("s" if options.seeds > 1 else ""),
-        "runs": runs,
-        "real_text": texts,
+        "perplexity": perplexity_of(total / count) if count else None,
+        "entropy": float(np.mean([unigram_entropy(a.ids) for a, _ in kept])) if kept else None,
+        **asdict(diversity([b.ids for _, b in kept])),
+        "length": count / len(kept) if kept else None,
+        "calls": samples[0].calls if samples else None,
+        "samples": len(samples),
+        "left_out": len(samples) - len(kept),
+        "cut": sum(b.is_cut for b in scores),
+        "nll": [b.nll for b in scores],
+        "counted_tokens": [b.num_tokens for b in scores],
     }
 
 
-def _describe(sampling: Sampling) -> str:
-    """Rule, precision and temperature always; what else differs from the defaults."""
-    plain, always = asdict(Sampling()), ("rule", "noise", "temperature")
-    more = {k: v for k, v in asdict(sampling).items() if v != plain[k] and k not in always}
-    said = f"{sampling.rule} sampling, {sampling.noise} noise, temperature {sampling.temperature:g}"
-    return said + "".join(f", {name.replace('_', '-')} {value}" for name, value in more.items())
-
-
-def _write(numbers: dict[str, Any], folder: Path) -> None:
-    from bellmask.report.figures import save_figure
-    from bellmask.utils.files import write_text
-
-    content = json.dumps(numbers, indent=1, allow_nan=False)
-    write_text(folder / "generative.json", content + "\n")
-    write_text(folder / "generative.md", markdown(numbers))
-    save_figure(quality_diversity_figure(numbers), folder / "quality_diversity")
-
-
-def _show(numbers: Mapping[str, Any]) -> None:
-    from bellmask.utils.console import print_lines, print_plain_table
-
-    print_plain_table(title(numbers), *rows(numbers))
-    print_lines(notes(numbers))
+def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
+    mean: dict[str, float | None] = {}
+    deviation: dict[str, float | None] = {}
+    for name in NUMBERS:
+        values = [cell[name] for cell in cells if cell[name] is not None]
+        mean[name] = float(np.mean(values)) if values else None
+        deviation[name] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": cells}
 
 
 # Tables of generative perplexity: the paper's Table 8, never without diversity beside it.
-
 _COLUMNS = (
     ("gen. perplexity", "perplexity", 2),
     ("entropy", "entropy", 3),
@@ -231,32 +408,10 @@ _WITH_DEVIATION = {"perplexity", "entropy"}
 _NO_STEPS = "no NFE to choose"
 
 
-def _value(setting: Mapping[str, Any], name: str, digits: int, *, with_deviation: bool) -> str:
-    mean, deviation = setting["mean"][name], setting["sd"][name]
-    if mean is None:
-        return "-"
-    error = f" ± {deviation:.{digits}f}" if with_deviation and deviation is not None else ""
-    return f"{mean:.{digits}f}{error}"
-
-
 def title(numbers: Mapping[str, Any]) -> str:
     """What was measured, in a line."""
     scorer, asked = numbers["scorer"]["name"], f"{numbers['num']} samples, {numbers['over']}"
     return f"generative perplexity under {scorer}: {asked}; {numbers['how']}"
-
-
-def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
-    """What a whole sample costs under the scorer, mean over seeds.
-
-    A perplexity is per token of the scorer: text of long words has fewer and dearer ones. Between
-    runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
-    """
-    found = [
-        cell["length"] * math.log(cell["perplexity"])
-        for cell in setting["cells"]
-        if cell["perplexity"] is not None
-    ]
-    return sum(found) / len(found) if found else None
 
 
 def rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -274,6 +429,28 @@ def rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             values.append("-" if whole is None else f"{whole:.1f}")
             found.append([record["name"], nfe, *values])
     return columns, found
+
+
+def _value(setting: Mapping[str, Any], name: str, digits: int, *, with_deviation: bool) -> str:
+    mean, deviation = setting["mean"][name], setting["sd"][name]
+    if mean is None:
+        return "-"
+    error = f" ± {deviation:.{digits}f}" if with_deviation and deviation is not None else ""
+    return f"{mean:.{digits}f}{error}"
+
+
+def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
+    """What a whole sample costs under the scorer, mean over seeds.
+
+    A perplexity is per token of the scorer: text of long words has fewer and dearer ones. Between
+    runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
+    """
+    found = [
+        cell["length"] * math.log(cell["perplexity"])
+        for cell in setting["cells"]
+        if cell["perplexity"] is not None
+    ]
+    return sum(found) / len(found) if found else None
 
 
 def paper_rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -390,279 +567,100 @@ def _round_ticks(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-# How varied generated text is: what a perplexity must be read beside.
-#
-# A model that repeats itself is easy to predict, so a low generative perplexity alone proves
-# nothing. All functions take token ids as plain numbers; which tokens is for the caller to say.
+# The command
 
-Tokens = Sequence[int]
-
-REPETITION_LENGTH = 4
-"""Tokens in a row that count as a repetition when they come a second time."""
-
-
-@dataclass(frozen=True)
-class Diversity:
-    """Of a set of samples; None where no sample is long enough."""
-
-    distinct_1: float | None
-    distinct_2: float | None
-    distinct_3: float | None
-    repetition: float | None
-
-
-def unigram_entropy(ids: Tokens) -> float:
-    """Entropy of the token frequencies of one sample, in nats: at most the log of its length."""
-    if not len(ids):
-        return 0.0
-    _, counts = np.unique(np.asarray(ids), return_counts=True)
-    share = counts / counts.sum()
-    return float(-(share * np.log(share)).sum()) + 0.0  # no minus zero
-
-
-def ngrams(ids: Tokens, n: int) -> list[tuple[int, ...]]:
-    """Every run of n tokens, in order; none where there are fewer tokens."""
-    return list(zip(*(ids[start:] for start in range(n))))
-
-
-def distinct(samples: Sequence[Tokens], n: int) -> float | None:
-    """Different n-grams of all samples together, as a share of their n-grams.
-
-    It falls with the amount of text: compare at the same number and length of samples.
-    """
-    found = [gram for ids in samples for gram in ngrams(ids, n)]
-    return len(set(found)) / len(found) if found else None
-
-
-def repetition(ids: Tokens, n: int = REPETITION_LENGTH) -> float | None:
-    """Share of a sample's n-grams that were there before in the same sample."""
-    found = ngrams(ids, n)
-    return 1 - len(set(found)) / len(found) if found else None
-
-
-def diversity(samples: Sequence[Tokens]) -> Diversity:
-    """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples."""
-    repeated = [share for ids in samples if (share := repetition(ids)) is not None]
-    return Diversity(
-        distinct(samples, 1),
-        distinct(samples, 2),
-        distinct(samples, 3),
-        float(np.mean(repeated)) if repeated else None,
-    )
-
-
-NUMBERS = (
-    "perplexity",
-    "entropy",
-    "distinct_1",
-    "distinct_2",
-    "distinct_3",
-    "repetition",
-    "length",
-    "calls",
+COUNTING = (
+    "exp(total NLL / counted tokens) per seed, then mean ± standard deviation over seeds; counted: "
+    "the scorer's tokens but EOS after the first EOS; samples of fewer than 2 tokens left out"
 )
-"""What a cell measures; the table has mean and deviation over seeds of each."""
-
-OnPart = Callable[[float], None]
-"""Told how many samples of a cell are done."""
 
 
-@dataclass(frozen=True)
-class GenerativeRequest:
-    """What is asked of every run."""
-
-    num: int = 100
-    nfe: tuple[int, ...] = (512, 1024, 2048)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    length: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    batch_size: int = 64
-    """Samples drawn at once; the samples do not depend on it."""
-    scorer_batch_size: int = 8
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Whose samples are measured: a run at a checkpoint, or the text that it learned from."""
-
-    name: str
-    key: str
-    """Everything that decides the samples but NFE and seed."""
-    about: dict[str, Any]
-    settings: list[int | None]
-    """NFE values; None alone where there is nothing to choose."""
-    seeds: list[int]
-    draw: Callable[[int | None, int, OnPart], list[TextSample]]
+def _subjects(
+    options: GenerativeOptions, request: GenerativeRequest
+) -> tuple[list[Subject], list[Subject]]:
+    """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
+    runs: list[Subject] = []
+    texts: dict[str, tuple[Subject, str]] = {}
+    for name, folder in by_folder(options.runs).items():
+        loaded = options.load(folder)
+        runs.append(run_subject(name, loaded, hash_weights(loaded.model), request))
+        try:
+            text = text_subject("real text", loaded, request)
+        except UserError as error:
+            print(f"note: no real text beside {name}: {error}", file=sys.stderr)
+            continue
+        texts.setdefault(text.key, (text, name))
+    if len(texts) < 2:
+        return runs, [text for text, _ in texts.values()]
+    return runs, [replace(text, name=f"real text of {name}") for text, name in texts.values()]
 
 
-def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
-    """(the row's own tokens, its documents as text).
-
-    A packed row is split at EOS, of which specials are left out; a single document ends at EOS.
-    """
-    start = int(run.is_wrapped and len(row) > 0 and row[0] == run.tokenizer.bos_id)
-    ends = start + np.flatnonzero(row[start:] == run.tokenizer.eos_id)
-    if run.config.data.packing == "unpacked":
-        row, ends = row[: ends[0] if len(ends) else len(row)], ends[:0]
-    return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
-
-
-def draw_samples(
-    run: Loaded, request: GenerativeRequest, nfe: int | None, seed: int, on_part: OnPart
-) -> list[TextSample]:
-    """The samples of a cell: the one place that calls the sampler."""
-
-    def on_step(step: Step) -> None:
-        on_part(step.first_sample + len(step.ids_BL) * step.number / max(1, step.num_steps))
-
-    made = fill_canvas(
-        run,
-        run_canvas(run, length=request.length),
-        request.num,
-        sampling_for(run, request.sampling, nfe),
-        seed=seed,
-        batch_size=request.batch_size,
-        on_step=on_step,
-    )
-    cut = [cut_row(run, row.numpy()) for row in made.ids_BL]
-    return [TextSample(documents, ids.tolist(), made.nfe) for ids, documents in cut]
-
-
-def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
-    """The settings that apply to a run: to a causal one only how a token is chosen."""
-    if run.framework.is_causal:
-        return sampling.for_causal()
-    return replace(sampling, steps=nfe)
-
-
-def run_subject(name: str, run: Loaded, fingerprint: str, request: GenerativeRequest) -> Subject:
-    """A run's samples, after a trial on a few tokens that finds settings it cannot do."""
-    length = len(run_canvas(run, length=request.length))
-    framework = run.config.framework.name
-    if framework == "sigma_arm" and length > run.config.data.block_length:
-        raise UserError(
-            f"{run.folder} has an order for {run.config.data.block_length} tokens; --length "
-            f"{length} is more"
-        )
-    has_steps = request.sampling.has_steps and not run.framework.is_causal
-    settings = list(dict.fromkeys(request.nfe)) if has_steps else [None]
-    trial = sampling_for(run, request.sampling, 1 if settings != [None] else None)
-    fill_canvas(run, run_canvas(run, length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
-    kept = asdict(sampling_for(run, request.sampling, None))
-    data, schedule = run.config.data, asdict(run.config.schedule)
-    texts = [run.tokenizer.fingerprint, run.is_wrapped, data.packing, schedule]
-    key = key_of(__version__, fingerprint, kept, request.num, length, texts)
-    about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
-    return Subject(
-        name,
-        key,
-        {**about, "is_causal": run.framework.is_causal},
-        [*settings],
-        list(request.seeds),
-        lambda nfe, seed, on_part: draw_samples(run, request, nfe, seed, on_part),
-    )
-
-
-def text_subject(name: str, run: Loaded, request: GenerativeRequest) -> Subject:
-    """The run's validation text: a group of ``num`` blocks for each seed, as far as it goes."""
-    train, valid = run.blocks()
-    run.check_same_data(train)
-    num_groups = max(1, min(len(request.seeds), len(valid) // request.num))
-    blocks = valid.spread(num_groups * request.num)
-    longest = min(len(run_canvas(run, length=request.length)), blocks.block_length)
-
-    def draw(_: int | None, group: int, on_part: OnPart) -> list[TextSample]:
-        index = np.arange(group, len(blocks), num_groups)
-        found = []
-        for row, length in zip(np.asarray(blocks.tokens[index]), blocks.lengths[index]):
-            ids, documents = cut_row(run, row[: min(longest, length)].astype(np.int64))
-            found.append(TextSample(documents, ids.tolist()))
-        on_part(len(found))
-        return found
-
-    key = key_of(__version__, blocks.fingerprint, run.tokenizer.fingerprint, num_groups, longest)
-    about = {"blocks": len(blocks), "tokens": longest}
-    return Subject(name, key, about, [None], list(range(num_groups)), draw)
-
-
-def measure_cell(
-    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, on_part: OnPart
+def _numbers(
+    options: GenerativeOptions,
+    request: GenerativeRequest,
+    scorer: TextScorer,
+    runs: list[dict[str, Any]],
+    texts: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
-    scores = scorer.score(
-        [sample.documents for sample in samples], batch_size=batch_size, on_batch=on_part
-    )
-    kept = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
-    total, count = sum(b.nll for _, b in kept), sum(b.num_tokens for _, b in kept)
-    if not math.isfinite(total):
-        raise UserError(f"scorer {scorer.name!r} gives text no finite likelihood; use another one")
     return {
-        "perplexity": perplexity_of(total / count) if count else None,
-        "entropy": float(np.mean([unigram_entropy(a.ids) for a, _ in kept])) if kept else None,
-        **asdict(diversity([b.ids for _, b in kept])),
-        "length": count / len(kept) if kept else None,
-        "calls": samples[0].calls if samples else None,
-        "samples": len(samples),
-        "left_out": len(samples) - len(kept),
-        "cut": sum(b.is_cut for b in scores),
-        "nll": [b.nll for b in scores],
-        "counted_tokens": [b.num_tokens for b in scores],
+        "suite": "generative",
+        "bellmask": __version__,
+        "scorer": {"name": scorer.name, "context": scorer.context, "rule": scorer.rule},
+        "counting": COUNTING,
+        "sampling": {**asdict(options.sampling), "steps": list(options.nfe)},
+        "how": _describe(options.sampling),
+        "num": options.num,
+        "seeds": list(request.seeds),
+        "over": f"{options.seeds} seed" + ("s" if options.seeds > 1 else ""),
+        "runs": runs,
+        "real_text": texts,
     }
 
 
-def measure(
-    subjects: Sequence[Subject],
-    scorer: TextScorer,
-    request: GenerativeRequest,
-    folder: Path,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[dict[str, Any]]:
-    """Every cell of every subject: a record per subject, its cells by setting and seed."""
-    cells = [
-        (subject, nfe, seed, SampleFiles.of(folder, subject.name, subject.key, nfe, seed, scorer))
-        for subject in subjects
-        for nfe in subject.settings
-        for seed in subject.seeds
-    ]
-    missing = [place for *_, place in cells if place.read_numbers() is None]
-    total, done = len(missing) * request.num, 0
-    on_progress(0, total)
-
-    def half(start: float) -> OnPart:
-        return lambda part: on_progress(int(start + part / 2), total)
-
-    found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
-    for subject, nfe, seed, place in cells:
-        numbers = place.read_numbers()
-        if numbers is None:
-            samples = place.read_samples()
-            if samples is None:
-                place.write_samples(subject.draw(nfe, seed, half(done)))
-                samples = place.read_samples()
-            assert samples is not None
-            on_part = half(done + request.num / 2)
-            numbers = measure_cell(samples, scorer, request.scorer_batch_size, on_part)
-            place.write_numbers(numbers)
-            done += request.num
-            on_progress(done, total)
-        kept = {name: numbers[name] for name in (*NUMBERS, "samples", "left_out", "cut")}
-        found.setdefault((subject.name, nfe), []).append({"seed": seed, **kept})
-    return [
-        {
-            "name": subject.name,
-            **subject.about,
-            "settings": [_summary(nfe, found[subject.name, nfe]) for nfe in subject.settings],
-        }
-        for subject in subjects
-    ]
+def _describe(sampling: Sampling) -> str:
+    """Rule, precision and temperature always; what else differs from the defaults."""
+    plain, always = asdict(Sampling()), ("rule", "noise", "temperature")
+    more = {k: v for k, v in asdict(sampling).items() if v != plain[k] and k not in always}
+    said = f"{sampling.rule} sampling, {sampling.noise} noise, temperature {sampling.temperature:g}"
+    return said + "".join(f", {name.replace('_', '-')} {value}" for name, value in more.items())
 
 
-def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
-    mean: dict[str, float | None] = {}
-    deviation: dict[str, float | None] = {}
-    for name in NUMBERS:
-        values = [cell[name] for cell in cells if cell[name] is not None]
-        mean[name] = float(np.mean(values)) if values else None
-        deviation[name] = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": cells}
+def _write(numbers: dict[str, Any], folder: Path) -> None:
+    content = json.dumps(numbers, indent=1, allow_nan=False)
+    write_text(folder / "generative.json", content + "\n")
+    write_text(folder / "generative.md", markdown(numbers))
+    save_figure(quality_diversity_figure(numbers), folder / "quality_diversity")
+
+
+def _show(numbers: Mapping[str, Any]) -> None:
+    print_plain_table(title(numbers), *rows(numbers))
+    print_lines(notes(numbers))
+
+
+def main(args: Sequence[str]) -> int:
+    """Sample, score, write."""
+    options = parse_command(GenerativeOptions, args, command="evaluate --suite generative")
+    _check(options)
+
+    request = GenerativeRequest(
+        options.num,
+        options.nfe,
+        tuple(range(options.seed, options.seed + options.seeds)),
+        options.length,
+        options.sampling,
+        options.batch_size,
+        options.scorer_batch_size,
+    )
+    runs, texts = _subjects(options, request)
+    scorer = load_scorer(options.scorer, device=options.device, context=options.context)
+    single = Path(options.runs[0]) / "generative" if len(options.runs) == 1 else None
+    folder = Path(options.out) if options.out else single or Path("runs/generative")
+    folder.mkdir(parents=True, exist_ok=True)
+    with staged_bar("sampling and scoring", "samples") as on_progress:
+        records = measure([*runs, *texts], scorer, request, folder, on_progress)
+    numbers = _numbers(options, request, scorer, records[: len(runs)], records[len(runs) :])
+    _write(numbers, folder)
+    _show(numbers)
+    print(f"written: {folder}/generative.json, generative.md, quality_diversity.png and .svg")
+    print(f"samples: {folder}/samples")
+    return 0

@@ -1,4 +1,12 @@
-"""Judges of pairs: a model behind an endpoint, asked in both orders, or a likelihood here."""
+"""``bellmask judge pairwise A B``: win rates by a judge (the paper's Table 5).
+
+The judge is a model behind an endpoint, asked in both orders, or a causal LM here whose likelihood
+decides. What it is asked, and the answers that it reads, are in
+:mod:`bellmask.evaluate.judge_prompts`; how an endpoint is asked, and what that costs, in
+:mod:`bellmask.evaluate.judge_endpoint`; rates and their errors in
+:mod:`bellmask.evaluate.judge_stats`. Answers, requests and verdicts are cached: a command that was
+stopped continues, and nothing is asked twice.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +16,29 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import tyro
 from rich.markup import escape
 
 from bellmask.config.command_line import parse_command
+from bellmask.data.readers import cache_folder
 from bellmask.evaluate.judge_endpoint import (
     CHANGEABLE,
     ChatRequest,
+    Endpoint,
     EndpointError,
     EndpointOptions,
+    Prices,
     Reply,
+    SpendingLimit,
     Transcript,
     cost_of,
+    estimate,
+    prices_of,
 )
 from bellmask.evaluate.judge_prompts import (
+    NUM_INSTRUCTIONS,
     SAME,
     UNREADABLE,
     VALUES,
@@ -31,159 +46,173 @@ from bellmask.evaluate.judge_prompts import (
     Judged,
     Pair,
     PairOutcome,
+    RunSide,
+    Side,
     Style,
     Verdict,
+    alpaca_of_outputs,
     combine,
     first_share,
+    open_benchmark,
+    open_style,
+    pairs_of,
+    read_outputs,
 )
-from bellmask.evaluate.scorers import TextScore, TextScorer
+from bellmask.evaluate.judge_stats import (
+    FOLDS,
+    Calibration,
+    read_calibration,
+    seed_numbers,
+    summarize,
+)
+from bellmask.evaluate.scorers import TextScore, TextScorer, load_scorer
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
-from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table
+from bellmask.utils.console import (
+    in_markdown,
+    markdown_table,
+    print_lines,
+    print_table,
+    progress_bar,
+    staged_bar,
+)
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder, has_kinds, is_number
+from bellmask.utils.files import check_folder, has_kinds, is_number, without_nan, write_text
 from bellmask.utils.store import Store, content_key
 
-if TYPE_CHECKING:
-    from bellmask.evaluate.judge_endpoint import ChatRequest, Endpoint, Prices, SpendingLimit
-    from bellmask.evaluate.judge_prompts import Benchmark, Judged, Pair, Side
-    from bellmask.evaluate.judge_stats import Calibration
+# Options
 
-# A judge without an endpoint: which answer a causal LM finds likelier after the request.
-#
-# It measures how a language model would have gone on, not quality: fluent and common answers
-# win. Every result carries :data:`LABEL`. An answer's log-likelihood is that of request and answer
-# minus that of the request alone, which is exact wherever the tokens of the request stay what they
-# are when the answer follows; pairs where they do not are counted. There is no order of answers, so
-# one outcome needs no second verdict. Cost: one forward pass over each conversation with its last
-# answer and one without.
-
-LABEL = "likelihood of {name}, not a judgement of quality"
-TIE_MARGIN = 1e-5
-"""Log-likelihoods, in nats per token, that differ by less are a tie: sums are no more exact."""
-Measure = Literal["per-token", "raw"]
-MEASURES: dict[str, Callable[[AnswerScore], float]] = {
-    "per-token": lambda score: score.per_token,
-    "raw": lambda score: score.log_likelihood,
-}
+LOCAL = "local:"
+FILES = (".json", ".jsonl", ".gz", ".xz", ".zst", ".parquet", ".arrow")
+"""How names of files end; other names are models."""
 
 
-@dataclass(frozen=True)
-class AnswerScore:
-    """An answer under the language model, given what was said before."""
+@dataclass(frozen=True, kw_only=True)
+class PairwiseOptions(LoadOptions):
+    """A judge reads A's and B's answers to the same requests, in both orders, and says which is
+    better: win rate, non-tie win rate, length-controlled win rate (the paper's Table 5).
 
-    log_likelihood: float
-    """Sum over the answer's tokens, in nats."""
-    num_tokens: int
-    """0 for an empty answer, and where the request alone fills the model's context."""
-    is_exact: bool
-    """The request's tokens are the same with and without the answer."""
-    is_cut: bool
-    """Tokens beyond the model's context were dropped."""
+    A and B are models (run folders, exports, hub names) that answer now, or files of outputs, whose
+    records have instruction and output. The judge is a model behind an OpenAI-compatible API, or a
+    causal LM here whose likelihood decides (local:NAME), which is no judgement of quality. What it
+    will cost is said before anything is sent. Answers, requests and verdicts are kept in --out: the
+    same command goes on where it was stopped, and nothing is asked twice.
+
+    Examples:
+    bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --max-usd 50
+
+    bellmask judge pairwise runs/bell runs/base --benchmark alpaca-eval --judge gpt-4o --dry-run
+
+    bellmask judge pairwise runs/bell runs/base --benchmark prompts.jsonl --judge local:smollm2
+
+    bellmask judge pairwise A.json B.json --judge my-model --base-url http://localhost:8000/v1
+    """
+
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    """Model or file of outputs whose win rate is measured."""
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
+    """What it is compared with."""
+    judge: str
+    """Name of a model at the endpoint, or local:MODEL (smollm2, an ARM run folder, a Hugging Face
+    folder or name) for a likelihood."""
+    benchmark: str = "alpaca-eval"
+    """alpaca-eval (805 instructions; of two files of outputs: those that A holds), mt-bench (80
+    questions, two turns) or a file with instruction, prompt or turns in each record."""
+    tasks: int = 0
+    """Some of the benchmark's tasks, evenly spread; 0 means all."""
+    seeds: int = 5
+    """Sets of answers of each model, each with noise of its own."""
+    seed: int = 0
+    """The first of them; the others follow it."""
+    length: int | None = None
+    """Tokens of an answer; default: what most training responses of a run needed."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    """How answers are sampled; the judge is asked at temperature 0."""
+    endpoint: Annotated[EndpointOptions, tyro.conf.arg(name="")] = field(
+        default_factory=EndpointOptions
+    )
+    """Where and how fast the judge is asked."""
+    style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
+    """How the judge is asked; auto: the benchmark's own way."""
+    measure: Literal["per-token", "raw"] = "per-token"
+    """Of a local judge: mean or sum of an answer's log-likelihood."""
+    price_in: float | None = None
+    """US dollars per million tokens that the judge reads; known for some of OpenAI's models."""
+    price_out: float | None = None
+    """The same for tokens that it writes."""
+    max_usd: float | None = None
+    """Spend at most so many US dollars; needs prices. The estimate, which must fit, is the worst
+    case: every verdict as long as it may be. What is spent is mostly far less."""
+    dry_run: bool = False
+    """Write answers, say what asking would cost, and stop. Needs no key."""
+    difficulty: str | None = None
+    """AlpacaEval's instruction_difficulty.csv; with --gamed also its full length-controlled rate.
+    That is calibrated for B = gpt4_1106_preview's outputs."""
+    gamed: str | None = None
+    """AlpacaEval's df_gamed.csv."""
+    data_dir: str | None = None
+    """Folder with alpaca_eval.json (or a model_outputs.json), instead of the hub."""
+    out: str = "runs/judge"
+    """Folder for judge.json, judge.md and verdicts.jsonl, which the next comparison there replaces,
+    and for answers/ and transcript.jsonl, which it shares."""
+    cache_dir: str | None = None
+    """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
 
     @property
-    def per_token(self) -> float:
-        """Mean log-likelihood; -inf where there is no token."""
-        return self.log_likelihood / self.num_tokens if self.num_tokens else float("-inf")
+    def is_local(self) -> bool:
+        """The judge is a likelihood."""
+        return self.judge.startswith(LOCAL)
 
 
-@dataclass(frozen=True)
-class LocalVerdict:
-    """A pair under the language model."""
-
-    outcome: PairOutcome
-    a: AnswerScore
-    b: AnswerScore
-
-
-class LikelihoodJudge:
-    """``LikelihoodJudge(load_scorer("smollm2")).judge(pairs)``."""
-
-    def __init__(self, scorer: TextScorer, measure: Measure = "per-token") -> None:
-        self._value = look_up("measure of likelihood", measure, MEASURES)
-        self._scorer, self._measure = scorer, measure
-        self.label = LABEL.format(name=scorer.name)
-        self.fingerprint = f"{scorer.fingerprint}/{measure}"
-
-    def judge(
-        self,
-        pairs: Sequence[Pair],
-        *,
-        batch_size: int = 8,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> list[LocalVerdict]:
-        """A verdict on each pair; ``on_batch`` is told how many texts are scored.
-
-        An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
-        request leaves no room for an answer in the model's context, nothing can be said.
-        """
-        texts = _texts(pairs)
-        samples = [(text,) for text in texts]
-        scores = self._scorer.score(samples, batch_size=batch_size, on_batch=on_batch)
-        known = dict(zip(texts, scores, strict=True))
-        return [self._verdict(pair, known) for pair in pairs]
-
-    def _verdict(self, pair: Pair, known: dict[str, TextScore]) -> LocalVerdict:
-        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
-        return LocalVerdict(self._outcome(pair, a, b), a, b)
-
-    def _outcome(self, pair: Pair, a: AnswerScore, b: AnswerScore) -> PairOutcome:
-        has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
-        if pair.is_same or not (has_a or has_b):
-            return SAME
-        if (has_a and not a.num_tokens) or (has_b and not b.num_tokens):
-            return PairOutcome("unreadable", None)
-        if not (has_a and has_b):
-            return PairOutcome("win", 1.0) if has_a else PairOutcome("loss", 0.0)
-        better = self._value(a) - self._value(b)
-        tokens = 1 if self._measure == "per-token" else max(a.num_tokens, b.num_tokens)
-        if abs(better) <= TIE_MARGIN * tokens:
-            return SAME
-        return PairOutcome("win", 1.0) if better > 0 else PairOutcome("loss", 0.0)
+def check_options(options: PairwiseOptions) -> None:
+    """What can be refused before anything is loaded."""
+    check_folder(options.out)
+    options.sampling.check()
+    if options.seeds < 1 or options.tasks < 0:
+        raise UserError("--seeds must be at least 1, --tasks at least 0")
+    if (options.difficulty is None) != (options.gamed is None):
+        raise UserError("--difficulty and --gamed go together: give both or neither")
+    if options.difficulty is not None and options.benchmark != "alpaca-eval":
+        raise UserError("--difficulty and --gamed are AlpacaEval's: give --benchmark alpaca-eval")
+    if Path(options.a).resolve() == Path(options.b).resolve():
+        raise UserError(f"A and B are both {options.a}: there is nothing to compare")
+    for name in (options.a, options.b):
+        if Path(name).is_file() and not name.endswith(FILES):
+            raise UserError(
+                f"{name} is neither a run folder nor a file of outputs ({', '.join(FILES)})"
+            )
+        if name.endswith(FILES) and not Path(name).exists():
+            raise UserError(f"there is no file {name}")
+    _check_judge(options)
 
 
-def request_text(pair: Pair, said: Sequence[str]) -> str:
-    """All before the answer. It ends in a colon, so that the answer's first token is its own."""
-    earlier = [
-        f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
-        for asked, answer in zip(pair.task.turns, said[:-1])
-    ]
-    return "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
+def _check_judge(options: PairwiseOptions) -> None:
+    if not options.judge.removeprefix(LOCAL).strip():
+        raise UserError("--judge needs a name: MODEL at an endpoint, or local:MODEL")
+    if options.is_local:
+        only = {"--style": options.style != "auto", "--max-usd": options.max_usd is not None}
+        only |= {"--price-in": options.price_in is not None}
+        only |= {"--price-out": options.price_out is not None}
+        only |= {
+            f"--{option.name.replace('_', '-')}": getattr(options.endpoint, option.name)
+            != option.default
+            for option in fields(EndpointOptions)
+        }
+        for name in (name for name, is_given in only.items() if is_given):
+            raise UserError(f"{name} goes with a judge at an endpoint, not with {options.judge}")
+        return
+    if options.measure != "per-token":
+        raise UserError(f"--measure goes with a local judge, not with {options.judge}")
+    options.endpoint.check()
+    spending_limit(options)
+    prices(options)
+    if not options.dry_run:
+        options.endpoint.key()
 
 
-def whole_text(pair: Pair, said: Sequence[str]) -> str:
-    """The request with its answer."""
-    return f"{request_text(pair, said)} {said[-1].strip()}"
-
-
-def _texts(pairs: Sequence[Pair]) -> list[str]:
-    """Each text once, in order of appearance."""
-    found: dict[str, None] = {}
-    for pair in pairs:
-        for said in (pair.answers_a, pair.answers_b):
-            if said[-1].strip():
-                found[request_text(pair, said)] = None
-                found[whole_text(pair, said)] = None
-    return list(found)
-
-
-def _answer_score(pair: Pair, said: Sequence[str], known: dict[str, TextScore]) -> AnswerScore:
-    if not said[-1].strip():
-        return AnswerScore(0.0, 0, True, False)
-    before, whole = known[request_text(pair, said)], known[whole_text(pair, said)]
-    count = max(0, whole.num_tokens - before.num_tokens)
-    log_likelihood = before.nll - whole.nll if count else 0.0
-    is_exact = whole.ids[: len(before.ids)] == before.ids
-    return AnswerScore(log_likelihood, count, is_exact, whole.is_cut)
-
+# Judges: whoever decides between two answers.
 
 OnDone = Callable[[int, int], None]
-LOCAL_CHUNK = 16
-"""Pairs whose likelihoods are computed before they are kept."""
-RENAMED = "max_tokens"
-"""A setting that a judge who refuses it is sent by another name."""
-ORDERS = (True, False)
-"""A shown first, B shown first."""
 
 
 class Judge(Protocol):
@@ -211,7 +240,12 @@ class Judge(Protocol):
         ...
 
 
-# --- behind an endpoint ----------------------------------------------------------------------
+# A judge behind an endpoint.
+
+RENAMED = "max_tokens"
+"""A setting that a judge who refuses it is sent by another name."""
+ORDERS = (True, False)
+"""A shown first, B shown first."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +376,133 @@ class EndpointJudge:
         return lines
 
 
-# --- here ------------------------------------------------------------------------------------
+# A judge without an endpoint: which answer a causal LM finds likelier after the request.
+#
+# It measures how a language model would have gone on, not quality: fluent and common answers
+# win. Every result carries :data:`LABEL`. An answer's log-likelihood is that of request and answer
+# minus that of the request alone, which is exact wherever the tokens of the request stay what they
+# are when the answer follows; pairs where they do not are counted. There is no order of answers, so
+# one outcome needs no second verdict. Cost: one forward pass over each conversation with its last
+# answer and one without.
+LABEL = "likelihood of {name}, not a judgement of quality"
+TIE_MARGIN = 1e-5
+"""Log-likelihoods, in nats per token, that differ by less are a tie: sums are no more exact."""
+LOCAL_CHUNK = 16
+"""Pairs whose likelihoods are computed before they are kept."""
+Measure = Literal["per-token", "raw"]
+MEASURES: dict[str, Callable[[AnswerScore], float]] = {
+    "per-token": lambda score: score.per_token,
+    "raw": lambda score: score.log_likelihood,
+}
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """An answer under the language model, given what was said before."""
+
+    log_likelihood: float
+    """Sum over the answer's tokens, in nats."""
+    num_tokens: int
+    """0 for an empty answer, and where the request alone fills the model's context."""
+    is_exact: bool
+    """The request's tokens are the same with and without the answer."""
+    is_cut: bool
+    """Tokens beyond the model's context were dropped."""
+
+    @property
+    def per_token(self) -> float:
+        """Mean log-likelihood; -inf where there is no token."""
+        return self.log_likelihood / self.num_tokens if self.num_tokens else float("-inf")
+
+
+@dataclass(frozen=True)
+class LocalVerdict:
+    """A pair under the language model."""
+
+    outcome: PairOutcome
+    a: AnswerScore
+    b: AnswerScore
+
+
+class LikelihoodJudge:
+    """``LikelihoodJudge(load_scorer("smollm2")).judge(pairs)``."""
+
+    def __init__(self, scorer: TextScorer, measure: Measure = "per-token") -> None:
+        self._value = look_up("measure of likelihood", measure, MEASURES)
+        self._scorer, self._measure = scorer, measure
+        self.label = LABEL.format(name=scorer.name)
+        self.fingerprint = f"{scorer.fingerprint}/{measure}"
+
+    def judge(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        batch_size: int = 8,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> list[LocalVerdict]:
+        """A verdict on each pair; ``on_batch`` is told how many texts are scored.
+
+        An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
+        request leaves no room for an answer in the model's context, nothing can be said.
+        """
+        texts = _texts(pairs)
+        samples = [(text,) for text in texts]
+        scores = self._scorer.score(samples, batch_size=batch_size, on_batch=on_batch)
+        known = dict(zip(texts, scores, strict=True))
+        return [self._verdict(pair, known) for pair in pairs]
+
+    def _verdict(self, pair: Pair, known: dict[str, TextScore]) -> LocalVerdict:
+        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
+        return LocalVerdict(self._outcome(pair, a, b), a, b)
+
+    def _outcome(self, pair: Pair, a: AnswerScore, b: AnswerScore) -> PairOutcome:
+        has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
+        if pair.is_same or not (has_a or has_b):
+            return SAME
+        if (has_a and not a.num_tokens) or (has_b and not b.num_tokens):
+            return PairOutcome("unreadable", None)
+        if not (has_a and has_b):
+            return PairOutcome("win", 1.0) if has_a else PairOutcome("loss", 0.0)
+        better = self._value(a) - self._value(b)
+        tokens = 1 if self._measure == "per-token" else max(a.num_tokens, b.num_tokens)
+        if abs(better) <= TIE_MARGIN * tokens:
+            return SAME
+        return PairOutcome("win", 1.0) if better > 0 else PairOutcome("loss", 0.0)
+
+
+def _texts(pairs: Sequence[Pair]) -> list[str]:
+    """Each text once, in order of appearance."""
+    found: dict[str, None] = {}
+    for pair in pairs:
+        for said in (pair.answers_a, pair.answers_b):
+            if said[-1].strip():
+                found[request_text(pair, said)] = None
+                found[whole_text(pair, said)] = None
+    return list(found)
+
+
+def _answer_score(pair: Pair, said: Sequence[str], known: dict[str, TextScore]) -> AnswerScore:
+    if not said[-1].strip():
+        return AnswerScore(0.0, 0, True, False)
+    before, whole = known[request_text(pair, said)], known[whole_text(pair, said)]
+    count = max(0, whole.num_tokens - before.num_tokens)
+    log_likelihood = before.nll - whole.nll if count else 0.0
+    is_exact = whole.ids[: len(before.ids)] == before.ids
+    return AnswerScore(log_likelihood, count, is_exact, whole.is_cut)
+
+
+def request_text(pair: Pair, said: Sequence[str]) -> str:
+    """All before the answer. It ends in a colon, so that the answer's first token is its own."""
+    earlier = [
+        f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
+        for asked, answer in zip(pair.task.turns, said[:-1])
+    ]
+    return "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
+
+
+def whole_text(pair: Pair, said: Sequence[str]) -> str:
+    """The request with its answer."""
+    return f"{request_text(pair, said)} {said[-1].strip()}"
 
 
 class LocalJudge:
@@ -418,141 +578,11 @@ def _is_outcome(record: dict[str, Any]) -> bool:
     return is_result and is_value and all(has_kinds(record.get(side), sides) for side in "ab")
 
 
-# Options of ``bellmask judge pairwise``, and the parts that they name.
-
-LOCAL = "local:"
-FILES = (".json", ".jsonl", ".gz", ".xz", ".zst", ".parquet", ".arrow")
-"""How names of files end; other names are models."""
+# The parts that options name: benchmark, calibration, sides, judge and prices.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairwiseOptions(LoadOptions):
-    """A judge reads A's and B's answers to the same requests, in both orders, and says which is
-    better: win rate, non-tie win rate, length-controlled win rate (the paper's Table 5).
-
-    A and B are models (run folders, exports, hub names) that answer now, or files of outputs, whose
-    records have instruction and output. The judge is a model behind an OpenAI-compatible API, or a
-    causal LM here whose likelihood decides (local:NAME), which is no judgement of quality. What it
-    will cost is said before anything is sent. Answers, requests and verdicts are kept in --out: the
-    same command goes on where it was stopped, and nothing is asked twice.
-
-    Examples:
-    bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --max-usd 50
-
-    bellmask judge pairwise runs/bell runs/base --benchmark alpaca-eval --judge gpt-4o --dry-run
-
-    bellmask judge pairwise runs/bell runs/base --benchmark prompts.jsonl --judge local:smollm2
-
-    bellmask judge pairwise A.json B.json --judge my-model --base-url http://localhost:8000/v1
-    """
-
-    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
-    """Model or file of outputs whose win rate is measured."""
-    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
-    """What it is compared with."""
-    judge: str
-    """Name of a model at the endpoint, or local:MODEL (smollm2, an ARM run folder, a Hugging Face
-    folder or name) for a likelihood."""
-    benchmark: str = "alpaca-eval"
-    """alpaca-eval (805 instructions; of two files of outputs: those that A holds), mt-bench (80
-    questions, two turns) or a file with instruction, prompt or turns in each record."""
-    tasks: int = 0
-    """Some of the benchmark's tasks, evenly spread; 0 means all."""
-    seeds: int = 5
-    """Sets of answers of each model, each with noise of its own."""
-    seed: int = 0
-    """The first of them; the others follow it."""
-    length: int | None = None
-    """Tokens of an answer; default: what most training responses of a run needed."""
-    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
-    """How answers are sampled; the judge is asked at temperature 0."""
-    endpoint: Annotated[EndpointOptions, tyro.conf.arg(name="")] = field(
-        default_factory=EndpointOptions
-    )
-    """Where and how fast the judge is asked."""
-    style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
-    """How the judge is asked; auto: the benchmark's own way."""
-    measure: Literal["per-token", "raw"] = "per-token"
-    """Of a local judge: mean or sum of an answer's log-likelihood."""
-    price_in: float | None = None
-    """US dollars per million tokens that the judge reads; known for some of OpenAI's models."""
-    price_out: float | None = None
-    """The same for tokens that it writes."""
-    max_usd: float | None = None
-    """Spend at most so many US dollars; needs prices. The estimate, which must fit, is the worst
-    case: every verdict as long as it may be. What is spent is mostly far less."""
-    dry_run: bool = False
-    """Write answers, say what asking would cost, and stop. Needs no key."""
-    difficulty: str | None = None
-    """AlpacaEval's instruction_difficulty.csv; with --gamed also its full length-controlled rate.
-    That is calibrated for B = gpt4_1106_preview's outputs."""
-    gamed: str | None = None
-    """AlpacaEval's df_gamed.csv."""
-    data_dir: str | None = None
-    """Folder with alpaca_eval.json (or a model_outputs.json), instead of the hub."""
-    out: str = "runs/judge"
-    """Folder for judge.json, judge.md and verdicts.jsonl, which the next comparison there replaces,
-    and for answers/ and transcript.jsonl, which it shares."""
-    cache_dir: str | None = None
-    """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
-
-    @property
-    def is_local(self) -> bool:
-        """The judge is a likelihood."""
-        return self.judge.startswith(LOCAL)
-
-
-def check_options(options: PairwiseOptions) -> None:
-    """What can be refused before anything is loaded."""
-    check_folder(options.out)
-    options.sampling.check()
-    if options.seeds < 1 or options.tasks < 0:
-        raise UserError("--seeds must be at least 1, --tasks at least 0")
-    if (options.difficulty is None) != (options.gamed is None):
-        raise UserError("--difficulty and --gamed go together: give both or neither")
-    if options.difficulty is not None and options.benchmark != "alpaca-eval":
-        raise UserError("--difficulty and --gamed are AlpacaEval's: give --benchmark alpaca-eval")
-    if Path(options.a).resolve() == Path(options.b).resolve():
-        raise UserError(f"A and B are both {options.a}: there is nothing to compare")
-    for name in (options.a, options.b):
-        if Path(name).is_file() and not name.endswith(FILES):
-            raise UserError(
-                f"{name} is neither a run folder nor a file of outputs ({', '.join(FILES)})"
-            )
-        if name.endswith(FILES) and not Path(name).exists():
-            raise UserError(f"there is no file {name}")
-    _check_judge(options)
-
-
-def _check_judge(options: PairwiseOptions) -> None:
-    if not options.judge.removeprefix(LOCAL).strip():
-        raise UserError("--judge needs a name: MODEL at an endpoint, or local:MODEL")
-    if options.is_local:
-        only = {"--style": options.style != "auto", "--max-usd": options.max_usd is not None}
-        only |= {"--price-in": options.price_in is not None}
-        only |= {"--price-out": options.price_out is not None}
-        only |= {
-            f"--{option.name.replace('_', '-')}": getattr(options.endpoint, option.name)
-            != option.default
-            for option in fields(EndpointOptions)
-        }
-        for name in (name for name, is_given in only.items() if is_given):
-            raise UserError(f"{name} goes with a judge at an endpoint, not with {options.judge}")
-        return
-    if options.measure != "per-token":
-        raise UserError(f"--measure goes with a local judge, not with {options.judge}")
-    options.endpoint.check()
-    spending_limit(options)
-    prices(options)
-    if not options.dry_run:
-        options.endpoint.key()
-
-
-def open_tasks(options: PairwiseOptions) -> Benchmark:
+def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     """The benchmark, or some of its tasks."""
-    from bellmask.data.readers import cache_folder
-    from bellmask.evaluate.judge_prompts import alpaca_of_outputs, open_benchmark
-
     if _hold_instructions(options):
         found = alpaca_of_outputs(Path(options.a))
         print(
@@ -568,8 +598,6 @@ def open_tasks(options: PairwiseOptions) -> Benchmark:
 
 def _hold_instructions(options: PairwiseOptions) -> bool:
     """Two files of outputs to AlpacaEval: nothing need be fetched."""
-    from bellmask.evaluate.judge_prompts import read_outputs
-
     paths = [Path(options.a), Path(options.b)]
     is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
     if not (is_asked and all(path.is_file() for path in paths)):
@@ -579,8 +607,6 @@ def _hold_instructions(options: PairwiseOptions) -> bool:
 
 def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibration | None:
     """What AlpacaEval's full model needs, if its files are given."""
-    from bellmask.evaluate.judge_stats import FOLDS, read_calibration
-
     if options.difficulty is None or options.gamed is None:
         return None
     if benchmark.name != "alpaca-eval":
@@ -610,8 +636,6 @@ def _short(name: str) -> str:
 
 def _open_side(name: str, label: str, options: PairwiseOptions) -> Side:
     """A file of outputs, or a model that answers."""
-    from bellmask.evaluate.judge_prompts import RunSide, read_outputs
-
     if Path(name).is_file():
         return read_outputs(Path(name), label)
     loaded = options.load(name)
@@ -627,8 +651,6 @@ def opened_judge(
     if options.is_local:
         yield _local_judge(options)
         return
-    from bellmask.evaluate.judge_endpoint import Endpoint
-
     if options.dry_run:
         yield _endpoint_judge(options, benchmark, None)
         return
@@ -639,10 +661,6 @@ def opened_judge(
 def _endpoint_judge(
     options: PairwiseOptions, benchmark: Benchmark, endpoint: Endpoint | None
 ) -> EndpointJudge:
-    from bellmask.data.readers import cache_folder
-    from bellmask.evaluate.judge_endpoint import Transcript
-    from bellmask.evaluate.judge_prompts import open_style
-
     name = benchmark.style if options.style == "auto" else options.style
     judge = EndpointJudge(
         options.judge,
@@ -658,8 +676,6 @@ def _endpoint_judge(
 
 
 def _local_judge(options: PairwiseOptions) -> LocalJudge:
-    from bellmask.evaluate.scorers import load_scorer
-
     name = options.judge.removeprefix(LOCAL)
     option = f"--judge {LOCAL}NAME"
     scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
@@ -669,213 +685,21 @@ def _local_judge(options: PairwiseOptions) -> LocalJudge:
 
 def prices(options: PairwiseOptions) -> Prices | None:
     """Of the judge; None where they are not known."""
-    from bellmask.evaluate.judge_endpoint import prices_of
-
     url = options.endpoint.url()
     return prices_of(options.judge, url, options.price_in, options.price_out)
 
 
 def spending_limit(options: PairwiseOptions) -> SpendingLimit | None:
     """None where none is asked for."""
-    from bellmask.evaluate.judge_endpoint import SpendingLimit
-
     if options.max_usd is None:
         return None
     return SpendingLimit(options.max_usd, prices(options), options.judge)
 
 
-# ``bellmask judge pairwise A B``: win rates by a judge (the paper's Table 5).
-
-HELP = """Judge models by their answers.
-
-usage: bellmask judge pairwise A B --judge MODEL [options]    (add --help for all of them)
-
-examples:
-  bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --dry-run
-  bellmask judge pairwise runs/bell runs/base --benchmark prompts.jsonl --judge local:smollm2
-"""
-BySeed = dict[int, list["Pair"]]
-
-
-def main(args: Sequence[str]) -> int:
-    """Hand over to the kind of judgement."""
-    if not args or args[0] in ("-h", "--help"):
-        print(HELP)
-        return 0
-    kind, *rest = args
-    if kind != "pairwise":
-        raise UserError(f"there is one kind of judgement: bellmask judge pairwise A B; not {kind}")
-    return _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))
-
-
-def _pairwise(options: PairwiseOptions) -> int:
-    check_options(options)
-    benchmark = open_tasks(options)
-    calibration = open_calibration(options, benchmark)
-    with opened_judge(options, benchmark) as judge:
-        sides = open_sides(options)
-        seeds = _seeds(options, sides)
-        with _goes_on("answers", Path(options.out) / "answers"):
-            pairs = _answered(sides, benchmark, seeds)
-        everything = [pair for seed in seeds for pair in pairs[seed]]
-        missing = _announce(options, sides, judge, everything)
-        if options.dry_run:
-            return 0
-        judged = _judged(judge, pairs, missing, options)
-
-    from bellmask.evaluate.judge_stats import seed_numbers, summarize
-
-    results = [seed_numbers(judged[seed], calibration) for seed in seeds]
-    cautions = [line for side in sides for line in side.cautions(benchmark, seeds)]
-    cautions += [*judge.cautions(everything), *_cautions(options, sides, benchmark)]
-    numbers = {
-        "a": _about(options.a, sides[0]),
-        "b": _about(options.b, sides[1]),
-        "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
-        "num_tasks": len(benchmark.tasks),
-        "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
-        "seeds": seeds,
-        "over_seeds": summarize(results, [judged[seed] for seed in seeds]),
-        "results": results,
-        "cautions": cautions,
-    }
-    _write(Path(options.out), numbers, _verdict_lines(judge, judged))
-    return 0
-
-
-def _about(given: str, side: Side) -> dict[str, Any]:
-    return {"name": side.name, "given": given, **side.about}
-
-
-def _seeds(options: PairwiseOptions, sides: Sequence[Side]) -> list[int]:
-    """Files say the same every time: then one seed is all."""
-    is_one = all(side.is_fixed for side in sides)
-    return [options.seed + number for number in range(1 if is_one else options.seeds)]
-
-
-def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int]) -> BySeed:
-    """Pairs by seed; what has not been answered before is answered now."""
-    from bellmask.evaluate.judge_prompts import pairs_of
-    from bellmask.utils.console import progress_bar
-
-    work = [(seed, side, side.missing(benchmark, seed)) for seed in seeds for side in sides]
-    said: dict[int, list[Any]] = {seed: [] for seed in seeds}
-    before = 0
-    with progress_bar("answering", "answers", sum(count for *_, count in work)) as advance:
-        for seed, side, count in work:
-            said[seed].append(
-                side.answers(benchmark, seed, lambda done, start=before: advance(start + done))  # type: ignore[misc]
-            )
-            before += count
-    return {seed: pairs_of(benchmark.tasks, *both) for seed, both in said.items()}
-
-
-@contextlib.contextmanager
-def _goes_on(what: str, folder: Path) -> Iterator[None]:
-    """Ctrl-C says what is kept."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        words = f"interrupted; {what} so far are kept in {folder}: the same command goes on"
-        raise KeyboardInterrupt(str(stop) or words) from None
-
-
-def _announce(
-    options: PairwiseOptions, sides: Sequence[Side], judge: Judge, pairs: Sequence[Pair]
-) -> list[ChatRequest]:
-    """Say what it will cost; what will be asked."""
-    from bellmask.evaluate.judge_endpoint import estimate
-
-    missing: list[ChatRequest] = []
-    if isinstance(judge, EndpointJudge):
-        missing = judge.transcript.missing(judge.requests(pairs))
-        found = estimate(missing, prices(options))
-        print(found.words(), flush=True)
-        if judge.limit is not None:
-            judge.limit.check(found)
-    if options.dry_run:
-        is_written = not all(side.is_fixed for side in sides)
-        place = f"; answers are in {options.out}/answers" if is_written else ""
-        print(f"dry run: nothing was asked{place}")
-    return missing
-
-
-def _judged(
-    judge: Judge, pairs: BySeed, missing: Sequence[ChatRequest], options: PairwiseOptions
-) -> dict[int, list[Judged]]:
-    """All seeds at once, so that threads are never idle between them; then says what it cost."""
-    from bellmask.utils.console import staged_bar
-
-    everything = [pair for mine in pairs.values() for pair in mine]
-    try:
-        with (
-            _goes_on("likelihoods", Path(options.out)),
-            staged_bar("judging", "verdicts") as on_progress,
-        ):
-            found = iter(judge.judge(everything, on_progress))
-    finally:  # money is gone after a failure, too
-        words = judge.spent(missing) if missing and isinstance(judge, EndpointJudge) else None
-        if words is not None:
-            print(words, flush=True)
-    return {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
-
-
-def _cautions(options: PairwiseOptions, sides: Sequence[Side], benchmark: Benchmark) -> list[str]:
-    """What a reader must know of the comparison itself."""
-    from bellmask.evaluate.judge_prompts import NUM_INSTRUCTIONS, RunSide
-
-    lines = []
-    marks = {side.fingerprint for side in sides if isinstance(side, RunSide)}
-    if len(marks) == 1 and all(isinstance(side, RunSide) for side in sides):
-        lines.append("A and B are the same model: all their answers are.")
-    if options.difficulty is not None:
-        lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
-        if (count := len(benchmark.tasks)) < NUM_INSTRUCTIONS:
-            lines.append(
-                f"AlpacaEval's full model is calibrated on all {NUM_INSTRUCTIONS} instructions; "
-                f"with {count} of them it is no leaderboard number."
-            )
-    return lines
-
-
-def _verdict_lines(judge: Judge, judged: dict[int, list[Judged]]) -> str:
-    """A line for each pair: what was said, who won, and what that rests on."""
-    lines = []
-    for seed, mine in judged.items():
-        for one in mine:
-            record = {
-                "seed": seed,
-                "task": one.pair.task.id,
-                "turn": one.pair.turn + 1,
-                "category": one.pair.task.category,
-                "result": one.outcome.result,
-                "preference": one.outcome.preference,
-                "a": one.pair.answers_a[-1],
-                "b": one.pair.answers_b[-1],
-                **judge.grounds(one.pair),
-            }
-            lines.append(json.dumps(record) + "\n")
-    return "".join(lines)
-
-
-def _write(folder: Path, numbers: dict[str, Any], verdicts: str) -> None:
-    """To files and to the screen."""
-    from bellmask.utils.files import without_nan, write_text
-
-    plain = without_nan(numbers)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "verdicts.jsonl", verdicts)
-    write_text(folder / "judge.md", markdown(plain))
-    write_text(folder / "judge.json", json.dumps(plain, indent=1, allow_nan=False) + "\n")
-    show(plain)
-    print(f"written: judge.json, judge.md and verdicts.jsonl in {folder}", file=sys.stderr)
-
-
 # Table 5's layout: win rates of A against B, on the screen and in Markdown.
-
 Numbers = Mapping[str, Any]
-Table = tuple[list[str], list[list[str]]]
-"""(columns, rows)."""
+ColumnsAndRows = tuple[list[str], list[list[str]]]
+"""Of a table."""
 TITLES = {
     "win_rate": "win rate (a tie is half a win)",
     "non_tie": "non-tie win rate",
@@ -899,7 +723,7 @@ def title(numbers: Numbers) -> str:
     return f"{numbers['a']['name']} against {numbers['b']['name']}, by {label}"
 
 
-def headlines(numbers: Numbers) -> Table:
+def headlines(numbers: Numbers) -> ColumnsAndRows:
     """Mean ± deviation over seeds; beside it the error over tasks, from all seeds together."""
     count = len(numbers["seeds"])
     over = "one seed" if count == 1 else f"mean ± deviation of {count} seeds"
@@ -916,7 +740,7 @@ def headlines(numbers: Numbers) -> Table:
     return columns, rows
 
 
-def outcomes(numbers: Numbers) -> Table:
+def outcomes(numbers: Numbers) -> ColumnsAndRows:
     """Counts of each seed, and how long answers are."""
     columns = ["seed", *COUNTS, "characters of A", "of B"]
     rows = []
@@ -926,7 +750,7 @@ def outcomes(numbers: Numbers) -> Table:
     return columns, rows
 
 
-def part(numbers: Numbers, name: str) -> Table:
+def part(numbers: Numbers, name: str) -> ColumnsAndRows:
     """By category or turn: counts of all seeds together; no rows if there is only one."""
     columns = [PARTS[name], *COUNTS, "win rate, %", "non-tie, %"]
     found = numbers["over_seeds"][name]
@@ -1002,3 +826,177 @@ def markdown(numbers: Numbers) -> str:
         if rows:
             parts += [f"## By {word}, all seeds", markdown_table(columns, rows).rstrip()]
     return "\n\n".join(parts) + "\n"
+
+
+# The command
+
+HELP = """Judge models by their answers.
+
+usage: bellmask judge pairwise A B --judge MODEL [options]    (add --help for all of them)
+
+examples:
+  bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --dry-run
+  bellmask judge pairwise runs/bell runs/base --benchmark prompts.jsonl --judge local:smollm2
+"""
+BySeed = dict[int, list[Pair]]
+
+
+def _seeds(options: PairwiseOptions, sides: Sequence[Side]) -> list[int]:
+    """Files say the same every time: then one seed is all."""
+    is_one = all(side.is_fixed for side in sides)
+    return [options.seed + number for number in range(1 if is_one else options.seeds)]
+
+
+def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int]) -> BySeed:
+    """Pairs by seed; what has not been answered before is answered now."""
+    work = [(seed, side, side.missing(benchmark, seed)) for seed in seeds for side in sides]
+    said: dict[int, list[Any]] = {seed: [] for seed in seeds}
+    before = 0
+    with progress_bar("answering", "answers", sum(count for *_, count in work)) as advance:
+        for seed, side, count in work:
+            said[seed].append(
+                side.answers(benchmark, seed, lambda done, start=before: advance(start + done))  # type: ignore[misc]
+            )
+            before += count
+    return {seed: pairs_of(benchmark.tasks, *both) for seed, both in said.items()}
+
+
+@contextlib.contextmanager
+def _goes_on(what: str, folder: Path) -> Iterator[None]:
+    """Ctrl-C says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        words = f"interrupted; {what} so far are kept in {folder}: the same command goes on"
+        raise KeyboardInterrupt(str(stop) or words) from None
+
+
+def _announce(
+    options: PairwiseOptions, sides: Sequence[Side], judge: Judge, pairs: Sequence[Pair]
+) -> list[ChatRequest]:
+    """Say what it will cost; what will be asked."""
+    missing: list[ChatRequest] = []
+    if isinstance(judge, EndpointJudge):
+        missing = judge.transcript.missing(judge.requests(pairs))
+        found = estimate(missing, prices(options))
+        print(found.words(), flush=True)
+        if judge.limit is not None:
+            judge.limit.check(found)
+    if options.dry_run:
+        is_written = not all(side.is_fixed for side in sides)
+        place = f"; answers are in {options.out}/answers" if is_written else ""
+        print(f"dry run: nothing was asked{place}")
+    return missing
+
+
+def _judged(
+    judge: Judge, pairs: BySeed, missing: Sequence[ChatRequest], options: PairwiseOptions
+) -> dict[int, list[Judged]]:
+    """All seeds at once, so that threads are never idle between them; then says what it cost."""
+    everything = [pair for mine in pairs.values() for pair in mine]
+    try:
+        with (
+            _goes_on("likelihoods", Path(options.out)),
+            staged_bar("judging", "verdicts") as on_progress,
+        ):
+            found = iter(judge.judge(everything, on_progress))
+    finally:  # money is gone after a failure, too
+        words = judge.spent(missing) if missing and isinstance(judge, EndpointJudge) else None
+        if words is not None:
+            print(words, flush=True)
+    return {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
+
+
+def _cautions(options: PairwiseOptions, sides: Sequence[Side], benchmark: Benchmark) -> list[str]:
+    """What a reader must know of the comparison itself."""
+    lines = []
+    marks = {side.fingerprint for side in sides if isinstance(side, RunSide)}
+    if len(marks) == 1 and all(isinstance(side, RunSide) for side in sides):
+        lines.append("A and B are the same model: all their answers are.")
+    if options.difficulty is not None:
+        lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
+        if (count := len(benchmark.tasks)) < NUM_INSTRUCTIONS:
+            lines.append(
+                f"AlpacaEval's full model is calibrated on all {NUM_INSTRUCTIONS} instructions; "
+                f"with {count} of them it is no leaderboard number."
+            )
+    return lines
+
+
+def _about(given: str, side: Side) -> dict[str, Any]:
+    return {"name": side.name, "given": given, **side.about}
+
+
+def _verdict_lines(judge: Judge, judged: dict[int, list[Judged]]) -> str:
+    """A line for each pair: what was said, who won, and what that rests on."""
+    lines = []
+    for seed, mine in judged.items():
+        for one in mine:
+            record = {
+                "seed": seed,
+                "task": one.pair.task.id,
+                "turn": one.pair.turn + 1,
+                "category": one.pair.task.category,
+                "result": one.outcome.result,
+                "preference": one.outcome.preference,
+                "a": one.pair.answers_a[-1],
+                "b": one.pair.answers_b[-1],
+                **judge.grounds(one.pair),
+            }
+            lines.append(json.dumps(record) + "\n")
+    return "".join(lines)
+
+
+def _write(folder: Path, numbers: dict[str, Any], verdicts: str) -> None:
+    """To files and to the screen."""
+    plain = without_nan(numbers)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "verdicts.jsonl", verdicts)
+    write_text(folder / "judge.md", markdown(plain))
+    write_text(folder / "judge.json", json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    show(plain)
+    print(f"written: judge.json, judge.md and verdicts.jsonl in {folder}", file=sys.stderr)
+
+
+def _pairwise(options: PairwiseOptions) -> int:
+    check_options(options)
+    benchmark = chosen_benchmark(options)
+    calibration = open_calibration(options, benchmark)
+    with opened_judge(options, benchmark) as judge:
+        sides = open_sides(options)
+        seeds = _seeds(options, sides)
+        with _goes_on("answers", Path(options.out) / "answers"):
+            pairs = _answered(sides, benchmark, seeds)
+        everything = [pair for seed in seeds for pair in pairs[seed]]
+        missing = _announce(options, sides, judge, everything)
+        if options.dry_run:
+            return 0
+        judged = _judged(judge, pairs, missing, options)
+
+    results = [seed_numbers(judged[seed], calibration) for seed in seeds]
+    cautions = [line for side in sides for line in side.cautions(benchmark, seeds)]
+    cautions += [*judge.cautions(everything), *_cautions(options, sides, benchmark)]
+    numbers = {
+        "a": _about(options.a, sides[0]),
+        "b": _about(options.b, sides[1]),
+        "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
+        "num_tasks": len(benchmark.tasks),
+        "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
+        "seeds": seeds,
+        "over_seeds": summarize(results, [judged[seed] for seed in seeds]),
+        "results": results,
+        "cautions": cautions,
+    }
+    _write(Path(options.out), numbers, _verdict_lines(judge, judged))
+    return 0
+
+
+def main(args: Sequence[str]) -> int:
+    """Hand over to the kind of judgement."""
+    if not args or args[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    kind, *rest = args
+    if kind != "pairwise":
+        raise UserError(f"there is one kind of judgement: bellmask judge pairwise A B; not {kind}")
+    return _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))

@@ -1,8 +1,11 @@
-"""Asks an OpenAI-compatible endpoint, patiently: rate limit, back-off, time limits, no secrets.
+"""A judge behind an OpenAI-compatible endpoint: how it is asked, what that costs, what it said.
 
-The ``openai`` package sends and follows the protocol; retries are ours, so that each attempt is
-counted against the rate and the spending limit and told in the transcript. The key is read from
-the environment and goes into one header: in no text that leaves this file does it occur.
+Requests have a rate limit, back-off and time limits. The ``openai`` package sends and follows the
+protocol; retries are ours, so that each attempt is counted against the rate and the spending limit
+and told in the transcript. Prices give an estimate before anything is sent, and a limit that is
+kept while asking. The transcript holds every request and its answer; what is there is not asked
+again. The key is read from the environment and goes into one header: in no text that leaves this
+file does it occur.
 """
 
 from __future__ import annotations
@@ -510,6 +513,8 @@ ADVICE = {
     404: "check --judge (the model's name) and --base-url (it often ends in /v1)",
 }
 
+
+# Asking: one endpoint, shared by threads, and its retries.
 
 SHORTEST_SECRET = 8
 """Shorter keys (EMPTY, none) are no secrets, and words that may well occur in an answer."""

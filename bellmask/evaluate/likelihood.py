@@ -1,10 +1,12 @@
-"""The NLL per token on fixed contexts, with an honest standard error, for every framework.
+"""``bellmask evaluate RUN``: the NLL per token on fixed contexts, for every framework.
 
 MDM: a block of L_b tokens gets masks of exactly n tokens, n spread evenly over 1 .. L_b; the mean
 cross-entropy of the masked rows, averaged over n, is the NELBO per token (paper Eq. L_MDM and the
 shared form of Sec. 2.2 with N_c = L_b - n). There is no time floor and no weight that explodes.
 Causal frameworks: one pass per order scores every N_c of a block. Masks and orders are a function
-of the seed and the set of blocks alone: two models that are compared see the same ones.
+of the seed and the set of blocks alone: two models that are compared see the same ones. Standard
+errors are over documents and masks. The same draws give the NLL by context count; beside it stand
+the cross-entropies of the unigram and of each position's own distribution.
 
 B blocks, R draws per block, L block length.
 """
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -29,37 +31,62 @@ from torch import Tensor
 from bellmask.config.command_line import parse_command, take_option
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
+from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
+from bellmask.utils.console import print_plain_table, progress_bar
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import write_text
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.utils.stats import Floats, Labels, clustered_error, document_clusters
 
-if TYPE_CHECKING:
-    from bellmask.data.blocks import Blocks
-    from bellmask.storage.loading import Loaded
+# Options
 
 
-def mask_counts(
-    length_B: Tensor, draws: int, seed: int, row_keys: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """(levels [B], counts [B, R]): n = 1 + floor(L_b (r + u_b) / R).
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(LoadOptions):
+    """Measure a run: NELBO per token ± standard error (the exact NLL of an ARM or sigma-ARM),
+    perplexity, bits per byte, NLL by context count, beside the cross-entropy of the unigram and of
+    each position's own distribution.
 
-    One draw: the u_b are one per stratum, in random order over blocks. Several: each block covers
-    all of 1 .. L_b by itself.
+    Examples:
+    bellmask evaluate runs/bell
+
+    bellmask evaluate runs/bell --draws 8 --blocks 0
+
+    bellmask evaluate runs/bell --data other.txt --checkpoint best
+
+    Suites, each with options of its own (add --help):
+    bellmask evaluate runs/base runs/bell --suite zero-shot
+
+    bellmask evaluate runs/base runs/bell --suite generative
+
+    bellmask evaluate runs/base runs/bell --suite paper
     """
-    num_blocks = len(length_B)
-    keys = torch.arange(num_blocks) if row_keys is None else row_keys
-    level = uniform(stream_key(seed, "evaluation levels"), keys)
-    if draws == 1 and row_keys is None:
-        level = (shuffle(stream_key(seed, "evaluation strata"), num_blocks) + level) / num_blocks
-    share_BR = (torch.arange(draws) + level[:, None]) / draws
-    counts = 1 + (length_B[:, None] * share_BR).floor().long()
-    return level, torch.minimum(counts, length_B[:, None])
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, an exported folder, or OWNER/NAME on the hub."""
+    data: str | None = None
+    """Text to measure on (path or glob) instead of the run's validation text."""
+    blocks: int = 2048
+    """Blocks to use, spread evenly over the text; 0 means all."""
+    draws: int = 4
+    """Masks per block; 2 or more cover all context counts of each block. For an AoARM orders; an
+    exact NLL has none."""
+    batch_size: int = 64
+    """Blocks per forward pass."""
+    seed: int = 1234
+    """Decides masks and orders."""
+    out: str | None = None
+    """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
+    or RUN/evaluation-NAME for --data NAME."""
+
+
+# The NLL of a model on blocks.
 
 
 def evaluate(
@@ -125,6 +152,24 @@ def evaluate(
     )
 
 
+def mask_counts(
+    length_B: Tensor, draws: int, seed: int, row_keys: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(levels [B], counts [B, R]): n = 1 + floor(L_b (r + u_b) / R).
+
+    One draw: the u_b are one per stratum, in random order over blocks. Several: each block covers
+    all of 1 .. L_b by itself.
+    """
+    num_blocks = len(length_B)
+    keys = torch.arange(num_blocks) if row_keys is None else row_keys
+    level = uniform(stream_key(seed, "evaluation levels"), keys)
+    if draws == 1 and row_keys is None:
+        level = (shuffle(stream_key(seed, "evaluation strata"), num_blocks) + level) / num_blocks
+    share_BR = (torch.arange(draws) + level[:, None]) / draws
+    counts = 1 + (length_B[:, None] * share_BR).floor().long()
+    return level, torch.minimum(counts, length_B[:, None])
+
+
 def _parts(
     total: int, size: int, world: World, *, in_step: bool = False
 ) -> Iterator[tuple[slice, bool]]:
@@ -140,25 +185,6 @@ def _parts(
         if in_step or not is_extra:
             start = starts[0 if is_extra else number]
             yield slice(start, min(start + size, total)), is_extra
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Blocks to be scored, their noise, and what of them is padding or given."""
-
-    x0_BL: Tensor
-    u_BL: Tensor
-    is_real_BL: Tensor
-    is_given_BL: Tensor
-
-    @property
-    def is_maskable_BL(self) -> Tensor | None:
-        return _unless_all(self.is_real_BL & ~self.is_given_BL)
-
-
-def _unless_all(is_true_BL: Tensor) -> Tensor | None:
-    """None in place of a mask that hides nothing."""
-    return None if bool(is_true_BL.all()) else is_true_BL
 
 
 class Scorer:
@@ -233,18 +259,25 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class TextNll:
-    """The NLL of one text in nats: exact for a fixed order, else an upper bound on -log p."""
+class _Rows:
+    """Blocks to be scored, their noise, and what of them is padding or given."""
 
-    nll: float
-    standard_error: float
-    """Of the estimate over masks or orders; more draws make it smaller, an exact one has none."""
-    num_tokens: int
+    x0_BL: Tensor
+    u_BL: Tensor
+    is_real_BL: Tensor
+    is_given_BL: Tensor
 
     @property
-    def per_token(self) -> float:
-        """Nats per token."""
-        return self.nll / self.num_tokens
+    def is_maskable_BL(self) -> Tensor | None:
+        return _unless_all(self.is_real_BL & ~self.is_given_BL)
+
+
+def _unless_all(is_true_BL: Tensor) -> Tensor | None:
+    """None in place of a mask that hides nothing."""
+    return None if bool(is_true_BL.all()) else is_true_BL
+
+
+# The same of a run, on blocks or on texts.
 
 
 def evaluate_run(
@@ -285,6 +318,21 @@ def scorer_of(run: Loaded, blocks: Blocks) -> Scorer:
         pick_precision(run.config.train.precision, run.device),
         build_rules(run.config.data, run.tokenizer),
     )
+
+
+@dataclass(frozen=True)
+class TextNll:
+    """The NLL of one text in nats: exact for a fixed order, else an upper bound on -log p."""
+
+    nll: float
+    standard_error: float
+    """Of the estimate over masks or orders; more draws make it smaller, an exact one has none."""
+    num_tokens: int
+
+    @property
+    def per_token(self) -> float:
+        """Nats per token."""
+        return self.nll / self.num_tokens
 
 
 def text_nll(
@@ -331,7 +379,6 @@ def _text_rows(run: Loaded, number: int, text: str) -> list[Row]:
 
 
 # NLL by context count, and the cross-entropies that the low end should come down to.
-
 REFERENCE_BLOCKS = 100_000
 """Training blocks that the unigram and position-wise counts use at most (the first ones)."""
 POSITION_PRIOR = 100.0
@@ -368,12 +415,6 @@ def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
     return points
 
 
-def weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tuple[float, float]:
-    """A token-weighted mean and its standard error (delta method, clustered)."""
-    mean = float((weight * value).sum() / weight.sum())
-    return mean, clustered_error(weight * (value - mean) / weight.mean(), cluster)
-
-
 def exact_curve(
     scorer: Scorer, contexts: Sequence[int], *, seed: int = 1234, batch_size: int = 64
 ) -> list[ContextPoint]:
@@ -395,6 +436,12 @@ def exact_curve(
         nll, error = weighted_mean(ce, weight, cluster)
         points.append(ContextPoint(context, context, nll, error, len(ce)))
     return points
+
+
+def weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tuple[float, float]:
+    """A token-weighted mean and its standard error (delta method, clustered)."""
+    mean = float((weight * value).sum() / weight.sum())
+    return mean, clustered_error(weight * (value - mean) / weight.mean(), cluster)
 
 
 @dataclass(frozen=True)
@@ -446,47 +493,67 @@ def _columns(blocks: Blocks) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]
     ]
 
 
-# ``bellmask evaluate``: numbers, a table and a plot for one run.
+# Tables and the figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(LoadOptions):
-    """Measure a run: NELBO per token ± standard error (the exact NLL of an ARM or sigma-ARM),
-    perplexity, bits per byte, NLL by context count, beside the cross-entropy of the unigram and of
-    each position's own distribution.
+def _write(report: dict[str, Any], folder: Path) -> None:
+    from bellmask.report.figures import plot_context_curve  # loads matplotlib
 
-    Examples:
-    bellmask evaluate runs/bell
+    write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
+    plot_context_curve(
+        report["context_curve"],
+        {
+            name: report[key]
+            for name, key in (
+                ("unigram", "unigram_cross_entropy"),
+                ("position-wise", "position_wise_cross_entropy"),
+            )
+            if report[key] is not None
+        },
+        folder / "context_curve",
+        title=f"{report['run']}, step {report['step']}, on {report['data']}: "
+        f"{report['nll']:.4f} nats/token",
+    )
 
-    bellmask evaluate runs/bell --draws 8 --blocks 0
 
-    bellmask evaluate runs/bell --data other.txt --checkpoint best
+def _show(report: dict[str, Any], folder: Path) -> None:
+    bits = report["bits_per_byte"]
+    what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
+    print_plain_table(
+        f"{report['run']}, step {report['step']}, on {report['data']}",
+        ["quantity", "value"],
+        [
+            [f"{what}, nats per token", f"{report['nll']:.4f} ± {_number(report['nll_se'])}"],
+            [f"perplexity{bound}", f"{report['perplexity']:.3f}"],
+            [f"bits per byte{bound}", _number(bits)],
+            ["unigram cross-entropy", _number(report["unigram_cross_entropy"])],
+            ["position-wise cross-entropy", _number(report["position_wise_cross_entropy"])],
+            ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],
+        ],
+    )
+    for title, points in (
+        ("NLL by context count: bins of the draws above", report["context_curve"]),
+        ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
+    ):
+        rows = [
+            [
+                str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
+                f"{p['nll']:.4f}",
+                f"{p['standard_error']:.4f}",
+                str(p["num_draws"]),
+            ]
+            for p in points
+        ]
+        if rows:  # few blocks make no bins
+            print_plain_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
+    print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")
 
-    Suites, each with options of its own (add --help):
-    bellmask evaluate runs/base runs/bell --suite zero-shot
 
-    bellmask evaluate runs/base runs/bell --suite generative
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
 
-    bellmask evaluate runs/base runs/bell --suite paper
-    """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
-    data: str | None = None
-    """Text to measure on (path or glob) instead of the run's validation text."""
-    blocks: int = 2048
-    """Blocks to use, spread evenly over the text; 0 means all."""
-    draws: int = 4
-    """Masks per block; 2 or more cover all context counts of each block. For an AoARM orders; an
-    exact NLL has none."""
-    batch_size: int = 64
-    """Blocks per forward pass."""
-    seed: int = 1234
-    """Decides masks and orders."""
-    out: str | None = None
-    """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
-    or RUN/evaluation-NAME for --data NAME."""
-
+# The command
 
 SUITES = {
     "zero-shot": "bellmask.evaluate.zero_shot",
@@ -494,6 +561,40 @@ SUITES = {
     "paper": "bellmask.evaluate.paper_suite",
 }
 """Suites by name; the module's ``main(args)`` is the command, with options of its own."""
+
+
+def _blocks(loaded: Loaded, options: EvaluateOptions) -> tuple[Blocks | None, Blocks]:
+    if options.data is not None:
+        data = replace(loaded.config.data, valid=options.data)
+        valid = prepare(data, loaded.tokenizer, "valid")
+        train = _training_blocks(loaded)
+    else:
+        train, valid = loaded.blocks()
+        loaded.check_same_data(train)
+    return train, valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
+
+
+def _training_blocks(loaded: Loaded) -> Blocks | None:
+    """For the reference cross-entropies; None where the training text is gone."""
+    try:
+        train, _ = loaded.blocks()
+        loaded.check_same_data(train)
+    except UserError as error:
+        print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
+        return None
+    return train
+
+
+def _with_progress(loaded: Loaded, blocks: Blocks, options: EvaluateOptions) -> Any:
+    with progress_bar("evaluating", "blocks", len(blocks)) as advance:
+        return evaluate_run(
+            loaded,
+            blocks,
+            draws=options.draws,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            on_batch=advance,
+        )
 
 
 def main(args: Sequence[str]) -> int:
@@ -540,101 +641,3 @@ def main(args: Sequence[str]) -> int:
     _write(report, folder)
     _show(report, folder)
     return 0
-
-
-def _blocks(loaded: Loaded, options: EvaluateOptions) -> tuple[Blocks | None, Blocks]:
-    from bellmask.data.prepare import prepare
-
-    if options.data is not None:
-        data = replace(loaded.config.data, valid=options.data)
-        valid = prepare(data, loaded.tokenizer, "valid")
-        train = _training_blocks(loaded)
-    else:
-        train, valid = loaded.blocks()
-        loaded.check_same_data(train)
-    return train, valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
-
-
-def _training_blocks(loaded: Loaded) -> Blocks | None:
-    """For the reference cross-entropies; None where the training text is gone."""
-    try:
-        train, _ = loaded.blocks()
-        loaded.check_same_data(train)
-    except UserError as error:
-        print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
-        return None
-    return train
-
-
-def _with_progress(loaded: Loaded, blocks: Blocks, options: EvaluateOptions) -> Any:
-    from bellmask.utils.console import progress_bar
-
-    with progress_bar("evaluating", "blocks", len(blocks)) as advance:
-        return evaluate_run(
-            loaded,
-            blocks,
-            draws=options.draws,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            on_batch=advance,
-        )
-
-
-def _write(report: dict[str, Any], folder: Path) -> None:
-    from bellmask.report.figures import plot_context_curve
-    from bellmask.utils.files import write_text
-
-    write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
-    plot_context_curve(
-        report["context_curve"],
-        {
-            name: report[key]
-            for name, key in (
-                ("unigram", "unigram_cross_entropy"),
-                ("position-wise", "position_wise_cross_entropy"),
-            )
-            if report[key] is not None
-        },
-        folder / "context_curve",
-        title=f"{report['run']}, step {report['step']}, on {report['data']}: "
-        f"{report['nll']:.4f} nats/token",
-    )
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4f}"
-
-
-def _show(report: dict[str, Any], folder: Path) -> None:
-    from bellmask.utils.console import print_plain_table
-
-    bits = report["bits_per_byte"]
-    what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
-    print_plain_table(
-        f"{report['run']}, step {report['step']}, on {report['data']}",
-        ["quantity", "value"],
-        [
-            [f"{what}, nats per token", f"{report['nll']:.4f} ± {_number(report['nll_se'])}"],
-            [f"perplexity{bound}", f"{report['perplexity']:.3f}"],
-            [f"bits per byte{bound}", _number(bits)],
-            ["unigram cross-entropy", _number(report["unigram_cross_entropy"])],
-            ["position-wise cross-entropy", _number(report["position_wise_cross_entropy"])],
-            ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],
-        ],
-    )
-    for title, points in (
-        ("NLL by context count: bins of the draws above", report["context_curve"]),
-        ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
-    ):
-        rows = [
-            [
-                str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
-                f"{p['nll']:.4f}",
-                f"{p['standard_error']:.4f}",
-                str(p["num_draws"]),
-            ]
-            for p in points
-        ]
-        if rows:  # few blocks make no bins
-            print_plain_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
-    print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")

@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from bellmask.evaluate.continuations import (
 )
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import Loaded, load
+from bellmask.storage.loading import Loaded
 from bellmask.utils.console import progress_bar
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import stream_key
@@ -191,7 +191,9 @@ class Writer:
         self._told.update(names)
 
 
-Scored = tuple[str, Score]
+# A run as lm-eval's model.
+
+RequestScore = tuple[str, Score]
 """The task that asked, and the score of one request."""
 
 
@@ -209,10 +211,10 @@ class BellmaskLM(LM):
     ) -> None:
         """``batch_size`` and ``max_batch_size`` are lm-eval's; ``batch_tokens`` is ours."""
         super().__init__()
-        options = parse_arguments(arguments)
+        options = replace(parse_arguments(arguments), device=_usable(device))
         if run is None:
             raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
-        self.run = run if isinstance(run, Loaded) else _load(str(run), options, device)
+        self.run = run if isinstance(run, Loaded) else options.load(str(run))
         self.options = options
         self._device = self.run.device
         estimator = Estimator(
@@ -220,7 +222,7 @@ class BellmaskLM(LM):
         )
         self.scorer = ContinuationScorer(self.run, estimator, batch_tokens=options.batch_tokens)
         self.writer = Writer(self.scorer, options)
-        self._scored: list[Scored] = []
+        self._scored: list[RequestScore] = []
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """(log-probability of the continuation, would the model write it) for each."""
@@ -317,15 +319,11 @@ def noise_number(request: Instance) -> int:
     return stream_key(0, "lm-eval", str(request.task_name), request.doc_id)
 
 
-def _load(name: str, options: RequestOptions, device: str | None) -> Loaded:
+def _usable(device: str | None) -> str:
     """lm-eval asks for cuda:0 even where there is none."""
-    is_absent = device is None or (device.startswith("cuda") and not torch.cuda.is_available())
-    return load(
-        name,
-        checkpoint=options.checkpoint,
-        weights=options.weights,
-        device="auto" if is_absent or device is None else device,
-    )
+    if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+        return "auto"
+    return device
 
 
 def _summary(scores: Sequence[Score]) -> dict[str, Any]:
@@ -339,7 +337,7 @@ def _summary(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
-# --- evaluating ------------------------------------------------------------------------------
+# Evaluating
 
 
 @contextlib.contextmanager

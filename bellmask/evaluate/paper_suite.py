@@ -1,4 +1,10 @@
-"""Several contestants on several tasks: the same questions for all, differences to the first."""
+"""``bellmask evaluate MODEL... --suite paper``: the benchmarks of the paper's Table 4.
+
+Several contestants (runs, and two baselines that know nothing) are asked the same questions of
+several tasks (:mod:`bellmask.evaluate.paper_tasks`). They score choices and write into gaps; what
+they did is cached. Scores have a deviation over seeds and an error over questions, and are compared
+with those of the first contestant. Tables go to the screen, to Markdown and to LaTeX.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from functools import cached_property, partial
 from itertools import groupby
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,9 +27,11 @@ from numpy.typing import NDArray
 from rich.markup import escape as escape_markup
 from torch import Tensor
 
+from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.chat_templates import join, response_after
 from bellmask.data.example_files import Message
+from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.evaluate.continuations import (
     Ask,
@@ -37,44 +45,138 @@ from bellmask.evaluate.continuations import (
 from bellmask.evaluate.likelihood import REFERENCE_BLOCKS
 from bellmask.evaluate.paper_tasks import (
     CHOICE_SCORES,
+    PAPER_TASKS,
     STORY_SCORES,
-    TASKS,
     ChoiceItem,
     Completion,
     How,
     Infilling,
     Item,
+    MissingData,
     Prompts,
     TaskRecords,
     begins_with_word,
+    check_rouge,
     choose,
     contains,
-    exact_match,
     is_word,
     limit_items,
     make_items,
+    matches_exactly,
+    open_task,
     rouge,
 )
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, LoadOptions, run_fingerprint
-from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_table, visible
+from bellmask.storage.runs import by_folder
+from bellmask.utils.console import (
+    in_markdown,
+    markdown_table,
+    print_lines,
+    print_table,
+    progress_bar,
+    visible,
+)
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder, is_number, is_whole, sanitize
+from bellmask.utils.files import check_folder, is_number, is_whole, sanitize, write_text
 from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.stats import Floats
 from bellmask.utils.store import Store, content_key
 
-if TYPE_CHECKING:
-    from bellmask.evaluate.paper_tasks import TaskRecords
-    from bellmask.storage.loading import Loaded
+# Options
+
+TASK_NAMES = (
+    "lambada",
+    "openbookqa",
+    "winogrande",
+    "piqa",
+    "social_iqa",
+    "infilling",
+    "triviaqa",
+    "hellaswag",
+)
+BASELINES = ("random", "unigram")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperOptions(LoadOptions):
+    """Multiple choice, completion and infilling: the paper's Table 4 for any model bellmask loads.
+
+    Accuracy of OpenBookQA, WinoGrande, PIQA, Social IQA and HellaSwag, last words of LAMBADA,
+    answers of TriviaQA, ROUGE of ROCStories' missing sentences. Mean ± deviation over evaluation
+    seeds, errors over questions, paired differences to the first model; beside them what guessing
+    and a unigram get. Six tasks come in a wheel, so they need no hub. A suite that was stopped goes
+    on; more tasks, questions or seeds do only what is new.
+
+    Examples:
+    bellmask evaluate runs/base runs/bell --suite paper --skip-missing
+
+    bellmask evaluate runs/bell --suite paper --tasks piqa openbookqa --limit 100
+
+    bellmask evaluate runs/base runs/bell --suite paper --data-dir benchmarks --limit 0
+    """
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL...")]
+    """Run folders, exports or names on the hub; others are compared with the first."""
+    tasks: tuple[str, ...] = TASK_NAMES
+    """Which of lambada openbookqa winogrande piqa social_iqa infilling triviaqa hellaswag."""
+    data_dir: str | None = None
+    """Folder with <task>.jsonl, .json, .parquet, .arrow or .csv; other tasks are fetched."""
+    skip_missing: bool = False
+    """Go on without tasks whose data cannot be had; the table says so."""
+    limit: int = 500
+    """Questions per task, the same ones every time; 0 means all."""
+    seeds: int = 5
+    """Evaluation seeds: masks of long continuations, and what is sampled."""
+    seed: int = 0
+    """The first of them; the others follow it."""
+    estimator: Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"] = (
+        "auto"
+    )
+    """How a masked model's log-probability of a choice is found. auto: all masks of short ones,
+    evenly spread mask counts for longer ones. The others for comparison."""
+    draws: int = 16
+    """Masks per longer choice, the same for all choices of a question; orders of an AoARM."""
+    longest_exact: int = 6
+    """Tokens up to which auto takes all masks (2^n - 1 of them)."""
+    prompts: Literal["auto", "plain", "tuned"] = "auto"
+    """plain: lm-eval's. tuned: those of fine-tuning on tasks. auto: tuned for fine-tuned runs."""
+    ending: Literal["auto", "none", "eos"] = "auto"
+    """eos: a choice is scored with the EOS behind it. auto: so for tuned prompts."""
+    baselines: bool = True
+    """Rows for guessing and for the unigram of the first model's training text."""
+    batch_tokens: int = 8192
+    """Tokens per forward pass; changes no score."""
+    out: str | None = None
+    """Folder for paper.json, paper.md, paper.tex and all answers; default MODEL/paper for a single
+    run folder, else runs/paper."""
+    cache_dir: str | None = None
+    """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+
+
+def _check(options: PaperOptions) -> None:
+    check_folder(options.out)
+    if not options.models:
+        raise UserError("evaluate --suite paper needs at least one model")
+    for name in options.tasks:
+        look_up("task", name, dict.fromkeys(TASK_NAMES))
+    if not options.tasks or len(set(options.tasks)) < len(options.tasks):
+        raise UserError("--tasks wants one or more names, each once")
+    if options.seeds < 1:
+        raise UserError(f"--seeds must be at least 1, got {options.seeds}")
+    if options.limit < 0:
+        raise UserError(f"--limit must be 0 (all questions) or more, got {options.limit}")
+    if options.data_dir is not None and not Path(options.data_dir).is_dir():
+        raise UserError(f"--data-dir {options.data_dir}: there is no such folder")
+    if "infilling" in options.tasks:
+        check_rouge()
+
 
 # Who takes part in a suite: what it must be able to do, and a run that can.
 #
-# A contestant gives log-probabilities of continuations and writes into gaps. Those that know
-# nothing are in :mod:`bellmask.evaluate.paper_suite`.
-
+# A contestant gives log-probabilities of continuations and writes into gaps.
 OnDone = Callable[[int], None]
 Ending = Literal["auto", "none", "eos"]
 
@@ -344,9 +446,8 @@ def guesser_for(run: Loaded) -> Unigram:
 
 
 # Rows with a gap: what a contestant is shown, and masks where it is to write.
-
-Variant = Literal["gold", "own"]
-VARIANTS: tuple[Variant, ...] = ("gold", "own")
+TaskVariant = Literal["gold", "own"]
+VARIANTS: tuple[TaskVariant, ...] = ("gold", "own")
 """The gap has the gold answer's length, or one that tells nothing about it."""
 OWN_WORDS = {"word": 4, "answer": 8}
 """Room in a gap of the second kind, in words of the prompt's mean length; a run that was tuned to
@@ -355,7 +456,7 @@ TEMPERATURE = {"word": 1.0, "answer": 1.0, "story": 0.95}
 """As in DiffuLLaMA's scripts."""
 
 
-def make_row(one: Contestant, kind: str, item: Item, variant: int | Variant) -> Tokens:
+def make_row(one: Contestant, kind: str, item: Item, variant: int | TaskVariant) -> Tokens:
     """Given tokens and masks. Where they do not fit, the gap is cut to half of the block, then what
     is furthest from it is left out.
     """
@@ -437,7 +538,6 @@ def _encode(one: Contestant, text: str) -> Tokens:
 # (:mod:`bellmask.utils.store`): a suite that was stopped goes on, one with more tasks, questions or
 # seeds does only what is new. A log-probability without noise is one unit for all seeds. Of units
 # only names are held in memory; tokens are made again when their turn comes.
-
 FORMAT = 1
 """Raised when code changes what is measured: what was kept is not used again."""
 CHUNK = 128
@@ -476,7 +576,7 @@ class _Unit:
     size: tuple[int, ...]
     task: TaskItems
     item: Item
-    part: int | Variant
+    part: int | TaskVariant
     """Which choice, or which gap."""
     window: int = 0
 
@@ -500,7 +600,7 @@ class SuiteUnits:
         self.contestant, self.tasks, self.seeds = contestant, tasks, tuple(seeds)
         mark = content_key(FORMAT, contestant.fingerprint)
         self._kept = Store(folder / f"{mark}.jsonl", self._is_unit)
-        self._names: dict[tuple[str, int, int | Variant], tuple[_Name, ...]] = {}
+        self._names: dict[tuple[str, int, int | TaskVariant], tuple[_Name, ...]] = {}
 
     def _is_unit(self, record: dict[str, Any]) -> bool:
         """What a file has under a key: the tokens of a text, or a score."""
@@ -544,18 +644,18 @@ class SuiteUnits:
                                 found[key] = _Unit(key, seed, name.size, task, item, part, window)
         return list(found.values())
 
-    def _parts(self, item: Item) -> Sequence[int | Variant]:
+    def _parts(self, item: Item) -> Sequence[int | TaskVariant]:
         if not isinstance(item, ChoiceItem):
             return VARIANTS
         return () if self.contestant.is_guess else range(len(item.continuations))
 
-    def _named(self, task: TaskItems, item: Item, part: int | Variant) -> tuple[_Name, ...]:
+    def _named(self, task: TaskItems, item: Item, part: int | TaskVariant) -> tuple[_Name, ...]:
         place = (task.name, item.number, part)
         if place not in self._names:
             self._names[place] = tuple(self._make_names(task, item, part))
         return self._names[place]
 
-    def _make_names(self, task: TaskItems, item: Item, part: int | Variant) -> Iterator[_Name]:
+    def _make_names(self, task: TaskItems, item: Item, part: int | TaskVariant) -> Iterator[_Name]:
         if isinstance(item, ChoiceItem):
             for ask in self._asks(task, item, int(part)):
                 is_exact = self.contestant.is_exact(ask)
@@ -568,7 +668,7 @@ class SuiteUnits:
             gap = row.count(self.contestant.tokenizer.mask_id)
             yield _Name(content_key("text", row, sample, temperature), False, (gap, len(row)))
 
-    # --- log-probabilities -----------------------------------------------------------------
+    # Log-probabilities
 
     def _asks(self, task: TaskItems, item: ChoiceItem, choice: int) -> list[Ask]:
         """The choices of a question share their noise."""
@@ -603,7 +703,7 @@ class SuiteUnits:
         }
         return sum(self._kept[key]["num_passes"] for key in keys)
 
-    # --- texts -----------------------------------------------------------------------------
+    # Texts
 
     def _write(self, chunk: list[_Unit], advance: Callable[[int], None]) -> list[dict[str, Any]]:
         seed, temperature = chunk[0].batch
@@ -616,7 +716,7 @@ class SuiteUnits:
         )
         return [{"key": unit.key, "ids": ids} for unit, ids in zip(chunk, written, strict=True)]
 
-    def text(self, task: TaskItems, item: Item, variant: Variant, seed: int) -> str:
+    def text(self, task: TaskItems, item: Item, variant: TaskVariant, seed: int) -> str:
         """What was written; up to EOS."""
         tokenizer = self.contestant.tokenizer
         (name,) = self._named(task, item, variant)
@@ -625,7 +725,7 @@ class SuiteUnits:
         return tokenizer.decode(np.array(ids[:end], dtype=np.int64))
 
 
-def _sample(task: TaskItems, item: Item, part: int | Variant) -> int:
+def _sample(task: TaskItems, item: Item, part: int | TaskVariant) -> int:
     """Names a text's noise."""
     return stream_key(0, "text", task.name, item.number, part) % (1 << 40)
 
@@ -665,7 +765,6 @@ def _chunks(units: Sequence[_Unit]) -> list[list[_Unit]]:
 # paired: the same questions and seeds.
 #
 # S seeds, B questions; all scores are percentages.
-
 OWN = "_own"
 """Ends the name of a score whose gap does not have the gold answer's length."""
 FEWEST_QUESTIONS = 20
@@ -720,7 +819,32 @@ def is_sure(difference: float, error: float | None, num_questions: int) -> bool:
     return is_known and abs(difference) > SURE * (error or 0.0)
 
 
-# --- grading ---------------------------------------------------------------------------------
+def summary(measured: TaskScores, reference: TaskScores | None) -> dict[str, Any]:
+    """Numbers for JSON; with a reference also the differences to it."""
+    scores: dict[str, Any] = {}
+    for name in measured.value_SB:
+        scores[name] = {
+            "mean": measured.mean(name),
+            "deviation": measured.deviation(name),
+            "error": measured.error(name),
+        }
+        if reference is not None:
+            gap, error = measured.difference(reference, name)
+            scores[name]["difference"] = {
+                "mean": gap,
+                "error": error,
+                "is_sure": is_sure(gap, error, measured.value_SB[name].shape[1]),
+            }
+    return {
+        "scores": scores,
+        "num_passes": measured.num_passes,
+        "exact_share": measured.exact_share,
+        "num_cut": measured.num_cut,
+        "num_shortened": measured.num_shortened,
+    }
+
+
+# Grading
 
 
 def grade(work: SuiteUnits, task: TaskItems) -> TaskScores:
@@ -791,7 +915,7 @@ def _grade_text(work: SuiteUnits, task: TaskItems, item: Item, seed: int) -> dic
     return found
 
 
-def _text_scores(kind: str, item: Item, written: str, variant: Variant) -> dict[str, float]:
+def _text_scores(kind: str, item: Item, written: str, variant: TaskVariant) -> dict[str, float]:
     if isinstance(item, Infilling):
         made = rouge(written, item.gold)
         return {name: getattr(made, name) for name in STORY_SCORES}
@@ -801,36 +925,11 @@ def _text_scores(kind: str, item: Item, written: str, variant: Variant) -> dict[
         return {"word": 100.0 * is_right(written, item.answer)}
     return {
         "contains": 100.0 * contains(written, item.accepted),
-        "exact_match": 100.0 * exact_match(written, item.accepted),
+        "exact_match": 100.0 * matches_exactly(written, item.accepted),
     }
 
 
-# --- files -----------------------------------------------------------------------------------
-
-
-def summary(measured: TaskScores, reference: TaskScores | None) -> dict[str, Any]:
-    """Numbers for JSON; with a reference also the differences to it."""
-    scores: dict[str, Any] = {}
-    for name in measured.value_SB:
-        scores[name] = {
-            "mean": measured.mean(name),
-            "deviation": measured.deviation(name),
-            "error": measured.error(name),
-        }
-        if reference is not None:
-            gap, error = measured.difference(reference, name)
-            scores[name]["difference"] = {
-                "mean": gap,
-                "error": error,
-                "is_sure": is_sure(gap, error, measured.value_SB[name].shape[1]),
-            }
-    return {
-        "scores": scores,
-        "num_passes": measured.num_passes,
-        "exact_share": measured.exact_share,
-        "num_cut": measured.num_cut,
-        "num_shortened": measured.num_shortened,
-    }
+# The suite: the same questions for all contestants, differences to the first.
 
 
 class Suite:
@@ -895,7 +994,7 @@ class Suite:
         return {"models": models, "seeds": list(self._seeds), "tasks": tasks}
 
     def _about_task(self, task: TaskItems) -> dict[str, Any]:
-        info, loaded = TASKS[task.name], self._loaded[task.name]
+        info, loaded = PAPER_TASKS[task.name], self._loaded[task.name]
         return {
             "name": task.name,
             "title": info.title,
@@ -928,14 +1027,14 @@ def same_items(
         for kind, items in made.items():
             usable: list[Item] = [item for item in items if item.number in numbers]
             kept = tuple(limit_items(task, usable, limit))
-            found[kind].append(TaskItems(task, TASKS[task].kind, kept))
+            found[kind].append(TaskItems(task, PAPER_TASKS[task].kind, kept))
     return found
 
 
 # What a reader must know to compare a table of benchmarks with others.
-
 Numbers = Mapping[str, Any]
 MARK = "†"
+"""Behind columns whose score tells the model how long the gold answer is."""
 
 
 def notes(numbers: Numbers) -> list[str]:
@@ -1036,7 +1135,6 @@ def _baselines(numbers: Numbers) -> list[str]:
 
 
 # Table 4's layout: models by benchmarks, on the screen, in Markdown and in LaTeX.
-
 NAMES = {
     "per_token": "accuracy, per token",
     "raw": "accuracy, sum",
@@ -1049,7 +1147,6 @@ NAMES = {
     "rouge_2": "ROUGE-2",
     "rouge_l": "ROUGE-L",
 }
-"""Behind columns whose score tells the model that length."""
 
 
 def score_name(score: str) -> str:
@@ -1155,10 +1252,7 @@ def _difference(gap: Mapping[str, Any] | None) -> str:
     )
 
 
-# --- notes -----------------------------------------------------------------------------------
-
-
-# --- screen and Markdown ---------------------------------------------------------------------
+# Screen and Markdown
 
 
 def show(numbers: Numbers) -> None:
@@ -1180,7 +1274,7 @@ def markdown(numbers: Numbers) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# --- LaTeX -----------------------------------------------------------------------------------
+# LaTeX
 
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
@@ -1228,157 +1322,11 @@ def _line(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-# ``bellmask evaluate MODEL... --suite paper``: the benchmarks of the paper's Table 4.
-
-TASK_NAMES = (
-    "lambada",
-    "openbookqa",
-    "winogrande",
-    "piqa",
-    "social_iqa",
-    "infilling",
-    "triviaqa",
-    "hellaswag",
-)
-BASELINES = ("random", "unigram")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperOptions(LoadOptions):
-    """Multiple choice, completion and infilling: the paper's Table 4 for any model bellmask loads.
-
-    Accuracy of OpenBookQA, WinoGrande, PIQA, Social IQA and HellaSwag, last words of LAMBADA,
-    answers of TriviaQA, ROUGE of ROCStories' missing sentences. Mean ± deviation over evaluation
-    seeds, errors over questions, paired differences to the first model; beside them what guessing
-    and a unigram get. Six tasks come in a wheel, so they need no hub. A suite that was stopped goes
-    on; more tasks, questions or seeds do only what is new.
-
-    Examples:
-    bellmask evaluate runs/base runs/bell --suite paper --skip-missing
-
-    bellmask evaluate runs/bell --suite paper --tasks piqa openbookqa --limit 100
-
-    bellmask evaluate runs/base runs/bell --suite paper --data-dir benchmarks --limit 0
-    """
-
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL...")]
-    """Run folders, exports or names on the hub; others are compared with the first."""
-    tasks: tuple[str, ...] = TASK_NAMES
-    """Which of lambada openbookqa winogrande piqa social_iqa infilling triviaqa hellaswag."""
-    data_dir: str | None = None
-    """Folder with <task>.jsonl, .json, .parquet, .arrow or .csv; other tasks are fetched."""
-    skip_missing: bool = False
-    """Go on without tasks whose data cannot be had; the table says so."""
-    limit: int = 500
-    """Questions per task, the same ones every time; 0 means all."""
-    seeds: int = 5
-    """Evaluation seeds: masks of long continuations, and what is sampled."""
-    seed: int = 0
-    """The first of them; the others follow it."""
-    estimator: Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"] = (
-        "auto"
-    )
-    """How a masked model's log-probability of a choice is found. auto: all masks of short ones,
-    evenly spread mask counts for longer ones. The others for comparison."""
-    draws: int = 16
-    """Masks per longer choice, the same for all choices of a question; orders of an AoARM."""
-    longest_exact: int = 6
-    """Tokens up to which auto takes all masks (2^n - 1 of them)."""
-    prompts: Literal["auto", "plain", "tuned"] = "auto"
-    """plain: lm-eval's. tuned: those of fine-tuning on tasks. auto: tuned for fine-tuned runs."""
-    ending: Literal["auto", "none", "eos"] = "auto"
-    """eos: a choice is scored with the EOS behind it. auto: so for tuned prompts."""
-    baselines: bool = True
-    """Rows for guessing and for the unigram of the first model's training text."""
-    batch_tokens: int = 8192
-    """Tokens per forward pass; changes no score."""
-    out: str | None = None
-    """Folder for paper.json, paper.md, paper.tex and all answers; default MODEL/paper for a single
-    run folder, else runs/paper."""
-    cache_dir: str | None = None
-    """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
-
-
-def _check(options: PaperOptions) -> None:
-    check_folder(options.out)
-    if not options.models:
-        raise UserError("evaluate --suite paper needs at least one model")
-    for name in options.tasks:
-        look_up("task", name, dict.fromkeys(TASK_NAMES))
-    if not options.tasks or len(set(options.tasks)) < len(options.tasks):
-        raise UserError("--tasks wants one or more names, each once")
-    if options.seeds < 1:
-        raise UserError(f"--seeds must be at least 1, got {options.seeds}")
-    if options.limit < 0:
-        raise UserError(f"--limit must be 0 (all questions) or more, got {options.limit}")
-    if options.data_dir is not None and not Path(options.data_dir).is_dir():
-        raise UserError(f"--data-dir {options.data_dir}: there is no such folder")
-    if "infilling" in options.tasks:
-        from bellmask.evaluate.paper_tasks import check_rouge
-
-        check_rouge()
-
-
-def main(args: Sequence[str]) -> int:
-    """Measure, print, write."""
-    options = parse_command(PaperOptions, args, command="evaluate MODEL... --suite paper")
-    names = [name for given in options.tasks for name in given.split(",") if name]
-    options = replace(options, tasks=tuple(names))
-    _check(options)
-
-    from bellmask.utils.console import progress_bar
-
-    contestants = _load_contestants(options)
-    loaded, missing = _load_tasks(options)
-    folder = _folder(options)
-    seeds = range(options.seed, options.seed + options.seeds)
-    suite = Suite(contestants, loaded, options.limit, seeds, folder / "kept")
-    with progress_bar("paper suite", "answers", suite.missing()) as advance:
-        try:
-            suite.do(advance)
-        except KeyboardInterrupt:
-            words = (
-                f"interrupted; answers so far are kept in {folder}/kept: the same command goes on"
-            )
-            raise KeyboardInterrupt(words) from None
-    _write(options, {**suite.numbers(), "missing": missing}, folder)
-    return 0
-
-
-def _write(options: PaperOptions, found: dict[str, Any], folder: Path) -> None:
-    from bellmask import __version__
-    from bellmask.utils.files import write_text
-
-    numbers = {
-        "bellmask": __version__,
-        "suite": "paper",
-        "estimator": options.estimator,
-        "draws": options.draws,
-        "longest_exact": options.longest_exact,
-        "weights": options.weights,
-        "limit": options.limit,
-        **found,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "paper.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "paper.md", markdown(numbers))
-    write_text(folder / "paper.tex", latex(numbers))
-    show(numbers)
-    print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/kept")
-
-
-def _folder(options: PaperOptions) -> Path:
-    if options.out:
-        return Path(options.out)
-    only = Path(options.models[0])
-    return only / "paper" if len(options.models) == 1 and only.is_dir() else Path("runs/paper")
+# The command
 
 
 def _load_contestants(options: PaperOptions) -> dict[str, Contestant]:
     """By name: the models, then those that know nothing."""
-    from bellmask.evaluate.continuations import Estimator
-    from bellmask.storage.runs import by_folder
-
     estimator = Estimator(options.estimator, options.draws, options.longest_exact).check()
     places = by_folder(options.models)
     for name in BASELINES if options.baselines else ():
@@ -1401,7 +1349,6 @@ def _load_contestants(options: PaperOptions) -> dict[str, Contestant]:
 
 
 def _load_baselines(run: Loaded) -> dict[str, Contestant]:
-
     found: dict[str, Contestant] = {"random": guesser_for(run)}
     try:
         found["unigram"] = unigram_of(run)
@@ -1412,9 +1359,6 @@ def _load_baselines(run: Loaded) -> dict[str, Contestant]:
 
 def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str, str]]:
     """(records by task, why others are missing)."""
-    from bellmask.data.readers import cache_folder
-    from bellmask.evaluate.paper_tasks import MissingData, open_task
-
     loaded, missing = {}, {}
     for task in options.tasks:
         try:
@@ -1428,3 +1372,53 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
     if not loaded:
         raise UserError("there is no data for any of the tasks")
     return loaded, missing
+
+
+def _folder(options: PaperOptions) -> Path:
+    if options.out:
+        return Path(options.out)
+    only = Path(options.models[0])
+    return only / "paper" if len(options.models) == 1 and only.is_dir() else Path("runs/paper")
+
+
+def _write(options: PaperOptions, found: dict[str, Any], folder: Path) -> None:
+    numbers = {
+        "bellmask": __version__,
+        "suite": "paper",
+        "estimator": options.estimator,
+        "draws": options.draws,
+        "longest_exact": options.longest_exact,
+        "weights": options.weights,
+        "limit": options.limit,
+        **found,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "paper.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "paper.md", markdown(numbers))
+    write_text(folder / "paper.tex", latex(numbers))
+    show(numbers)
+    print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/kept")
+
+
+def main(args: Sequence[str]) -> int:
+    """Measure, print, write."""
+    options = parse_command(PaperOptions, args, command="evaluate MODEL... --suite paper")
+    names = [name for given in options.tasks for name in given.split(",") if name]
+    options = replace(options, tasks=tuple(names))
+    _check(options)
+
+    contestants = _load_contestants(options)
+    loaded, missing = _load_tasks(options)
+    folder = _folder(options)
+    seeds = range(options.seed, options.seed + options.seeds)
+    suite = Suite(contestants, loaded, options.limit, seeds, folder / "kept")
+    with progress_bar("paper suite", "answers", suite.missing()) as advance:
+        try:
+            suite.do(advance)
+        except KeyboardInterrupt:
+            words = (
+                f"interrupted; answers so far are kept in {folder}/kept: the same command goes on"
+            )
+            raise KeyboardInterrupt(words) from None
+    _write(options, {**suite.numbers(), "missing": missing}, folder)
+    return 0

@@ -1,7 +1,9 @@
-"""The tasks of the paper's Table 4, and their questions as items that a model can be asked.
+"""The tasks of the paper's Table 4: their prompts, questions, sources and scores.
 
 Five are multiple choice, two want something written behind a prompt, one wants the sentence that is
-missing in a story. What is shown and scored is in :mod:`bellmask.evaluate.paper_tasks`.
+missing in a story. A record becomes texts, texts become an item that a model can be asked. Records
+come from a folder, a wheel or the hub. What a model chose or wrote is scored by pure functions.
+:mod:`bellmask.evaluate.paper_suite` asks the models.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from bellmask.data.chat_templates import response_after
-from bellmask.data.example_files import read_records
+from bellmask.data.example_files import Record, read_records
 from bellmask.data.readers import readable_errors, text_stream
 from bellmask.data.tasks import (
     PARQUET_BRANCH,
@@ -46,8 +48,6 @@ from bellmask.utils.rng import hash_counters, stream_key
 #
 # A continuation begins with its space, so that context + continuation reads as running text.
 
-Record = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Texts:
@@ -58,7 +58,7 @@ class Texts:
     gold: int = 0
 
 
-# --- plain: lm-eval's stock tasks ------------------------------------------------------------
+# Plain: lm-eval's stock tasks
 
 
 def _after(context: str, choices: Sequence[str], gold: int) -> Texts:
@@ -132,7 +132,7 @@ PLAIN: dict[str, Callable[[Record], Texts]] = {
 }
 
 
-# --- both ------------------------------------------------------------------------------------
+# Plain and tuned
 
 
 def plain_and_tuned(task: str, record: Record) -> tuple[Texts, Texts] | None:
@@ -155,7 +155,7 @@ def plain_and_tuned(task: str, record: Record) -> tuple[Texts, Texts] | None:
     return plain, tuned
 
 
-# --- stories ---------------------------------------------------------------------------------
+# Stories
 
 
 def story(record: Record) -> tuple[str, ...] | None:
@@ -178,11 +178,10 @@ def story(record: Record) -> tuple[str, ...] | None:
     return stripped if all(stripped) else None
 
 
+# Items
+
 Prompts = Literal["plain", "tuned"]
 TaskKind = Literal["choice", "word", "answer", "story"]
-
-
-# --- items -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ Item = ChoiceItem | Completion | Infilling
 SomeItem = TypeVar("SomeItem", ChoiceItem, Completion, Infilling, Item)
 
 
-# --- tasks -----------------------------------------------------------------------------------
+# Tasks
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ class TaskInfo:
     measure: str
     """What the scores are, in words; all are percentages."""
     scores: tuple[str, ...]
-    """Names of its scores (:mod:`bellmask.evaluate.paper_tasks`); the first is the column's."""
+    """Names of its scores; the first is the column's."""
     note: str
     """One line under the table."""
     gives_length: bool = False
@@ -259,7 +258,7 @@ def _choice(title: str, num_choices: int, note: str) -> TaskInfo:
     return TaskInfo(title, "choice", f"accuracy, {num_choices} choices", CHOICE_SCORES, note)
 
 
-TASKS: dict[str, TaskInfo] = {
+PAPER_TASKS: dict[str, TaskInfo] = {
     "lambada": TaskInfo(
         "LAMBADA",
         "word",
@@ -295,7 +294,7 @@ TASKS: dict[str, TaskInfo] = {
 """In the order of Table 4."""
 
 
-# --- records → items -------------------------------------------------------------------------
+# Records → items
 
 
 def make_items(task: str, records: Sequence[Record], prompts: Prompts) -> list[Item]:
@@ -303,7 +302,7 @@ def make_items(task: str, records: Sequence[Record], prompts: Prompts) -> list[I
 
     Records without a usable answer are left out: ``len(records) - len(items)`` of them.
     """
-    kind = look_up("task", task, TASKS).kind
+    kind = look_up("task", task, PAPER_TASKS).kind
     is_tuned = look_up("kind of prompts", prompts, {"plain": False, "tuned": True})
     items: list[Item] = []
     for number, record in enumerate(records):
@@ -486,7 +485,7 @@ def _loaded(task: str, records: list[Record], origin: str) -> TaskRecords:
     return TaskRecords(records, origin, digest.hexdigest())
 
 
-# --- a folder --------------------------------------------------------------------------------
+# Files of a folder
 
 
 def find_in(data_dir: str, task: str) -> list[Path]:
@@ -567,7 +566,7 @@ def _read_table(path: Path) -> Iterator[Record]:
             raise UserError(f"{path} is not the table that was expected: {error}") from None
 
 
-# --- the hub ---------------------------------------------------------------------------------
+# Files on the hub
 
 
 def _on_hub(place: _Place, task: str) -> Iterator[Record]:
@@ -608,9 +607,9 @@ def _of_place(names: Sequence[str], place: _Place) -> list[str]:
 # Was it right? Pure functions from what a model chose or wrote to a score.
 #
 # Case and punctuation count for LAMBADA's word (DiffuLLaMA compares it as it is) and not for
-# TriviaQA's answers (normalised as their release does it).
+# TriviaQA's answers (normalized as their release does it).
 
-# --- multiple choice -------------------------------------------------------------------------
+# Multiple choice
 
 How = Literal["raw", "per_token", "per_byte"]
 
@@ -644,7 +643,7 @@ def choose(
     return max(range(len(means)), key=lambda place: means[place])
 
 
-# --- LAMBADA ---------------------------------------------------------------------------------
+# LAMBADA's last word
 
 
 def is_word(written: str, gold: str) -> bool:
@@ -676,7 +675,7 @@ def _ends_with_mark(word: str) -> bool:
     return bool(word) and not word[-1].isalnum()
 
 
-# --- TriviaQA --------------------------------------------------------------------------------
+# TriviaQA's answers
 
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation + "\u2018\u2019\u00b4"), " ")
 
@@ -694,7 +693,7 @@ def first_line_of(written: str) -> str:
     return written.split("\n", 1)[0]
 
 
-def exact_match(written: str, accepted: Sequence[str]) -> bool:
+def matches_exactly(written: str, accepted: Sequence[str]) -> bool:
     """The answer is one of the accepted ones, both normalised."""
     answer = normalise(first_line_of(written))
     return bool(answer) and answer in map(normalise, accepted)
@@ -707,7 +706,7 @@ def contains(written: str, accepted: Sequence[str]) -> bool:
     return any(f" {one} " in answer for one in wanted)
 
 
-# --- stories ---------------------------------------------------------------------------------
+# Sentences of stories
 
 
 @dataclass(frozen=True)

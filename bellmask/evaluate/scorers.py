@@ -1,10 +1,10 @@
 """Causal language models that score text: Hugging Face models, and ARM runs of this package.
 
-A sample is a list of documents, as a packed row holds them. It is tokenised again by the scorer,
+A sample is a list of documents, as a packed row holds them. It is tokenized again by the scorer,
 document by document, with the scorer's EOS between them. What is counted follows the public code of
 mdlm and duo: every token but the EOS tokens after the first one. The first token is predicted from
 BOS; a tokenizer without BOS has nothing to predict it from, so it is not counted. Cost: one forward
-pass over each sample.
+pass over each sample. Samples and their numbers are cached on disk.
 
 B samples of a batch, L tokens.
 """
@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,19 +32,15 @@ from bellmask.evaluate.likelihood import scorer_of
 from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import smollm2_folder
 from bellmask.model.transformer import hash_weights
-from bellmask.storage.loading import load
+from bellmask.storage.loading import Loaded, load
 from bellmask.utils.distributed import pick_device
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import is_number, is_whole, load_json, read_json, write_text
 from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
 
-if TYPE_CHECKING:
-    from bellmask.storage.loading import Loaded
-
 Documents = Sequence[str]
 OnScored = Callable[[int], None]
 """Told how many samples are done."""
-
 PUBLISHED_CONTEXT = 1024
 """Scorer tokens per sample in the public codes."""
 FEWEST_TOKENS = 2

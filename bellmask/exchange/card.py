@@ -1,4 +1,4 @@
-"""The model card of an export: what was trained on what, what was measured, how to load it."""
+"""What an export says of its run: the options without local paths, and the model card."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ def without_folders(value: Any) -> Any:
         return kind + colon + Path(rest).name
     return Path(value).name if Path(value).is_absolute() else value
 
+
+# The card: what was trained on what, what was measured, how to load it.
 
 HEADER = """---
 library_name: transformers

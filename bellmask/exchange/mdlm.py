@@ -1,14 +1,7 @@
-"""The published layout of mdlm and duo, and the map between it and our parameters, both ways.
+"""``bellmask import``: a checkpoint in the published layout of mdlm and duo as a run folder.
 
-Their network is our backbone with other names: RoPE of base 10 000 by halves, queries, keys and
-values packed as (three, heads, size), layer norms with weight only. What differs:
-
-- AdaLN is always there. A model without time input is fed sigma = 0, so its AdaLN gives constants,
-  which are our modulation vectors. Back, the constants become AdaLN's bias and all weights of the
-  time's way are zero: the same function, though not the numbers that were trained.
-- The mask has a row in the embedding where the tokenizer has it, and one in the head, whose logit
-  nobody reads: ours has none.
-- A pad that only our tokenizer has gets a row whose probability is exactly zero.
+The parts: the options; the map between their parameters and ours, both ways (``bellmask export``
+uses it too); weights in files; the run folder; the command itself.
 """
 
 from __future__ import annotations
@@ -43,9 +36,16 @@ from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.model.transformer import CONDITION_WIDTH, NUM_SINUSOIDS
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore
-from bellmask.storage.loading import IdMap, local_folder, map_ids, read_own_tokenizer
+from bellmask.storage.loading import (
+    IdMap,
+    Weights,
+    local_folder,
+    map_ids,
+    read_own_tokenizer,
+)
 from bellmask.storage.run_folder import write_description
 from bellmask.train.metrics import Window
+from bellmask.utils.console import print_plain_table
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import (
@@ -57,6 +57,57 @@ from bellmask.utils.files import (
     read_json,
     whole_folder,
 )
+
+Format = Literal["mdlm", "duo"]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Make a run folder of a checkpoint in the published layout of mdlm and duo.
+
+    evaluate, generate and analyze then take it like any run (evaluate with --data: the training
+    text is not here).
+
+    Examples:
+    bellmask import kuleshov-group/mdlm-owt --format mdlm --out runs/mdlm-owt
+
+    bellmask import weights.pt --format duo --heads 12 --out runs/duo-lm1b
+
+    bellmask import model.safetensors --format mdlm --tokenizer runs/bell --out runs/back
+    """
+
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    """A .safetensors file, a torch file of weights, a folder with config.json beside the weights,
+    or OWNER/NAME on the hub."""
+    format: Format
+    """Whose recipe the rows follow. Both share the layout; they differ in how LM1B is packed."""
+    out: str
+    """Run folder to make."""
+    tokenizer: str | None = None
+    """gpt2, bert-base-uncased, a folder with a Hugging Face tokenizer, or a run folder. Default: by
+    the rows of the embedding (50258: gpt2, 30522: bert-base-uncased)."""
+    heads: int | None = None
+    """Attention heads; default: as config.json or the rotary buffer says."""
+    block_length: int | None = None
+    """Tokens per row; default: config.json's model_length, else 1024 for gpt2, 128 for BERT."""
+    time_input: bool = False
+    """The model was trained with time conditioning: keep it. Known where config.json is there."""
+    weights: Weights = "auto"
+    """auto: the moving average beside the trained weights where the file has one. ema: insist on
+    it. raw: the trained weights alone."""
+
+
+# Their parameters and ours.
+#
+# Their network is our backbone with other names: RoPE of base 10 000 by halves, queries, keys and
+# values packed as (three, heads, size), layer norms with weight only. What differs:
+#
+# - AdaLN is always there. A model without time input is fed sigma = 0, so its AdaLN gives
+#   constants, which are our modulation vectors. Back, the constants become AdaLN's bias and all
+#   weights of the time's way are zero: the same function, though not the numbers that were trained.
+# - The mask has a row in the embedding where the tokenizer has it, and one in the head, whose logit
+#   nobody reads: ours has none.
+# - A pad that only our tokenizer has gets a row whose probability is exactly zero.
 
 Tensors = Mapping[str, Tensor]
 
@@ -442,8 +493,6 @@ def _is_plain(value: Any) -> bool:
 
 # A checkpoint of mdlm or duo as a run folder of ours, which every command then takes.
 
-Format = Literal["mdlm", "duo"]
-
 VOCABULARIES = {50_258: "gpt2", 30_522: "bert-base-uncased"}
 """Rows of their embeddings, by which a published model's tokenizer is known."""
 LENGTHS = {"gpt2": 1024, "bert-base-uncased": 128}
@@ -459,7 +508,7 @@ class ImportRequest:
     heads: int | None = None
     block_length: int | None = None
     has_time: bool = False
-    weights: Literal["auto", "ema", "raw"] = "auto"
+    weights: Weights = "auto"
 
 
 @dataclass(frozen=True)
@@ -680,43 +729,33 @@ def _mlp_ratio(shape: Shape) -> int:
     return shape.mlp_width // shape.width
 
 
-# ``bellmask import``.
+# The command.
 
 
-@dataclass(frozen=True)
-class ImportOptions:
-    """Make a run folder of a checkpoint in the published layout of mdlm and duo.
+def _say(stage: str) -> None:
+    print(f"{stage} ...", file=sys.stderr)
 
-    evaluate, generate and analyze then take it like any run (evaluate with --data: the training
-    text is not here).
 
-    Examples:
-    bellmask import kuleshov-group/mdlm-owt --format mdlm --out runs/mdlm-owt
-
-    bellmask import weights.pt --format duo --heads 12 --out runs/duo-lm1b
-
-    bellmask import model.safetensors --format mdlm --tokenizer runs/bell --out runs/back
-    """
-
-    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A .safetensors file, a torch file of weights, a folder with config.json beside the weights,
-    or OWNER/NAME on the hub."""
-    format: Literal["mdlm", "duo"]
-    """Whose recipe the rows follow. Both share the layout; they differ in how LM1B is packed."""
-    out: str
-    """Run folder to make."""
-    tokenizer: str | None = None
-    """gpt2, bert-base-uncased, a folder with a Hugging Face tokenizer, or a run folder. Default: by
-    the rows of the embedding (50258: gpt2, 30522: bert-base-uncased)."""
-    heads: int | None = None
-    """Attention heads; default: as config.json or the rotary buffer says."""
-    block_length: int | None = None
-    """Tokens per row; default: config.json's model_length, else 1024 for gpt2, 128 for BERT."""
-    time_input: bool = False
-    """The model was trained with time conditioning: keep it. Known where config.json is there."""
-    weights: Literal["auto", "ema", "raw"] = "auto"
-    """auto: the moving average beside the trained weights where the file has one. ema: insist on
-    it. raw: the trained weights alone."""
+def _show(imported: Imported, out: str) -> None:
+    model, data = imported.config.model, imported.config.data
+    size = sum(t.numel() * t.element_size() for t in imported.stored.weights.values())
+    average = "trained weights" if imported.ema is None else "trained weights, moving average"
+    time = {"constant": "none (AdaLN folded into constants)", "time": "kept (sigma)"}
+    print_plain_table(
+        f"imported {imported.origin}",
+        ["quantity", "value"],
+        [
+            ["tensors read", f"{len(imported.stored.weights)} ({size / 1e6:,.1f} MB)"],
+            ["blocks, width, heads", f"{model.num_layers}, {model.width}, {model.num_heads}"],
+            ["tokenizer", f"{data.tokenizer}, {imported.tokenizer.num_tokens:,} tokens"],
+            ["row length", f"{data.block_length}"],
+            ["time input", time[model.modulation]],
+            ["weights", average],
+            ["step", f"{imported.stored.step:,}"],
+            ["parameters here", f"{imported.num_parameters:,}"],
+        ],
+    )
+    print(f"run folder {out}; measure it with: bellmask evaluate {out} --data TEXT")
 
 
 def main(args: Sequence[str]) -> int:
@@ -737,31 +776,3 @@ def main(args: Sequence[str]) -> int:
     imported = import_checkpoint(options.checkpoint, options.out, request, on_stage=_say)
     _show(imported, options.out)
     return 0
-
-
-def _say(stage: str) -> None:
-    print(f"{stage} ...", file=sys.stderr)
-
-
-def _show(imported: Imported, out: str) -> None:
-    from bellmask.utils.console import print_plain_table
-
-    model, data = imported.config.model, imported.config.data
-    size = sum(t.numel() * t.element_size() for t in imported.stored.weights.values())
-    average = "trained weights" if imported.ema is None else "trained weights, moving average"
-    time = {"constant": "none (AdaLN folded into constants)", "time": "kept (sigma)"}
-    print_plain_table(
-        f"imported {imported.origin}",
-        ["quantity", "value"],
-        [
-            ["tensors read", f"{len(imported.stored.weights)} ({size / 1e6:,.1f} MB)"],
-            ["blocks, width, heads", f"{model.num_layers}, {model.width}, {model.num_heads}"],
-            ["tokenizer", f"{data.tokenizer}, {imported.tokenizer.num_tokens:,} tokens"],
-            ["row length", f"{data.block_length}"],
-            ["time input", time[model.modulation]],
-            ["weights", average],
-            ["step", f"{imported.stored.step:,}"],
-            ["parameters here", f"{imported.num_parameters:,}"],
-        ],
-    )
-    print(f"run folder {out}; measure it with: bellmask evaluate {out} --data TEXT")

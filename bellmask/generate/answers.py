@@ -26,7 +26,7 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.files import sanitize
 
 DEFAULT_LENGTH = 64
-DEFAULT_STEPS = 64
+ANSWER_STEPS = 64
 """Sampling steps of an answer where none are asked for, as in the paper (App. C.1)."""
 
 
@@ -123,9 +123,9 @@ class Answerer:
         return self.encoder.encode_one(said, question.is_conversation)
 
     def sampling(self, asked: Sampling) -> Sampling:
-        """What is asked, with :data:`DEFAULT_STEPS` where steps could be given and are not."""
+        """What is asked, with :data:`ANSWER_STEPS` where steps could be given and are not."""
         has_steps = asked.has_steps and not self.run.framework.is_causal
-        return replace(asked, steps=DEFAULT_STEPS) if has_steps and asked.steps is None else asked
+        return replace(asked, steps=ANSWER_STEPS) if has_steps and asked.steps is None else asked
 
     def answer(
         self,

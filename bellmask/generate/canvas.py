@@ -1,11 +1,10 @@
-"""Canvases: rows being generated, in which any positions may be given."""
+"""Canvases: rows being generated, in which any positions may be given; what each step shows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,12 +14,8 @@ from bellmask.data.tokenizers import ByteTokenizer, Tokenizer
 from bellmask.diffusion.frameworks import Framework, Ordered
 from bellmask.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _GAP = re.compile(r"\[MASK(?:\*([0-9]+))?\]")
 _ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)
-
 
 LONGEST = 1 << 20
 """Tokens of a canvas: far more than a network can take at once, and little for the memory."""

@@ -1,4 +1,8 @@
-"""``bellmask chat``: talk to a run in the terminal and see its answers being unmasked."""
+"""``bellmask chat``: talk to a run in the terminal and see its answers being unmasked.
+
+The parts: the options; the conversation; the view of an answer; the chat that joins them; its slash
+commands; the command itself.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.cells import chop_cells
-from rich.console import Group
+from rich.console import Console, Group
 from rich.text import Text
 
 from bellmask.config.command_line import parse_command
@@ -25,93 +29,8 @@ from bellmask.generate.canvas import OnStep, Step
 from bellmask.generate.live import STYLES, Frame, LiveView
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
-from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible_lines
+from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible, visible_lines
 from bellmask.utils.errors import UserError, look_up
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bellmask.generate.answers import Answer
-    from bellmask.generate.canvas import OnStep
-
-# The lines of ``bellmask chat`` that begin with a slash, and what they do.
-
-
-@dataclass(frozen=True)
-class Command:
-    """What a line that begins with a slash does."""
-
-    help: str
-    do: Callable[[Chat, str], bool | None]
-    """False ends the chat."""
-    needs: str = ""
-    """What must follow."""
-    example: str = ""
-    takes: str = ""
-    """What may follow."""
-
-
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{text!r} is not a whole number") from None
-
-
-def _reset(chat: Chat, rest: str) -> None:
-    chat.talk.reset()
-    chat.say("forgotten")
-
-
-def _retry(chat: Chat, rest: str) -> None:
-    chat.retry()
-
-
-def _steps(chat: Chat, rest: str) -> None:
-    chat.talk.set_sampling(steps=_whole_number(rest))
-    chat.say(f"{chat.talk.sampling.steps} steps")
-
-
-def _length(chat: Chat, rest: str) -> None:
-    chat.talk.set_length(_whole_number(rest))
-    chat.say(f"answers of up to {chat.talk.length} tokens")
-
-
-def _temperature(chat: Chat, rest: str) -> None:
-    try:
-        chat.talk.set_sampling(temperature=float(rest))
-    except ValueError as error:
-        known = isinstance(error, UserError)
-        raise error if known else UserError(f"{rest!r} is not a number") from None
-    chat.say(f"temperature {chat.talk.sampling.temperature:g}")
-
-
-def _system(chat: Chat, rest: str) -> None:
-    chat.talk.system = rest
-    chat.say("said before all else from now on" if rest else "no system text any more")
-
-
-def _help(chat: Chat, rest: str) -> None:
-    for name, command in COMMANDS.items():
-        chat.say(f"  {f'{name} {command.needs or command.takes}':<16} {command.help}")
-    chat.say("A line that ends with \\ goes on in the next; a space before / makes it text.")
-    chat.say("Ctrl-C stops an answer; at the prompt it ends the chat, as Ctrl-D does.")
-
-
-def _quit(chat: Chat, rest: str) -> bool:
-    return False
-
-
-COMMANDS = {
-    "/reset": Command("forget what was said", _reset),
-    "/retry": Command("another answer to the last question", _retry),
-    "/steps": Command("sampling steps", _steps, "N", "32"),
-    "/length": Command("tokens of an answer, at most", _length, "N", "64"),
-    "/temperature": Command("0 takes the most likely token", _temperature, "X", "0.7"),
-    "/system": Command("said before all else; without a text: nothing is", _system, takes="TEXT"),
-    "/help": Command("this", _help),
-    "/quit": Command("the end", _quit),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,163 +64,6 @@ class ChatOptions(LoadOptions):
     was fine-tuned, on conversations or on single prompts (template and examples tell)."""
     fps: float | None = None
     """Changes shown per second at most, 24 by default; 0 does not wait."""
-
-
-def main(args: Sequence[str]) -> int:
-    """Load the run and talk until the user ends it."""
-    options = parse_command(ChatOptions, args, command="chat")
-    options.sampling.check()
-
-    from rich.console import Console
-
-    fps = DEFAULT_FPS if options.fps is None else options.fps
-    if not 0 <= fps < float("inf"):
-        raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
-    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
-    chat = Chat(_talk(options), Console(stderr=True, highlight=False), fps)
-    for line in introduction(chat.talk):
-        chat.say(line)
-    if sys.stdin.isatty():
-        _at_a_terminal(chat)
-    else:
-        for line in sys.stdin:
-            if not chat.take(line.rstrip("\r\n")):
-                break
-    return 0
-
-
-def _talk(options: ChatOptions) -> Talk:
-    from bellmask.generate.answers import Answerer
-
-    answerer = Answerer(options.load(options.run))
-    return Talk(
-        answerer,
-        has_memory=answerer.knows_turns if options.memory == "auto" else options.memory == "on",
-        length=answerer.length if options.length is None else options.length,
-        sampling=options.sampling,
-        seed=options.seed,
-        system=options.system,
-    )
-
-
-def introduction(talk: Talk) -> list[str]:
-    """What one should know before the first line."""
-    loaded, sft = talk.answerer.run, talk.answerer.run.config.sft
-    steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
-    lines = [
-        f"{loaded.folder.name}, step {loaded.step}, on {loaded.device}: answers of up to "
-        f"{talk.length} tokens{steps}; /help lists commands"
-    ]
-    if not talk.answerer.is_tuned:
-        lines.append("the run was never fine-tuned on prompts: it just continues your text")
-    else:
-        kind = "conversations" if talk.answerer.knows_turns else "single prompts"
-        lines.append(f"fine-tuned on {kind} (template {sft.template})")
-    if talk.has_memory:
-        lines.append("what was said before is part of the prompt")
-    else:
-        lines.append("each line is asked alone")
-    if talk.system and not talk.answerer.knows_turns:
-        lines.append("the run has seen no system texts; this one is written before your line")
-    return lines
-
-
-def _at_a_terminal(chat: Chat) -> None:
-    """Read lines until Ctrl-D, Ctrl-C or /quit; a line that ends with \\ goes on in the next."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (arrow keys and history)
-    try:
-        while chat.take(_read()):
-            pass
-    except (EOFError, KeyboardInterrupt):
-        chat.say("")
-
-
-def _read() -> str:
-    line = _input("> ")
-    while line.endswith("\\"):
-        line = line[:-1] + "\n" + _input(". ")
-    return line
-
-
-def _input(prompt: str) -> str:
-    if sys.stdout.isatty():
-        return input(prompt)
-    sys.stderr.write(prompt)  # answers go to a file: the prompt does not belong there
-    sys.stderr.flush()
-    return input()
-
-
-class Chat:
-    """Lines in, answers and notes out."""
-
-    def __init__(self, talk: Talk, console: Console, fps: float) -> None:
-        self.talk, self.console, self.fps = talk, console, fps
-        self.is_live = sys.stdin.isatty()
-
-    def say(self, text: str) -> None:
-        """A note, beside the answers."""
-        from rich.text import Text
-
-        from bellmask.utils.console import visible_lines
-
-        self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
-
-    def take(self, line: str) -> bool:
-        """Answer a line or do what its command says; False when it is over."""
-        if not line.strip():
-            if not self.is_live:
-                print()  # line n of the output belongs to line n of the input
-            return True
-        try:
-            command = re.fullmatch(r"/([a-z]+)(?:\s+(.*))?", line.strip(), re.DOTALL)
-            if command and not line[0].isspace():
-                return self._obey(command[1], (command[2] or "").strip())
-            self._answer(lambda on_step: self.talk.ask(line, on_step))
-        except UserError as error:
-            if not self.is_live:
-                raise
-            self.say(f"error: {error}")
-        return True
-
-    def _obey(self, name: str, rest: str) -> bool:
-        command = look_up("command", f"/{name}", COMMANDS)
-        if rest and not (command.needs or command.takes):
-            raise UserError(f"/{name} takes nothing, got {rest!r}")
-        if command.needs and not rest:
-            raise UserError(f"/{name} needs {command.needs}: /{name} {command.example}")
-        return command.do(self, rest) is not False
-
-    def retry(self) -> None:
-        """Another answer to the last question."""
-        self._answer(self.talk.retry)
-
-    def _answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
-        from bellmask.utils.console import visible, visible_lines
-
-        view = AnswerView(self.talk.answerer.run.tokenizer, fps=self.fps, console=self.console)
-        start = time.monotonic()
-        try:
-            with view if self.is_live else contextlib.nullcontext():
-                answer = ask(view if self.is_live else None)
-        except KeyboardInterrupt:
-            if not self.is_live:
-                raise
-            self.say("stopped; /retry asks again")
-            return
-        seconds = time.monotonic() - start - view.seconds_waited
-        text = visible_lines(answer.text) if self.is_live else visible(answer.text)
-        print(text, flush=True)
-        if answer.is_cut:
-            self.say("note: the prompt was too long; its oldest tokens were dropped")
-        if self.is_live and view.step is not None:
-            speed = answer.num_tokens / max(seconds, 1e-9)
-            self.say(
-                f"{view.step.num_steps} steps, {view.step.num_calls} calls, {seconds:.2f} s, "
-                f"{answer.num_tokens} tokens, {speed:.0f} tokens/s"
-            )
 
 
 # A conversation with a run: what was said, what is asked next, how answers are drawn.
@@ -478,3 +240,237 @@ class AnswerView(LiveView):
             cuts = [sum(map(len, pieces[: n + 1])) for n in range(len(pieces) - 1)]
             lines += line.divide(cuts)
         return lines
+
+
+# Lines in, answers and notes out.
+
+
+class Chat:
+    """Lines in, answers and notes out."""
+
+    def __init__(self, talk: Talk, console: Console, fps: float) -> None:
+        self.talk, self.console, self.fps = talk, console, fps
+        self.is_live = sys.stdin.isatty()
+
+    def say(self, text: str) -> None:
+        """A note, beside the answers."""
+        self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
+
+    def take(self, line: str) -> bool:
+        """Answer a line or do what its command says; False when it is over."""
+        if not line.strip():
+            if not self.is_live:
+                print()  # line n of the output belongs to line n of the input
+            return True
+        try:
+            command = re.fullmatch(r"/([a-z]+)(?:\s+(.*))?", line.strip(), re.DOTALL)
+            if command and not line[0].isspace():
+                return self._obey(command[1], (command[2] or "").strip())
+            self._answer(lambda on_step: self.talk.ask(line, on_step))
+        except UserError as error:
+            if not self.is_live:
+                raise
+            self.say(f"error: {error}")
+        return True
+
+    def _obey(self, name: str, rest: str) -> bool:
+        command = look_up("command", f"/{name}", SLASH_COMMANDS)
+        if rest and not (command.needs or command.takes):
+            raise UserError(f"/{name} takes nothing, got {rest!r}")
+        if command.needs and not rest:
+            raise UserError(f"/{name} needs {command.needs}: /{name} {command.example}")
+        return command.do(self, rest) is not False
+
+    def retry(self) -> None:
+        """Another answer to the last question."""
+        self._answer(self.talk.retry)
+
+    def _answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
+        view = AnswerView(self.talk.answerer.run.tokenizer, fps=self.fps, console=self.console)
+        start = time.monotonic()
+        try:
+            with view if self.is_live else contextlib.nullcontext():
+                answer = ask(view if self.is_live else None)
+        except KeyboardInterrupt:
+            if not self.is_live:
+                raise
+            self.say("stopped; /retry asks again")
+            return
+        seconds = time.monotonic() - start - view.seconds_waited
+        text = visible_lines(answer.text) if self.is_live else visible(answer.text)
+        print(text, flush=True)
+        if answer.is_cut:
+            self.say("note: the prompt was too long; its oldest tokens were dropped")
+        if self.is_live and view.step is not None:
+            speed = answer.num_tokens / max(seconds, 1e-9)
+            self.say(
+                f"{view.step.num_steps} steps, {view.step.num_calls} calls, {seconds:.2f} s, "
+                f"{answer.num_tokens} tokens, {speed:.0f} tokens/s"
+            )
+
+
+# The lines of ``bellmask chat`` that begin with a slash, and what they do.
+
+
+@dataclass(frozen=True)
+class SlashCommand:
+    """What a line that begins with a slash does."""
+
+    help: str
+    do: Callable[[Chat, str], bool | None]
+    """False ends the chat."""
+    needs: str = ""
+    """What must follow."""
+    example: str = ""
+    takes: str = ""
+    """What may follow."""
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a whole number") from None
+
+
+def _reset(chat: Chat, rest: str) -> None:
+    chat.talk.reset()
+    chat.say("forgotten")
+
+
+def _retry(chat: Chat, rest: str) -> None:
+    chat.retry()
+
+
+def _steps(chat: Chat, rest: str) -> None:
+    chat.talk.set_sampling(steps=_whole_number(rest))
+    chat.say(f"{chat.talk.sampling.steps} steps")
+
+
+def _length(chat: Chat, rest: str) -> None:
+    chat.talk.set_length(_whole_number(rest))
+    chat.say(f"answers of up to {chat.talk.length} tokens")
+
+
+def _temperature(chat: Chat, rest: str) -> None:
+    try:
+        chat.talk.set_sampling(temperature=float(rest))
+    except ValueError as error:
+        known = isinstance(error, UserError)
+        raise error if known else UserError(f"{rest!r} is not a number") from None
+    chat.say(f"temperature {chat.talk.sampling.temperature:g}")
+
+
+def _system(chat: Chat, rest: str) -> None:
+    chat.talk.system = rest
+    chat.say("said before all else from now on" if rest else "no system text any more")
+
+
+def _help(chat: Chat, rest: str) -> None:
+    for name, command in SLASH_COMMANDS.items():
+        chat.say(f"  {f'{name} {command.needs or command.takes}':<16} {command.help}")
+    chat.say("A line that ends with \\ goes on in the next; a space before / makes it text.")
+    chat.say("Ctrl-C stops an answer; at the prompt it ends the chat, as Ctrl-D does.")
+
+
+def _quit(chat: Chat, rest: str) -> bool:
+    return False
+
+
+SLASH_COMMANDS = {
+    "/reset": SlashCommand("forget what was said", _reset),
+    "/retry": SlashCommand("another answer to the last question", _retry),
+    "/steps": SlashCommand("sampling steps", _steps, "N", "32"),
+    "/length": SlashCommand("tokens of an answer, at most", _length, "N", "64"),
+    "/temperature": SlashCommand("0 takes the most likely token", _temperature, "X", "0.7"),
+    "/system": SlashCommand(
+        "said before all else; without a text: nothing is", _system, takes="TEXT"
+    ),
+    "/help": SlashCommand("this", _help),
+    "/quit": SlashCommand("the end", _quit),
+}
+
+
+# The command.
+
+
+def introduction(talk: Talk) -> list[str]:
+    """What one should know before the first line."""
+    loaded, sft = talk.answerer.run, talk.answerer.run.config.sft
+    steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
+    lines = [
+        f"{loaded.folder.name}, step {loaded.step}, on {loaded.device}: answers of up to "
+        f"{talk.length} tokens{steps}; /help lists commands"
+    ]
+    if not talk.answerer.is_tuned:
+        lines.append("the run was never fine-tuned on prompts: it just continues your text")
+    else:
+        kind = "conversations" if talk.answerer.knows_turns else "single prompts"
+        lines.append(f"fine-tuned on {kind} (template {sft.template})")
+    if talk.has_memory:
+        lines.append("what was said before is part of the prompt")
+    else:
+        lines.append("each line is asked alone")
+    if talk.system and not talk.answerer.knows_turns:
+        lines.append("the run has seen no system texts; this one is written before your line")
+    return lines
+
+
+def _talk(options: ChatOptions) -> Talk:
+    answerer = Answerer(options.load(options.run))
+    return Talk(
+        answerer,
+        has_memory=answerer.knows_turns if options.memory == "auto" else options.memory == "on",
+        length=answerer.length if options.length is None else options.length,
+        sampling=options.sampling,
+        seed=options.seed,
+        system=options.system,
+    )
+
+
+def _at_a_terminal(chat: Chat) -> None:
+    """Read lines until Ctrl-D, Ctrl-C or /quit; a line that ends with \\ goes on in the next."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (arrow keys and history)
+    try:
+        while chat.take(_read()):
+            pass
+    except (EOFError, KeyboardInterrupt):
+        chat.say("")
+
+
+def _read() -> str:
+    line = _input("> ")
+    while line.endswith("\\"):
+        line = line[:-1] + "\n" + _input(". ")
+    return line
+
+
+def _input(prompt: str) -> str:
+    if sys.stdout.isatty():
+        return input(prompt)
+    sys.stderr.write(prompt)  # answers go to a file: the prompt does not belong there
+    sys.stderr.flush()
+    return input()
+
+
+def main(args: Sequence[str]) -> int:
+    """Load the run and talk until the user ends it."""
+    options = parse_command(ChatOptions, args, command="chat")
+    options.sampling.check()
+    fps = DEFAULT_FPS if options.fps is None else options.fps
+    if not 0 <= fps < float("inf"):
+        raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+    chat = Chat(_talk(options), Console(stderr=True, highlight=False), fps)
+    for line in introduction(chat.talk):
+        chat.say(line)
+    if sys.stdin.isatty():
+        _at_a_terminal(chat)
+    else:
+        for line in sys.stdin:
+            if not chat.take(line.rstrip("\r\n")):
+                break
+    return 0

@@ -1,4 +1,8 @@
-"""Fill canvases with any framework: by a rule for masked models, else token by token."""
+"""Fill canvases with any framework: by a rule for masked models, else token by token.
+
+The parts: one batch of canvases (:func:`fill`); a run's canvas, any number of times; rows of any
+length, in batches.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +128,9 @@ def _refuse_for_causal(sampling: Sampling) -> None:
             f"{given}: for masked models only; a causal model writes token by token in its own "
             "order"
         )
+
+
+# One canvas of a run, any number of times.
 
 
 def run_canvas(
@@ -277,7 +284,7 @@ class _Work:
         return length if self.is_one_by_one else min(-(-length // WIDTH) * WIDTH, self.longest)
 
     def group(self, row: Tensor) -> Hashable:
-        """Rows that may share a batch have the same one; see the top of this file.
+        """Rows that may share a batch have the same one; see above.
 
         A cache holds what is before the first gap of the batch, so there all gaps begin together.
         """

@@ -1,6 +1,7 @@
-"""``bellmask generate``: its options and what they ask for.
+"""``bellmask generate``: samples, continuations, infillings and answers to prompts.
 
-Samples, continuations and infillings are in ``continuing.py``, answers to prompts in ``ask.py``.
+The parts: the options; what all generations share; prompts from files; answers; samples,
+continuations and infillings; texts of several runs side by side; the command itself.
 """
 
 from __future__ import annotations
@@ -12,122 +13,29 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from bellmask.config.command_line import parse_command
+from bellmask.config.config import RunConfig
 from bellmask.data.example_files import Message, Role
+from bellmask.generate.answers import ANSWER_STEPS, Answer, Answerer, Question
+from bellmask.generate.canvas import Canvas, OnStep, to_all
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
+from bellmask.generate.live import Watch
+from bellmask.generate.sampler import Generation
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
+from bellmask.generate.trace import Recorder
 from bellmask.report.page import POLICY
-from bellmask.storage.loading import LoadOptions
-from bellmask.utils.console import visible, visible_lines
+from bellmask.storage.loading import Loaded, LoadOptions
+from bellmask.storage.runs import by_folder, open_runs
+from bellmask.utils.console import PIPE_WIDTH, progress_bar, visible, visible_lines
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, load_json, sanitize
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from bellmask.config.config import RunConfig
-    from bellmask.generate.answers import Answer, Answerer
-    from bellmask.generate.canvas import Canvas, OnStep
-    from bellmask.generate.sampler import Generation
-    from bellmask.generate.settings import Sampling
-    from bellmask.generate.trace import Recorder
-    from bellmask.storage.loading import Loaded
-
-# What continuing and answering share: loading, a live view or a bar, the trace, the output.
-
-SEPARATOR = "\n--------\n"
-
-
-def note(text: str) -> None:
-    """Something to know, beside the results."""
-    print(f"note: {text}", file=sys.stderr)
-
-
-def load_noted(options: GenerateOptions, name: str) -> Loaded:
-    """The run, with a note where it is used otherwise than it was trained."""
-    loaded = options.load(name)
-    if loaded.config.data.document_attention:
-        note("the run was trained with attention inside documents; here all of a row is seen")
-    return loaded
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a generation reports to."""
-
-    on_step: OnStep | None
-    advance: Callable[[int], None]
-    """Takes the number of samples that are done."""
-    recorder: Recorder | None
-
-    def save(
-        self,
-        options: GenerateOptions,
-        loaded: Loaded,
-        texts: Sequence[str],
-        is_answer: bool = False,
-    ) -> None:
-        """Write the trace, if one is asked for."""
-        if self.recorder is not None and options.trace is not None:
-            title = f"{loaded.folder.name}, step {loaded.step}"
-            settings = settings_of(options, is_answer)
-            self.recorder.save(Path(options.trace), title, settings, texts)
-
-
-@contextlib.contextmanager
-def observing(
-    options: GenerateOptions, loaded: Loaded, title: str, total: int
-) -> Iterator[Observed]:
-    """Shown live with --watch, else a progress bar; recorded with --trace."""
-    from bellmask.generate.canvas import to_all
-    from bellmask.generate.live import Watch
-    from bellmask.generate.trace import Recorder
-    from bellmask.utils.console import progress_bar
-
-    recorder = Recorder(loaded.tokenizer) if options.trace is not None else None
-    receivers = [] if recorder is None else [recorder]
-    if options.watch:
-        keep_last = not (sys.stdout.isatty() and options.out is None)  # the texts follow
-        with Watch(
-            loaded.tokenizer,
-            title=loaded.folder.name,
-            fps=12.0 if options.fps is None else options.fps,
-            keep_last=keep_last,
-        ) as watch:
-            yield Observed(to_all(*receivers, watch), lambda done: None, recorder)
-    else:
-        with progress_bar(title, "samples", total) as advance:
-            yield Observed(to_all(*receivers) if receivers else None, advance, recorder)
-
-
-def settings_of(options: GenerateOptions, is_answer: bool = False) -> dict[str, Any]:
-    """How the texts were made, for who reads them."""
-    from bellmask.generate.answers import DEFAULT_STEPS as ANSWER_STEPS
-
-    default_steps = ANSWER_STEPS if is_answer else DEFAULT_STEPS
-    sampling, plain = options.sampling, asdict(Sampling())
-    asked = {name: v for name, v in asdict(sampling).items() if v != plain[name]}
-    steps = {"steps": sampling.steps or default_steps} if sampling.has_steps else {}
-    return {"rule": sampling.rule, **steps, **asked, "seed": options.seed}
-
-
-def write_out(content: str, output: str | None) -> None:
-    """As a whole file, or to a pipe; on a screen without control codes, which would steer it."""
-    if output is None:
-        from bellmask.utils.console import visible_lines
-
-        is_screen = sys.stdout.isatty()
-        sys.stdout.write(visible_lines(content) if is_screen else sanitize(content))
-    else:
-        from bellmask.utils.files import write_text
-
-        write_text(Path(output), content)
+from bellmask.utils.files import check_folder, load_json, sanitize, write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,50 +141,84 @@ def _check_places(options: GenerateOptions) -> None:
         raise UserError(f"--trace and --out are the same file {options.trace}")
 
 
-def main(args: Sequence[str]) -> int:
-    """Generate and write."""
-    options = parse_command(GenerateOptions, args, command="generate")
-    _check(options)
-    if options.side_by_side:
-        return _side_by_side(options)
-    loaded = load_noted(options, options.runs[0])
-    if _is_asked(options, loaded.config):
-        return answer_and_write(options, loaded)
+# What answering and continuing share: loading, a live view or a bar, the trace, the output.
 
-    return continue_and_write(options, loaded)
+SEPARATOR = "\n--------\n"
 
 
-def _is_asked(options: GenerateOptions, config: RunConfig) -> bool:
-    """True where an answer is wanted: for --prompt, and for --prompts of a fine-tuned run."""
-    is_tuned = config.sft.train is not None
-    return options.prompt is not None or (options.prompts is not None and is_tuned)
+def note(text: str) -> None:
+    """Something to know, beside the results."""
+    print(f"note: {text}", file=sys.stderr)
 
 
-def _side_by_side(options: GenerateOptions) -> int:
-    from bellmask.storage.runs import by_folder, open_runs
+def load_noted(options: GenerateOptions, name: str) -> Loaded:
+    """The run, with a note where it is used otherwise than it was trained."""
+    loaded = options.load(name)
+    if loaded.config.data.document_attention:
+        note("the run was trained with attention inside documents; here all of a row is seen")
+    return loaded
 
-    runs = open_runs(options.runs)
-    are_asked = {str(run.folder): _is_asked(options, run.config) for run in runs}
-    if len(set(are_asked.values())) > 1:
-        odd = ", ".join(name for name, is_asked in are_asked.items() if not is_asked)
-        raise UserError(
-            f"{odd}: not fine-tuned on prompts, so --prompts are beginnings there and questions "
-            "for the others; ask all of them with --prompt"
-        )
-    is_asked = all(are_asked.values())
-    texts = asked_texts(options) if is_asked else begun_texts(options)
-    write = answered_beside if is_asked else continued_beside
-    columns: dict[str, list[list[str]]] = {}
-    for name, folder in by_folder(options.runs).items():
-        loaded = load_noted(options, str(folder))
-        is_causal = loaded.framework.is_causal
-        sampling = options.sampling.for_causal() if is_causal else options.sampling
-        title = f"{name} (token by token)" if is_causal else name
-        columns[title] = write(options, loaded, sampling, name)
-    settings = settings_of(options, is_answer=is_asked)
-    line = ", ".join(f"{name} {value}" for name, value in settings.items())
-    show_side_by_side(texts, columns, Path(options.out) if options.out else None, line)
-    return 0
+
+@dataclass(frozen=True)
+class Observed:
+    """What a generation reports to."""
+
+    on_step: OnStep | None
+    advance: Callable[[int], None]
+    """Takes the number of samples that are done."""
+    recorder: Recorder | None
+
+    def save(
+        self,
+        options: GenerateOptions,
+        loaded: Loaded,
+        texts: Sequence[str],
+        is_answer: bool = False,
+    ) -> None:
+        """Write the trace, if one is asked for."""
+        if self.recorder is not None and options.trace is not None:
+            title = f"{loaded.folder.name}, step {loaded.step}"
+            settings = settings_of(options, is_answer)
+            self.recorder.save(Path(options.trace), title, settings, texts)
+
+
+@contextlib.contextmanager
+def observing(
+    options: GenerateOptions, loaded: Loaded, title: str, total: int
+) -> Iterator[Observed]:
+    """Shown live with --watch, else a progress bar; recorded with --trace."""
+    recorder = Recorder(loaded.tokenizer) if options.trace is not None else None
+    receivers = [] if recorder is None else [recorder]
+    if options.watch:
+        keep_last = not (sys.stdout.isatty() and options.out is None)  # the texts follow
+        with Watch(
+            loaded.tokenizer,
+            title=loaded.folder.name,
+            fps=12.0 if options.fps is None else options.fps,
+            keep_last=keep_last,
+        ) as watch:
+            yield Observed(to_all(*receivers, watch), lambda done: None, recorder)
+    else:
+        with progress_bar(title, "samples", total) as advance:
+            yield Observed(to_all(*receivers) if receivers else None, advance, recorder)
+
+
+def settings_of(options: GenerateOptions, is_answer: bool = False) -> dict[str, Any]:
+    """How the texts were made, for who reads them."""
+    default_steps = ANSWER_STEPS if is_answer else DEFAULT_STEPS
+    sampling, plain = options.sampling, asdict(Sampling())
+    asked = {name: v for name, v in asdict(sampling).items() if v != plain[name]}
+    steps = {"steps": sampling.steps or default_steps} if sampling.has_steps else {}
+    return {"rule": sampling.rule, **steps, **asked, "seed": options.seed}
+
+
+def write_out(content: str, output: str | None) -> None:
+    """As a whole file, or to a pipe; on a screen without control codes, which would steer it."""
+    if output is None:
+        is_screen = sys.stdout.isatty()
+        sys.stdout.write(visible_lines(content) if is_screen else sanitize(content))
+    else:
+        write_text(Path(output), content)
 
 
 # Prompts from files: beginnings to continue, canvases with gaps, or questions to answer.
@@ -424,7 +366,7 @@ def _messages(listed: Any, where: str) -> tuple[Message, ...]:
     return said
 
 
-# ``bellmask generate`` with prompts: questions in, answers out.
+# Questions in, answers out.
 #
 # Sample number i, counted through all questions, depends on the seed, i and its question alone.
 
@@ -482,8 +424,6 @@ def _answer(
     title: str,
 ) -> list[Answer]:
     """``--num`` answers to each question, with a progress bar, or shown live."""
-    from bellmask.generate.answers import Answerer, Question
-
     answerer = Answerer(loaded)
     _say_what_is_odd(answerer, asked)
     questions = [
@@ -528,7 +468,7 @@ def _line(asked: PromptQuestion, sample: int, answer: Answer) -> dict[str, Any]:
     }
 
 
-# ``bellmask generate`` without questions: samples, continuations and infillings.
+# Samples, continuations and infillings.
 
 
 def continue_and_write(options: GenerateOptions, loaded: Loaded) -> int:
@@ -683,11 +623,6 @@ class SideBySide:
 
     def show(self, console: Console | None = None) -> None:
         """Print it, folded to the width of the screen."""
-        from rich.console import Console
-        from rich.text import Text
-
-        from bellmask.utils.console import PIPE_WIDTH
-
         console = console or Console(highlight=False)
         if not console.is_terminal and console.width < PIPE_WIDTH:
             console = Console(highlight=False, width=PIPE_WIDTH, file=console.file)
@@ -701,14 +636,9 @@ class SideBySide:
         return visible_lines(self.prompts[number]) or "(nothing given)"
 
     def _heading(self, number: int) -> Text:
-        from rich.text import Text
-
         return Text(f"{number + 1}. {self._asked(number)}", style="bold")
 
     def _table(self, number: int, width: int) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
         if len(self.runs) * (NARROWEST + 3) + 1 <= width:
             table = Table(show_lines=True, expand=True)
             for name in self.runs:
@@ -727,8 +657,6 @@ class SideBySide:
 
     def _marked(self, number: int, text: str) -> Text:
         """A text with its given beginning dimmed."""
-        from rich.text import Text
-
         given, made = self._split(number, text)
         return Text.assemble((visible_lines(given), "dim"), visible_lines(made))
 
@@ -775,8 +703,6 @@ class SideBySide:
 
     def save(self, folder: Path) -> list[Path]:
         """Write comparison.html and comparison.md; returns their paths."""
-        from bellmask.utils.files import write_text
-
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file; give a folder for comparison.html and .md")
         folder.mkdir(parents=True, exist_ok=True)
@@ -813,3 +739,49 @@ def _fenced(text: str) -> str:
     while fence in text:
         fence += "`"
     return f"{fence}text\n{text}\n{fence}"
+
+
+# The command.
+
+
+def _is_asked(options: GenerateOptions, config: RunConfig) -> bool:
+    """True where an answer is wanted: for --prompt, and for --prompts of a fine-tuned run."""
+    is_tuned = config.sft.train is not None
+    return options.prompt is not None or (options.prompts is not None and is_tuned)
+
+
+def _side_by_side(options: GenerateOptions) -> int:
+    runs = open_runs(options.runs)
+    are_asked = {str(run.folder): _is_asked(options, run.config) for run in runs}
+    if len(set(are_asked.values())) > 1:
+        odd = ", ".join(name for name, is_asked in are_asked.items() if not is_asked)
+        raise UserError(
+            f"{odd}: not fine-tuned on prompts, so --prompts are beginnings there and questions "
+            "for the others; ask all of them with --prompt"
+        )
+    is_asked = all(are_asked.values())
+    texts = asked_texts(options) if is_asked else begun_texts(options)
+    write = answered_beside if is_asked else continued_beside
+    columns: dict[str, list[list[str]]] = {}
+    for name, folder in by_folder(options.runs).items():
+        loaded = load_noted(options, str(folder))
+        is_causal = loaded.framework.is_causal
+        sampling = options.sampling.for_causal() if is_causal else options.sampling
+        title = f"{name} (token by token)" if is_causal else name
+        columns[title] = write(options, loaded, sampling, name)
+    settings = settings_of(options, is_answer=is_asked)
+    line = ", ".join(f"{name} {value}" for name, value in settings.items())
+    show_side_by_side(texts, columns, Path(options.out) if options.out else None, line)
+    return 0
+
+
+def main(args: Sequence[str]) -> int:
+    """Generate and write."""
+    options = parse_command(GenerateOptions, args, command="generate")
+    _check(options)
+    if options.side_by_side:
+        return _side_by_side(options)
+    loaded = load_noted(options, options.runs[0])
+    if _is_asked(options, loaded.config):
+        return answer_and_write(options, loaded)
+    return continue_and_write(options, loaded)

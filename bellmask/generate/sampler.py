@@ -60,8 +60,6 @@ GRIDS: dict[str, Callable[[int], Tensor]] = {"uniform": uniform_grid, "cosine": 
 
 
 # Calls of the network while sampling: only rows that need one, counted, guided, with a cache.
-#
-# B canvases, L length, N predicted positions, V vocabulary.
 
 
 class SamplingDenoiser:
@@ -165,8 +163,6 @@ class SamplingDenoiser:
 
 
 # Which token, given the logits: temperature, top-k, top-p, and noise that belongs to the sample.
-#
-# N rows, V vocabulary.
 
 
 @dataclass(frozen=True)
@@ -212,6 +208,9 @@ class TokenChoice:
                 torch.zeros_like(is_out).scatter(1, place, is_out), -torch.inf
             )
         return scaled
+
+
+# The loop.
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Record a generation: take in the steps of its batches, keep what changes.
+"""The course of a generation: recorded step by step, written to a file, read back.
 
-The file's format is described in ``trace_file.py``. B rows of one batch, L length.
+B rows of one batch, L length.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.canvas import Step, TokenTexts
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import read_json, sanitize
+from bellmask.utils.files import read_json, sanitize, write_text
 
-# The course of a generation as a file: the canvas, then what changed in each step.
+# The file: the canvas, then what changed in each step.
 #
 # Tokens are kept as text, so that reports need no tokenizer; see ``TokenTexts`` for bytes that are
 # no character alone. The text of a finished sample is decoded as a whole. One JSON file:
@@ -108,10 +108,11 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Write the file as a whole or not at all."""
-        from bellmask.utils.files import write_text
-
         content = {"version": VERSION, **asdict(self)}
         write_text(path, json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+# Reading, with every value checked.
 
 
 def load_trace(path: Path) -> Trace:
@@ -214,6 +215,9 @@ def _read_change(value: Any, where: str, is_masked: list[bool]) -> Change:
     for position, _ in tokens:
         is_masked[position] = False
     return Change(number, float(t), calls, [(i, text) for i, text in tokens], unset)
+
+
+# Recording: take in the steps of batches, keep what changes.
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""The animated page of a trace: one file, nothing fetched, works from disk.
+"""``bellmask report trace``: a saved generation as an animated page and as a strip of frames.
 
-Every token has the colour of the step in which it was revealed. A masked position is as wide as the
-token that it ends with, so that nothing moves while the text appears.
+In both, every token has the color of the step in which it was revealed. The page is one file that
+fetches nothing and works from disk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,156 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bellmask.config.command_line import parse_command
-from bellmask.generate.trace import Trace, TracedSample
+from bellmask.generate.trace import Trace, TracedSample, load_trace
 from bellmask.report.page import SCRIPT_POLICY
-from bellmask.utils.console import LINE_END, colour_of, reveal_colours, visible
+from bellmask.utils.console import LINE_END, reveal_colour, reveal_colours, visible
 from bellmask.utils.errors import UserError
+from bellmask.utils.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Style and script of the animated page: kept apart from the page, both are embedded in it.
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Show how a text was unmasked: an animated page (one HTML file, nothing fetched) and a strip
+    of frames as PNG and SVG, from the file that 'bellmask generate RUN --trace FILE' saves.
+
+    Examples:
+    bellmask generate runs/bell --num 4 --trace runs/bell/four.json
+
+    bellmask report trace runs/bell/four.json
+
+    bellmask report trace runs/bell/four.json --sample 2 --frames 8 --out figures
+    """
+
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Trace of a generation."""
+    out: str | None = None
+    """Folder for NAME.html, NAME.png and NAME.svg; default: beside FILE, whose name they have."""
+    sample: int = 0
+    """Sample of the strip, and the one the page opens with; the page has all of them."""
+    frames: int = 6
+    """Frames of the strip, from the canvas to the finished text."""
+
+
+# The animated page.
+#
+# A masked position is as wide as the token that it ends with, so that nothing moves while the text
+# appears.
+
+SPEEDS = ("0.25", "0.5", "1", "2", "4", "8")
+
+
+def render_trace_page(trace: Trace, first: int = 0) -> str:
+    """The whole page; it opens at sample ``first``."""
+    title = html.escape(visible(trace.title or "text being unmasked"))
+    finished = "".join(
+        f"<p><small>sample {number}</small></p><pre>{html.escape(_lines(sample.text))}</pre>"
+        for number, sample in enumerate(trace.samples)
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{SCRIPT_POLICY}">'
+        f'<title>{title}</title><link rel="icon" href="data:,"><style>{STYLE}</style></head>'
+        f"<body><h1>{title}</h1><p>{_summary(trace)}</p>{_controls(trace)}"
+        '<div class="text" id="text" role="region" aria-label="the text after this step"></div>'
+        f"{_legend()}<h2>Finished</h2>{finished}{_settings(trace)}"
+        f'<script type="application/json" id="trace">{_embedded(trace, first)}</script>'
+        f"<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _summary(trace: Trace) -> str:
+    count, length = len(trace.samples), max(len(sample.tokens) for sample in trace.samples)
+    samples = "1 sample" if count == 1 else f"{count} samples"
+    return f"{samples} of {length} tokens, {trace.num_calls} network calls in all."
+
+
+def _controls(trace: Trace) -> str:
+    samples = "".join(
+        f'<option value="{number}">{number}: {html.escape(visible(sample.text)[:32])}</option>'
+        for number, sample in enumerate(trace.samples)
+    )
+    speeds = "".join(
+        f'<option value="{speed}"{" selected" if speed == "1" else ""}>{speed}x</option>'
+        for speed in SPEEDS
+    )
+    return (
+        '<div class="bar"><button id="play" type="button">Play</button>'
+        '<input id="slider" type="range" min="0" max="1" value="0" step="1" aria-label="step">'
+        f'<label>speed <select id="speed">{speeds}</select></label>'
+        f'<label>sample <select id="sample">{samples}</select></label>'
+        '<span id="now" class="soft"></span></div>'
+        "<noscript><p>The animation needs JavaScript; the finished texts are below.</p></noscript>"
+    )
+
+
+def _legend() -> str:
+    ramp = ", ".join(colour for colour, _ in reveal_colours())
+    return (
+        '<div class="legend"><span>revealed at step 1'
+        f'<span class="ramp" style="background:linear-gradient(90deg, {ramp})"></span>'
+        '<span id="lastlabel">the last</span></span>'
+        '<span><span class="key masked">xxx</span> masked</span>'
+        '<span><span class="key given">abc</span> given</span>'
+        '<span><span class="key new">abc</span> in this step</span>'
+        '<span><span class="key masked again">xxx</span> masked again in this step</span>'
+        '<span><span class="key was">abc</span> was masked again before</span></div>'
+    )
+
+
+def _settings(trace: Trace) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(visible(str(key)))}</td><td>{html.escape(visible(str(value)))}</td></tr>"
+        for key, value in trace.settings.items()
+    )
+    return f"<h2>Settings</h2><table><tbody>{rows}</tbody></table>" if rows else ""
+
+
+def _embedded(trace: Trace, first: int) -> str:
+    """The trace as JSON that cannot end its element: only ASCII, no angle brackets."""
+    content = {
+        "first": first,
+        "colours": reveal_colours(),
+        "samples": [_sample(sample) for sample in trace.samples],
+    }
+    text = json.dumps(content, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _sample(sample: TracedSample) -> dict[str, Any]:
+    return {
+        "given": sample.given,
+        "tokens": [None if text is None else _broken(text) for text in sample.tokens],
+        "last": [_broken(text or "x") for text in sample.at(sample.num_steps)],
+        "num_steps": sample.num_steps,
+        "steps": [
+            {
+                "number": change.number,
+                "t": change.t,
+                "calls": change.calls,
+                "set": [[position, _broken(text)] for position, text in change.set],
+                "unset": change.unset,
+            }
+            for change in sample.steps
+        ],
+    }
+
+
+def _broken(text: str) -> str:
+    """A token's text without control codes; lines break behind their sign."""
+    return visible(text).replace(LINE_END, LINE_END + "\n")
+
+
+def _lines(text: str) -> str:
+    """A finished text: its own lines, nothing else that a browser could act on."""
+    return "\n".join(visible(line) for line in text.split("\n"))
+
+
+# Style and script, both embedded in the page.
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d8d8d8;
@@ -198,120 +338,10 @@ else if (!matchMedia("(prefers-reduced-motion: reduce)").matches) play();
 """
 
 
-SPEEDS = ("0.25", "0.5", "1", "2", "4", "8")
-
-
-def render_trace_page(trace: Trace, first: int = 0) -> str:
-    """The whole page; it opens at sample ``first``."""
-    title = html.escape(visible(trace.title or "text being unmasked"))
-    finished = "".join(
-        f"<p><small>sample {number}</small></p><pre>{html.escape(_lines(sample.text))}</pre>"
-        for number, sample in enumerate(trace.samples)
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{SCRIPT_POLICY}">'
-        f'<title>{title}</title><link rel="icon" href="data:,"><style>{STYLE}</style></head>'
-        f"<body><h1>{title}</h1><p>{_summary(trace)}</p>{_controls(trace)}"
-        '<div class="text" id="text" role="region" aria-label="the text after this step"></div>'
-        f"{_legend()}<h2>Finished</h2>{finished}{_settings(trace)}"
-        f'<script type="application/json" id="trace">{_embedded(trace, first)}</script>'
-        f"<script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def _summary(trace: Trace) -> str:
-    count, length = len(trace.samples), max(len(sample.tokens) for sample in trace.samples)
-    samples = "1 sample" if count == 1 else f"{count} samples"
-    return f"{samples} of {length} tokens, {trace.num_calls} network calls in all."
-
-
-def _controls(trace: Trace) -> str:
-    samples = "".join(
-        f'<option value="{number}">{number}: {html.escape(visible(sample.text)[:32])}</option>'
-        for number, sample in enumerate(trace.samples)
-    )
-    speeds = "".join(
-        f'<option value="{speed}"{" selected" if speed == "1" else ""}>{speed}x</option>'
-        for speed in SPEEDS
-    )
-    return (
-        '<div class="bar"><button id="play" type="button">Play</button>'
-        '<input id="slider" type="range" min="0" max="1" value="0" step="1" aria-label="step">'
-        f'<label>speed <select id="speed">{speeds}</select></label>'
-        f'<label>sample <select id="sample">{samples}</select></label>'
-        '<span id="now" class="soft"></span></div>'
-        "<noscript><p>The animation needs JavaScript; the finished texts are below.</p></noscript>"
-    )
-
-
-def _legend() -> str:
-    ramp = ", ".join(colour for colour, _ in reveal_colours())
-    return (
-        '<div class="legend"><span>revealed at step 1'
-        f'<span class="ramp" style="background:linear-gradient(90deg, {ramp})"></span>'
-        '<span id="lastlabel">the last</span></span>'
-        '<span><span class="key masked">xxx</span> masked</span>'
-        '<span><span class="key given">abc</span> given</span>'
-        '<span><span class="key new">abc</span> in this step</span>'
-        '<span><span class="key masked again">xxx</span> masked again in this step</span>'
-        '<span><span class="key was">abc</span> was masked again before</span></div>'
-    )
-
-
-def _settings(trace: Trace) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(visible(str(key)))}</td><td>{html.escape(visible(str(value)))}</td></tr>"
-        for key, value in trace.settings.items()
-    )
-    return f"<h2>Settings</h2><table><tbody>{rows}</tbody></table>" if rows else ""
-
-
-def _embedded(trace: Trace, first: int) -> str:
-    """The trace as JSON that cannot end its element: only ASCII, no angle brackets."""
-    content = {
-        "first": first,
-        "colours": reveal_colours(),
-        "samples": [_sample(sample) for sample in trace.samples],
-    }
-    text = json.dumps(content, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _sample(sample: TracedSample) -> dict[str, Any]:
-    return {
-        "given": sample.given,
-        "tokens": [None if text is None else _broken(text) for text in sample.tokens],
-        "last": [_broken(text or "x") for text in sample.at(sample.num_steps)],
-        "num_steps": sample.num_steps,
-        "steps": [
-            {
-                "number": change.number,
-                "t": change.t,
-                "calls": change.calls,
-                "set": [[position, _broken(text)] for position, text in change.set],
-                "unset": change.unset,
-            }
-            for change in sample.steps
-        ],
-    }
-
-
-def _broken(text: str) -> str:
-    """A token's text without control codes; lines break behind their sign."""
-    return visible(text).replace(LINE_END, LINE_END + "\n")
-
-
-def _lines(text: str) -> str:
-    """A finished text: its own lines, nothing else that a browser could act on."""
-    return "\n".join(visible(line) for line in text.split("\n"))
-
-
 # A strip of frames of one sample, from the canvas to the finished text.
 #
 # Frames stand under one another, each with the same places for the tokens: a position is as wide as
-# the longest token it ever had. Tokens have the colour of the step in which they were revealed.
+# the longest token it ever had.
 
 FONT = "DejaVu Sans Mono"
 """Comes with matplotlib."""
@@ -336,7 +366,7 @@ class DrawnPosition:
     width: int
 
 
-def chosen_steps(num_steps: int, frames: int) -> list[int]:
+def strip_steps(num_steps: int, frames: int) -> list[int]:
     """Steps to show, from the canvas to the last, as evenly as whole numbers allow."""
     if frames < 2:
         raise UserError(f"--frames must be at least 2 (canvas and finished text), got {frames}")
@@ -383,7 +413,7 @@ def strip_figure(trace: Trace, number: int = 0, frames: int = 6) -> Figure:
     if not 0 <= number < len(trace.samples):
         raise UserError(f"--sample must be from 0 to {len(trace.samples) - 1}, got {number}")
     sample = trace.samples[number]
-    steps, places = chosen_steps(sample.num_steps, frames), lay_out(sample)
+    steps, places = strip_steps(sample.num_steps, frames), lay_out(sample)
     lines = places[-1].line + 1
     columns = max(max(place.column + place.width for place in places), 40)
     pitch = lines + 0.7
@@ -447,7 +477,7 @@ def _colours(text: str | None, since: int | None, num_steps: int) -> tuple[str, 
     """(box, text) of a position."""
     if text is None:
         return MASK_COLOUR, "black"
-    return ("white", "black") if since is None else colour_of(since, num_steps)
+    return ("white", "black") if since is None else reveal_colour(since, num_steps)
 
 
 def _draw_token(axes: Axes, text: str, x: float, y: float, ink: str) -> None:
@@ -513,38 +543,12 @@ def _draw_legend(figure: Figure, num_steps: int) -> None:
     )
 
 
-# ``bellmask report trace``: a saved generation as an animated page and a strip of frames.
-
-
-@dataclass(frozen=True)
-class TraceOptions:
-    """Show how a text was unmasked: an animated page (one HTML file, nothing fetched) and a strip
-    of frames as PNG and SVG, from the file that 'bellmask generate RUN --trace FILE' saves.
-
-    Examples:
-    bellmask generate runs/bell --num 4 --trace runs/bell/four.json
-
-    bellmask report trace runs/bell/four.json
-
-    bellmask report trace runs/bell/four.json --sample 2 --frames 8 --out figures
-    """
-
-    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Trace of a generation."""
-    out: str | None = None
-    """Folder for NAME.html, NAME.png and NAME.svg; default: beside FILE, whose name they have."""
-    sample: int = 0
-    """Sample of the strip, and the one the page opens with; the page has all of them."""
-    frames: int = 6
-    """Frames of the strip, from the canvas to the finished text."""
+# The command.
 
 
 def main(args: Sequence[str]) -> int:
     """Write the page and the strip."""
     options = parse_command(TraceOptions, args, command="report trace")
-
-    from bellmask.generate.trace import load_trace
-
     source = Path(options.file)
     trace = load_trace(source)
     folder = Path(options.out) if options.out is not None else source.parent
@@ -552,7 +556,6 @@ def main(args: Sequence[str]) -> int:
         raise UserError(f"--out {folder} is a file; give a folder")
 
     from bellmask.report.figures import save_figure
-    from bellmask.utils.files import write_text
 
     figure = strip_figure(trace, options.sample, options.frames)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention on rotated queries and keys, and who may look at whom.
+"""Scaled dot-product attention on rotated queries and keys, who may look at whom, and the cache.
 
 B batch, H heads, L length, E head size. SDPA everywhere: no compiled extension is needed.
 """
@@ -122,8 +122,6 @@ def attend(
 # Causal models keep every call's: exact. For a bidirectional one the keys and values of a prefix
 # change a little whenever a later token does; keeping those of the prefix is exact in the first
 # layer and an approximation above it.
-#
-# B batch, L length, H heads, E head size.
 
 
 @dataclass

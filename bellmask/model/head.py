@@ -1,8 +1,8 @@
 """The head: logits of selected rows, or their cross-entropies, in chunks.
 
 N selected rows, D width, V vocabulary. All logits of all rows never exist at once; the sum that is
-trained on comes from one of :mod:`bellmask.model.head`. Sums are float32 also where the
-products are bfloat16.
+trained on comes from one of the kernels below. Sums are float32 also where the products are
+bfloat16.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from bellmask.utils.errors import UserError, look_up
 
 # Kernels that sum the cross-entropy of selected rows without ever holding all their logits.
 #
-# N selected rows, D width, V vocabulary. Each kernel forms the gradients while a chunk's logits are
-# there, so forward and backward together cost three matrix products of size N D V. Each returns a
-# float32 sum also where products are bfloat16: a bfloat16 sum loses three digits.
+# Each kernel forms the gradients while a chunk's logits are there, so forward and backward together
+# cost three matrix products of size N D V. Each returns a float32 sum also where products are
+# bfloat16: a bfloat16 sum loses three digits.
 #
 # - chunked: ours; row weights, any precision. Gradients of the head are added up in float32 over
-# the   chunks, also for bfloat16 weights (FSDP2 gathers them so), and rounded once. - torch:
-# ``F.linear_cross_entropy``, in float32 only (it returns a bfloat16 sum for bfloat16 rows). -
-# liger: liger-kernel's, on a GPU.
+#   the chunks, also for bfloat16 weights (FSDP2 gathers them so), and rounded once.
+# - torch: ``F.linear_cross_entropy``, in float32 only (it returns a bfloat16 sum for bfloat16
+#   rows).
+# - liger: liger-kernel's, on a GPU.
 #
 # A run picks one (:func:`pick_loss_kernel`) and trains inside :func:`using_loss_kernel`.
 
@@ -128,14 +129,14 @@ def liger_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch
     )
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
+LossKernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 
-KERNELS: dict[str, Kernel] = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
+KERNELS: dict[str, LossKernel] = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
 
-_current: Kernel = torch_sum
+_current: LossKernel = torch_sum
 
 
-def current_kernel() -> Kernel:
+def current_kernel() -> LossKernel:
     """The kernel of unweighted rows: torch's (ours in bfloat16) where nothing else was picked."""
     return _current
 
@@ -200,6 +201,9 @@ def _why_no_liger() -> str | None:
     if missing:
         return f"this liger-kernel is too old: it has no {', '.join(sorted(missing))}"
     return None
+
+
+# The head itself.
 
 
 def compute_dtype(w_VD: Tensor) -> torch.dtype:

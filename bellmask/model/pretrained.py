@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM as a denoiser (Sec. 5.3, the recipe of Gong et al.).
+"""A Hugging Face causal LM as a denoiser (Sec. 5.3, the recipe of Gong et al.), also with LoRA.
 
 Its output at position i - 1 is about token i, as in its own training, so position 0 is always
 visible and never predicted. Attention is causal (``is_causal``, an ARM), full, or whatever mask the

@@ -26,8 +26,6 @@ from bellmask.model.attention import KeyValues, attend, rotary_table, rotate
 from bellmask.model.head import predict
 
 # Shift, scale and gate of each branch: learned constants, or AdaLN fed with the time.
-#
-# B batch, L length, D width, N selected rows.
 
 CONDITION_WIDTH = 128
 NUM_SINUSOIDS = 256
@@ -139,6 +137,8 @@ def dropout_scale(rate: float) -> float:
     """What is kept is multiplied by this, so that the mean stays."""
     return LEVELS / (LEVELS - round(rate * LEVELS))
 
+
+# The network.
 
 Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

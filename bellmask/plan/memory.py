@@ -1,4 +1,4 @@
-"""Bytes on each device, by what they are for."""
+"""Bytes of a run: on each device by what they are for, on disk, and whether they fit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ from bellmask.train.parallel import Layout, pick_layout
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 
+# Bytes on each device
+
 FLOAT32 = 4
 USABLE = 0.92
 """Share of a device's memory that tensors may take; the rest is for the driver, communication
 buffers and gaps between tensors."""
 GATHERED_BLOCKS = 2
 """Blocks whose weights are whole at once under FSDP2: the one at work and the next."""
+_SAVED = ("weights", "optimizer", "moving average")
+"""Parts that are in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,6 @@ def device_memory(
     return Memory(tuple(parts), capacity, state if copies else 0)
 
 
-_SAVED = ("weights", "optimizer", "moving average")
-
-
 def largest_microbatch(
     holding: Holding, work: MicrobatchMemory, logits: int, capacity: float, share: int
 ) -> int | None:
@@ -181,7 +182,7 @@ def show_bytes(count: float) -> str:
     return f"{count / 1024:,.1f} KiB"
 
 
-# Bytes on disk: checkpoints by the retention rules, and prepared data where its size is known.
+# Bytes on disk: checkpoints by the retention rules, and prepared data where its size is known
 
 BYTES_PER_NAME = 330
 """A tensor's name and shape in a checkpoint's headers, about."""
@@ -285,7 +286,7 @@ def _family(model: str) -> str:
     return "gpt2" if model.rsplit("/", 1)[-1].startswith("gpt2") else model
 
 
-# Whether a run fits its devices, the largest microbatch that does, and what to change else.
+# Whether a run fits its devices, the largest microbatch that does, and what to change otherwise
 
 TRACED_ROWS = 1024
 """Scored rows of the smaller of the two microbatches that are traced; more is on a straight line

@@ -1,4 +1,8 @@
-"""Options and devices → what the run needs: the planner's one entry, :func:`plan`."""
+"""``bellmask plan``: options and devices → what the run needs, of :func:`plan`.
+
+Seconds are computed from the devices' data sheets, or from microbatches that are timed here. Bytes
+come from :mod:`bellmask.plan.memory`, operations from :mod:`bellmask.plan.tracer`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from bellmask.plan.memory import (
 )
 from bellmask.plan.network import Parameters, Planned, count, plan_network, real_network
 from bellmask.plan.tracer import (
-    Kernel,
+    TracedKernel,
     Update,
     inputs,
     masked_share,
@@ -60,7 +64,7 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.files import write_text
 from bellmask.utils.libraries import first_line
 
-# Seconds of a step: kernels at a share of the data sheet's speeds, launches, communication.
+# Seconds of a step: kernels at a share of the data sheet's speeds, launches, communication
 #
 # A kernel takes as long as its matrix products or its memory traffic would, whichever is longer, at
 # the peak and bandwidth of the data sheet; the sum over kernels is divided by one number, the
@@ -78,7 +82,7 @@ HOP_SECONDS = {"machine": 2e-6, "network": 8e-6}
 """Latency of one hop of a ring, inside a machine and between two."""
 
 
-def ideal_seconds(kernels: Counter[Kernel], device: Device, precision: str) -> float:
+def ideal_seconds(kernels: Counter[TracedKernel], device: Device, precision: str) -> float:
     """The kernels one after another at the data sheet's full speeds."""
     peak = device.peak(precision)
     return sum(
@@ -191,7 +195,7 @@ class Timing:
         return self.step * self.steps / 3600
 
 
-# Real microbatches of the run on this machine's device, timed.
+# Real microbatches of the run on this machine's device, timed
 
 ROUNDS = 4
 """Timed microbatches, after one that warms up; the median counts."""
@@ -300,6 +304,9 @@ def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
     a = torch.ones(size, size, device=device, dtype=dtype)
     seconds = _median(lambda: (a @ a, None)[1], device, lambda _: None)
     return 2 * size**3 / seconds
+
+
+# The plan
 
 
 @dataclass(frozen=True)
@@ -525,7 +532,7 @@ def _assumptions(
     return found
 
 
-# A plan on the screen.
+# A plan on the screen
 
 
 def show_count(number: float) -> str:
@@ -682,9 +689,9 @@ class PlanOptions(PresetOptions):
     efficiency: float = EFFICIENCY
     """Share of the data sheet's speeds that kernels reach from start to end. The paper's three runs
     lie around the default; compiled and tuned runs reach more."""
-    json: str | None = None
-    """File for all numbers; "fits" of "memory" says whether the run fits (the exit code is 0 also
-    where it does not)."""
+    out: str | None = None
+    """JSON file for all numbers; "fits" of "memory" says whether the run fits (the exit code is 0
+    also where it does not)."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -693,9 +700,9 @@ def main(args: Sequence[str]) -> int:
     name, config = resolve(options, rest, "bellmask plan")
     if options.devices is None and not options.probe:
         raise UserError("bellmask plan needs --devices, as in --devices 4xH100 (or --probe)")
-    out = None if options.json is None else Path(options.json)
+    out = None if options.out is None else Path(options.out)
     if out is not None and not out.parent.is_dir():
-        raise UserError(f"--json {out}: there is no folder {out.parent}")
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
     made = plan(
         config,
         options.devices or local_device(config.train.device).name,

@@ -26,9 +26,9 @@ from bellmask.plan.network import Planned, holding, shallow
 from bellmask.storage.build import build_objective
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.parallel import recompute_blocks
-from bellmask.utils.distributed import autocast
+from bellmask.utils.distributed import CPU, autocast
 
-# Every operation of a piece of code: floating-point operations, bytes moved, bytes alive.
+# Every operation of a piece of code: floating-point operations, bytes moved, bytes alive
 #
 # Works on real tensors and on those that have shapes only.
 
@@ -41,7 +41,7 @@ _BY_INDEX = frozenset(["embedding", "index_select", "gather"])
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TracedKernel:
     """One operation on the device."""
 
     name: str
@@ -56,7 +56,7 @@ class Kernel:
 class OpTrace:
     """What happened."""
 
-    kernels: Counter[Kernel] = field(default_factory=Counter)
+    kernels: Counter[TracedKernel] = field(default_factory=Counter)
     kept: int = 0
     """Bytes alive between the forward and the backward pass, weights and gradients aside."""
     peak: int = 0
@@ -136,7 +136,7 @@ class Tracer(TorchDispatchMode):
         self._look(out)
         flops = self._flops(func, name, args, kwargs, out)
         size = _bytes_of(out) * 2 if name in _BY_INDEX else _bytes_of((args, kwargs, out))
-        self.trace.kernels[Kernel(name, flops, size, self.is_backward)] += 1
+        self.trace.kernels[TracedKernel(name, flops, size, self.is_backward)] += 1
         return out
 
     @staticmethod
@@ -180,7 +180,8 @@ def _bytes_of(tree: Any) -> int:
     )
 
 
-CPU = torch.device("cpu")
+# The passes of a microbatch, and the update
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NUM_LEVELS = 1 << 14
 """Points at which the mean mask rate of a law is summed."""
@@ -331,7 +332,7 @@ def _fuse_attention_dropout(network: nn.Module) -> None:
 class Update:
     """One optimizer step, with the moving average."""
 
-    kernels: Counter[Kernel]
+    kernels: Counter[TracedKernel]
     optimizer_bytes: int
     average_bytes: int
     num_tensors: int

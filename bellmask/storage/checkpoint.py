@@ -71,6 +71,8 @@ def _own_damage(folder: Path, rank: int, size: int) -> str:
     return "" if STATE in manifest else f"{STATE} is not in the manifest"
 
 
+# The checkpoints of a run.
+
 _NAME = re.compile(r"^step-(\d{9})$")
 LATEST = "latest"
 FORMAT = 1

@@ -1,8 +1,7 @@
 """A run folder, an exported folder or a name on the hub → :class:`Loaded`: a model and its config.
 
-An exported folder holds ``model.safetensors`` with rows in the tokenizer's own order, and beside it
-what a run needs: ``run.json``, ``bellmask/config.json``, ``bellmask/tokenizer.json`` and, of a run
-on a causal LM, ``bellmask/backbone.json``.
+The parts: loading; the fingerprint of a loaded run; exported folders, the order of their rows and
+the weights of causal LMs in them, both ways (``bellmask export`` uses these too); the hub.
 """
 
 from __future__ import annotations
@@ -33,62 +32,229 @@ from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole
 from bellmask.utils.libraries import first_line
 
-# The hub: folders by OWNER/NAME, down and up. The only file that knows huggingface_hub.
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+Weights = Literal["auto", "ema", "raw"]
 
 
-def is_hub_name(text: str) -> bool:
-    """True for OWNER/NAME."""
-    return _NAME.fullmatch(text) is not None
+@dataclass(frozen=True)
+class Loaded:
+    """A run's options, tokenizer and weights at one checkpoint."""
+
+    folder: Path
+    config: RunConfig
+    step: int
+    tokenizer: Tokenizer
+    model: Network
+    framework: Framework
+    device: torch.device
+    backbone: Backbone | None = None
+    """Of a run on a causal LM."""
+
+    def blocks(self) -> tuple[Blocks, Blocks]:
+        """The run's training and validation blocks."""
+        data = load_inputs(self.config, self.tokenizer, self.backbone)
+        return data.train, data.valid
+
+    def check_same_data(self, train: Blocks) -> None:
+        """Refuse text that is not what the run was trained on."""
+        if read_description(self.folder).get("train_fingerprint") != train.fingerprint:
+            raise UserError(f"the text of {self.folder} has changed since it was trained")
+
+    @property
+    def is_wrapped(self) -> bool:
+        """True when the run's rows begin with BOS and end with EOS."""
+        if self.config.sft.train is not None:
+            return False
+        return find_policy(self.config.data, self.config.data.train).wrap
 
 
-def _library() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError("the hub needs huggingface_hub: pip install 'bellmask[hf]'") from None
-    return huggingface_hub
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Which weights of a model to use, and where: a part of the options of commands."""
+
+    checkpoint: str = "latest"
+    """latest, best, or a step."""
+    weights: Weights = "auto"
+    """auto: the moving average where there is one."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    def load(self, model: str | Path) -> Loaded:
+        """A run folder, an exported folder, or OWNER/NAME on the hub."""
+        return load(model, checkpoint=self.checkpoint, weights=self.weights, device=self.device)
 
 
-def local_folder(name: str) -> Path:
-    """A path as it is, or the local copy of a hub repository, fetched if need be.
+def load(
+    name: str | Path,
+    *,
+    checkpoint: str = "latest",
+    weights: Weights = "auto",
+    device: str = "auto",
+) -> Loaded:
+    """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 
-    Where there is a folder OWNER, OWNER/NAME is a path, and a misspelt one is not looked for on the
-    hub.
+    An export holds one checkpoint's weights of one kind; asking it for others is an error.
     """
-    path = Path(name)
-    if path.exists() or path.parent.is_dir() or not is_hub_name(name):
-        return path
-    library = _library()
-    try:
-        return Path(library.snapshot_download(repo_id=name))
-    except Exception as error:  # no network, no such name, no access: all are the user's to mend
+    folder = local_folder(str(name))
+    if is_export(folder):
+        return _load_export(folder, checkpoint, weights, device)
+    if folder.exists() and not (folder / "checkpoints").exists() and (folder / MODEL).exists():
         raise UserError(
-            f"there is no folder {name}, and the hub does not give it ({first_line(error)}); "
-            "check the name, the network, and 'hf auth login' for private ones"
-        ) from None
-
-
-def push_folder(folder: Path, name: str, *, is_private: bool = False, api: Any = None) -> str:
-    """Upload a whole folder as one commit to a model repository; its address."""
-    if not is_hub_name(name):
-        raise UserError(f"--push takes OWNER/NAME, not {name!r}")
-    api = api or _library().HfApi()
-    try:
-        made = api.create_repo(name, repo_type="model", private=is_private, exist_ok=True)
-        api.upload_folder(
-            repo_id=name,
-            folder_path=str(folder),
-            repo_type="model",
-            commit_message="Exported with bellmask",
+            f"{name} holds weights, but not of bellmask; a causal LM becomes a masked model with: "
+            f"bellmask train cpt_tiny --start.model {name}; mdlm's layout is read by: bellmask "
+            f"import {name} --format mdlm --out FOLDER"
         )
-    except Exception as error:  # the export stays; only the upload must be done again
+    return load_run(folder, checkpoint=checkpoint, weights=weights, device=device)
+
+
+def load_run(
+    folder: str | Path,
+    *,
+    checkpoint: str = "latest",
+    weights: Weights = "auto",
+    device: str = "auto",
+) -> Loaded:
+    """Load a run folder: the ``latest`` or ``best`` checkpoint, or the one of a step.
+
+    ``weights``: "auto" takes the moving average where there is one, "raw" the trained weights.
+    """
+    folder = Path(folder)
+    if not folder.exists():
+        raise UserError(f"there is no folder {folder}")
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    config = load_config(folder / "config.json")
+    store = CheckpointStore(folder / "checkpoints", config.checkpoint, World())
+    place = store.find(checkpoint)
+    tokenizer = read_tokenizer(folder)
+    kind = _which_weights(weights, config)
+    backbone = read_backbone(folder)
+    if backbone is None and config.model.backbone == "causal_lm":
+        raise UserError(f"{folder} is damaged: it has no backbone.json")
+    model = build_stored(place, config, tokenizer.num_tokens, backbone)
+    tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
+    load_tensors(place, tensors)
+    target = pick_device(device)
+    return Loaded(
+        folder,
+        config,
+        read_state(place)["step"],
+        tokenizer,
+        model.to(target).eval(),
+        build_framework(config),
+        target,
+        backbone,
+    )
+
+
+def _which_weights(weights: str, config: RunConfig) -> str:
+    look_up("weights", weights, {"auto": 0, "ema": 0, "raw": 0})
+    if weights == "ema" and not config.optim.ema:
         raise UserError(
-            f"{folder} is written, but could not be pushed to {name} ({first_line(error)}); log in "
-            f"with 'hf auth login' and try: hf upload {name} {folder}"
-        ) from None
-    return str(made)
+            "this run has no moving average of weights (optim.ema is 0); use raw weights"
+        )
+    return "model" if weights == "raw" or not config.optim.ema else "ema"
+
+
+# What makes two runs say the same: part of the key under which their answers are kept.
+
+
+def run_fingerprint(run: Loaded) -> list[Any]:
+    """All that decides what a run writes after given tokens, and how a causal LM writes turns."""
+    config = run.config.resolved()
+    network = [asdict(config.model), None if run.backbone is None else asdict(run.backbone)]
+    order = [asdict(config.framework), asdict(config.schedule)]
+    weights = [run.tokenizer.fingerprint, hash_weights(run.model), config.train.precision]
+    return [weights, network, order]
+
+
+# Exported folders.
+#
+# One holds ``model.safetensors`` with rows in the tokenizer's own order, and beside it what a run
+# needs: ``run.json``, ``bellmask/config.json``, ``bellmask/tokenizer.json`` and, of a run on a
+# causal LM, ``bellmask/backbone.json``.
+
+OWN = "bellmask"
+"""The subfolder of an export that holds what transformers has no file for."""
+MODEL = "model.safetensors"
+OWN_TENSORS = "mask_row.safetensors"
+"""In the subfolder: what the model of an ARM on a causal LM has no place for."""
+
+
+def is_export(folder: Path) -> bool:
+    """True for what ``bellmask export --format hf`` wrote."""
+    return (folder / OWN / "config.json").exists()
+
+
+def read_own_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a run folder or an export; None for any other path."""
+    if is_export(folder):
+        return read_tokenizer(folder, OWN)
+    return read_tokenizer(folder) if (folder / "run.json").exists() else None
+
+
+def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Loaded:
+    about = read_description(folder)
+    step, kind = about.get("step", 0), about.get("weights", "raw")
+    if not is_whole(step) or not isinstance(kind, str):
+        raise UserError(f"{folder / 'run.json'} is damaged: its step or kind of weights is none")
+    if checkpoint not in ("latest", str(step)):
+        raise UserError(f"{folder} is an export of step {step}; it has no checkpoint {checkpoint}")
+    if weights not in ("auto", kind):
+        raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
+    config = load_config(folder / OWN / "config.json")
+    config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
+    tokenizer = read_tokenizer(folder, OWN)
+    backbone = read_backbone(folder, OWN)
+    if backbone is None and config.model.backbone == "causal_lm":
+        raise UserError(f"{folder} is damaged: {OWN}/backbone.json is missing")
+    model = build_stored(folder, config, tokenizer.num_tokens, backbone)
+    _fill(model, folder, tokenizer)
+    target = pick_device(device)
+    return Loaded(
+        folder,
+        config,
+        step,
+        tokenizer,
+        model.to(target).eval(),
+        build_framework(config),
+        target,
+        backbone,
+    )
+
+
+def _fill(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> None:
+    """Copy the weights in, rows back in our order."""
+    path, more = folder / MODEL, folder / OWN / OWN_TENSORS
+    stored = _read(path) | (_read(more) if more.exists() else {})
+    if isinstance(model, PretrainedDenoiser):
+        stored = from_export(stored, model, tokenizer)
+    else:
+        stored = _in_our_order(stored, tokenizer)
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
+        raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(stored[name])
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+
+
+def _in_our_order(stored: dict[str, Tensor], tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Of our own trunk."""
+    order = torch.from_numpy(map_ids(tokenizer).completed())
+    for name in ("embedding.weight", "head.weight", "head.bias"):
+        if name in stored and len(stored[name]) == len(order):
+            stored[name] = stored[name][order if name.startswith("embedding") else order[:-1]]
+    return stored
 
 
 # Which row of another project's embedding belongs to which of our tokens.
@@ -205,220 +371,39 @@ def _names_by_token(model: PretrainedDenoiser) -> set[str]:
     return {name for name, p in model.named_parameters() if id(p) in wanted}
 
 
-OWN = "bellmask"
-"""The subfolder of an export that holds what transformers has no file for."""
-MODEL = "model.safetensors"
-OWN_TENSORS = "mask_row.safetensors"
-"""In the subfolder: what the model of an ARM on a causal LM has no place for."""
+# The hub: folders by OWNER/NAME.
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
-Weights = Literal["auto", "ema", "raw"]
+def is_hub_name(text: str) -> bool:
+    """True for OWNER/NAME."""
+    return _NAME.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """Which weights of a model to use, and where: a part of the options of commands."""
-
-    checkpoint: str = "latest"
-    """latest, best, or a step."""
-    weights: Weights = "auto"
-    """auto: the moving average where there is one."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
-
-    def load(self, model: str | Path) -> Loaded:
-        """A run folder, an exported folder, or OWNER/NAME on the hub."""
-        return load(model, checkpoint=self.checkpoint, weights=self.weights, device=self.device)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A run's options, tokenizer and weights at one checkpoint."""
-
-    folder: Path
-    config: RunConfig
-    step: int
-    tokenizer: Tokenizer
-    model: Network
-    framework: Framework
-    device: torch.device
-    backbone: Backbone | None = None
-    """Of a run on a causal LM."""
-
-    def blocks(self) -> tuple[Blocks, Blocks]:
-        """The run's training and validation blocks."""
-        data = load_inputs(self.config, self.tokenizer, self.backbone)
-        return data.train, data.valid
-
-    def check_same_data(self, train: Blocks) -> None:
-        """Refuse text that is not what the run was trained on."""
-        if read_description(self.folder).get("train_fingerprint") != train.fingerprint:
-            raise UserError(f"the text of {self.folder} has changed since it was trained")
-
-    @property
-    def is_wrapped(self) -> bool:
-        """True when the run's rows begin with BOS and end with EOS."""
-        if self.config.sft.train is not None:
-            return False
-        return find_policy(self.config.data, self.config.data.train).wrap
-
-
-def load(
-    name: str | Path,
-    *,
-    checkpoint: str = "latest",
-    weights: Weights = "auto",
-    device: str = "auto",
-) -> Loaded:
-    """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
-
-    An export holds one checkpoint's weights of one kind; asking it for others is an error.
-    """
-    folder = local_folder(str(name))
-    if is_export(folder):
-        return _load_export(folder, checkpoint, weights, device)
-    if folder.exists() and not (folder / "checkpoints").exists() and (folder / MODEL).exists():
-        raise UserError(
-            f"{name} holds weights, but not of bellmask; a causal LM becomes a masked model with: "
-            f"bellmask train cpt_tiny --start.model {name}; mdlm's layout is read by: bellmask "
-            f"import {name} --format mdlm --out FOLDER"
-        )
-    return load_run(folder, checkpoint=checkpoint, weights=weights, device=device)
-
-
-def load_run(
-    folder: str | Path,
-    *,
-    checkpoint: str = "latest",
-    weights: Weights = "auto",
-    device: str = "auto",
-) -> Loaded:
-    """Load a run folder: the ``latest`` or ``best`` checkpoint, or the one of a step.
-
-    ``weights``: "auto" takes the moving average where there is one, "raw" the trained weights.
-    """
-    folder = Path(folder)
-    if not folder.exists():
-        raise UserError(f"there is no folder {folder}")
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder} is not a run folder: it has no config.json")
-    config = load_config(folder / "config.json")
-    store = CheckpointStore(folder / "checkpoints", config.checkpoint, World())
-    place = store.find(checkpoint)
-    tokenizer = read_tokenizer(folder)
-    kind = _which_weights(weights, config)
-    backbone = read_backbone(folder)
-    if backbone is None and config.model.backbone == "causal_lm":
-        raise UserError(f"{folder} is damaged: it has no backbone.json")
-    model = build_stored(place, config, tokenizer.num_tokens, backbone)
-    tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
-    load_tensors(place, tensors)
-    target = pick_device(device)
-    return Loaded(
-        folder,
-        config,
-        read_state(place)["step"],
-        tokenizer,
-        model.to(target).eval(),
-        build_framework(config),
-        target,
-        backbone,
-    )
-
-
-def _which_weights(weights: str, config: RunConfig) -> str:
-    look_up("weights", weights, {"auto": 0, "ema": 0, "raw": 0})
-    if weights == "ema" and not config.optim.ema:
-        raise UserError(
-            "this run has no moving average of weights (optim.ema is 0); use raw weights"
-        )
-    return "model" if weights == "raw" or not config.optim.ema else "ema"
-
-
-def is_export(folder: Path) -> bool:
-    """True for what ``bellmask export --format hf`` wrote."""
-    return (folder / OWN / "config.json").exists()
-
-
-def read_own_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a run folder or an export; None for any other path."""
-    if is_export(folder):
-        return read_tokenizer(folder, OWN)
-    return read_tokenizer(folder) if (folder / "run.json").exists() else None
-
-
-def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Loaded:
-    about = read_description(folder)
-    step, kind = about.get("step", 0), about.get("weights", "raw")
-    if not is_whole(step) or not isinstance(kind, str):
-        raise UserError(f"{folder / 'run.json'} is damaged: its step or kind of weights is none")
-    if checkpoint not in ("latest", str(step)):
-        raise UserError(f"{folder} is an export of step {step}; it has no checkpoint {checkpoint}")
-    if weights not in ("auto", kind):
-        raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
-    config = load_config(folder / OWN / "config.json")
-    config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
-    tokenizer = read_tokenizer(folder, OWN)
-    backbone = read_backbone(folder, OWN)
-    if backbone is None and config.model.backbone == "causal_lm":
-        raise UserError(f"{folder} is damaged: {OWN}/backbone.json is missing")
-    model = build_stored(folder, config, tokenizer.num_tokens, backbone)
-    _fill(model, folder, tokenizer)
-    target = pick_device(device)
-    return Loaded(
-        folder,
-        config,
-        step,
-        tokenizer,
-        model.to(target).eval(),
-        build_framework(config),
-        target,
-        backbone,
-    )
-
-
-def _fill(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> None:
-    """Copy the weights in, rows back in our order."""
-    path, more = folder / MODEL, folder / OWN / OWN_TENSORS
-    stored = _read(path) | (_read(more) if more.exists() else {})
-    if isinstance(model, PretrainedDenoiser):
-        stored = from_export(stored, model, tokenizer)
-    else:
-        stored = _in_our_order(stored, tokenizer)
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
-        raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(stored[name])
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def hub_library() -> Any:
+    """The package huggingface_hub; a UserError says how to get it."""
     try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+        import huggingface_hub
+    except ImportError:
+        raise UserError("the hub needs huggingface_hub: pip install 'bellmask[hf]'") from None
+    return huggingface_hub
 
 
-def _in_our_order(stored: dict[str, Tensor], tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """Of our own trunk."""
-    order = torch.from_numpy(map_ids(tokenizer).completed())
-    for name in ("embedding.weight", "head.weight", "head.bias"):
-        if name in stored and len(stored[name]) == len(order):
-            stored[name] = stored[name][order if name.startswith("embedding") else order[:-1]]
-    return stored
+def local_folder(name: str) -> Path:
+    """A path as it is, or the local copy of a hub repository, fetched if need be.
 
-
-# What makes two runs say the same: part of the key under which their answers are kept.
-
-
-def run_fingerprint(run: Loaded) -> list[Any]:
-    """All that decides what a run writes after given tokens, and how a causal LM writes turns."""
-    config = run.config.resolved()
-    network = [asdict(config.model), None if run.backbone is None else asdict(run.backbone)]
-    order = [asdict(config.framework), asdict(config.schedule)]
-    weights = [run.tokenizer.fingerprint, hash_weights(run.model), config.train.precision]
-    return [weights, network, order]
+    Where there is a folder OWNER, OWNER/NAME is a path, and a misspelt one is not looked for on the
+    hub.
+    """
+    path = Path(name)
+    if path.exists() or path.parent.is_dir() or not is_hub_name(name):
+        return path
+    library = hub_library()
+    try:
+        return Path(library.snapshot_download(repo_id=name))
+    except Exception as error:  # no network, no such name, no access: all are the user's to mend
+        raise UserError(
+            f"there is no folder {name}, and the hub does not give it ({first_line(error)}); "
+            "check the name, the network, and 'hf auth login' for private ones"
+        ) from None

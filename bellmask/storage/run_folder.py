@@ -1,5 +1,7 @@
-"""The files of a run folder that say what the run is: config.json, tokenizer.json, run.json, and
-backbone.json where the network is a Hugging Face causal LM.
+"""The files of a run folder: what the run is, its metrics, how its training stands.
+
+What it is: config.json, tokenizer.json, run.json, and backbone.json where the network is a Hugging
+Face causal LM.
 """
 
 from __future__ import annotations

@@ -63,6 +63,9 @@ def _objective_name(flat: Mapping[str, Any]) -> str:
     return known.get((kind, law), law if kind == "bell" else f"{kind} {law}")
 
 
+# The runs of an analysis.
+
+
 @dataclass(frozen=True)
 class NamedRun:
     """A run folder with a name that no other one of the analysis has."""

@@ -1,8 +1,9 @@
-"""Who holds what: every process the whole model, or each a part of it (FSDP2).
+"""A network on its devices: sharded, recomputed, compiled.
 
-``fully_shard`` cuts weights, gradients, optimizer state and average over a group of processes. A
-block's weights are gathered just before the block runs and let go after it. In a hybrid layout
-there are several groups, each with a whole copy, and gradients are also added up over the copies.
+Every process holds the whole model, or each a part of it (FSDP2). ``fully_shard`` cuts weights,
+gradients, optimizer state and average over a group of processes. A block's weights are gathered
+just before the block runs and let go after it. In a hybrid layout there are several groups, each
+with a whole copy, and gradients are also added up over the copies.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from bellmask.model.causal_lm import (
 )
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, dropout_rates, merge_lora
 from bellmask.storage.build import Network
-from bellmask.storage.loading import local_folder
+from bellmask.storage.loading import load, local_folder, read_own_tokenizer
 from bellmask.storage.run_folder import read_backbone, read_tokenizer
 from bellmask.utils.errors import UserError
 
@@ -151,8 +151,6 @@ def check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
 
 def _from_run(config: RunConfig, folder: Path) -> Start:
     """Another run's backbone, tokenizer and weights (moving average where it has one)."""
-    from bellmask.storage.loading import load, read_own_tokenizer
-
     source = load(folder, checkpoint=config.start.checkpoint)
     theirs, mine = source.config, config
     if theirs.model.backbone == "dit":

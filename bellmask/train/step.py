@@ -1,4 +1,4 @@
-"""One optimisation step, in the order of the paper: when, what is seen, predict, weigh, update.
+"""One optimization step, in the order of the paper: when, what is seen, predict, weigh, update.
 
 B batch, L block length, N masked rows. Noise is keyed by (seed, step) and a sample's place in the
 global batch, so 1 process, 2 processes and accumulation see the same times and masks.
@@ -26,29 +26,6 @@ from bellmask.train.parallel import (
 from bellmask.train.planning import Microbatch, StepPlanner
 from bellmask.utils.distributed import World, autocast
 from bellmask.utils.rng import stream_key, torch_seed
-
-# The next step's data and noise, prepared in a thread while the current step is computed.
-#
-# Plans are functions of the step alone, so preparing early changes nothing but the time.
-
-T = TypeVar("T")
-
-
-class Ahead(Generic[T]):
-    """A function of the step, evaluated one step early where steps are asked for in order."""
-
-    def __init__(self, make: Callable[[int], T]) -> None:
-        self._make = make
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
-        self._step = -1
-        self._next: Future[T] | None = None
-
-    def __call__(self, step: int) -> T:
-        """``make(step)``; begins with ``make(step + 1)`` before it returns."""
-        is_ready = self._next is not None and self._step == step
-        made = self._next.result() if is_ready and self._next else self._make(step)
-        self._step, self._next = step + 1, self._thread.submit(self._make, step + 1)
-        return made
 
 
 def microbatch_loss(
@@ -178,3 +155,27 @@ class TrainStep:
                 if value is not None and not bool(torch.isfinite(local_tensor(value)).all()):
                     return f"; the first {what} that is not finite: {name}"
         return ""
+
+
+# The next step's data and noise, prepared in a thread while the current step is computed.
+#
+# Plans are functions of the step alone, so preparing early changes nothing but the time.
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """A function of the step, evaluated one step early where steps are asked for in order."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._step = -1
+        self._next: Future[T] | None = None
+
+    def __call__(self, step: int) -> T:
+        """``make(step)``; begins with ``make(step + 1)`` before it returns."""
+        is_ready = self._next is not None and self._step == step
+        made = self._next.result() if is_ready and self._next else self._make(step)
+        self._step, self._next = step + 1, self._thread.submit(self._make, step + 1)
+        return made

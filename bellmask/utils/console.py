@@ -1,4 +1,4 @@
-"""Tables and progress bars on the screen."""
+"""What commands show: lines, tables, progress bars and tokens on the screen; tables as Markdown."""
 
 from __future__ import annotations
 
@@ -46,65 +46,38 @@ def finish_telling() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# How single tokens look in views of a generation: on the screen, on a page, in a picture.
-
-MASK = "░"
-REMASKED = "▓"
-LINE_END = "↵"
-_SIGNS = {"\n": LINE_END, "\r": "␍", "\t": "⇥"}
-
-
-def visible(text: str) -> str:
-    """One line without control codes: line ends and tabs as signs, other such characters as dots.
-
-    What a small byte model writes would otherwise steer the terminal.
-    """
-    return "".join(_SIGNS.get(c) or (c if c.isprintable() else "·") for c in text)
-
-
-def visible_lines(text: str) -> str:
-    """Lines stay; other control characters, which would steer the terminal, become signs."""
-    return "\n".join(visible(line) for line in text.split("\n"))
-
-
-def plain_ascii(text: str) -> str:
-    """For screens that know ASCII only."""
-    text = text.replace(MASK, "_").replace(REMASKED, "#").replace(LINE_END, "/")
-    return text.encode("ascii", "backslashreplace").decode("ascii")
-
-
-NUM_COLOURS = 64
-
-
-@cache
-def reveal_colours() -> list[tuple[str, str]]:
-    """(colour, readable text colour) from the first step to the last: matplotlib's viridis."""
-    import matplotlib
-
-    ramp = matplotlib.colormaps["viridis"]
-    stops = (ramp(number / (NUM_COLOURS - 1))[:3] for number in range(NUM_COLOURS))
-    return [(_hex(rgb), _text_on(rgb)) for rgb in stops]
-
-
-def colour_of(step: int, num_steps: int) -> tuple[str, str]:
-    """The colours of a token revealed in a step (from 1)."""
-    share = (step - 1) / (num_steps - 1) if num_steps > 1 else 0.0
-    return reveal_colours()[round(share * (NUM_COLOURS - 1))]
-
-
-def _hex(rgb: Sequence[float]) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
-def _text_on(rgb: Sequence[float]) -> str:
-    """Black or white, whichever has more contrast (WCAG's relative luminance)."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
-
+# Tables and progress.
 
 PIPE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe."""
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; numbers to the right. Text may have rich markup, but no codes for the terminal."""
+    title, columns = visible_lines(title), [*map(visible_lines, columns)]
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(columns):
+        if number == 0:  # never cut: names may differ in their last letters
+            table.add_column(name, justify="left", overflow="fold")
+        else:
+            table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(visible_lines, row))
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=PIPE_WIDTH)
+    console.print(table)
+
+
+def print_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The same where brackets are letters, as in names that people give: no rich markup."""
+    print_table(escape(title), [*map(escape, columns)], [[*map(escape, row)] for row in rows])
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Sentences under a table; names in them cannot steer the terminal."""
+    for line in lines:
+        print(visible_lines(line))
 
 
 class _Speed(ProgressColumn):
@@ -192,32 +165,61 @@ def preparing_bar(*, is_quiet: bool = False) -> Iterator[Callable[[int, int, int
         yield show
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; numbers to the right. Text may have rich markup, but no codes for the terminal."""
-    title, columns = visible_lines(title), [*map(visible_lines, columns)]
-    table = Table(title=title, title_justify="left")
-    for number, name in enumerate(columns):
-        if number == 0:  # never cut: names may differ in their last letters
-            table.add_column(name, justify="left", overflow="fold")
-        else:
-            table.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(visible_lines, row))
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=PIPE_WIDTH)
-    console.print(table)
+# How single tokens look in views of a generation: on the screen, on a page, in a picture.
+
+MASK = "░"
+REMASKED = "▓"
+LINE_END = "↵"
+_SIGNS = {"\n": LINE_END, "\r": "␍", "\t": "⇥"}
 
 
-def print_lines(lines: Sequence[str]) -> None:
-    """Sentences under a table; names in them cannot steer the terminal."""
-    for line in lines:
-        print(visible_lines(line))
+def visible(text: str) -> str:
+    """One line without control codes: line ends and tabs as signs, other such characters as dots.
+
+    What a small byte model writes would otherwise steer the terminal.
+    """
+    return "".join(_SIGNS.get(c) or (c if c.isprintable() else "·") for c in text)
 
 
-def print_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The same where brackets are letters, as in names that people give: no rich markup."""
-    print_table(escape(title), [*map(escape, columns)], [[*map(escape, row)] for row in rows])
+def visible_lines(text: str) -> str:
+    """Lines stay; other control characters, which would steer the terminal, become signs."""
+    return "\n".join(visible(line) for line in text.split("\n"))
+
+
+def plain_ascii(text: str) -> str:
+    """For screens that know ASCII only."""
+    text = text.replace(MASK, "_").replace(REMASKED, "#").replace(LINE_END, "/")
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+NUM_COLOURS = 64
+
+
+@cache
+def reveal_colours() -> list[tuple[str, str]]:
+    """(colour, readable text colour) from the first step to the last: matplotlib's viridis."""
+    import matplotlib
+
+    ramp = matplotlib.colormaps["viridis"]
+    stops = (ramp(number / (NUM_COLOURS - 1))[:3] for number in range(NUM_COLOURS))
+    return [(_hex(rgb), _text_on(rgb)) for rgb in stops]
+
+
+def reveal_colour(step: int, num_steps: int) -> tuple[str, str]:
+    """The colours of a token revealed in a step (from 1)."""
+    share = (step - 1) / (num_steps - 1) if num_steps > 1 else 0.0
+    return reveal_colours()[round(share * (NUM_COLOURS - 1))]
+
+
+def _hex(rgb: Sequence[float]) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
+def _text_on(rgb: Sequence[float]) -> str:
+    """Black or white, whichever has more contrast (WCAG's relative luminance)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
 
 
 # Tables for Markdown files.

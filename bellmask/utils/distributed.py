@@ -2,7 +2,7 @@
 
 Every rank runs its slice of the global batch. Where each holds all weights, gradients of loss
 *sums* are added up here (the loss is already divided by the whole step's tokens); where weights
-are cut, FSDP2 does it (``sharding.py``).
+are cut, FSDP2 does it (``train/parallel.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders and files that appear whole or not at all: written beside, then renamed."""
+"""Files: read safely whoever wrote them, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -96,6 +96,18 @@ def has_kinds(record: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool
     return isinstance(record, dict) and all(
         name in record and isinstance(record[name], kind) for name, kind in kinds.items()
     )
+
+
+def without_nan(value: Any) -> Any:
+    """Plain values with None for nan, which JSON does not know."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    return [without_nan(item) for item in value] if isinstance(value, list) else value
+
+
+# Folders and files that appear whole or not at all: written beside, then renamed.
 
 
 def check_free(path: Path, what: str, *, is_file: bool = False) -> None:
@@ -205,12 +217,3 @@ def _check_size(stream: Any) -> None:
                 if dtype.itemsize * math.prod(shape) > info.file_size:
                     raise ValueError(f"{info.filename} is shorter than it says")
     stream.seek(0)
-
-
-def without_nan(value: Any) -> Any:
-    """Plain values with None for nan, which JSON does not know."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    return [without_nan(item) for item in value] if isinstance(value, list) else value

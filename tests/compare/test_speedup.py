@@ -10,8 +10,8 @@ from bellmask.compare.results import (
     Arrival,
     arrival,
     detrended_spread,
-    over_seeds,
     paired_bootstrap,
+    ratio_over_seeds,
     speed_up,
 )
 
@@ -156,7 +156,7 @@ def test_time_is_read_off_at_the_arrival_step():
 @pytest.mark.parametrize("freedom", [*range(2, 24), 40, 100])
 def test_the_interval_is_students_t(freedom):
     logs = np.random.default_rng(freedom).standard_normal(freedom + 1) / 10
-    found = over_seeds(np.exp(logs).tolist())
+    found = ratio_over_seeds(np.exp(logs).tolist())
     quantile = math.log(found.high / found.mean) / (logs.std(ddof=1) / math.sqrt(len(logs)))
     mass = 2 * scipy.stats.t(freedom).cdf(quantile) - 1
     assert mass == pytest.approx(0.95, abs=2e-4 if freedom <= 20 else 8e-4)
@@ -166,7 +166,7 @@ def test_the_interval_is_students_t(freedom):
 
 @pytest.mark.parametrize("ratios", [[2.0], [2.0, 8.0]])
 def test_below_three_seeds_there_is_no_interval(ratios):
-    found = over_seeds(ratios)
+    found = ratio_over_seeds(ratios)
     assert found.mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
     assert (found.low, found.high, found.num_seeds) == (None, None, len(ratios))
 

@@ -13,7 +13,7 @@ from bellmask.compare.stages import (
     check_stages,
     join_seeds,
     stage_markdown,
-    summarize,
+    summarize_stages,
 )
 from bellmask.config import presets
 from bellmask.evaluate.exact_match import ExactMatch
@@ -84,7 +84,7 @@ def outcomes(seeds=(1,)):
 
 def results(seeds=(1,)):
     stages = {"cpt": presets.cpt_tiny().to_dict(), "sft": presets.sft_tiny().to_dict()}
-    return {**stages, "asked": ASKED, **summarize(outcomes(seeds))}
+    return {**stages, "asked": ASKED, **summarize_stages(outcomes(seeds))}
 
 
 def row_of(found, place):
@@ -149,7 +149,7 @@ def test_runs_with_other_masks_are_refused():
     odd = outcomes()
     odd[-1] = outcome(Cell(1, "bell", "bell"), 0.7, ANSWERS["bell", "bell"], "other")
     with pytest.raises(ValueError, match=r"CPT bell . SFT bell"):
-        summarize(odd)
+        summarize_stages(odd)
 
 
 def table(found):

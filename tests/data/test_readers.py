@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bellmask.data import readers as formats
-from bellmask.data.readers import RULES, read_file, read_stream
+from bellmask.data.readers import DOCUMENT_RULES, read_file, read_stream
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
@@ -159,7 +159,7 @@ def test_a_large_file_comes_in_pieces_of_bounded_size(tmp_path):
 
 def test_pieces_are_cut_only_between_words(monkeypatch):
     monkeypatch.setattr(formats, "PIECE_CHARACTERS", 1)
-    pieces = list(RULES["file"](["a\n", "\n", "b\n", "c \n", "d\n", " e\n", "f\n", "g"]))
+    pieces = list(DOCUMENT_RULES["file"](["a\n", "\n", "b\n", "c \n", "d\n", " e\n", "f\n", "g"]))
     assert [piece.text for piece in pieces] == ["a\n\nb\n", "c \nd\n e\n", "f\n", "g"]
     assert [piece.is_end for piece in pieces] == [False, False, False, True]
 
@@ -227,7 +227,7 @@ def test_damage_is_refused_with_the_name_of_the_file(tmp_path, name, content, wo
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    for rule in RULES if name == "a.txt" else ["file"]:
+    for rule in DOCUMENT_RULES if name == "a.txt" else ["file"]:
         with pytest.raises(UserError, match=words) as caught:
             texts(path, rule)
         assert str(path) in str(caught.value)

@@ -26,7 +26,7 @@ from bellmask.data.corpora import (
 )
 from bellmask.data.detokenize import DETOKENIZERS
 from bellmask.data.prepare import load_blocks, prepare
-from bellmask.data.readers import RULES, Piece
+from bellmask.data.readers import DOCUMENT_RULES, Piece
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
@@ -197,7 +197,7 @@ def corpus_texts(data, split, cache):
 
 def test_every_corpus_names_rules_that_exist_and_the_papers_are_those_published():
     for corpus in CORPORA.values():
-        assert corpus.documents in RULES
+        assert corpus.documents in DOCUMENT_RULES
         assert corpus.detokenizer in DETOKENIZERS
         assert set(corpus.splits) <= {"train", "valid"}
         assert corpus.splits or corpus.note, "a corpus that cannot be fetched says what to do"

@@ -71,6 +71,9 @@ def test_given_tokens_stay_and_samples_do_not_depend_on_the_batch(zoo, tmp_path)
         ("train tiny --data.tokenizer some/folder/none", "some/folder/none"),
         ("train tiny --config none.json", "none.json"),
         ("train tiny --out", "'--out'"),
+        ("train tiny --tyro-print-completion bash", "--tyro-print-completion"),
+        ("prepare wikitext2 --optim.lr 3", "--optim.lr"),
+        ("compare tiny --seeds 3 base bell", "base"),
         ("train tiny --resume maybe", "'maybe'"),
         ("train tiny --train.device cuda --data.train x.txt", "GPU"),
         ("evaluate", "RUN"),
@@ -112,6 +115,20 @@ def test_every_command_has_help_with_examples(command):
     assert "example" in out.lower()
     assert f"bellmask {command}" in out
     assert command in succeeds("--help").out
+
+
+@pytest.mark.parametrize("words", ["prepare wikitext2", "data show wikitext2", "train small"])
+def test_help_after_a_name(words):
+    assert "--data.block-length" in succeeds(*words.split(), "--help").out
+
+
+def test_an_option_is_the_same_with_underscores():
+    words = "config show tiny --framework sigma_arm"
+    typed, other = (
+        succeeds(*f"{words} --framework.order{sign}seed=3".split()).out for sign in "-_"
+    )
+    assert json.loads(typed)["framework"]["order_seed"] == 3
+    assert typed == other
 
 
 def test_a_wrong_command_line_ends_a_process_with_code_2(warm):

@@ -14,7 +14,7 @@ from commands import refuses, succeeds
 from bellmask.config.command_line import parse_command
 from bellmask.evaluate.generative import GenerativeOptions
 from bellmask.evaluate.paper_suite import TASK_NAMES, PaperOptions, RunContestant
-from bellmask.evaluate.paper_tasks import TASKS
+from bellmask.evaluate.paper_tasks import PAPER_TASKS
 from bellmask.evaluate.zero_shot import ZeroShotOptions
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
@@ -61,7 +61,7 @@ def test_a_second_time_nothing_is_asked_and_another_seed_asks_only_what_is_new(
     folder, first = run / "paper", sum(sizes)
     found = read(folder)
     assert [m["name"] for m in found["models"]] == ["base_1", "random", "unigram"]
-    assert [task["name"] for task in found["tasks"]] == list(TASK_NAMES) == list(TASKS)
+    assert [task["name"] for task in found["tasks"]] == list(TASK_NAMES) == list(PAPER_TASKS)
     assert found["tasks"][3]["results"]["random"]["scores"]["raw"]["mean"] == 50
     for name in ("paper.md", "paper.tex"):
         assert re.search(r"base\\?_1", (folder / name).read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from pretrained_tools import make_config, make_lm, make_tokenizer
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import VALIDATION, validation_records
 from bellmask.evaluate.continuations import Ask, Estimator
-from bellmask.evaluate.lm_eval import TASKS, load_split, task_name, write_overlays
+from bellmask.evaluate.lm_eval import STOCK_TASKS, load_split, task_name, write_overlays
 from bellmask.evaluate.paper_tasks import make_items
 from bellmask.generate.fill import Filled, fill_rows
 from bellmask.generate.settings import Sampling
@@ -341,13 +341,13 @@ def test_seven_tasks_without_a_network(masked, zoo, cache, tmp_path, offline):
     """Choices drawn with common numbers; the accuracy is that of choosing by hand."""
     names = write_overlays(tmp_path / "o", None, cache, list(VALIDATION), limit=4)
     names += write_overlays(tmp_path / "o", zoo / "tasks", cache, ["lambada"])
-    assert sorted(names) == sorted(task.local_name for task in TASKS.values())
+    assert sorted(names) == sorted(task.local_name for task in STOCK_TASKS.values())
     model = BellmaskLM(run=masked, draws=2, longest_exact=2, gap=4)
     found = evaluate_tasks(model, names, include=tmp_path / "o", limit=4, bootstraps=20)
     results = found["results"]
     assert {found["n-samples"][name]["effective"] for name in names} == {4}
     for task in ("openbookqa", "winogrande", "piqa", "social_iqa"):
-        name = TASKS[task].local_name
+        name = STOCK_TASKS[task].local_name
         items = make_items(task, validation_records(task, cache)[:4], "plain")
         assert results[name]["acc,none"] == sum(is_right(model, name, i) for i in items) / 4, task
     assert results["triviaqa_wikipedia"]["exact_match,remove_whitespace"] == 0
@@ -375,7 +375,7 @@ def test_documents_of_a_folder_or_of_the_wheel(cache, zoo, tmp_path):
 
 def test_what_is_said_of_stock_tasks_is_true():
     root = Path(lm_eval.__file__).parent / "tasks"
-    for task in TASKS.values():
+    for task in STOCK_TASKS.values():
         stock = overlay(root / task.file)
         assert stock["task"] == task.stock_name
         scored = stock.get("test_split") or stock["validation_split"]
@@ -383,7 +383,11 @@ def test_what_is_said_of_stock_tasks_is_true():
         assert is_other_config == (stock["dataset_name"] == "rc.nocontext")
         assert bool(task.note) == (scored != task.split or is_other_config)
         assert (task.local_name != task.stock_name) == bool(task.note)
-        assert TASKS[task_name(task.stock_name)] is TASKS[task_name(task.local_name)] is task
+        assert (
+            STOCK_TASKS[task_name(task.stock_name)]
+            is STOCK_TASKS[task_name(task.local_name)]
+            is task
+        )
 
 
 # --- options and commands --------------------------------------------------------------------

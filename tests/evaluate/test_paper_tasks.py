@@ -25,8 +25,8 @@ from bellmask.evaluate import lm_eval as overlays
 from bellmask.evaluate import paper_tasks as data_sources
 from bellmask.evaluate import paper_tasks as grading
 from bellmask.evaluate.paper_tasks import (
+    PAPER_TASKS,
     PLACES,
-    TASKS,
     ChoiceItem,
     Completion,
     Infilling,
@@ -263,7 +263,7 @@ def test_plain_prompts_are_those_of_lm_eval(task, tmp_path):
             assert list(zip(item.contexts, item.continuations, strict=True)) == asked
             right = [(1.0 if place == item.gold else 0.0, False) for place in range(len(asked))]
             assert theirs.process_results(doc, right)["acc"] == 1.0
-            assert TASKS[task].measure == f"accuracy, {len(asked)} choices"
+            assert PAPER_TASKS[task].measure == f"accuracy, {len(asked)} choices"
         elif task == "lambada":
             assert [(item.prompt, item.answer)] == asked
         else:
@@ -333,9 +333,9 @@ def test_real_stories():
 
 def test_the_table_is_the_papers():
     titles = "LAMBADA Obqa Wino PIQA SIQA Infilling TriQA HellaSwag".split()
-    assert [info.title for info in TASKS.values()] == titles
-    assert set(TASKS) == set(PLACES)
-    for info in TASKS.values():
+    assert [info.title for info in PAPER_TASKS.values()] == titles
+    assert set(PAPER_TASKS) == set(PLACES)
+    for info in PAPER_TASKS.values():
         assert info.gives_length == (info.kind != "choice")
         assert (info.main_score == "per_token") == (info.kind == "choice")
 
@@ -483,7 +483,7 @@ def test_last_words_of_lambada(written, gold, is_all, is_first):
 )
 def test_answers_of_triviaqa(written, is_exact, is_inside):
     accepted = ("Sunset Boulevard", "The Sunset Blvd.", "US", "!")
-    assert grading.exact_match(written, accepted) is is_exact
+    assert grading.matches_exactly(written, accepted) is is_exact
     assert grading.contains(written, accepted) is is_inside
 
 

@@ -596,7 +596,7 @@ class FakeHub:
 
 def test_an_export_is_pushed_after_it_is_whole(run_of, tmp_path, monkeypatch):
     api, out = FakeHub(), tmp_path / "out"
-    monkeypatch.setattr(hub, "_library", lambda: SimpleNamespace(HfApi=lambda: api))
+    monkeypatch.setattr(hugging_face, "hub_library", lambda: SimpleNamespace(HfApi=lambda: api))
     command = ["export", run_of("bytes"), "--format", "hf", "--push", "me/small", "--out"]
     assert "https://hub/me/small" in succeeds(*command, out, "--private").text
     (made, options), (name, upload) = api.calls
@@ -615,7 +615,7 @@ def test_names_on_the_hub_are_loaded(find_run, find_export, tmp_path, monkeypatc
             raise OSError("404: no such repository")
         return str(find_export("bytes"))
 
-    monkeypatch.setattr(hub, "_library", lambda: SimpleNamespace(snapshot_download=download))
+    monkeypatch.setattr(hub, "hub_library", lambda: SimpleNamespace(snapshot_download=download))
     monkeypatch.chdir(tmp_path)
     loaded = bellmask.load("me/small")
     assert loaded.nll(["a"], draws=2) == find_run("bytes").nll(["a"], draws=2)

@@ -194,11 +194,11 @@ def _cases() -> Iterator[Case]:
         "--out out",
         is_stored=False,
     )
-    yield _case("plan", "plan owt --devices 4xH100 --json out/plan.json")
+    yield _case("plan", "plan owt --devices 4xH100 --out out/plan.json")
     for name in ("lm1b_base --devices 2x8xH100 --scale.sharding full", "cpt_tiny --devices CPU"):
         preset = name.split()[0]
         options = " --start.model gpt2 --data.block-length 16" if preset == "cpt_tiny" else ""
-        yield _case(f"plan-{preset}", f"plan {name}{options} --json out/plan.json", is_stored=False)
+        yield _case(f"plan-{preset}", f"plan {name}{options} --out out/plan.json", is_stored=False)
     for name in PAPER_PRESETS + LAPTOP_PRESETS:
         yield _case(f"config-{name}", f"config show {name}", is_stored=False)
     yield _case("export-hf", "export bell --format hf --out out/exported", is_stored=False)

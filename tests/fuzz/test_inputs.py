@@ -20,7 +20,7 @@ from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Message, example_files
-from bellmask.data.readers import RULES, read_file
+from bellmask.data.readers import DOCUMENT_RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate.judge_prompts import read_tasks
 from bellmask.generate.canvas import LONGEST, canvas_from_text
@@ -227,7 +227,7 @@ def text_files(folder):
     def check(pair):
         path = folder / f"corpus{pair[0]}"
         path.write_bytes(pair[1])
-        reads = [(rule, "text") for rule in RULES]
+        reads = [(rule, "text") for rule in DOCUMENT_RULES]
         for rule, column in [*reads, *(("line", c) for c in ("0", "other", "²", "0+1"))]:
             for piece in read_file(path, rule=rule, column=column):
                 piece.text.encode()

@@ -16,7 +16,7 @@ from bellmask.data.example_files import Example, Message
 from bellmask.data.examples import ExampleRules, encode_example
 from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.generate.answers import DEFAULT_STEPS, Answerer, Question
+from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
 from bellmask.generate.chat import Talk
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
@@ -121,7 +121,7 @@ def test_seeds_and_defaults(answerer):
     assert len(one.ids) == answerer.length == 8
     steps = []
     answerer.answer(QUESTIONS[:1], on_step=steps.append)
-    assert steps[-1].num_steps == DEFAULT_STEPS == 64
+    assert steps[-1].num_steps == ANSWER_STEPS == 64
     assert answerer.sampling(Sampling(rule="first_hitting")).steps is None
     for text in ("\ud800x", "\x00\x1b[31m", "é日\u202e", " "):
         assert len(answerer.answer([Question.plain(text)])[0].ids) == 8

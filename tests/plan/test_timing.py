@@ -14,7 +14,7 @@ from bellmask.plan import plan as timing
 from bellmask.plan.devices import DEVICES, Cluster, parse_devices
 from bellmask.plan.network import Parameters
 from bellmask.plan.plan import Communication, Timing, communicate, gather_seconds, plan
-from bellmask.plan.tracer import Kernel
+from bellmask.plan.tracer import TracedKernel
 from bellmask.train.parallel import Layout
 
 H100 = DEVICES["H100"]
@@ -35,7 +35,8 @@ def test_the_papers_runs_take_what_they_took(name, devices, hours):
 
 
 def test_a_kernel_takes_its_products_or_its_bytes():
-    kernels = Counter({Kernel("mm", int(989e12), 10): 2, Kernel("add", 0, int(3350e9)): 3})
+    product, addition = TracedKernel("mm", int(989e12), 10), TracedKernel("add", 0, int(3350e9))
+    kernels = Counter({product: 2, addition: 3})
     assert timing.ideal_seconds(kernels, H100, "bfloat16") == pytest.approx(2 + 3)
     assert timing.ideal_seconds(kernels, H100, "float32") == pytest.approx(2 * 989 / 67 + 3)
     assert timing.device_seconds(1.0, 10, H100, 0.25) == 4
@@ -104,7 +105,7 @@ def test_devices_are_read():
         ("tiny --devices 3xH100", "train.batch_size"),
         ("tiny --devices H100 --efficiency 2", "--efficiency 2"),
         ("tiny --devices V100 --train.precision bfloat16", "--train.precision"),
-        ("tiny --devices H100 --json nowhere/plan.json", "nowhere"),
+        ("tiny --devices H100 --out nowhere/plan.json", "nowhere"),
         ("tiny --devices 4xH100 --probe", "--probe"),
         ("tiny --devices H100 --data.tokenizer someone/thing", "data.tokenizer=someone/thing"),
         ("cpt_tiny --devices H100 --start.model someone/thing", "start.model=someone/thing"),
@@ -123,7 +124,7 @@ def test_what_cannot_be_planned_is_refused(line, named, tmp_path, monkeypatch, s
 
 def test_the_command_prints_and_writes(small_config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(small_config().to_dict()))
-    line = f"{tmp_path} --devices 2x2xA100 --train.batch-size 16 --json {tmp_path}/plan.json"
+    line = f"{tmp_path} --devices 2x2xA100 --train.batch-size 16 --out {tmp_path}/plan.json"
     assert "hybrid" in succeeds("plan", *line.split()).text
     told = json.loads((tmp_path / "plan.json").read_text())
     assert (told["devices"], told["tokens"]) == ("2x2xA100", 6 * 16 * 16)

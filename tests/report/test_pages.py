@@ -22,13 +22,13 @@ from bellmask.generate.canvas import Step
 from bellmask.generate.generate import Prompt, SideBySide, read_prompts, show_side_by_side
 from bellmask.generate.trace import Change, Recorder, Trace, TracedSample
 from bellmask.generate.trace_page import (
-    chosen_steps,
     lay_out,
     render_trace_page,
     strip_figure,
+    strip_steps,
 )
 from bellmask.report.figures import save_figure
-from bellmask.utils.console import colour_of
+from bellmask.utils.console import reveal_colour
 from bellmask.utils.errors import UserError
 
 HOSTILE = "</script><script>alert('x')</script><!-- & <img src=http://x.test/y.png> \"quoted\""
@@ -222,11 +222,11 @@ def test_the_page_holds_the_whole_trace_and_fetches_nothing(trace, hostile):
 
 
 def test_frames_and_places_of_a_strip():
-    assert chosen_steps(100, 6) == [0, 20, 40, 60, 80, 100]
-    assert chosen_steps(3, 9) == [0, 1, 2, 3], "never one twice"
-    assert chosen_steps(0, 4) == [0]
+    assert strip_steps(100, 6) == [0, 20, 40, 60, 80, 100]
+    assert strip_steps(3, 9) == [0, 1, 2, 3], "never one twice"
+    assert strip_steps(0, 4) == [0]
     with pytest.raises(UserError, match="--frames"):
-        chosen_steps(10, 1)
+        strip_steps(10, 1)
     changes = [Change(1, 0.5, 1, [(0, "long"), (2, "xx")], []), Change(2, 0.0, 2, [(0, "s")], [])]
     sample = TracedSample([False] * 4, [None] * 4, changes, "", 2)
     places = [(p.line, p.column, p.width) for p in lay_out(sample, columns=5, lines=9)]
@@ -246,7 +246,7 @@ def test_a_strip_shows_tokens_in_the_color_of_their_step(trace):
         assert label == f"step {number}: {sum(t is not None for t in gaps) / len(gaps):.0%}"
         found = ["#" + "".join(f"{round(255 * p):02x}" for p in c[:3]) for c in box.get_facecolor()]
         assert found == [
-            "#d3d6db" if text is None else "#ffffff" if n is None else colour_of(n, 20)[0]
+            "#d3d6db" if text is None else "#ffffff" if n is None else reveal_colour(n, 20)[0]
             for text, n in zip(texts, since, strict=True)
         ]
 
@@ -325,7 +325,7 @@ def test_a_browser_replays_as_we_do(trace, tmp_path, number, step):
         if texts[i] is not None:
             assert shown == texts[i].replace("\n", "↵\n").replace("\x00", "·")
         if since[i] is not None:
-            assert (background, ink) == tuple(map(rgb, colour_of(since[i], 20)))
+            assert (background, ink) == tuple(map(rgb, reveal_colour(since[i], 20)))
     gaps = [text for text, given in zip(texts, sample.given) if not given]
     share = round(100 * sum(text is not None for text in gaps) / len(gaps))
     assert found["now"].startswith(f"step {step} of 20 · {share} % unmasked · ")
