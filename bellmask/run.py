@@ -25,6 +25,7 @@ from bellmask.generate.sampler import Generation
 from bellmask.generate.settings import Sampling, sampling_of
 from bellmask.storage import loading
 from bellmask.storage.loading import Loaded, Weights
+from bellmask.utils.errors import UserError
 
 
 class Run(Loaded):
@@ -122,6 +123,8 @@ class Run(Loaded):
         self, prompts: Sequence[str], *, length: int | None = None, seed: int = 0, **settings: Any
     ) -> list[str]:
         """A response to each prompt, asked as in fine-tuning; settings as for ``sample``."""
+        if isinstance(prompts, str):
+            raise UserError("answer takes a list of prompts; for one write run.answer([prompt])")
         answerer = Answerer(self)
         questions = [answerer.question(prompt) for prompt in prompts]
         sampling = sampling_of(settings)

@@ -57,6 +57,14 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(answerer, sampling):
         assert alone.ids == expected[number]
 
 
+def test_answers_from_python(run, answerer):
+    questions = [answerer.question(prompt) for prompt in PROMPTS]
+    expected = answerer.answer(questions, length=8, sampling=Sampling(steps=4), seed=2)
+    assert run.answer(PROMPTS, length=8, steps=4, seed=2) == [answer.text for answer in expected]
+    with pytest.raises(UserError, match="list"):
+        run.answer(PROMPTS[0])
+
+
 def test_padding_changes_nothing(answerer, monkeypatch):
     """Where no noise is drawn, which is another one in rows of another width."""
     likeliest, found = Sampling(rule="most_confident", steps=6, temperature=0.0), []
