@@ -47,15 +47,6 @@ from bellmask.utils.errors import SavingError, TrainingError, UserError
 
 TRAINING_FORMAT = 1
 """Raised when code changes what a run with the same options learns: old runs are not reused."""
-_NOT_IN_KEY = (
-    "log.trackers",
-    "log.project",
-    "checkpoint.",
-    "scale.",
-    "train.device",
-    "data.cache",
-    "validation.batch_size",
-)
 _SAME_FOR_ALL = ("data.", "validation.", "train.batch_size")
 
 
@@ -78,9 +69,8 @@ class PlannedRun:
 
 def run_key(config: RunConfig, text: str) -> str:
     """Hash of what decides a run's results; ``text`` identifies the data and the tokenizer."""
-    options = config.key_options()
-    kept = {name: v for name, v in options.items() if not name.startswith(_NOT_IN_KEY)}
-    content = json.dumps([TRAINING_FORMAT, kept, text], sort_keys=True)
+    options = config.key_options("result", "records")
+    content = json.dumps([TRAINING_FORMAT, options, text], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from bellmask import __version__
-from bellmask.config.config import RunConfig, load_config
-from bellmask.config.options import FREE_OPTIONS
+from bellmask.config.config import RunConfig, is_free_option, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import ChainRule
@@ -496,8 +495,7 @@ def _check_one_thing(runs: Sequence[RunRecord], name: str) -> None:
     for run in runs[1:]:
         mine = run.config.resolved().flat()
         own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
-        others = [o for o in mine if mine[o] != first[o] and o not in own]
-        others = [o for o in others if not o.startswith(FREE_OPTIONS)]
+        others = [o for o in mine if mine[o] != first[o] and o not in own and not is_free_option(o)]
         if others:
             raise UserError(
                 f"{runs[0].folder} and {run.folder} are both {name}, but differ in "

@@ -30,7 +30,7 @@ from bellmask.config.options import (
     DEFAULT_MU,
     DEFAULT_POWER,
     DEFAULT_SCALE,
-    FREE_OPTIONS,
+    Affects,
     CheckpointOptions,
     DataOptions,
     FrameworkOptions,
@@ -157,10 +157,12 @@ class RunConfig:
     objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
     optim: OptimOptions = field(default_factory=OptimOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
-    scale: ScaleOptions = field(default_factory=ScaleOptions)
+    scale: ScaleOptions = field(default_factory=ScaleOptions, metadata={"affects": "speed"})
     validation: ValidationOptions = field(default_factory=ValidationOptions)
-    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
-    log: LogOptions = field(default_factory=LogOptions)
+    checkpoint: CheckpointOptions = field(
+        default_factory=CheckpointOptions, metadata={"affects": "nothing"}
+    )
+    log: LogOptions = field(default_factory=LogOptions, metadata={"affects": "nothing"})
 
     def check(self) -> RunConfig:
         """The config itself, or a :class:`UserError` that names everything that cannot work."""
@@ -208,22 +210,31 @@ class RunConfig:
         """``{"optim.lr": 0.0003, ...}``."""
         return dict(_flatten(self.to_dict()))
 
-    def key_options(self) -> dict[str, Any]:
-        """The options that keys are made of: what came later counts when it is used."""
-        flat, plain = self.resolved().flat(), RunConfig().flat()
-        unused = [
-            section
-            for section in _ADDED_LATER
-            if all(flat[o] == plain[o] for o in flat if o.startswith(f"{section}."))
-        ]
-        unused += [option for option in _OPTIONS_ADDED_LATER if flat[option] == plain[option]]
-        return {o: v for o, v in flat.items() if not {o, o.split(".")[0]} & set(unused)}
+    def key_options(self, *affecting: Affects) -> dict[str, Any]:
+        """The options that affect these things, defaults written out: what keys are made of."""
+        flat = self.resolved().flat()
+        return {name: value for name, value in flat.items() if _affects()[name] in affecting}
 
     def fingerprint(self) -> str:
         """Hash of the options that decide what is learned: the key of the default run folder."""
-        kept = {k: v for k, v in self.key_options().items() if not k.startswith(FREE_OPTIONS)}
-        text = json.dumps(kept, sort_keys=True)
+        text = json.dumps(self.key_options("result"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@functools.cache
+def _affects() -> dict[str, Affects]:
+    """What each option affects, by the marks of its section and its field."""
+    found: dict[str, Affects] = {}
+    for section in dataclasses.fields(RunConfig):
+        for option in dataclasses.fields(typing.get_type_hints(RunConfig)[section.name]):
+            marks = {"affects": "result", **section.metadata, **option.metadata}
+            found[f"{section.name}.{option.name}"] = marks["affects"]
+    return found
+
+
+def is_free_option(option: str) -> bool:
+    """True for options that do not affect the result: a resumed run may have others."""
+    return _affects()[option] != "result"
 
 
 _FLAT_NAMES = {
@@ -367,17 +378,9 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
-_ADDED_LATER = {"framework", "sft", "start", "scale"}
-"""Sections that files of earlier versions do not have; their defaults are what those runs did."""
-_OPTIONS_ADDED_LATER = {"model.time_input", "model.backbone", "train.skip_limit"}
-_OPTIONS_ADDED_LATER |= {"checkpoint.saving", "checkpoint.when_damaged"}
-"""The same of single options."""
-
-
 def load_config(path: str | Path) -> RunConfig:
     """The whole config in a file that a run wrote."""
-    sections = {f.name for f in dataclasses.fields(RunConfig)} - _ADDED_LATER
-    missing = sections - read_tree(Path(path)).keys()
+    missing = {f.name for f in dataclasses.fields(RunConfig)} - read_tree(Path(path)).keys()
     if missing:
         raise UserError(
             f"{path} is not a whole config: it has nothing on {', '.join(sorted(missing))}; "

@@ -8,28 +8,23 @@ turns them into parts.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import tyro
 
 DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
 """Of laws and schedules that have them, where no option says otherwise."""
 
-FREE_OPTIONS = (
-    "log.",
-    "checkpoint.",
-    "scale.",
-    "train.skip_limit",
-    "train.device",
-    "data.cache",
-    "validation.every",
-    "validation.batch_size",
-    "validation.samples_every",
-    "validation.num_samples",
-    "validation.sample_steps",
-)
-"""Options that change neither the weights of later steps nor what a metric means."""
+Affects = Literal["result", "records", "speed", "nothing"]
+"""What an option changes. result: the weights, or what a metric means. records: only what is
+written down while training. speed: only how long it takes, and where."""
+
+
+def option(default: Any, *, affects: Affects) -> Any:
+    """The default of an option that does not affect the result of a run, as others do."""
+    return field(default=default, metadata={"affects": affects})
+
 
 LawName = Literal["uniform", "dirac", "gaussian", "laplace"]
 FrameworkName = Literal["mdm", "arm", "sigma_arm", "aoarm"]
@@ -89,7 +84,7 @@ class DataOptions:
     text and attended, but not scored."""
     document_attention: bool = False
     """Keep attention inside documents (told apart by EOS) in packed rows."""
-    cache: str | None = None
+    cache: str | None = option(None, affects="nothing")
     """Folder for prepared blocks. Default: $BELLMASK_CACHE, else ~/.cache/bellmask."""
 
 
@@ -226,12 +221,12 @@ class TrainOptions:
     """Share of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on GPUs that have it, else float32."""
-    device: str = "auto"
+    device: str = option("auto", affects="speed")
     """auto, cpu, cuda, cuda:1, ..."""
     compile: bool = False
     """Fuse the blocks' operations with torch.compile: half a minute at the start, then faster steps
     (docs/performance.md). On a CPU it needs a C++ compiler."""
-    skip_limit: int = 10
+    skip_limit: int = option(10, affects="records")
     """Steps in a row without update because the loss or gradient is not finite; one more ends the
     run. Their batches are written to skipped.jsonl. 0: the first such step ends it."""
 
@@ -240,22 +235,22 @@ class TrainOptions:
 class ValidationOptions:
     """The NELBO on held-out blocks, with fixed masks, and samples to look at."""
 
-    every: str = "10000 steps"
+    every: str = option("10000 steps", affects="records")
     """When to validate: '500 steps', '20M tokens', '10 minutes' or 'never'. Also after
     the last step."""
     blocks: int = 1024
     """Validation blocks used (the first ones); 0 means all."""
     draws: int = 1
     """Masks per block; 2 or more cover all context counts of each block."""
-    batch_size: int = 64
+    batch_size: int = option(64, affects="speed")
     """Blocks per forward pass."""
     seed: int = 1234
     """Decides the masks; the same for all runs that are compared."""
-    samples_every: str = "never"
+    samples_every: str = option("never", affects="records")
     """When to write samples, given like --validation.every."""
-    num_samples: int = 4
+    num_samples: int = option(4, affects="records")
     """Samples written each time."""
-    sample_steps: int = 64
+    sample_steps: int = option(64, affects="records")
     """Sampling steps for them; causal models take one per token."""
 
 
@@ -285,7 +280,7 @@ class CheckpointOptions:
 class LogOptions:
     """metrics.jsonl is always written; trackers are extra."""
 
-    every: int = 100
+    every: int = option(100, affects="records")
     """Steps per line of training metrics; losses are means over these steps."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Also send metrics there; each needs its own package."""

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from bellmask.config.config import RunConfig, load_config
-from bellmask.config.options import FREE_OPTIONS
+from bellmask.config.config import RunConfig, is_free_option, load_config
 from bellmask.data.inputs import describe_blocks, load_inputs
 from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
@@ -306,17 +305,14 @@ class _Training:
 
 # Where a run starts: anew or from a checkpoint, and which options may differ then.
 
-_FREE_WITHOUT_DROPOUT = ("train.microbatch_size",)
-_FREE_WITH_CONSTANT_RATE = ("train.steps",)
-
 
 def _may_change(option: str, config: RunConfig) -> bool:
-    free: tuple[str, ...] = FREE_OPTIONS
-    if config.model.dropout == 0:
-        free += _FREE_WITHOUT_DROPOUT
-    if config.optim.curve == "constant":
-        free += _FREE_WITH_CONSTANT_RATE
-    return option.startswith(free)
+    """Some options affect the result only beside others."""
+    if option == "train.microbatch_size":
+        return config.model.dropout == 0
+    if option == "train.steps":
+        return config.optim.curve == "constant"
+    return is_free_option(option)
 
 
 def check_same_run(
