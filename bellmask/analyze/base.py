@@ -37,7 +37,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One analysis: ``bellmask analyze NAME`` runs the functions in this order."""
+    """One analysis: :func:`run_analysis` calls the functions in this order."""
 
     name: str
     options: type
@@ -90,12 +90,6 @@ ANALYSES = {
         "DECOMPOSE",
         "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly",
     ),
-    "estimators": AnalysisEntry(
-        "estimators", "ESTIMATORS", "App. C.3: noise of the NELBO against passes, beside mdlm's"
-    ),
-    "choices": AnalysisEntry(
-        "choices", "CHOICES", "Table 4's multiple choice: what exact sums and common numbers save"
-    ),
 }
 
 # The command
@@ -122,7 +116,7 @@ def open_analysis(name: str) -> Analysis:
 
 
 def main(args: list[str]) -> int:
-    """Run one analysis."""
+    """Run the analysis that is named first."""
     if not args or args[0] in ("-h", "--help"):
         names = "\n".join(f"  {name:<20} {entry.line}" for name, entry in ANALYSES.items())
         print(HELP.format(names=names))
@@ -131,16 +125,19 @@ def main(args: list[str]) -> int:
     if name.startswith("-"):
         raise UserError(f"give the analysis first: bellmask analyze {', '.join(ANALYSES)}")
     analysis = open_analysis(name)
-    options: Any = parse_command(analysis.options, rest, command=f"analyze {name}")
+    run_analysis(analysis, parse_command(analysis.options, rest, command=f"analyze {name}"))
+    return 0
 
-    with staged_bar(name, analysis.unit) as on_progress:
+
+def run_analysis(analysis: Analysis, options: Any) -> None:
+    """Measure, print the tables, write the three files."""
+    with staged_bar(analysis.name, analysis.unit) as on_progress:
         numbers = analysis.measure(options, on_progress)
     for table in analysis.tables(numbers):
         print_plain_table(table.title, table.columns, table.rows)
-    folder = _folder(name, options)
-    _write(name, numbers, analysis.figure(numbers), folder)
-    print(f"written: {folder / name}.json, .png and .svg")
-    return 0
+    folder = _folder(analysis.name, options)
+    _write(analysis.name, numbers, analysis.figure(numbers), folder)
+    print(f"written: {folder / analysis.name}.json, .png and .svg")
 
 
 def _folder(name: str, options: Any) -> Path:

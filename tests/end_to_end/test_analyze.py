@@ -20,7 +20,7 @@ from bellmask.config.command_line import parse_command
 def runs(zoo, tmp_path_factory):
     """Runs of the zoo, and some that cannot be analyzed."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("bell", "arm", "steps", "toy", "cpt", "tasks"):
+    for name in ("bell", "arm", "steps", "toy", "cpt"):
         shutil.copytree(zoo / name, folder / name)
     for name, options in {
         "apart": {"data.document_attention": True},
@@ -50,8 +50,7 @@ def in_runs(runs, monkeypatch):
     [
         ("orders arm bell", "runs/analysis/orders"),
         ("context-drop steps --blocks 16 --out some/where", "some/where"),
-        ("estimators bell --blocks 8 --draws 2 --repeats 4", "bell/analysis"),
-        ("choices bell --data-dir tasks --tasks piqa --draws 2 --repeats 4", "bell/analysis"),
+        ("context-curve bell --blocks 8", "bell/analysis"),
     ],
 )
 def test_an_analysis_prints_a_table_and_writes_three_files(in_runs, command, place):
@@ -124,8 +123,6 @@ def test_help_lists_all_and_its_examples_parse():
         ("inefficient-masks --length 8 --ks 9", "--ks 9"),
         ("schedules --power 0.5", "power"),
         ("schedules --sigma 0.01", "sigma"),
-        ("estimators arm", "arm"),
-        ("choices arm", "arm"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(in_runs, command, named):

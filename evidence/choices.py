@@ -10,6 +10,7 @@ K repetitions, N questions, C choices, D numbers of draws.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import Analysis, OnProgress, Table, run_analysis
 from bellmask.data.readers import cache_folder
 from bellmask.evaluate.continuations import (
     Ask,
@@ -58,9 +59,9 @@ class ChoiceOptions(LoadOptions):
     without, and DiffuLLaMA's. Masked runs only.
 
     Examples:
-    bellmask analyze choices runs/cpt
+    python evidence/choices.py runs/cpt
 
-    bellmask analyze choices runs/cpt --tasks social_iqa --questions 100 --repeats 32
+    python evidence/choices.py runs/cpt --tasks social_iqa --questions 100 --repeats 32
     """
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
@@ -667,3 +668,10 @@ def _plain(value: float, _: int) -> str:
 
 
 CHOICES = Analysis("choices", ChoiceOptions, _measure, _tables, choices_figure, "passes")
+
+
+if __name__ == "__main__":
+    try:
+        run_analysis(CHOICES, tyro.cli(ChoiceOptions))
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -10,6 +10,7 @@ B blocks, L block length, N masked rows, R masks per block, K repetitions.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -22,7 +23,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import Analysis, OnProgress, Table, run_analysis
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.likelihood import Scorer, evaluate_run, scorer_of
@@ -49,9 +50,9 @@ class EstimatorOptions(LoadOptions):
     without strata. Also the bias of mdlm's smallest mask rate. Masked runs only.
 
     Examples:
-    bellmask analyze estimators runs/bell
+    python evidence/estimators.py runs/bell
 
-    bellmask analyze estimators runs/base runs/bell --blocks 128 --repeats 100
+    python evidence/estimators.py runs/base runs/bell --blocks 128 --repeats 100
     """
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
@@ -472,3 +473,10 @@ def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
 ESTIMATORS = Analysis(
     "estimators", EstimatorOptions, _measure, _tables, estimators_figure, "passes"
 )
+
+
+if __name__ == "__main__":
+    try:
+        run_analysis(ESTIMATORS, tyro.cli(EstimatorOptions))
+    except UserError as error:
+        sys.exit(f"error: {error}")
