@@ -54,10 +54,10 @@ class ContextOptions(StageOptions):
 class CurveOptions(ContextOptions):
     """NLL by number of observed tokens, ARM against MDM: Fig. 3, left (Sec. 3.2).
 
-    Runs on the same text, masked and causal ones; the last checkpoint of each, or the last of
-    --checkpoints. N_c = 0 is a bin of its own, set beside the cross-entropy of the training unigram
-    and of each position's own training distribution, which is the optimum there for a masked model.
-    An ARM's N_c = 0 is the first token of a block only: not the same thing.
+    The last checkpoint of each run, or the last of --checkpoints; runs are on the same text, masked
+    and causal ones. N_c = 0 is a bin of its own, set beside the cross-entropy of the training
+    unigram and of each position's own training distribution, which is the optimum there for a
+    masked model. An ARM's N_c = 0 is the first token of a block only: not the same thing.
 
     Examples:
     bellmask analyze context-curve runs/base runs/arm
