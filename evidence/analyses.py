@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from estimators import ESTIMATORS
+
 from bellmask.analyze.base import Analysis
 from bellmask.analyze.context import CONTEXT_CURVE, CONTEXT_DROP
 from bellmask.analyze.decompose import DECOMPOSE
-from bellmask.analyze.estimators import ESTIMATORS
 from bellmask.analyze.gradients import GRADIENT_ADDITIVITY, GRADIENT_RADIUS
 from bellmask.analyze.masks import INEFFICIENT_MASKS
 from bellmask.analyze.orders import ORDERS

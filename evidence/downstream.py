@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bellmask.analyze.choices import CHOICES
+from bellmask.analyze.base import run_analysis
 from bellmask.cli import run_command
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import validation_records
@@ -22,6 +22,7 @@ from bellmask.utils.files import write_text
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import story_options
 from analyses import ROOT, read_result, write_result
+from choices import CHOICES, ChoiceOptions
 
 RUNS = ROOT.parent / "downstream"
 BOTH = ("base", "bell")
@@ -43,7 +44,6 @@ SUBJECTS = {
     "winogrande": ("option1", "option2"),
 }
 """What questions must differ in to be on different sides."""
-REPEATED = "--questions 24 --repeats 8".split()
 ASKED = "--limit 50 --seeds 3 --draws 8 --skip-missing".split()
 
 
@@ -108,8 +108,15 @@ def measure_downstream(model: str | None, text: str | None, benchmarks: str | No
         found = json.loads((out / "paper.json").read_text(encoding="utf-8"))
         write_result(f"downstream-{stage}", found)
     out = RUNS / "choices"
-    tasks = ["--tasks", "openbookqa", "social_iqa", "--data-dir", str(RUNS / "data/test")]
-    _run("analyze", "choices", str(RUNS / "cpt-bell"), *tasks, *REPEATED, "--out", str(out))
+    options = ChoiceOptions(
+        runs=(str(RUNS / "cpt-bell"),),
+        tasks=("openbookqa", "social_iqa"),
+        data_dir=str(RUNS / "data/test"),
+        questions=24,
+        repeats=8,
+        out=str(out),
+    )
+    run_analysis(CHOICES, options)
     found = json.loads((out / "choices.json").read_text(encoding="utf-8"))
     write_result("downstream-choices", found)
     return benchmarks is not None
@@ -194,7 +201,7 @@ NOTE = [
     "at, one in forty passes such a bar by chance.",
 ]
 SAVINGS_NOTE = [
-    "`bellmask analyze choices` on the bell's adapted run: questions scored eight times with fresh",
+    "`evidence/choices.py` on the bell's adapted run: questions scored eight times with fresh",
     "masks, by each way of estimating. Noise is the standard deviation of the difference of the",
     "two best choices, per token: what decides. *auto* (ours) sums over all masks of choices up to",
     "six tokens and draws strata with common numbers for longer ones. DiffuLLaMA's way is quiet",

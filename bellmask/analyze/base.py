@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bellmask import __version__
@@ -37,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One analysis: ``bellmask analyze NAME`` runs the functions in this order."""
+    """One analysis: :func:`run_analysis` calls the functions in this order."""
 
     name: str
     options: type
@@ -50,53 +52,78 @@ class Analysis:
     """What the progress bar counts."""
 
 
+# What analyses share: options, counted progress, the look of a panel
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOptions:
+    """Where results go."""
+
+    out: str | None = None
+    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsOptions(OutOptions):
+    """Which runs are looked at."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Run folders."""
+    seed: int = 1234
+    """Decides all that is drawn, the same for all runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions(RunsOptions):
+    """Runs at several of their checkpoints."""
+
+    checkpoints: tuple[int, ...] = ()
+    """Steps to look at; default: every checkpoint that each run has kept."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+
+def count_steps(on_progress: OnProgress, total: int) -> Callable[[int], None]:
+    """Tells of the start now, and then, each time it is called, of so many further steps."""
+    done = 0
+
+    def advance(steps: int) -> None:
+        nonlocal done
+        done += steps
+        on_progress(done, total)
+
+    advance(0)
+    return advance
+
+
+def finish_axes(axes: Axes, x: str, y: str = "", title: str = "") -> None:
+    """Labels, title and grid."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+
+
+def legend_below(axes: Axes, columns: int) -> None:
+    """Under the panel, where it hides no curve."""
+    below = (0.5, -0.16)
+    axes.legend(fontsize=8, ncols=columns, frameon=False, loc="upper center", bbox_to_anchor=below)
+
+
 # The table of analyses
 
-
-@dataclass(frozen=True)
-class AnalysisEntry:
-    """Where an analysis is, and a line about it."""
-
-    module: str
-    constant: str
-    line: str
-
-
 ANALYSES = {
-    "orders": AnalysisEntry("orders", "ORDERS", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
-    "context-curve": AnalysisEntry(
-        "context", "CONTEXT_CURVE", "Fig. 3, left: NLL by observed tokens"
-    ),
-    "context-drop": AnalysisEntry(
-        "context", "CONTEXT_DROP", "Fig. 3, right: what each stage of training learned, by context"
-    ),
-    "gradient-radius": AnalysisEntry(
-        "gradients", "GRADIENT_RADIUS", "Table 1: does masking far tokens change the gradient?"
-    ),
-    "gradient-additivity": AnalysisEntry(
-        "gradients", "GRADIENT_ADDITIVITY", "Table 2: is a joint gradient the sum of single ones?"
-    ),
-    "inefficient-masks": AnalysisEntry(
-        "masks", "INEFFICIENT_MASKS", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"
-    ),
-    "time-laws": AnalysisEntry(
-        "time_laws", "TIME_LAWS", "Table 3, Def. 4.1: densities and bell test"
-    ),
-    "schedules": AnalysisEntry(
-        "time_laws", "SCHEDULES", "App. C.4: middle-flat and other schedules"
-    ),
-    "decompose": AnalysisEntry(
-        "decompose",
-        "DECOMPOSE",
-        "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly",
-    ),
-    "estimators": AnalysisEntry(
-        "estimators", "ESTIMATORS", "App. C.3: noise of the NELBO against passes, beside mdlm's"
-    ),
-    "choices": AnalysisEntry(
-        "choices", "CHOICES", "Table 4's multiple choice: what exact sums and common numbers save"
-    ),
+    "orders": ("orders", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
+    "context-curve": ("context", "Fig. 3, left: NLL by observed tokens"),
+    "context-drop": ("context", "Fig. 3, right: what each stage of training learned, by context"),
+    "gradient-radius": ("gradients", "Table 1: does masking far tokens change the gradient?"),
+    "gradient-additivity": ("gradients", "Table 2: is a joint gradient the sum of single ones?"),
+    "inefficient-masks": ("masks", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"),
+    "time-laws": ("time_laws", "Table 3, Def. 4.1: densities and bell test"),
+    "schedules": ("time_laws", "App. C.4: middle-flat and other schedules"),
+    "decompose": ("decompose", "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly"),
 }
+"""Name → (module, a line about it); the module's constant is the name in capitals."""
 
 # The command
 
@@ -117,30 +144,34 @@ examples:
 
 def open_analysis(name: str) -> Analysis:
     """The analysis of that name; its module is imported now."""
-    entry = look_up("analysis", name, ANALYSES)
-    return getattr(import_module(f"bellmask.analyze.{entry.module}"), entry.constant)
+    module, _ = look_up("analysis", name, ANALYSES)
+    constant = name.upper().replace("-", "_")
+    return getattr(import_module(f"bellmask.analyze.{module}"), constant)
 
 
 def main(args: list[str]) -> int:
-    """Run one analysis."""
+    """Run the analysis that is named first."""
     if not args or args[0] in ("-h", "--help"):
-        names = "\n".join(f"  {name:<20} {entry.line}" for name, entry in ANALYSES.items())
+        names = "\n".join(f"  {name:<20} {line}" for name, (_, line) in ANALYSES.items())
         print(HELP.format(names=names))
         return 0
     name, *rest = args
     if name.startswith("-"):
         raise UserError(f"give the analysis first: bellmask analyze {', '.join(ANALYSES)}")
     analysis = open_analysis(name)
-    options: Any = parse_command(analysis.options, rest, command=f"analyze {name}")
+    run_analysis(analysis, parse_command(analysis.options, rest, command=f"analyze {name}"))
+    return 0
 
-    with staged_bar(name, analysis.unit) as on_progress:
+
+def run_analysis(analysis: Analysis, options: Any) -> None:
+    """Measure, print the tables, write the three files."""
+    with staged_bar(analysis.name, analysis.unit) as on_progress:
         numbers = analysis.measure(options, on_progress)
     for table in analysis.tables(numbers):
         print_plain_table(table.title, table.columns, table.rows)
-    folder = _folder(name, options)
-    _write(name, numbers, analysis.figure(numbers), folder)
-    print(f"written: {folder / name}.json, .png and .svg")
-    return 0
+    folder = _folder(analysis.name, options)
+    _write(analysis.name, numbers, analysis.figure(numbers), folder)
+    print(f"written: {folder / analysis.name}.json, .png and .svg")
 
 
 def _folder(name: str, options: Any) -> Path:

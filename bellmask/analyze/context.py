@@ -11,18 +11,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import (
+    Analysis,
+    OnProgress,
+    StageOptions,
+    Table,
+    count_steps,
+    finish_axes,
+)
 from bellmask.data.blocks import Blocks
+from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.likelihood import Scorer, references, scorer_of, weighted_mean
 from bellmask.report.figures import COLOURS
 from bellmask.storage.runs import NamedRun, check_same_text, chosen_steps, open_runs
@@ -31,41 +38,26 @@ from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import document_clusters
 
 
-@dataclass(frozen=True)
-class ContextOptions:
-    """Loss by number of observed tokens N_c (Sec. 3.2).
+@dataclass(frozen=True, kw_only=True)
+class ContextOptions(StageOptions):
+    """Loss by number of observed tokens N_c (Sec. 3.2), of masked and causal runs on one text."""
 
-    N_c = 0 is a bin of its own, set beside the cross-entropy of the training unigram and of each
-    position's own training distribution, which is the optimum there for a masked model. An ARM's
-    N_c = 0 is the first token of a block only: not the same thing.
-    """
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders on the same text, masked and causal ones."""
-    checkpoints: tuple[int, ...] = ()
-    """Steps to look at; default: every checkpoint kept (context-curve takes the last of them)."""
     blocks: int = 512
     """Validation blocks, spread evenly over the text; 0 means all."""
     bins: int = 16
     """Bins of context counts, besides N_c = 0."""
     batch_size: int = 64
     """Blocks per forward pass."""
-    seed: int = 1234
-    """Decides contexts, the same for all runs."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CurveOptions(ContextOptions):
     """NLL by number of observed tokens, ARM against MDM: Fig. 3, left (Sec. 3.2).
 
-    The last checkpoint of each run, or the last of --checkpoints. N_c = 0 is a bin of its own, set
-    beside the cross-entropy of the training unigram and of each position's own training
-    distribution, which is the optimum there for a masked model. An ARM's N_c = 0 is the first token
-    of a block only: not the same thing.
+    The last checkpoint of each run, or the last of --checkpoints; runs are on the same text, masked
+    and causal ones. N_c = 0 is a bin of its own, set beside the cross-entropy of the training
+    unigram and of each position's own training distribution, which is the optimum there for a
+    masked model. An ARM's N_c = 0 is the first token of a block only: not the same thing.
 
     Examples:
     bellmask analyze context-curve runs/base runs/arm
@@ -74,12 +66,12 @@ class CurveOptions(ContextOptions):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DropOptions(ContextOptions):
     """What each stage of training learned, by number of observed tokens: Fig. 3, right (Sec. 3.2).
 
-    The fall of the NLL from each kept checkpoint to the next, with paired errors. Keep checkpoints
-    with --checkpoint.keep-steps when training.
+    Runs on the same text, masked and causal ones: the fall of the NLL from each kept checkpoint to
+    the next, with paired errors. Keep checkpoints with --checkpoint.keep-steps when training.
 
     Examples:
     bellmask analyze context-drop runs/base runs/arm
@@ -177,18 +169,15 @@ def _measure(
     blocks = valid.spread(options.blocks)
     bins = context_bins(blocks.block_length, options.bins)
     known = references(train, blocks, first.tokenizer.num_tokens)
-    total, done, found = sum(map(len, steps.values())), 0, []
+    advance, found = count_steps(on_progress, sum(map(len, steps.values()))), []
     for run in runs:
         values = []
         for step in steps[run.name]:
-            on_progress(done, total)
             scorer = scorer_of(run.load(step, options.device), blocks)
             values.append(losses_by_bin(scorer, bins, options.seed, options.batch_size))
-            done += 1
+            advance(1)
         stages = _stages(steps[run.name], values, bins, blocks)
-        kind = {"is_exact": scorer.framework.is_exact, **_kind(run)}
-        found.append({"name": run.name, **kind, "stages": stages})
-    on_progress(total, total)
+        found.append(describe_run(run, scorer.framework, stages))
     return {
         "runs": found,
         "block_length": blocks.block_length,
@@ -238,8 +227,17 @@ def _stages(
     return stages
 
 
-def _kind(run: NamedRun) -> dict[str, Any]:
-    return {"run": run.folder.name, "framework": run.config.framework.name}
+def describe_run(
+    run: NamedRun, framework: Framework, stages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What is told of a run beside its numbers at each checkpoint."""
+    return {
+        "name": run.name,
+        "run": run.folder.name,
+        "framework": run.config.framework.name,
+        "is_exact": framework.is_exact,
+        "stages": stages,
+    }
 
 
 # Tables
@@ -249,19 +247,25 @@ def _bin_name(point: dict[str, Any]) -> str:
     return str(point["low"]) if point["low"] == point["high"] else f"{point['low']}-{point['high']}"
 
 
-def _curve_tables(numbers: dict[str, Any]) -> list[Table]:
-    stages = [(run["name"], run["stages"][-1]) for run in numbers["runs"]]
-    columns = ["observed tokens", *(f"{name}, step {stage['step']}" for name, stage in stages)]
+def _bin_table(title: str, curves: Mapping[str, Sequence[dict[str, Any]]]) -> Table:
+    """A row for each bin, a column for each curve; a dash where all blocks are too short."""
     cells = [
-        {_bin_name(p): f"{p['value']:.3f} ± {p['se']:.3f}" for p in s["nll"]} for _, s in stages
+        {_bin_name(p): f"{p['value']:.3f} ± {p['se']:.3f}" for p in points}
+        for points in curves.values()
     ]
     rows = [[name, *(column.get(name, "-") for column in cells)] for name in cells[0]]
+    return Table(title, ["observed tokens", *curves], rows)
+
+
+def _curve_tables(numbers: dict[str, Any]) -> list[Table]:
+    last = [(run["name"], run["stages"][-1]) for run in numbers["runs"]]
+    curves = {f"{name}, step {stage['step']}": stage["nll"] for name, stage in last}
     reference = [
         ["unigram", f"{numbers['unigram_cross_entropy']:.3f}"],
         ["position-wise", f"{numbers['position_wise_cross_entropy']:.3f}"],
     ]
     return [
-        Table("NLL by observed tokens, nats ± standard error (Fig. 3, left)", columns, rows),
+        _bin_table("NLL by observed tokens, nats ± standard error (Fig. 3, left)", curves),
         Table("no context: training counts on validation tokens", ["model", "nats"], reference),
     ]
 
@@ -269,15 +273,10 @@ def _curve_tables(numbers: dict[str, Any]) -> list[Table]:
 def _drop_tables(numbers: dict[str, Any]) -> list[Table]:
     tables = []
     for run in numbers["runs"]:
-        later = run["stages"][1:]
-        pairs = list(itertools.pairwise([stage["step"] for stage in run["stages"]]))
-        columns = ["observed tokens", *(f"{a} to {b}" for a, b in pairs)]
-        cells = [
-            {_bin_name(p): f"{p['value']:.3f} ± {p['se']:.3f}" for p in s["drop"]} for s in later
-        ]
-        rows = [[name, *(column.get(name, "-") for column in cells)] for name in cells[0]]
+        pairs = itertools.pairwise(run["stages"])
+        drops = {f"{a['step']} to {b['step']}": b["drop"] for a, b in pairs}
         title = f"{run['name']}: fall of the NLL between steps, nats ± paired error (Fig. 3, right)"
-        tables.append(Table(title, columns, rows))
+        tables.append(_bin_table(title, drops))
     return tables
 
 
@@ -323,9 +322,7 @@ def curve_figure(numbers: Mapping[str, Any]) -> Figure:
             linewidth=1.2,
             label=f"{name} cross-entropy",
         )
-    axes.set_xlabel(CONTEXT_LABEL)
-    axes.set_ylabel("NLL of a target token (nats, 95 % interval)")
-    axes.grid(alpha=0.3)
+    finish_axes(axes, CONTEXT_LABEL, "NLL of a target token (nats, 95 % interval)")
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     return figure
 
@@ -341,9 +338,7 @@ def drop_figure(numbers: Mapping[str, Any]) -> Figure:
             _draw(axes, stage["drop"], colour, f"step {before} to {stage['step']}")
             before = stage["step"]
         axes.axhline(0, color="0.4", linewidth=0.8)
-        axes.set_title(run["name"], fontsize=10)
-        axes.set_xlabel(CONTEXT_LABEL)
-        axes.grid(alpha=0.3)
+        finish_axes(axes, CONTEXT_LABEL, title=run["name"])
         axes.legend(fontsize=8)
     panels[0].set_ylabel("fall of the NLL (nats, 95 % interval)")
     return figure

@@ -15,16 +15,22 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
-from bellmask.analyze.context import CONTEXT_LABEL
+from bellmask.analyze.base import (
+    Analysis,
+    OnProgress,
+    StageOptions,
+    Table,
+    count_steps,
+    finish_axes,
+)
+from bellmask.analyze.context import CONTEXT_LABEL, describe_run
 from bellmask.data.corpora import is_toy
 from bellmask.data.toys import ExactDenoiser, ToySource, toy_source
 from bellmask.diffusion.frameworks import Framework, Ordered, Problem
@@ -33,26 +39,20 @@ from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.theory import context_weights
 from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded
-from bellmask.storage.runs import (
-    NamedRun,
-    check_all_maskable,
-    check_same_text,
-    chosen_steps,
-    open_runs,
-)
+from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 
 
-@dataclass(frozen=True)
-class DecomposeOptions:
+@dataclass(frozen=True, kw_only=True)
+class DecomposeOptions(StageOptions):
     """Irreducible and reducible loss by context count, exactly: Prop. 3.1 and Finding 2 (Sec. 3.2).
 
-    For runs on a toy corpus (--data.train toy:sticky, toy:order2, toy:hidden, toy:local:0.5), whose
-    conditionals are known: the red entropy of the data and the blue KL divergence of the model at
-    each number of observed tokens, at every checkpoint; the red parts add up to H(X) in every
-    framework. Also where base and bell spend their training weight, and what law an oracle that
-    knows the blue part would choose.
+    For runs on the same toy corpus (--data.train toy:sticky, toy:order2, toy:hidden,
+    toy:local:0.5), whose conditionals are known: the red entropy of the data and the blue KL
+    divergence of the model at each number of observed tokens, at every checkpoint; the red parts
+    add up to H(X) in every framework. Also where base and bell spend their training weight, and
+    what law an oracle that knows the blue part would choose.
 
     Examples:
     bellmask analyze decompose runs/toy-base runs/toy-bell runs/toy-arm
@@ -60,18 +60,8 @@ class DecomposeOptions:
     bellmask analyze decompose runs/toy-base --checkpoints 100 300 1000 --rows 1024
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders on the same toy corpus."""
-    checkpoints: tuple[int, ...] = ()
-    """Steps to look at; default: every checkpoint that each run has kept."""
     rows: int = 256
     """Fresh rows of the source, each asked at every context count."""
-    seed: int = 1234
-    """Decides rows and contexts, the same for all runs."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for one run, else runs/analysis/decompose."""
 
 
 # What no model can beat: the irreducible entropy by context count, the red part of Prop. 3.1
@@ -384,7 +374,7 @@ def exact_red(source: ToySource, framework: Framework) -> Tensor | None:
 
 
 def _stage(
-    run: Loaded, source: ToySource, options: DecomposeOptions, on_rows: Any
+    run: Loaded, source: ToySource, options: DecomposeOptions, advance: Callable[[int], None]
 ) -> dict[str, Any]:
     """Red and blue at one checkpoint, with errors over rows."""
     reds, blues = [], []
@@ -396,7 +386,7 @@ def _stage(
         red_BL, blue_BL = split_losses(run, source, x_BL, u_BL)
         reds.append(red_BL)
         blues.append(blue_BL)
-        on_rows(len(rows))
+        advance(len(rows))
     red_BL, blue_BL = torch.cat(reds), torch.cat(blues)
     known = exact_red(source, run.framework)
     scale = math.sqrt(options.rows)
@@ -433,14 +423,14 @@ def _measure(options: DecomposeOptions, on_progress: OnProgress) -> dict[str, An
     check_same_text(runs)
     source = toy_source(runs[0].config.data)
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}
-    total, done = sum(map(len, steps.values())) * options.rows, 0
-
-    def on_rows(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(done, total)
-
-    found = [_describe(run, source, steps[run.name], options, on_rows) for run in runs]
+    advance = count_steps(on_progress, sum(map(len, steps.values())) * options.rows)
+    found = []
+    for run in runs:
+        stages = []
+        for step in steps[run.name]:
+            loaded = run.load(step, options.device)
+            stages.append(_stage(loaded, source, options, advance))
+        found.append(describe_run(run, loaded.framework, stages))
     entropy_of_rows, error = row_entropy(source, seed=options.seed)
     return {
         "source": runs[0].config.data.train,
@@ -451,24 +441,6 @@ def _measure(options: DecomposeOptions, on_progress: OnProgress) -> dict[str, An
         "row_entropy_se": error,
         "is_closed_form": source.order == 1,
         "runs": found,
-    }
-
-
-def _describe(
-    run: NamedRun, source: ToySource, steps: list[int], options: DecomposeOptions, on_rows: Any
-) -> dict[str, Any]:
-    stages, framework = [], None
-    for step in steps:
-        loaded = run.load(step, options.device)
-        framework = loaded.framework
-        stages.append(_stage(loaded, source, options, on_rows))
-    assert framework is not None
-    return {
-        "name": run.name,
-        "run": run.folder.name,
-        "framework": run.config.framework.name,
-        "is_exact": framework.is_exact,
-        "stages": stages,
     }
 
 
@@ -569,8 +541,6 @@ def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
     if masked:
         _draw_draws(panels[2], masked[0])
     for axes in panels:
-        axes.set_xlabel(CONTEXT_LABEL)
-        axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     title = f"{numbers['source']}: rows of {numbers['block_length']}"
     figure.suptitle(f"{title}, {numbers['num_symbols']} symbols", fontsize=11)
@@ -586,8 +556,8 @@ def _draw_red(axes: Axes, numbers: Mapping[str, Any]) -> None:
     for (kind, red), colour in zip(drawn.items(), itertools.cycle(COLOURS)):
         axes.plot(range(len(red)), red, color=colour, label=kind)
     how = "closed form" if numbers["is_closed_form"] else "forward-backward"
-    axes.set_title(f"irreducible: entropy of the data ({how})", fontsize=10)
-    axes.set_ylabel("nats per prediction")
+    title = f"irreducible: entropy of the data ({how})"
+    finish_axes(axes, CONTEXT_LABEL, "nats per prediction", title)
 
 
 def _draw_blue(axes: Axes, numbers: Mapping[str, Any]) -> None:
@@ -606,8 +576,7 @@ def _draw_blue(axes: Axes, numbers: Mapping[str, Any]) -> None:
             )
         axes.plot(contexts, last["blue"], color=colour, label=f"{run['name']}, step {last['step']}")
     axes.set_yscale("log")
-    axes.set_title("reducible: KL(data || model)", fontsize=10)
-    axes.set_ylabel("nats per prediction")
+    finish_axes(axes, CONTEXT_LABEL, "nats per prediction", "reducible: KL(data || model)")
 
 
 def _draw_draws(axes: Axes, run: Mapping[str, Any]) -> None:
@@ -620,8 +589,7 @@ def _draw_draws(axes: Axes, run: Mapping[str, Any]) -> None:
         label = f"oracle of {run['name']}, step {stage['step']}"
         axes.plot(contexts, stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)
     axes.set_ylim(bottom=0)
-    axes.set_title("rows drawn at each context count", fontsize=10)
-    axes.set_ylabel("share of rows")
+    finish_axes(axes, CONTEXT_LABEL, "share of rows", "rows drawn at each context count")
 
 
 DECOMPOSE = Analysis("decompose", DecomposeOptions, _measure, _tables, decompose_figure, "rows")

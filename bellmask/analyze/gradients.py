@@ -14,14 +14,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import Analysis, OnProgress, RunsOptions, Table, count_steps, finish_axes
 from bellmask.data.blocks import Blocks
 from bellmask.report.figures import COLOURS
 from bellmask.storage.build import build_model
@@ -32,17 +31,11 @@ from bellmask.utils.rng import shuffle, stream_key, uniform
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientOptions(LoadOptions):
+class GradientOptions(RunsOptions, LoadOptions):
     """Gradients of masked models."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders of masked models (framework mdm)."""
     draws: int = 128
     """Sequences, each with its own masks; at least 64 for a useful error."""
-    seed: int = 1234
-    """Decides masks."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +44,7 @@ class RadiusOptions(GradientOptions):
 
     Cosine similarity between the gradient of a masked token's cross-entropy before and after 8 more
     tokens within a radius are masked. Low for small radii and high for large ones: only nearby
-    tokens matter to what is learned.
+    tokens matter to what is learned. Masked runs only.
 
     Examples:
     bellmask analyze gradient-radius runs/base
@@ -71,7 +64,7 @@ class AdditivityOptions(GradientOptions):
     (Sec. 3.3).
 
     Cosine similarity between the two. Near one: rows with a single mask teach nothing that a row
-    with many masks does not.
+    with many masks does not. Masked runs only.
 
     Examples:
     bellmask analyze gradient-additivity runs/base
@@ -219,8 +212,8 @@ def _measure(
     check_all_maskable(runs, "this analysis of gradients")
     for run in runs:
         _check(run, least)
-    models, done = 2 * len(runs), 0
-    total, found = models * options.draws, []
+    advance = count_steps(on_progress, 2 * len(runs) * options.draws)
+    found = []
     for run in runs:
         for is_trained in (True, False):
             loaded = options.load(run.folder)
@@ -235,8 +228,7 @@ def _measure(
                 key = stream_key(options.seed, "gradients", number)
                 x0_L = row.to(loaded.device)
                 values.append(similarities(model, x0_L, loaded.tokenizer.mask_id, key))
-                done += 1
-                on_progress(done, total)
+                advance(1)
             step = loaded.step if is_trained else 0
             name = f"{run.name}, step {step}" if is_trained else f"{run.name}, untrained"
             row_set = _summary(values)
@@ -312,22 +304,17 @@ def _show(value: dict[str, Any]) -> str:
     return f"{value['mean']:.3f} ± {value['se'] or 0:.3f}"
 
 
-# Figures
+# Figure
 
 
-def radius_figure(numbers: Mapping[str, Any]) -> Figure:
-    """Similarity against the radius in which 8 tokens were masked."""
-    return _figure(numbers, f"radius r, {numbers['masks']} tokens masked within it")
-
-
-def additivity_figure(numbers: Mapping[str, Any]) -> Figure:
-    """Similarity against the number of masks."""
-    return _figure(numbers, "number of masks")
-
-
-def _figure(numbers: Mapping[str, Any], label: str) -> Figure:
-    """One panel per model, a line per part, the paper's numbers dashed."""
+def gradients_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Similarity against the radius or number of masks: one panel per model, a line per part, the
+    paper's numbers dashed.
+    """
     models = numbers["models"]
+    label = "number of masks"
+    if numbers["kind"] == "radius":
+        label = f"radius r, {numbers['masks']} tokens masked within it"
     figure = Figure(figsize=(1.5 + 3.6 * len(models), 3.9), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for model, axes in zip(models, panels):
@@ -354,22 +341,20 @@ def _figure(numbers: Mapping[str, Any], label: str) -> Figure:
         if known:
             axes.plot(*zip(*known), "k--", linewidth=1, label="paper (LM1B, 1M steps)")
         axes.set_xticks(range(len(settings)), settings)
-        axes.set_title(model["name"], fontsize=10)
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
+        finish_axes(axes, label, title=model["name"])
     panels[0].set_ylabel("cosine similarity (95 % interval)")
     panels[0].legend(fontsize=8)
     return figure
 
 
 GRADIENT_RADIUS = Analysis(
-    "gradient-radius", RadiusOptions, _measure_radius, _tables, radius_figure, "gradients"
+    "gradient-radius", RadiusOptions, _measure_radius, _tables, gradients_figure, "gradients"
 )
 GRADIENT_ADDITIVITY = Analysis(
     "gradient-additivity",
     AdditivityOptions,
     _measure_additivity,
     _tables,
-    additivity_figure,
+    gradients_figure,
     "gradients",
 )

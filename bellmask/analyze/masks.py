@@ -23,14 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
-from bellmask.analyze.time_laws import (
-    SHIPPED_LAWS,
-    check_length,
-    finish_axes,
-    legend_below,
-    parse_law,
-)
+from bellmask.analyze.base import Analysis, OnProgress, OutOptions, Table, finish_axes, legend_below
+from bellmask.analyze.time_laws import SHIPPED_LAWS, check_length, parse_law
 from bellmask.diffusion.laws import TimeLaw, Uniform
 from bellmask.diffusion.objectives import Bell
 from bellmask.diffusion.theory import bell_test, context_weights
@@ -41,8 +35,8 @@ DEFAULT_KS = (4, 6, 8, 10, 12, 16)
 DEFAULT_MAX_K = 32
 
 
-@dataclass(frozen=True)
-class InefficientMasksOptions:
+@dataclass(frozen=True, kw_only=True)
+class InefficientMasksOptions(OutOptions):
     """Probability that a mask has no k masks and no k non-masks in a row (Sec. 4.2, Fig. 4,
     Definition 4.3), by number of observed tokens and by time law, with Prop. 4.4 and its lemmas
     checked at every k. Exact; no run is needed.
@@ -63,8 +57,6 @@ class InefficientMasksOptions:
     """The right panel goes from k = 2 to this; default 32, or the block length where shorter."""
     laws: tuple[str, ...] = ("dirac:0.5", "gaussian:0.5,0.1", "gaussian:0.5,0.2", "laplace:0.5,0.1")
     """Time laws of the right panel, as NAME:MU,SCALE, beside uniform."""
-    out: str | None = None
-    """Folder for inefficient-masks.json, .png and .svg; default runs/analysis/inefficient-masks."""
 
 
 # Measurement

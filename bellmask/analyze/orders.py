@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import Analysis, OnProgress, OutOptions, Table, finish_axes
 from bellmask.compare.compare import PLAN, from_comparison
 from bellmask.compare.results import RunRecord, check_comparable, read_run
 from bellmask.report.figures import COLOURS
@@ -22,8 +22,8 @@ from bellmask.storage.runs import names_of
 from bellmask.utils.errors import UserError
 
 
-@dataclass(frozen=True)
-class OrdersOptions:
+@dataclass(frozen=True, kw_only=True)
+class OrdersOptions(OutOptions):
     """Training curves of ARM, sigma-ARM and AoARM on one trunk: Fig. 2, Finding 1 (Sec. 3.1).
 
     If the number of orders were what makes any-order learning hard, sigma-ARM (one fixed order)
@@ -39,8 +39,6 @@ class OrdersOptions:
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER...")]
     """Run folders, or folders of 'bellmask compare', on the same text."""
-    out: str | None = None
-    """Folder for the results; default FOLDER/analysis for one folder, else runs/analysis/orders."""
 
 
 # Measurement
@@ -189,12 +187,10 @@ def orders_figure(numbers: Mapping[str, Any]) -> Figure:
     lows = [min(group["nll"]) for group in numbers["groups"].values()]
     room = 0.05 * (max(tops) - min(lows) or 1)
     axes.set_ylim(min(lows) - room, max(tops) + room)
-    axes.set_xlabel("training step")
-    axes.set_ylabel("validation NLL (nats per token)")
+    finish_axes(axes, "training step", "validation NLL (nats per token)")
     has_band = any(len(group["runs"]) > 1 for group in numbers["groups"].values())
     band = "; band: one standard deviation over runs" if has_band else ""
     axes.set_title(Path(numbers["data"]).name + band, fontsize=9)
-    axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
     return figure
 

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import Analysis, OnProgress, OutOptions, Table, finish_axes, legend_below
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.options import LawName, ScheduleOptions
@@ -29,7 +29,7 @@ from bellmask.report.figures import COLOURS
 from bellmask.storage.build import build_law, build_schedule
 from bellmask.utils.errors import UserError, unknown
 
-# Shared with :mod:`bellmask.analyze.masks`: laws by name, block lengths, the look of a panel
+# Shared with :mod:`bellmask.analyze.masks`: laws by name, block lengths
 
 _NUMBERS = [f"{mu},{scale}" for scale in (0.1, 0.2) for mu in (0.4, 0.5, 0.6)]
 SHIPPED_LAWS = ("uniform", *(f"dirac:{mu}" for mu in (0.4, 0.5, 0.6)))
@@ -53,28 +53,14 @@ def check_length(length: int, shortest: int = 1) -> None:
         raise UserError(f"--length {length} must be between {shortest} and {LONGEST}")
 
 
-def finish_axes(axes: Axes, x: str, y: str, title: str) -> None:
-    """Labels, title and grid."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
-
-
-def legend_below(axes: Axes, columns: int) -> None:
-    """Under the panel, where it hides no curve."""
-    below = (0.5, -0.16)
-    axes.legend(fontsize=8, ncols=columns, frameon=False, loc="upper center", bbox_to_anchor=below)
-
-
 # Time laws (Table 3, Definition 4.1)
 
 POINTS = 201
 """Of a curve over t in [0, 1]."""
 
 
-@dataclass(frozen=True)
-class TimeLawsOptions:
+@dataclass(frozen=True, kw_only=True)
+class TimeLawsOptions(OutOptions):
     """Time laws side by side (Table 3, Definition 4.1): density, mean, spread, the bell test with
     its numbers, and the weight that Eq. L_pi puts on each context count, relative to the NELBO's.
 
@@ -88,8 +74,6 @@ class TimeLawsOptions:
     """NAME:MU,SCALE, for example gaussian:0.3,0.1, laplace:0.5,0.2, dirac:0.5, uniform."""
     length: int = 128
     """Tokens in a block."""
-    out: str | None = None
-    """Folder for time-laws.json, time-laws.png and .svg; default runs/analysis/time-laws."""
 
 
 def measure_time_laws(options: TimeLawsOptions, on_progress: OnProgress) -> dict[str, Any]:
@@ -230,8 +214,8 @@ BINS = 40
 """Of the histogram of visible shares."""
 
 
-@dataclass(frozen=True)
-class SchedulesOptions:
+@dataclass(frozen=True, kw_only=True)
+class SchedulesOptions(OutOptions):
     """Schedules side by side (App. C.4 and its figure of the middle-flat schedule): alpha(t), the
     visible shares that uniform times give, drawn and as a density, and why a flat middle is noisy.
 
@@ -253,8 +237,6 @@ class SchedulesOptions:
     """Times drawn for the histograms."""
     seed: int = 0
     """Decides the draws."""
-    out: str | None = None
-    """Folder for schedules.json, schedules.png and .svg; default runs/analysis/schedules."""
 
 
 def measure_schedules(options: SchedulesOptions, on_progress: OnProgress) -> dict[str, Any]:

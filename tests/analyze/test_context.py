@@ -166,7 +166,8 @@ def runs(zoo, tmp_path_factory):
 
 def measured(analysis, runs, *names, **more):
     kind = CurveOptions if analysis is CONTEXT_CURVE else DropOptions
-    options = kind(tuple(str(runs / name) for name in names), **{"bins": 3, "blocks": 40, **more})
+    folders = tuple(str(runs / name) for name in names)
+    options = kind(runs=folders, **{"bins": 3, "blocks": 40, **more})
     told = []
     found = analysis.measure(options, lambda *n: told.append(n))
     assert told == [(n, told[-1][1]) for n in range(len(told))]

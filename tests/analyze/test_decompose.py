@@ -227,11 +227,12 @@ def runs(zoo, tmp_path_factory):
 
 
 def measured(runs, *names):
-    options = DecomposeOptions(tuple(str(runs / name) for name in names), rows=80)
+    options = DecomposeOptions(runs=tuple(str(runs / name) for name in names), rows=80)
     told = []
     found = DECOMPOSE.measure(options, lambda *n: told.append(n))
     total = 80 * len(names)
-    assert told == [(n + done, total) for n in range(0, total, 80) for done in (64, 80)]
+    steps = [n + done for n in range(0, total, 80) for done in (64, 80)]
+    assert told == [(done, total) for done in (0, *steps)]
     return found
 
 

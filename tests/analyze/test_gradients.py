@@ -252,7 +252,7 @@ def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
         analysis, settings, similarities = GRADIENT_RADIUS, (4, 6), radius_similarities
         options, more = RadiusOptions(runs=(str(zoo / "steps"),), radii=settings, **common), (8,)
     found = analysis.measure(options, lambda *n: told.append(n))
-    assert told == [(n, 10) for n in range(1, 11)]
+    assert told == [(n, 10) for n in range(11)]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [model["step"] for model in found["models"]] == [30, 0]
     draws = [

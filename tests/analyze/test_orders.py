@@ -47,7 +47,7 @@ def runs(zoo, tmp_path_factory):
 
 
 def measured(runs, *names):
-    options = OrdersOptions(tuple(str(runs / name) for name in names))
+    options = OrdersOptions(runs=tuple(str(runs / name) for name in names))
     return ORDERS.measure(options, lambda *n: None)
 
 

@@ -49,9 +49,7 @@ SMALLER = {
     "inefficient-masks": "--length 64",
     "context-curve": "--blocks 4",
     "context-drop": "--blocks 4",
-    "estimators": "--blocks 4 --repeats 4 --draws 1 2",
     "decompose": "--rows 8",
-    "choices": "--tasks piqa --data-dir tasks --questions 2 --repeats 4 --draws 1 2",
 }
 """What is appended to a command, its suite or its analysis."""
 

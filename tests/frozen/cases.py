@@ -183,17 +183,6 @@ def _cases() -> Iterator[Case]:
         )
     yield _case("analyze-orders", "analyze orders arm sigma_arm aoarm --out out", is_stored=False)
     yield _case("analyze-decompose", "analyze decompose toy --rows 16 --out out")
-    yield _case(
-        "analyze-estimators",
-        "analyze estimators bell --blocks 8 --draws 2 4 --repeats 4 --out out",
-        is_stored=False,
-    )
-    yield _case(
-        "analyze-choices",
-        "analyze choices bell --data-dir tasks --tasks piqa --questions 3 --repeats 4 --draws 2 4 "
-        "--out out",
-        is_stored=False,
-    )
     yield _case("plan", "plan owt --devices 4xH100 --out out/plan.json")
     for name in ("lm1b_base --devices 2x8xH100 --scale.sharding full", "cpt_tiny --devices CPU"):
         preset = name.split()[0]

@@ -9,9 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from continuation_tools import EXACT, random_run
-
-from bellmask.analyze.choices import (
+from choices import (
     OURS,
     ChoiceOptions,
     Curve,
@@ -22,6 +20,8 @@ from bellmask.analyze.choices import (
     passes_needed,
     two_best,
 )
+from continuation_tools import EXACT, random_run
+
 from bellmask.evaluate.paper_tasks import ChoiceItem
 
 

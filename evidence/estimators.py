@@ -10,11 +10,12 @@ B blocks, L block length, N masked rows, R masks per block, K repetitions.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import matplotlib.ticker
+import choices
 import numpy as np
 import torch
 import tyro
@@ -22,13 +23,21 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import (
+    Analysis,
+    OnProgress,
+    RunsOptions,
+    Table,
+    count_steps,
+    finish_axes,
+    run_analysis,
+)
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.likelihood import Scorer, evaluate_run, scorer_of
 from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded, LoadOptions
-from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
+from bellmask.storage.runs import NamedRun, check_all_maskable
 from bellmask.utils.distributed import autocast
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform, uniform_rows
@@ -41,7 +50,7 @@ GROUP = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimatorOptions(LoadOptions):
+class EstimatorOptions(RunsOptions, LoadOptions):
     """Noise of the reported NELBO against forward passes, beside mdlm's estimators (App. C.3).
 
     exact: masks of exact size, the sizes spread evenly (what every command here reports).
@@ -49,13 +58,11 @@ class EstimatorOptions(LoadOptions):
     without strata. Also the bias of mdlm's smallest mask rate. Masked runs only.
 
     Examples:
-    bellmask analyze estimators runs/bell
+    python evidence/estimators.py runs/bell
 
-    bellmask analyze estimators runs/base runs/bell --blocks 128 --repeats 100
+    python evidence/estimators.py runs/base runs/bell --blocks 128 --repeats 100
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Folders of masked runs."""
     blocks: int = 64
     """Validation blocks, spread evenly over the text, the same in every repetition."""
     draws: tuple[int, ...] = (1, 2, 4, 8)
@@ -68,11 +75,6 @@ class EstimatorOptions(LoadOptions):
     """Smallest mask rate of mdlm's estimators. Without one their variance is infinite."""
     batch_size: int = 64
     """Blocks per forward pass of the network."""
-    seed: int = 1234
-    """Decides all masks."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else
-    runs/analysis/estimators."""
 
 
 # mdlm's estimators of the NELBO, for comparison with exact mask counts
@@ -205,17 +207,11 @@ LOW_DRAWS = 8
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """Standard deviation of repeated estimates, and its own error by the delta method.
-
-    Var(s^2) is about (m4 - s^4) / K: heavy tails, which weights have, are not taken for normal.
-    """
-    found = np.asarray(values, dtype=np.float64)
-    variance = float(found.var(ddof=1))
-    if not variance:
+    """Standard deviation of repeated estimates, and its own error; UserError where it is 0."""
+    found = choices.spread(np.asarray(values, dtype=np.float64))
+    if not found["value"]:
         raise UserError("every mask gives the same loss (an untrained model?): there is no noise")
-    fourth = float(((found - found.mean()) ** 4).mean())
-    error = math.sqrt(max(fourth - variance**2, 0.0) / len(found)) / (2 * math.sqrt(variance))
-    return {"se": math.sqrt(variance), "error": error}
+    return {"se": found["value"], "error": found["error"]}
 
 
 def passes_needed(one: dict[str, float], draws: int, ours: dict[str, float]) -> dict[str, float]:
@@ -241,8 +237,7 @@ def _check(options: EstimatorOptions) -> None:
         raise UserError(
             "--blocks must be at least 2, --repeats at least 4, --batch-size and --group at least 1"
         )
-    if not options.draws or min(options.draws) < 1 or len(set(options.draws)) < len(options.draws):
-        raise UserError(f"--draws wants different positive numbers, got {options.draws}")
+    choices.check_draws(options.draws)
     if not 0 < options.time_floor < 1:
         raise UserError(
             f"--time-floor must be between 0 and 1, got {options.time_floor}: at 0 the variance "
@@ -252,23 +247,11 @@ def _check(options: EstimatorOptions) -> None:
 
 def _measure(options: EstimatorOptions, on_progress: OnProgress) -> dict[str, Any]:
     _check(options)
-    runs = open_runs(options.runs)
+    runs = choices.masked_runs(options.runs)
     check_all_maskable(runs, "estimators")
-    for run in runs:
-        if run.config.framework.name != "mdm":
-            raise UserError(
-                f"{run.folder} is {run.config.framework.name}: it has no masks to compare"
-            )
     draws = sorted(options.draws)
     per_run = options.repeats * (sum(draws) + len(KINDS) * draws[-1]) + LOW_DRAWS
-    done = 0
-
-    def advance(rounds: int) -> None:
-        nonlocal done
-        done += rounds
-        on_progress(done * options.blocks, per_run * len(runs) * options.blocks)
-
-    advance(0)
+    advance = count_steps(on_progress, per_run * len(runs) * options.blocks)
     return {
         "runs": [_measure_run(run, draws, options, advance) for run in runs],
         "draws": draws,
@@ -299,7 +282,7 @@ def _measure_run(
         time_floor=options.time_floor,
         batch_size=options.batch_size,
     )
-    advance(LOW_DRAWS)
+    advance(LOW_DRAWS * options.blocks)
     bias, error = floor_bias(nelbo_B, low_B, np.asarray(blocks.lengths), options.time_floor)
     return {
         "name": named.name,
@@ -334,7 +317,7 @@ def _single_passes(
             batch_size=options.batch_size,
         )
         values.append(value)
-        advance(1)
+        advance(options.blocks)
     return values
 
 
@@ -357,7 +340,7 @@ def _exact_counts(
             )
             found[count].append(result.nll)
             block_values.append(result.block_nll)
-            advance(count)
+            advance(count * options.blocks)
     return found, np.mean(block_values, axis=0)
 
 
@@ -425,10 +408,6 @@ LINES = {
 }
 
 
-def _plain(value: float, _: int) -> str:
-    return f"{value:g}"
-
-
 def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
     """A log-log panel for each run; grey lines fall as passes^-1/2 and passes^-1."""
     runs = numbers["runs"]
@@ -452,16 +431,10 @@ def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
             falling = [start * (count / passes[0]) ** power for count in passes]
             label = f"passes$^{{{power:g}}}$"
             axes.plot(passes, falling, style, color="0.6", linewidth=1, zorder=0, label=label)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        choices.make_logarithmic(axes)
         axes.set_xticks(passes, [f"{count:,}" for count in passes])
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_plain))
-        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.set_title(f"{run['name']}, step {run['step']}", fontsize=10)
-        axes.set_xlabel("forward passes (blocks x masks)")
-        axes.grid(alpha=0.3)
+        title = f"{run['name']}, step {run['step']}"
+        finish_axes(axes, "forward passes (blocks x masks)", title=title)
     panels[0].set_ylabel(
         "standard error of the NELBO over masks\n(nats per token, ± its own error)"
     )
@@ -472,3 +445,10 @@ def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
 ESTIMATORS = Analysis(
     "estimators", EstimatorOptions, _measure, _tables, estimators_figure, "passes"
 )
+
+
+if __name__ == "__main__":
+    try:
+        run_analysis(ESTIMATORS, tyro.cli(EstimatorOptions))
+    except UserError as error:
+        sys.exit(f"error: {error}")

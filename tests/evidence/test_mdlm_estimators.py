@@ -8,15 +8,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
-
-from bellmask.analyze.estimators import (
+from estimators import (
     floor_bias,
     low_rate_loss,
     mask_rates,
     one_pass,
     weighted_sums,
 )
+from scipy import integrate, stats
+
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource

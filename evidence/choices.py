@@ -10,9 +10,10 @@ K repetitions, N questions, C choices, D numbers of draws.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import matplotlib.ticker
 import numpy as np
@@ -21,7 +22,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bellmask.analyze.base import Analysis, OnProgress, Table
+from bellmask.analyze.base import (
+    Analysis,
+    OnProgress,
+    RunsOptions,
+    Table,
+    count_steps,
+    run_analysis,
+)
 from bellmask.data.readers import cache_folder
 from bellmask.evaluate.continuations import (
     Ask,
@@ -50,7 +58,7 @@ ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswa
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceOptions(LoadOptions):
+class ChoiceOptions(RunsOptions, LoadOptions):
     """Noise of multiple choice (Table 4) against passes, for each way of scoring a choice.
 
     auto (ours): all masks of a short choice, else strata of mask counts with numbers that the
@@ -58,13 +66,11 @@ class ChoiceOptions(LoadOptions):
     without, and DiffuLLaMA's. Masked runs only.
 
     Examples:
-    bellmask analyze choices runs/cpt
+    python evidence/choices.py runs/cpt
 
-    bellmask analyze choices runs/cpt --tasks social_iqa --questions 100 --repeats 32
+    python evidence/choices.py runs/cpt --tasks social_iqa --questions 100 --repeats 32
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Folders of masked runs."""
     tasks: tuple[ChoiceTask, ...] = ("openbookqa", "piqa")
     """Multiple-choice tasks."""
     questions: int = 16
@@ -84,10 +90,6 @@ class ChoiceOptions(LoadOptions):
     """Folder for what is fetched; default $BELLMASK_CACHE or ~/.cache/bellmask."""
     batch_tokens: int = 8192
     """Tokens per forward pass of the network; changes no result."""
-    seed: int = 1234
-    """Decides all masks."""
-    out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/choices."""
 
 
 # Scores again and again with fresh masks → spread, flips, and the passes that buy equal noise
@@ -146,7 +148,10 @@ def two_best(score_NC: Floats) -> NDArray[np.int64]:
 
 
 def spread(values: Floats) -> Found:
-    """Standard deviation of repeated values, and its own error by the delta method."""
+    """Standard deviation of repeated values, and its own error by the delta method.
+
+    Var(s^2) is about (m4 - s^4) / K: heavy tails, which weights have, are not taken for normal.
+    """
     variance = float(values.var(ddof=1))
     if not variance:
         return {"value": 0.0, "error": 0.0}
@@ -387,11 +392,27 @@ def score_again(
 # Measurement
 
 
+def masked_runs(folders: Sequence[str]) -> list[NamedRun]:
+    """All of them; UserError where one has no masks."""
+    runs = open_runs(folders)
+    for run in runs:
+        if run.config.framework.name != "mdm":
+            raise UserError(
+                f"{run.folder} is {run.config.framework.name}: it has no masks to compare"
+            )
+    return runs
+
+
+def check_draws(draws: Sequence[int]) -> None:
+    """UserError unless they are different positive numbers."""
+    if not draws or min(draws) < 1 or len(set(draws)) < len(draws):
+        raise UserError(f"--draws wants different positive numbers, got {draws}")
+
+
 def _check(options: ChoiceOptions) -> None:
     if options.questions < 2 or options.repeats < 4:
         raise UserError("--questions must be at least 2 and --repeats at least 4")
-    if not options.draws or min(options.draws) < 1 or len(set(options.draws)) < len(options.draws):
-        raise UserError(f"--draws wants different positive numbers, got {options.draws}")
+    check_draws(options.draws)
     if not options.tasks or len(set(options.tasks)) < len(options.tasks):
         raise UserError("--tasks wants at least one task, none of them twice")
     if options.batch_tokens < 1:
@@ -411,12 +432,7 @@ def _questions(task: str, options: ChoiceOptions) -> tuple[list[ChoiceItem], str
 
 def _measure(options: ChoiceOptions, on_progress: OnProgress) -> dict[str, Any]:
     _check(options)
-    runs = open_runs(options.runs)
-    for run in runs:
-        if run.config.framework.name != "mdm":
-            raise UserError(
-                f"{run.folder} is {run.config.framework.name}: it has no masks to compare"
-            )
+    runs = masked_runs(options.runs)
     found: dict[str, tuple[list[ChoiceItem], str]] = {
         t: _questions(t, options) for t in options.tasks
     }
@@ -424,14 +440,7 @@ def _measure(options: ChoiceOptions, on_progress: OnProgress) -> dict[str, Any]:
     total = len(runs) * sum(
         _planned(len(item.continuations), options) for task in items for item in items[task]
     )
-    done = 0
-
-    def advance(passes: int) -> None:
-        nonlocal done
-        done += passes
-        on_progress(done, total)
-
-    advance(0)
+    advance = count_steps(on_progress, total)
     return {
         "runs": [_measure_run(run, items, options, advance) for run in runs],
         "draws": sorted(options.draws),
@@ -653,13 +662,18 @@ def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
     if group == "short":
         passes = task["exact"]["passes"]
         axes.axvline(passes, color=COLOURS[1], linewidth=2, label=EXACT)
+    make_logarithmic(axes)
+    axes.grid(alpha=0.3)
+
+
+def make_logarithmic(axes: Axes) -> None:
+    """Both axes, with plain numbers at powers of two, and at 1, 2, 5, 10, ..."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(matplotlib.ticker.FuncFormatter(_plain))
         axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.grid(alpha=0.3)
 
 
 def _plain(value: float, _: int) -> str:
@@ -667,3 +681,10 @@ def _plain(value: float, _: int) -> str:
 
 
 CHOICES = Analysis("choices", ChoiceOptions, _measure, _tables, choices_figure, "passes")
+
+
+if __name__ == "__main__":
+    try:
+        run_analysis(CHOICES, tyro.cli(ChoiceOptions))
+    except UserError as error:
+        sys.exit(f"error: {error}")

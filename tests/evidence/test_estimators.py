@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+import estimators
 import numpy as np
 import pytest
+from estimators import one_pass
 
-from bellmask.analyze import estimators
-from bellmask.analyze.estimators import one_pass
 from bellmask.run import load_run
 from bellmask.utils.rng import stream_key
 
