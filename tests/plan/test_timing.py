@@ -12,9 +12,8 @@ from commands import refuses, succeeds
 from bellmask.config.presets import preset
 from bellmask.plan import plan as timing
 from bellmask.plan.devices import DEVICES, Cluster, parse_devices
-from bellmask.plan.network import Parameters
 from bellmask.plan.plan import Communication, Timing, communicate, gather_seconds, plan
-from bellmask.plan.tracer import TracedKernel
+from bellmask.plan.tracer import Parameters, TracedKernel
 from bellmask.train.parallel import Layout
 
 H100 = DEVICES["H100"]
