@@ -25,23 +25,9 @@ from bellmask.config.options import Interval
 from bellmask.data.corpora import find_policy
 from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel, using_loss_kernel
 from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.plan import tracer
 from bellmask.plan.devices import GIB, Cluster, Device, local_device, parse_devices
-from bellmask.plan.tracer import (
-    MicrobatchCost,
-    Parameters,
-    PlannedNetwork,
-    TracedKernel,
-    Update,
-    Updater,
-    count,
-    inputs,
-    masked_share,
-    plan_network,
-    scored_rows,
-    trace_cost,
-    trace_microbatch,
-    trace_update,
-)
+from bellmask.plan.tracer import Parameters, TracedKernel, Update
 from bellmask.storage.build import build_objective
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.parallel import Layout, pick_layout
@@ -209,36 +195,6 @@ class Communication:
         return self.gathering + self.reducing + self.between_copies
 
 
-def communicate(
-    parameters: Parameters,
-    layout: Layout,
-    cluster: Cluster,
-    *,
-    microbatches: int,
-    gathered_bytes: int,
-    reduced_bytes: int,
-) -> Communication:
-    """``gathered_bytes`` and ``reduced_bytes`` are those of one weight and one gradient."""
-    share, copies = layout.processes_per_copy, layout.copies
-    gradients = reduced_bytes * parameters.trained
-    if not layout.is_sharded:
-        once = gather_seconds(4 * parameters.trained, copies, cluster, is_spread=False)
-        return Communication(0.0, 0.0, 2 * once, is_hidden=False)
-    calls = parameters.num_blocks + 1
-    each = gather_seconds(
-        gathered_bytes * parameters.total / calls, share, cluster, is_spread=False
-    )
-    # blocks are gathered for both passes, what is outside them once
-    gathering = microbatches * each * (2 * calls - 1)
-    reducing = calls * gather_seconds(gradients / calls, share, cluster, is_spread=False)
-    fills_machines = share % cluster.machine_size == 0 or cluster.machines == 1
-    between = 0.0
-    if copies > 1:
-        is_spread = fills_machines and cluster.machines > 1
-        between = 2 * gather_seconds(gradients / share, copies, cluster, is_spread=is_spread)
-    return Communication(gathering, reducing, between, is_hidden=True)
-
-
 @dataclass(frozen=True)
 class Timing:
     """A step, and a whole run of them."""
@@ -297,15 +253,15 @@ class ProbeResult:
 def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     """Time microbatches and updates of the run, with random weights and tokens."""
     device = pick_device(config.train.device)
-    planned = plan_network(config, is_real=True)
+    planned = tracer.plan_network(config, is_real=True)
     config, network = planned.config, planned.network.to(device)
     if config.train.compile:
         check_compiler(device)
         network.compile_blocks()
     size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
-    rows = scored_rows(config, size, network.first_maskable)
+    rows = tracer.scored_rows(config, size, network.first_maskable)
     is_weighted = not build_objective(config).is_unweighted
-    given = inputs(config, size, rows, is_weighted=is_weighted)
+    given = tracer.inputs(config, size, rows, is_weighted=is_weighted)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
     precision = pick_precision(config.train.precision, device)
     kernel = pick_loss_kernel(config.scale.loss, device, precision)
@@ -328,7 +284,7 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
 
     with progress_bar("probing", "measurements", 3) as show:
         seconds = []
-        for work in (passes, Updater(network, config.optim), lambda: square @ square):
+        for work in (passes, tracer.Updater(network, config.optim), lambda: square @ square):
             seconds.append(median(work))
             show(len(seconds))
     flops = 2 * MATMUL[device.type] ** 3 / seconds[2]
@@ -387,10 +343,10 @@ class Plan:
     precision: str
     efficiency: float
     microbatch: int
-    network: PlannedNetwork
+    network: tracer.PlannedNetwork
     parameters: Parameters
     update: Update
-    cost: MicrobatchCost
+    cost: tracer.MicrobatchCost
     measured: ProbeResult | None = None
 
     @property
@@ -431,6 +387,11 @@ class Plan:
         return self.timing.hours * self.cluster.size
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was taken for granted of the start."""
+        return self.network.notes
+
+    @property
     def checkpoints(self) -> Checkpoints:
         """On disk."""
         return checkpoint_sizes(self.config, self.parameters, self.update)
@@ -444,9 +405,11 @@ class Plan:
     def flops(self) -> Flops:
         """As traced."""
         length, size = self.config.data.block_length, self.cost.sizes[0]
-        forward = trace_microbatch(self.network, size, self.precision, is_training=False).flops
+        forward = tracer.trace_microbatch(
+            self.network, size, self.precision, is_training=False
+        ).flops
         training = self.cost.at(self.microbatch, lambda trace: trace.flops)
-        share = masked_share(self.config)
+        share = tracer.masked_share(self.config)
         return Flops(forward / (size * length), training / (self.microbatch * length), share)
 
     @cached_property
@@ -470,7 +433,7 @@ class Plan:
             saved.append(state("moving average", self.update.average_bytes, "it"))
         gradients = state("gradients", 4 * p.trained, f"{p.trained:,}, float32")
         gathered = self._gathered(microbatch) if self.layout.is_sharded else []
-        rows = scored_rows(self.config, microbatch, self.network.network.first_maskable)
+        rows = tracer.scored_rows(self.config, microbatch, self.network.network.first_maskable)
         product = 2 if self.precision == "bfloat16" else 0  # and the same in float32
         logits = min(CHUNK_ROWS, rows) * self.network.num_tokens * (4 + product)
         kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
@@ -537,8 +500,8 @@ class Plan:
         for change in tried:
             config = replace(self.config, scale=replace(scale, **change))
             layout = pick_layout(config.scale, world_of(self.cluster))
-            network = plan_network(config)
-            cost = trace_cost(network, 1, self.precision, is_sharded=layout.is_sharded)
+            network = tracer.plan_network(config)
+            cost = tracer.trace_cost(network, 1, self.precision, is_sharded=layout.is_sharded)
             changed = replace(self, config=config, layout=layout, cost=cost)
             if changed.largest_microbatch is not None:
                 options = [
@@ -554,15 +517,7 @@ class Plan:
     def timing(self) -> Timing:
         """Measured, or from the data sheet."""
         device, microbatches = self.cluster.device, self.microbatches
-        communication = communicate(
-            self.parameters,
-            self.layout,
-            self.cluster,
-            microbatches=microbatches,
-            gathered_bytes=self._gathered_bytes,
-            reduced_bytes=self._reduced_bytes,
-        )
-        steps, told = self.config.train.steps, self.measured
+        steps, told, communication = self.config.train.steps, self.measured, self._communication()
         if told is not None:
             passes = told.row_seconds * self.share
             return Timing(passes, told.update_seconds, communication, steps, "measured here")
@@ -582,6 +537,26 @@ class Plan:
         ideal += ideal_seconds(products, device, device.precision)
         update = device_seconds(ideal, kernels.total(), device, self.efficiency)
         return Timing(passes, update, communication, steps, "data sheet")
+
+    def _communication(self) -> Communication:
+        p, layout, cluster = self.parameters, self.layout, self.cluster
+
+        def seconds(num_bytes: float, group: int, *, is_spread: bool = False) -> float:
+            return gather_seconds(num_bytes, group, cluster, is_spread=is_spread)
+
+        if not layout.is_sharded:
+            between = 2 * seconds(4 * p.trained, layout.copies)
+            return Communication(0.0, 0.0, between, is_hidden=False)
+        share, calls = layout.processes_per_copy, p.num_blocks + 1
+        each = seconds(self._gathered_bytes * p.total / calls, share)
+        # blocks are gathered for both passes, what is outside them once
+        gathering = self.microbatches * each * (2 * calls - 1)
+        gradients = self._reduced_bytes * p.trained
+        reducing = calls * seconds(gradients / calls, share)
+        # copies that fill machines meet one process of each
+        is_spread = cluster.machines > 1 and share % cluster.machine_size == 0
+        between = 2 * seconds(gradients / share, layout.copies, is_spread=is_spread)
+        return Communication(gathering, reducing, between, is_hidden=True)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -620,33 +595,20 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        timing = self.timing
-        derived = {"step": timing.step, "hours": timing.hours, "exposed": timing.exposed}
-        return {
-            "layout": asdict(self.layout),
-            "precision": self.precision,
-            "efficiency": self.efficiency,
-            "microbatch": self.microbatch,
-            "microbatches": self.microbatches,
-            "parameters": asdict(self.parameters),
-            "flops": asdict(self.flops),
-            "memory": asdict(self.memory),
-            "largest_microbatch": self.largest_microbatch,
-            "advice": self.advice,
-            "checkpoints": asdict(self.checkpoints),
-            "data": asdict(self.data),
-            "timing": asdict(timing) | derived,
-            "measured": None if self.measured is None else asdict(self.measured),
-            "notes": self.network.notes,
-            "assumptions": self.assumptions,
-            "options": self.config.resolved().to_dict(),
-            "devices": str(self.cluster),
-            "tokens_per_step": self.tokens_per_step,
-            "tokens": self.tokens,
-            "epochs": self.epochs,
-            "utilisation": self.utilisation,
-            "device_hours": self.device_hours,
-        }
+        told = {name: getattr(self, name) for name in _REPORTED}
+        told = {k: asdict(v) if isinstance(v, _SECTIONS) else v for k, v in told.items()}
+        for name in ("step", "hours", "exposed"):
+            told["timing"][name] = getattr(self.timing, name)
+        options = self.config.resolved().to_dict()
+        return told | {"options": options, "devices": str(self.cluster)}
+
+
+_SECTIONS = (Layout, Parameters, Flops, Memory, Checkpoints, DataSize, Timing, ProbeResult)
+_REPORTED = (
+    "layout precision efficiency microbatch microbatches parameters flops memory "
+    "largest_microbatch advice checkpoints data timing measured notes assumptions tokens_per_step "
+    "tokens epochs utilisation device_hours"
+).split()
 
 
 def plan(
@@ -673,40 +635,35 @@ def plan(
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else str(asked)
     cluster.device.peak(precision)  # refuses a type that it has no units for
-    microbatch, _ = split_batch(config, cluster.size)
+    microbatch = split_batch(config, cluster.size)
     layout = pick_layout(config.scale, world_of(cluster))
-    network = plan_network(config)
+    network = tracer.plan_network(config)
     try:
-        update = trace_update(network)
-        cost = trace_cost(network, microbatch, precision, is_sharded=layout.is_sharded)
+        update = tracer.trace_update(network)
+        cost = tracer.trace_cost(network, microbatch, precision, is_sharded=layout.is_sharded)
     except (RuntimeError, TypeError, AttributeError) as error:
         if not isinstance(network.network, PretrainedDenoiser):
             raise
         raise UserError(f"this causal LM cannot be planned: {first_line(error)}") from None
     measured = probe(config, microbatch) if is_probed else None
     chosen = (layout, precision, efficiency, microbatch)
-    counted = (network, count(network.network), update, cost)
+    counted = (network, tracer.count(network.network), update, cost)
     return Plan(config, cluster, *chosen, *counted, measured)
 
 
-def split_batch(config: RunConfig, num_devices: int) -> tuple[int, int]:
-    """(rows per microbatch, microbatches) of one process."""
-    batch, given = config.train.batch_size, config.train.microbatch_size
-    if batch % num_devices:
-        near = [num_devices * (batch // num_devices + k) for k in (0, 1)]
+def split_batch(config: RunConfig, num_devices: int) -> int:
+    """Rows per microbatch of one process."""
+    batch, size = config.train.batch_size, config.train.microbatch_size
+    unit = num_devices * (size or 1)
+    if batch % unit:
+        near = [unit * (batch // unit + k) for k in (0, 1)]
         good = " or ".join(str(n) for n in near if n)
         raise UserError(
-            f"train.batch_size={batch} is not a multiple of {num_devices} devices; "
-            f"use --train.batch-size {good}, or other devices"
+            f"train.batch_size={batch} is not a multiple of {num_devices} devices"
+            + (f" times train.microbatch_size={size}" if size else "")
+            + f"; use --train.batch-size {good}, or other devices"
         )
-    share = batch // num_devices
-    size = given or share
-    if share % size:
-        raise UserError(
-            f"{batch} rows over {num_devices} devices are {share} each, which is not a multiple of "
-            f"train.microbatch_size={size}"
-        )
-    return size, share // size
+    return size or batch // num_devices
 
 
 def world_of(cluster: Cluster) -> World:
@@ -815,7 +772,7 @@ def print_plan(plan: Plan, name: str) -> None:
         ],
     ]
     print_plain_table("expected time", ["", "", ""], rows)
-    for note in plan.network.notes:
+    for note in plan.notes:
         print(f"note: {note}")
     for assumption in plan.assumptions:
         print(f"assumed: {assumption}")

@@ -326,10 +326,9 @@ class Tracer(TorchDispatchMode):
         """Run the operation and note it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        self._note_memory(out)
         packet = func._overloadpacket
         name = packet.__name__
-        if name.startswith(("empty", "new_empty")) or not (name in _NO_KERNEL or func.is_view):
-            self._note_memory(out)
         if name in _NO_KERNEL or func.is_view:
             return out
         rule = flop_registry.get(_COUNTED_AS.get(packet, packet))
