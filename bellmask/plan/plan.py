@@ -516,19 +516,15 @@ class Plan:
     @cached_property
     def timing(self) -> Timing:
         """Measured, or from the data sheet."""
-        device, microbatches = self.cluster.device, self.microbatches
+        device = self.cluster.device
         steps, told, communication = self.config.train.steps, self.measured, self._communication()
         if told is not None:
             passes = told.row_seconds * self.share
             return Timing(passes, told.update_seconds, communication, steps, "measured here")
-        ideal, number = (
-            self.cost.at(self.microbatch, read)
-            for read in (
-                lambda trace: ideal_seconds(trace.kernels, device, self.precision),
-                lambda trace: trace.kernels.total(),
-            )
-        )
-        passes = microbatches * device_seconds(ideal, number, device, self.efficiency)
+        size, precision = self.microbatch, self.precision
+        ideal = self.cost.at(size, lambda trace: ideal_seconds(trace.kernels, device, precision))
+        number = self.cost.at(size, lambda trace: trace.kernels.total())
+        passes = self.microbatches * device_seconds(ideal, number, device, self.efficiency)
         # each process updates its part; Muon's products are of whole matrices everywhere
         kernels = self.update.kernels
         products = Counter({k: n for k, n in kernels.items() if k.flops})
@@ -561,37 +557,31 @@ class Plan:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the numbers rest on."""
-        device = self.cluster.device
-        found = []
-        if self.measured is None:
-            found.append(
-                f"kernels at {self.efficiency:.0%} of the data sheet's speeds (--efficiency), at "
-                f"least {1e6 * LAUNCH_SECONDS:.0f} us per kernel on a GPU; --probe measures this "
-                "machine"
-            )
-            if self.config.train.compile:
-                found.append("compiled blocks are counted as if they were not: expect less time")
-        if self.cluster.size > 1:
-            hops = ", ".join(
-                f"{1e6 * t:.0f} us per hop ({where})" for where, t in HOP_SECONDS.items()
-            )
-            found.append(
-                f"links at {LINK_SHARE:.0%} of {device.link / 1e9:g} GB/s in a machine and "
-                f"{device.network / 1e9:g} GB/s per device between machines, {hops}; "
-                + (
-                    "hidden behind the passes"
-                    if self.layout.is_sharded
-                    else "after the backward pass"
-                )
-            )
-        found.append("validation, saving and waiting for data are not in the time")
-        if self.config.sft.train is not None:
-            found.append("every row has block_length tokens, all of them maskable: an upper bound")
-        if self.config.start.anneal_steps > 1:
-            found.append("attention counted as open: the mask of the annealing steps is left out")
-        if not device.is_gpu and self.measured is None:
-            found.append("CPU is a server of about 16 cores; yours may be very different: --probe")
-        return tuple(found)
+        device, is_probed = self.cluster.device, self.measured is not None
+        hops = [f"{1e6 * t:.0f} us per hop ({where})" for where, t in HOP_SECONDS.items()]
+        when = "hidden behind the passes" if self.layout.is_sharded else "after the backward pass"
+        kernels = (
+            f"kernels at {self.efficiency:.0%} of the data sheet's speeds (--efficiency), at least "
+            f"{1e6 * LAUNCH_SECONDS:.0f} us per kernel on a GPU; --probe measures this machine"
+        )
+        links = (
+            f"links at {LINK_SHARE:.0%} of {device.link / 1e9:g} GB/s in a machine and "
+            f"{device.network / 1e9:g} GB/s per device between machines, {', '.join(hops)}; {when}"
+        )
+        compiled = "compiled blocks are counted as if they were not: expect less time"
+        length = "every row has block_length tokens, all of them maskable: an upper bound"
+        annealed = "attention counted as open: the mask of the annealing steps is left out"
+        server = "CPU is a server of about 16 cores; yours may be very different: --probe"
+        holds = {
+            kernels: not is_probed,
+            compiled: not is_probed and self.config.train.compile,
+            links: self.cluster.size > 1,
+            "validation, saving and waiting for data are not in the time": True,
+            length: self.config.sft.train is not None,
+            annealed: self.config.start.anneal_steps > 1,
+            server: not is_probed and not device.is_gpu,
+        }
+        return tuple(text for text, is_true in holds.items() if is_true)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

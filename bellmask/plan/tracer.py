@@ -238,20 +238,16 @@ class Parameters:
 
 def count(network: Network) -> Parameters:
     """By part: embedding, blocks, the rest."""
-    sizes = {name: p.numel() for name, p in network.named_parameters()}
-    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    named = dict(network.named_parameters())
     tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
     first = ("mask_row", "time_embedding.")
-    embedding = sum(
-        p.numel()
-        for name, p in network.named_parameters()
-        if id(p) in tables or name.startswith(first)
-    )
+    total = sum(p.numel() for p in named.values())
+    trained = sum(p.numel() for p in named.values() if p.requires_grad)
+    embedding = sum(p.numel() for n, p in named.items() if id(p) in tables or n.startswith(first))
     inside = [sum(p.numel() for p in block.parameters()) for block in network.block_modules()]
-    total, blocks = sum(sizes.values()), sum(inside)
+    blocks, largest = sum(inside), max(inside, default=0)
     head = total - embedding - blocks
-    largest = max(inside, default=0)
-    return Parameters(total, trained, embedding, blocks, head, len(inside), largest, len(sizes))
+    return Parameters(total, trained, embedding, blocks, head, len(inside), largest, len(named))
 
 
 # Every operation of a piece of code: floating-point operations, bytes moved, bytes alive
