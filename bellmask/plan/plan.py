@@ -1,20 +1,19 @@
 """``bellmask plan``: options and devices → what the run needs, of :func:`plan`.
 
-Seconds are computed from the devices' data sheets, or from microbatches that are timed here. Bytes
-come from :mod:`bellmask.plan.memory`, operations from :mod:`bellmask.plan.tracer`.
+Operations and bytes come from :mod:`bellmask.plan.tracer`. Seconds are computed from the devices'
+data sheets, or from microbatches that are timed here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
-import re
+import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,47 +21,110 @@ import torch
 
 from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
 from bellmask.config.config import RunConfig
-from bellmask.model.head import pick_loss_kernel, using_loss_kernel
-from bellmask.plan.devices import DEVICES, Cluster, Device, parse_devices
-from bellmask.plan.memory import (
-    USABLE,
-    Checkpoints,
-    Cost,
-    DataSize,
-    Holding,
-    Memory,
-    checkpoint_sizes,
-    data_size,
-    fit,
-    show_bytes,
-    split_batch,
-    trace_cost,
-    world_of,
-)
-from bellmask.plan.network import Parameters, Planned, count, plan_network, real_network
-from bellmask.plan.tracer import (
-    TracedKernel,
-    Update,
-    inputs,
-    masked_share,
-    scored_rows,
-    trace_microbatch,
-    trace_update,
-)
+from bellmask.config.options import Interval
+from bellmask.data.corpora import find_policy
+from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel, using_loss_kernel
+from bellmask.model.pretrained import PretrainedDenoiser
+from bellmask.plan import tracer
+from bellmask.plan.devices import GIB, Cluster, Device, local_device, parse_devices
+from bellmask.plan.tracer import Parameters, TracedKernel, Update
 from bellmask.storage.build import build_objective
-from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.parallel import Layout, pick_layout, recompute_blocks
+from bellmask.storage.checkpoint import saves_in_background
+from bellmask.train.parallel import Layout, pick_layout
 from bellmask.utils.console import print_plain_table, progress_bar
 from bellmask.utils.distributed import (
+    World,
     autocast,
     check_compiler,
-    has_native_bfloat16,
     pick_device,
     pick_precision,
 )
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import write_text
 from bellmask.utils.libraries import first_line
+
+# Bytes on disk: checkpoints by the retention rules, and prepared data where its size is known
+
+BYTES_PER_NAME = 330
+"""A tensor's name and shape in a checkpoint's headers, about."""
+BYTES_PER_ROW = 16
+"""Length and document number beside each prepared row."""
+CORPUS_SIZES: dict[tuple[str, str], tuple[int, float, str]] = {
+    ("lm1b", "bert-base-uncased"): (
+        30_301_028,
+        30_301_028 * (28.62 + 1),
+        "published number of sentences, times 28.6 tokens and EOS (mean of 12,216 held-out ones)",
+    ),
+    ("openwebtext", "gpt2"): (
+        7_913_769,
+        9_040_017_095 * 7_913_769 / 8_013_769,
+        "published count of GPT-2 tokens, less 100,000 documents for validation",
+    ),
+    ("fineweb_edu", "gpt2"): (9_672_101, 10e9, "the sample is made to hold 10 B GPT-2 tokens"),
+}
+"""(corpus, tokenizer): documents, tokens with one EOS per document, where the numbers are from."""
+EXAMPLE_COUNTS = {"tasks": 210_000, "sharegpt": 103_000}
+"""App. C.1."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What a run leaves on disk."""
+
+    each: int
+    kept: int
+    """Most that are there at once."""
+    total: int
+    """With the one that is being written."""
+
+
+def checkpoint_sizes(config: RunConfig, parameters: Parameters, update: Update) -> Checkpoints:
+    """Weights, optimizer and average in float32, and how many of them the rules keep."""
+    each = 4 * parameters.total + update.optimizer_bytes + update.average_bytes
+    each += BYTES_PER_NAME * update.num_tensors
+    options, steps = config.checkpoint, config.train.steps
+    interval = Interval.parse(options.every)
+    tokens_per_step = config.train.batch_size * config.data.block_length
+    per_save = {"steps": interval.amount, "tokens": interval.amount / tokens_per_step}
+    every = per_save.get(interval.unit, 1.0)  # by the clock: as many as the rules can keep
+    made = math.ceil(steps / every) if every else 1  # the last step is always saved
+    kept = options.keep_last + int(options.keep_best)
+    if options.keep_every:
+        kept += steps // options.keep_every
+    kept = min(kept, made) + len(options.keep_steps)
+    return Checkpoints(each, kept, each * (kept + 1))
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """Prepared training rows; None where nothing is known before the data is prepared."""
+
+    rows: int | None
+    num_bytes: int | None
+    source: str
+
+
+def data_size(config: RunConfig, num_tokens: int) -> DataSize:
+    """From the tables above."""
+    data, examples, model = config.data, config.sft.train, config.start.model
+    row_bytes = data.block_length * (2 if num_tokens < 2**16 else 4) + BYTES_PER_ROW
+    if examples is not None:
+        number = EXAMPLE_COUNTS.get(examples.partition(":")[0])
+        if number is None:
+            return DataSize(None, None, f"{examples}: known after it is prepared")
+        return DataSize(number, number * (row_bytes + 8), "examples: App. C.1")
+    tokenizer = data.tokenizer if model is None else model
+    if model is not None and model.rsplit("/", 1)[-1].startswith("gpt2"):
+        tokenizer = "gpt2"
+    known = CORPUS_SIZES.get((data.train, tokenizer))
+    if known is None or data.mixture or data.from_files:
+        return DataSize(None, None, f"{data.train} in {tokenizer}: 'bellmask data show' counts it")
+    rows, tokens, source = known
+    if data.packing == "packed":
+        wrapping = 2 if find_policy(data, data.train).wrap else 0
+        rows = int(tokens / (data.block_length - wrapping))
+    return DataSize(rows, rows * row_bytes, source)
+
 
 # Seconds of a step: kernels at a share of the data sheet's speeds, launches, communication
 #
@@ -133,38 +195,6 @@ class Communication:
         return self.gathering + self.reducing + self.between_copies
 
 
-def communicate(
-    parameters: Parameters,
-    layout: Layout,
-    cluster: Cluster,
-    *,
-    microbatches: int,
-    gathered_bytes: int,
-    reduced_bytes: int,
-) -> Communication:
-    """``gathered_bytes`` and ``reduced_bytes`` are those of one weight and one gradient."""
-    share, copies = layout.processes_per_copy, layout.copies
-    gradients = reduced_bytes * parameters.trained
-    if not layout.is_sharded:
-        once = gather_seconds(4 * parameters.trained, copies, cluster, is_spread=False)
-        return Communication(0.0, 0.0, 2 * once, is_hidden=False)
-    calls = parameters.num_blocks + 1
-    each = gather_seconds(
-        gathered_bytes * parameters.total / calls, share, cluster, is_spread=False
-    )
-    # blocks are gathered for both passes, what is outside them once
-    gathering = microbatches * each * (2 * calls - 1)
-    reducing = calls * gather_seconds(gradients / calls, share, cluster, is_spread=False)
-    fills_machines = share % cluster.machine_size == 0 or cluster.machines == 1
-    between = 0.0
-    if copies > 1:
-        once = gather_seconds(
-            gradients / share, copies, cluster, is_spread=fills_machines and cluster.machines > 1
-        )
-        between = 2 * once
-    return Communication(gathering, reducing, between, is_hidden=True)
-
-
 @dataclass(frozen=True)
 class Timing:
     """A step, and a whole run of them."""
@@ -220,93 +250,76 @@ class ProbeResult:
     """FLOP/s of a large matrix product, alone."""
 
 
-def local_device(option: str = "auto") -> Device:
-    """The data sheet of this machine's device; UserError for a GPU that is not in the table."""
-    device = pick_device(option)
-    if device.type == "cpu":
-        cpu, size = DEVICES["CPU"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        short = 2 * cpu.float32 if has_native_bfloat16(device) else None  # at least twice as fast
-        return replace(cpu, memory=float(size), bfloat16=short)
-    name = torch.cuda.get_device_name(device)
-    for known in sorted(DEVICES.values(), key=lambda d: -len(d.name)):
-        pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is no H200
-        if re.search(pattern, name.lower().replace(" ", "-")):
-            memory = float(torch.cuda.get_device_properties(device).total_memory)
-            return replace(known, memory=memory)  # there are kinds with less than the sheet's
-    raise UserError(f"this machine's GPU, {name}, is not in the table; give --devices")
-
-
-def local_cluster(config: RunConfig, cluster: Cluster) -> Cluster:
-    """The same of the device that is here, with its own memory; UserError for another one."""
-    here = local_device(config.train.device)
-    if here.name != cluster.device.name:
-        raise UserError(
-            f"--probe measures this machine's device, {here.name}, and the plan is for "
-            f"{cluster.device.name}: leave --probe out, or plan for {here.name}"
-        )
-    return replace(cluster, device=here)
-
-
 def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     """Time microbatches and updates of the run, with random weights and tokens."""
     device = pick_device(config.train.device)
-    config, network, _ = real_network(config)
-    network = network.to(device).train()
-    recompute_blocks(network.block_modules(), config.scale.recompute)
+    planned = tracer.plan_network(config, is_real=True)
+    config, network = planned.config, planned.network.to(device)
     if config.train.compile:
         check_compiler(device)
         network.compile_blocks()
-    most = max(1, MOST_TOKENS[device.type] // config.data.block_length)
-    size = min(microbatch, most)
-    rows = scored_rows(config, size, network.first_maskable)
+    size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
+    rows = tracer.scored_rows(config, size, network.first_maskable)
     is_weighted = not build_objective(config).is_unweighted
-    given = inputs(config, size, rows, is_weighted=is_weighted)
+    given = tracer.inputs(config, size, rows, is_weighted=is_weighted)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
     precision = pick_precision(config.train.precision, device)
     kernel = pick_loss_kernel(config.scale.loss, device, precision)
+    square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=precision)
 
-    def microbatches() -> None:
+    def passes() -> None:
         with autocast(device, precision), using_loss_kernel(kernel):
             loss = network(**given)
         loss.backward()
 
-    optimizer = Optimizer(network, config.optim)
-    average = Ema(network, config.optim.ema) if config.optim.ema else None
+    def median(work: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(ROUNDS + 1):
+            started = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - started)
+        return statistics.median(times[1:])
 
-    def update() -> None:
-        trained = [p for p in network.parameters() if p.requires_grad]
-        torch.nn.utils.clip_grad_norm_(trained, config.optim.clip or float("inf"))
-        optimizer.step(0.0)
-        if average is not None:
-            average.update(1)
-
-    with progress_bar("probing", "microbatches", 2 * (ROUNDS + 1)) as show:
-        passes = _median(microbatches, device, lambda done: show(done))
-        updates = _median(update, device, lambda done: show(ROUNDS + 1 + done))
-    flops = _matmul_speed(device, precision)
-    return ProbeResult(str(device), size, passes / size, updates, flops)
-
-
-def _median(work: Callable[[], None], device: torch.device, show: Callable[[int], None]) -> float:
-    times = []
-    for number in range(ROUNDS + 1):
-        started = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-        show(number + 1)
-    return statistics.median(times[1:])
-
-
-def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
-    size = MATMUL[device.type]
-    a = torch.ones(size, size, device=device, dtype=dtype)
-    seconds = _median(lambda: (a @ a, None)[1], device, lambda _: None)
-    return 2 * size**3 / seconds
+    with progress_bar("probing", "measurements", 3) as show:
+        seconds = []
+        for work in (passes, tracer.Updater(network, config.optim), lambda: square @ square):
+            seconds.append(median(work))
+            show(len(seconds))
+    flops = 2 * MATMUL[device.type] ** 3 / seconds[2]
+    return ProbeResult(str(device), size, seconds[0] / size, seconds[1], flops)
 
 
 # The plan
+
+USABLE = 0.92
+"""Share of a device's memory that tensors may take; the rest is for the driver, communication
+buffers and gaps between tensors."""
+GATHERED_BLOCKS = 2
+"""Blocks whose weights are whole at once under FSDP2: the one at work and the next."""
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """One use of a device's memory."""
+
+    name: str
+    num_bytes: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device's memory in use, and what it has."""
+
+    parts: tuple[MemoryPart, ...]
+    capacity: float
+    host_bytes: int
+    """Copy in the machine's own memory while a checkpoint is written beside training."""
+    total: int
+    fits: bool
+    """True when tensors leave room for the rest."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +335,7 @@ class Flops:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the planner says."""
+    """A run on its devices, and everything the planner says of it."""
 
     config: RunConfig
     cluster: Cluster
@@ -330,20 +343,21 @@ class Plan:
     precision: str
     efficiency: float
     microbatch: int
-    microbatches: int
-    """Per step and process."""
+    network: tracer.PlannedNetwork
     parameters: Parameters
-    flops: Flops
-    memory: Memory
-    largest_microbatch: int | None
-    advice: tuple[str, ...]
-    """What to change where it does not fit."""
-    checkpoints: Checkpoints
-    data: DataSize
-    timing: Timing
-    measured: ProbeResult | None
-    notes: tuple[str, ...]
-    assumptions: tuple[str, ...]
+    update: Update
+    cost: tracer.MicrobatchCost
+    measured: ProbeResult | None = None
+
+    @property
+    def share(self) -> int:
+        """Rows of a step on one process."""
+        return self.config.train.batch_size // self.cluster.size
+
+    @property
+    def microbatches(self) -> int:
+        """Per step and process."""
+        return self.share // self.microbatch
 
     @property
     def tokens_per_step(self) -> int:
@@ -358,9 +372,8 @@ class Plan:
     @property
     def epochs(self) -> float | None:
         """Passes over the training rows, where their number is known."""
-        if not self.data.rows:
-            return None
-        return self.config.train.batch_size * self.config.train.steps / self.data.rows
+        rows = self.data.rows
+        return self.config.train.batch_size * self.config.train.steps / rows if rows else None
 
     @property
     def utilisation(self) -> float:
@@ -368,29 +381,224 @@ class Plan:
         peak = self.cluster.device.peak(self.precision) * self.cluster.size
         return self.flops.training * self.tokens_per_step / self.timing.step / peak
 
+    @property
+    def device_hours(self) -> float:
+        """Of all devices."""
+        return self.timing.hours * self.cluster.size
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was taken for granted of the start."""
+        return self.network.notes
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """On disk."""
+        return checkpoint_sizes(self.config, self.parameters, self.update)
+
+    @property
+    def data(self) -> DataSize:
+        """On disk."""
+        return data_size(self.config, self.network.num_tokens)
+
+    @cached_property
+    def flops(self) -> Flops:
+        """As traced."""
+        length, size = self.config.data.block_length, self.cost.sizes[0]
+        forward = tracer.trace_microbatch(
+            self.network, size, self.precision, is_training=False
+        ).flops
+        training = self.cost.at(self.microbatch, lambda trace: trace.flops)
+        share = tracer.masked_share(self.config)
+        return Flops(forward / (size * length), training / (self.microbatch * length), share)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Of one device."""
+        return self.memory_at(self.microbatch)
+
+    def memory_at(self, microbatch: int) -> Memory:
+        """The same at another microbatch size."""
+        p, held_by = self.parameters, self.layout.processes_per_copy
+        cut = f"1/{held_by} of" if held_by > 1 else "all of"
+
+        def state(name: str, num_bytes: int, note: str) -> MemoryPart:
+            return MemoryPart(name, -(-num_bytes // held_by), f"{cut} {note}")
+
+        saved = [
+            state("weights", 4 * p.total, f"{p.total:,}, float32"),
+            state("optimizer", self.update.optimizer_bytes, "its state"),
+        ]
+        if self.update.average_bytes:
+            saved.append(state("moving average", self.update.average_bytes, "it"))
+        gradients = state("gradients", 4 * p.trained, f"{p.trained:,}, float32")
+        gathered = self._gathered(microbatch) if self.layout.is_sharded else []
+        rows = tracer.scored_rows(self.config, microbatch, self.network.network.first_maskable)
+        product = 2 if self.precision == "bfloat16" else 0  # and the same in float32
+        logits = min(CHUNK_ROWS, rows) * self.network.num_tokens * (4 + product)
+        kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
+        peak = round(self.cost.at(microbatch, lambda trace: trace.peak))
+        other, note = max(0, peak - kept - logits), "at the worst moment of a microbatch"
+        work = [
+            MemoryPart("activations", kept, f"of {microbatch} rows, kept for the backward pass"),
+            MemoryPart("head's logits", logits, f"{CHUNK_ROWS} rows at a time"),
+            MemoryPart("other work", other, note),
+        ]
+        parts = (saved[0], gradients, *saved[1:], *gathered, *work)
+        total, capacity = sum(part.num_bytes for part in parts), self.cluster.device.memory
+        copies = saves_in_background(self.config.checkpoint.saving, world_of(self.cluster))
+        host_bytes = sum(part.num_bytes for part in saved) if copies else 0
+        return Memory(parts, capacity, host_bytes, total, total <= USABLE * capacity)
+
+    def _gathered(self, microbatch: int) -> list[MemoryPart]:
+        """FSDP2: weights that are whole for a while, and gradients before they are cut."""
+        p = self.parameters
+        root = p.total - p.blocks
+        whole = root + min(GATHERED_BLOCKS, p.num_blocks) * p.largest_block
+        note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
+        weights = MemoryPart("gathered weights", self._gathered_bytes * whole, note)
+        if microbatch < self.share:
+            note = "whole while a step has microbatches to come"
+            size = self._reduced_bytes * p.trained
+            return [weights, MemoryPart("accumulated gradients", size, note)]
+        size = round(self._reduced_bytes * p.trained / p.total * (root + p.largest_block))
+        note = "embedding, head and one block"
+        return [weights, MemoryPart("gradients not yet cut", size, note)]
+
+    @property
+    def _gathered_bytes(self) -> int:
+        """Of one weight under FSDP2."""
+        return 2 if self.precision == "bfloat16" else 4
+
+    @property
+    def _reduced_bytes(self) -> int:
+        """Of one gradient when gradients are added up under FSDP2."""
+        return 2 if self.precision == self.config.scale.reduce == "bfloat16" else 4
+
+    @cached_property
+    def largest_microbatch(self) -> int | None:
+        """The largest divisor of a process's rows that fits; None: not even one row."""
+        low = [d for d in range(1, math.isqrt(self.share) + 1) if self.share % d == 0]
+        sizes = sorted({*low, *(self.share // d for d in low)}, reverse=True)
+        return next((size for size in sizes if self.memory_at(size).fits), None)
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """What to change where it does not fit: options tried one after another."""
+        if self.memory.fits:
+            return ()
+        if self.largest_microbatch is not None:
+            return (f"--train.microbatch-size {self.largest_microbatch}",)
+        scale = self.config.scale
+        tried: list[dict[str, Any]] = []
+        if scale.recompute != "block":
+            tried.append({"recompute": "block"})
+        is_full = self.layout.is_sharded and self.layout.copies == 1
+        if self.cluster.size > 1 and not is_full:
+            full = {"sharding": "full", "shard_size": None}
+            tried += [full, {**full, "recompute": "block"}]
+        for change in tried:
+            config = replace(self.config, scale=replace(scale, **change))
+            layout = pick_layout(config.scale, world_of(self.cluster))
+            network = tracer.plan_network(config)
+            cost = tracer.trace_cost(network, 1, self.precision, is_sharded=layout.is_sharded)
+            changed = replace(self, config=config, layout=layout, cost=cost)
+            if changed.largest_microbatch is not None:
+                options = [
+                    f"--scale.{name.replace('_', '-')} {value}"
+                    for name, value in change.items()
+                    if value != getattr(scale, name)
+                ]
+                size = f"--train.microbatch-size {changed.largest_microbatch}"
+                return (" ".join([*options, size]),)
+        return ("more devices, or ones with more memory: no option here makes it fit",)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """Measured, or from the data sheet."""
+        device = self.cluster.device
+        steps, told, communication = self.config.train.steps, self.measured, self._communication()
+        if told is not None:
+            passes = told.row_seconds * self.share
+            return Timing(passes, told.update_seconds, communication, steps, "measured here")
+        size, precision = self.microbatch, self.precision
+        ideal = self.cost.at(size, lambda trace: ideal_seconds(trace.kernels, device, precision))
+        number = self.cost.at(size, lambda trace: trace.kernels.total())
+        passes = self.microbatches * device_seconds(ideal, number, device, self.efficiency)
+        # each process updates its part; Muon's products are of whole matrices everywhere
+        kernels = self.update.kernels
+        products = Counter({k: n for k, n in kernels.items() if k.flops})
+        ideal = ideal_seconds(kernels - products, device, device.precision)
+        ideal /= self.layout.processes_per_copy
+        ideal += ideal_seconds(products, device, device.precision)
+        update = device_seconds(ideal, kernels.total(), device, self.efficiency)
+        return Timing(passes, update, communication, steps, "data sheet")
+
+    def _communication(self) -> Communication:
+        p, layout, cluster = self.parameters, self.layout, self.cluster
+
+        def seconds(num_bytes: float, group: int, *, is_spread: bool = False) -> float:
+            return gather_seconds(num_bytes, group, cluster, is_spread=is_spread)
+
+        if not layout.is_sharded:
+            between = 2 * seconds(4 * p.trained, layout.copies)
+            return Communication(0.0, 0.0, between, is_hidden=False)
+        share, calls = layout.processes_per_copy, p.num_blocks + 1
+        each = seconds(self._gathered_bytes * p.total / calls, share)
+        # blocks are gathered for both passes, what is outside them once
+        gathering = self.microbatches * each * (2 * calls - 1)
+        gradients = self._reduced_bytes * p.trained
+        reducing = calls * seconds(gradients / calls, share)
+        # copies that fill machines meet one process of each
+        is_spread = cluster.machines > 1 and share % cluster.machine_size == 0
+        between = 2 * seconds(gradients / share, layout.copies, is_spread=is_spread)
+        return Communication(gathering, reducing, between, is_hidden=True)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the numbers rest on."""
+        device, is_probed = self.cluster.device, self.measured is not None
+        hops = [f"{1e6 * t:.0f} us per hop ({where})" for where, t in HOP_SECONDS.items()]
+        when = "hidden behind the passes" if self.layout.is_sharded else "after the backward pass"
+        kernels = (
+            f"kernels at {self.efficiency:.0%} of the data sheet's speeds (--efficiency), at least "
+            f"{1e6 * LAUNCH_SECONDS:.0f} us per kernel on a GPU; --probe measures this machine"
+        )
+        links = (
+            f"links at {LINK_SHARE:.0%} of {device.link / 1e9:g} GB/s in a machine and "
+            f"{device.network / 1e9:g} GB/s per device between machines, {', '.join(hops)}; {when}"
+        )
+        compiled = "compiled blocks are counted as if they were not: expect less time"
+        length = "every row has block_length tokens, all of them maskable: an upper bound"
+        annealed = "attention counted as open: the mask of the annealing steps is left out"
+        server = "CPU is a server of about 16 cores; yours may be very different: --probe"
+        holds = {
+            kernels: not is_probed,
+            compiled: not is_probed and self.config.train.compile,
+            links: self.cluster.size > 1,
+            "validation, saving and waiting for data are not in the time": True,
+            length: self.config.sft.train is not None,
+            annealed: self.config.start.anneal_steps > 1,
+            server: not is_probed and not device.is_gpu,
+        }
+        return tuple(text for text, is_true in holds.items() if is_true)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        found = {
-            field.name: _plain(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name not in ("config", "cluster")
-        }
-        found["options"] = self.config.resolved().to_dict()
-        found["devices"] = str(self.cluster)
-        found["tokens_per_step"], found["tokens"] = self.tokens_per_step, self.tokens
-        found["epochs"], found["utilisation"] = self.epochs, self.utilisation
-        found["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
-        found["checkpoints"] |= {"total": self.checkpoints.total}
-        timing = self.timing
-        found["timing"] |= {"step": timing.step, "hours": timing.hours, "exposed": timing.exposed}
-        found["device_hours"] = timing.hours * self.cluster.size
-        return found
+        told = {name: getattr(self, name) for name in _REPORTED}
+        told = {k: asdict(v) if isinstance(v, _SECTIONS) else v for k, v in told.items()}
+        for name in ("step", "hours", "exposed"):
+            told["timing"][name] = getattr(self.timing, name)
+        options = self.config.resolved().to_dict()
+        return told | {"options": options, "devices": str(self.cluster)}
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return value
+_SECTIONS = (Layout, Parameters, Flops, Memory, Checkpoints, DataSize, Timing, ProbeResult)
+_REPORTED = (
+    "layout precision efficiency microbatch microbatches parameters flops memory "
+    "largest_microbatch advice checkpoints data timing measured notes assumptions tokens_per_step "
+    "tokens epochs utilisation device_hours"
+).split()
 
 
 def plan(
@@ -407,129 +615,51 @@ def plan(
     cluster = parse_devices(devices, nodes) if isinstance(devices, str) else devices
     config = config.check()
     if is_probed:
-        cluster = local_cluster(config, cluster)
+        here = local_device(config.train.device)
+        if here.name != cluster.device.name:
+            raise UserError(
+                f"--probe measures this machine's device, {here.name}, and the plan is for "
+                f"{cluster.device.name}: leave --probe out, or plan for {here.name}"
+            )
+        cluster = replace(cluster, device=here)  # with its own memory
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else str(asked)
-    cluster.device.peak(precision)
-    microbatch, microbatches = split_batch(config, cluster.size)
+    cluster.device.peak(precision)  # refuses a type that it has no units for
+    microbatch = split_batch(config, cluster.size)
     layout = pick_layout(config.scale, world_of(cluster))
-    planned = plan_network(config)
-    parameters = count(planned.network)
+    network = tracer.plan_network(config)
     try:
-        update = trace_update(planned)
-        cost = trace_cost(planned, microbatch, precision, layout)
+        update = tracer.trace_update(network)
+        cost = tracer.trace_cost(network, microbatch, precision, is_sharded=layout.is_sharded)
     except (RuntimeError, TypeError, AttributeError) as error:
-        if not planned.is_causal_lm:
+        if not isinstance(network.network, PretrainedDenoiser):
             raise
         raise UserError(f"this causal LM cannot be planned: {first_line(error)}") from None
-    holding = Holding(parameters, update, layout, precision, config.scale.reduce, microbatches > 1)
-    memory, largest, advice = fit(planned, holding, cost.work, cluster, microbatch)
     measured = probe(config, microbatch) if is_probed else None
-    timing = _timing(config, cluster, holding, cost, measured, microbatch, efficiency)
-    tokens_per_step = config.train.batch_size * config.data.block_length
-    return Plan(
-        config,
-        cluster,
-        layout,
-        precision,
-        efficiency,
-        microbatch,
-        microbatches,
-        parameters,
-        _flops(planned, cost, precision, microbatch),
-        memory,
-        largest,
-        tuple(advice),
-        checkpoint_sizes(config, parameters, update, tokens_per_step),
-        data_size(config, planned.num_tokens),
-        timing,
-        measured,
-        planned.notes,
-        tuple(_assumptions(config, cluster, layout, efficiency, measured)),
-    )
+    chosen = (layout, precision, efficiency, microbatch)
+    counted = (network, tracer.count(network.network), update, cost)
+    return Plan(config, cluster, *chosen, *counted, measured)
 
 
-def _flops(planned: Planned, cost: Cost, precision: str, microbatch: int) -> Flops:
-    length, size = planned.config.data.block_length, cost.sizes[0]
-    forward = trace_microbatch(planned, size, precision, is_training=False).flops
-    training = cost.at(microbatch, lambda trace: trace.flops) / (microbatch * length)
-    return Flops(forward / (size * length), training, masked_share(planned.config))
-
-
-def _timing(
-    config: RunConfig,
-    cluster: Cluster,
-    holding: Holding,
-    cost: Cost,
-    measured: ProbeResult | None,
-    microbatch: int,
-    efficiency: float,
-) -> Timing:
-    device, layout = cluster.device, holding.layout
-    share = config.train.batch_size // cluster.size
-    microbatches = share // microbatch
-    if measured is not None:
-        passes, update = measured.row_seconds * share, measured.update_seconds
-        source = "measured here"
-    else:
-        precision = holding.precision
-        ideal = cost.at(microbatch, lambda trace: ideal_seconds(trace.kernels, device, precision))
-        number = cost.at(microbatch, lambda trace: trace.kernels.total())
-        passes = microbatches * device_seconds(ideal, number, device, efficiency)
-        update = _update_seconds(holding.update, cluster, layout, efficiency)
-        source = "data sheet"
-    communication = communicate(
-        holding.parameters,
-        layout,
-        cluster,
-        microbatches=microbatches,
-        gathered_bytes=2 if holding.precision == "bfloat16" else 4,
-        reduced_bytes=2 if holding.precision == config.scale.reduce == "bfloat16" else 4,
-    )
-    return Timing(passes, update, communication, config.train.steps, source)
-
-
-def _update_seconds(update: Update, cluster: Cluster, layout: Layout, efficiency: float) -> float:
-    """Each process updates its part; Muon's products are of whole matrices everywhere."""
-    device = cluster.device
-    products = Counter({k: n for k, n in update.kernels.items() if k.flops})
-    others = update.kernels - products
-    ideal = ideal_seconds(products, device, device.precision)
-    ideal += ideal_seconds(others, device, device.precision) / layout.processes_per_copy
-    return device_seconds(ideal, update.kernels.total(), device, efficiency)
-
-
-def _assumptions(
-    config: RunConfig,
-    cluster: Cluster,
-    layout: Layout,
-    efficiency: float,
-    measured: ProbeResult | None,
-) -> list[str]:
-    device = cluster.device
-    found = []
-    if measured is None:
-        found.append(
-            f"kernels at {efficiency:.0%} of the data sheet's speeds (--efficiency), at least "
-            f"{1e6 * LAUNCH_SECONDS:.0f} us per kernel on a GPU; --probe measures this machine"
+def split_batch(config: RunConfig, num_devices: int) -> int:
+    """Rows per microbatch of one process."""
+    batch, size = config.train.batch_size, config.train.microbatch_size
+    unit = num_devices * (size or 1)
+    if batch % unit:
+        near = [unit * (batch // unit + k) for k in (0, 1)]
+        good = " or ".join(str(n) for n in near if n)
+        raise UserError(
+            f"train.batch_size={batch} is not a multiple of {num_devices} devices"
+            + (f" times train.microbatch_size={size}" if size else "")
+            + f"; use --train.batch-size {good}, or other devices"
         )
-        if config.train.compile:
-            found.append("compiled blocks are counted as if they were not: expect less time")
-    if cluster.size > 1:
-        hops = ", ".join(f"{1e6 * t:.0f} us per hop ({where})" for where, t in HOP_SECONDS.items())
-        found.append(
-            f"links at {LINK_SHARE:.0%} of {device.link / 1e9:g} GB/s in a machine and "
-            f"{device.network / 1e9:g} GB/s per device between machines, {hops}; "
-            + ("hidden behind the passes" if layout.is_sharded else "after the backward pass")
-        )
-    found.append("validation, saving and waiting for data are not in the time")
-    if config.sft.train is not None:
-        found.append("every row has block_length tokens, all of them maskable: an upper bound")
-    if config.start.anneal_steps > 1:
-        found.append("attention counted as open: the mask of the annealing steps is left out")
-    if not device.is_gpu and measured is None:
-        found.append("CPU is a server of about 16 cores; yours may be very different: --probe")
-    return found
+    return size or batch // num_devices
+
+
+def world_of(cluster: Cluster) -> World:
+    """What a process on these devices would know."""
+    device = torch.device("cuda" if cluster.device.is_gpu else "cpu")
+    return World(0, cluster.size, device, machine_size=cluster.machine_size)
 
 
 # A plan on the screen
@@ -555,20 +685,19 @@ def show_seconds(seconds: float) -> str:
     return f"{hours:,.0f} h" if hours < 1000 else f"{hours:,.0f} h ({hours / 24:,.0f} days)"
 
 
+def show_bytes(count: float) -> str:
+    """``12.3 GiB``."""
+    for unit, size in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 1024:,.1f} KiB"
+
+
 def print_plan(plan: Plan, name: str) -> None:
     """All tables, then what was assumed."""
-    _network(plan, name)
-    _memory(plan)
-    _storage(plan)
-    _time(plan)
-    for note in plan.notes:
-        print(f"note: {note}")
-    for assumption in plan.assumptions:
-        print(f"assumed: {assumption}")
-
-
-def _network(plan: Plan, name: str) -> None:
-    p, flops = plan.parameters, plan.flops
+    config, p, flops = plan.config, plan.parameters, plan.flops
+    mode, steps = config.scale.recompute, config.train.steps
+    repeated = "" if mode == "none" else f"with what recompute={mode} repeats"
     rows = [
         ["parameters", f"{p.total:,}", ""],
         ["  trained", f"{p.trained:,}", ""],
@@ -576,21 +705,14 @@ def _network(plan: Plan, name: str) -> None:
         ["  blocks", f"{p.blocks:,}", f"{p.num_blocks} blocks"],
         ["  head", f"{p.head:,}", "and the norm before it"],
         ["FLOPs per token, forward", show_count(flops.forward), "matrix products"],
-        ["FLOPs per token, training", show_count(flops.training), _repeated(plan)],
+        ["FLOPs per token, training", show_count(flops.training), repeated],
         ["rows that meet the head", f"{flops.masked_share:.1%}", "mean over the time law"],
     ]
     print_plain_table(f"{name} on {plan.cluster}", ["network", "", ""], rows)
 
-
-def _repeated(plan: Plan) -> str:
-    mode = plan.config.scale.recompute
-    return "" if mode == "none" else f"with what recompute={mode} repeats"
-
-
-def _memory(plan: Plan) -> None:
     memory = plan.memory
-    rows = [[part.name, show_bytes(part.num_bytes), part.note] for part in memory.parts]
     limit = f"of {show_bytes(memory.capacity)}, {USABLE:.0%} of which tensors may fill"
+    rows = [[part.name, show_bytes(part.num_bytes), part.note] for part in memory.parts]
     rows.append(["together", show_bytes(memory.total), limit])
     if memory.host_bytes:
         note = "per process, in the machine's memory, during a save"
@@ -602,58 +724,48 @@ def _memory(plan: Plan) -> None:
     else:
         print(f"does not fit; try: {'; '.join(plan.advice)}")
 
-
-def _storage(plan: Plan) -> None:
-    kept, data = plan.checkpoints, plan.data
-    each = show_bytes(kept.each)
-    average = ", moving average" if plan.config.optim.ema else ""
-    rows = [
-        ["one checkpoint", each, "weights, optimizer" + average],
-        ["all of them", show_bytes(kept.total), f"{kept.kept} kept, 1 being written"],
-    ]
+    saved, data = plan.checkpoints, plan.data
+    average = ", moving average" if config.optim.ema else ""
     size = "unknown" if data.num_bytes is None else show_bytes(data.num_bytes)
-    rows.append(["prepared data", size, data.source])
-    rows.append(["tokens per step", f"{plan.tokens_per_step:,}", _step(plan)])
-    rows.append(["tokens in all", show_count(plan.tokens), f"{plan.config.train.steps:,} steps"])
+    devices = f"{plan.cluster.size} device" + "s" * (plan.cluster.size > 1)
+    step = f"{devices} x {plan.microbatches} x {plan.microbatch} rows of {config.data.block_length}"
+    rows = [
+        ["one checkpoint", show_bytes(saved.each), "weights, optimizer" + average],
+        ["all of them", show_bytes(saved.total), f"{saved.kept} kept, 1 being written"],
+        ["prepared data", size, data.source],
+        ["tokens per step", f"{plan.tokens_per_step:,}", step],
+        ["tokens in all", show_count(plan.tokens), f"{steps:,} steps"],
+    ]
     if plan.epochs is not None:
-        rows.append(["epochs", f"{plan.epochs:.3g}", f"of {plan.data.rows:,} rows"])
+        rows.append(["epochs", f"{plan.epochs:.3g}", f"of {data.rows:,} rows"])
     print_plain_table("storage and data", ["", "", ""], rows)
 
-
-def _step(plan: Plan) -> str:
-    length = plan.config.data.block_length
-    devices = f"{plan.cluster.size} device" + "s" * (plan.cluster.size > 1)
-    return f"{devices} x {plan.microbatches} x {plan.microbatch} rows of {length}"
-
-
-def _time(plan: Plan) -> None:
     timing, told = plan.timing, plan.timing.communication
     hidden = "hidden as far as possible" if told.is_hidden else "nothing hides it"
-    speed = plan.tokens_per_step / timing.step
+    speed = f"{show_count(plan.tokens_per_step / timing.step)} tokens/s"
+    peak = [f"{plan.utilisation:.1%}", "matrix products over the data sheet"]
+    if plan.measured is not None:
+        here = flops.training * config.data.block_length / plan.measured.row_seconds
+        peak = [f"{here / plan.measured.matmul_flops:.1%}", "of a large product alone, here"]
+    hours = plan.device_hours
     rows = [
         ["forward and backward", show_seconds(timing.passes), timing.source],
         ["update", show_seconds(timing.update), "clipping, optimizer, average"],
         ["communication", show_seconds(told.total), hidden],
         ["  not hidden", show_seconds(timing.exposed), ""],
-        ["one step", show_seconds(timing.step), f"{show_count(speed)} tokens/s"],
-        ["share of peak", f"{plan.utilisation:.1%}", "matrix products over the data sheet"],
-        ["the whole run", show_seconds(timing.hours * 3600), _device_hours(plan)],
+        ["one step", show_seconds(timing.step), speed],
+        ["share of peak", *peak],
+        [
+            "the whole run",
+            show_seconds(timing.hours * 3600),
+            f"{hours:,.0f} device hours" if hours >= 10 else f"{hours:.2g} device hours",
+        ],
     ]
-    if plan.measured is not None:
-        rows[5] = ["share of peak", f"{_of_matmul(plan):.1%}", "of a large product alone, here"]
     print_plain_table("expected time", ["", "", ""], rows)
-
-
-def _of_matmul(plan: Plan) -> float:
-    """Matrix products of the passes over what the device does in one large product."""
-    assert plan.measured is not None
-    flops = plan.flops.training * plan.config.data.block_length
-    return flops / plan.measured.row_seconds / plan.measured.matmul_flops
-
-
-def _device_hours(plan: Plan) -> str:
-    hours = plan.timing.hours * plan.cluster.size
-    return f"{hours:,.0f} device hours" if hours >= 10 else f"{hours:.2g} device hours"
+    for note in plan.notes:
+        print(f"note: {note}")
+    for assumption in plan.assumptions:
+        print(f"assumed: {assumption}")
 
 
 # ``bellmask plan``: what a run will need, before it is started.

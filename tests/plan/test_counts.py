@@ -5,6 +5,7 @@ Closed forms, torch's own counter of operations, what autograd saves, real tenso
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,24 +15,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
+from bellmask.model.causal_lm import ARCHITECTURES
 from bellmask.model.head import using_loss_kernel
 from bellmask.plan import tracer as trace
 from bellmask.plan.devices import Cluster, Device
-from bellmask.plan.memory import (
-    USABLE,
-    Holding,
-    MicrobatchMemory,
-    checkpoint_sizes,
-    data_size,
-    device_memory,
-    largest_microbatch,
-    split_batch,
-)
-from bellmask.plan.network import KNOWN_MODELS, Parameters, count, plan_network, real_network
-from bellmask.plan.plan import plan
+from bellmask.plan.plan import USABLE, Plan, checkpoint_sizes, data_size, plan, split_batch
+from bellmask.plan.tracer import KNOWN_MODELS, Parameters, count, plan_network
 from bellmask.storage.build import build_law
 from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.parallel import Layout, recompute_blocks
+from bellmask.train.parallel import Layout
 from bellmask.train.train_run import train_run
 from bellmask.train.trainer import TrainState
 
@@ -50,16 +42,19 @@ def options(text):
     return override(tiny(), text.split()).check()
 
 
+def recomputing(config, mode):
+    return replace(config, scale=replace(config.scale, recompute=mode))
+
+
 def traced(config, recompute="none", batch=BATCH, **more):
-    planned = plan_network(config)
-    trace.prepare_tracing(planned, recompute)
+    planned = plan_network(recomputing(config, recompute))
     return trace.trace_microbatch(planned, batch, "float32", **more)
 
 
 def real_call(config, recompute, batch):
     """(network, arguments) of a training call with real numbers."""
-    config, network, _ = real_network(config)
-    recompute_blocks(network.train().block_modules(), recompute)
+    planned = plan_network(recomputing(config, recompute), is_real=True)
+    config, network = planned.config, planned.network
     rows = trace.scored_rows(config, batch, network.first_maskable)
     return network, trace.inputs(config, batch, rows, is_weighted=False)
 
@@ -183,9 +178,11 @@ def test_flops_equal_what_is_measured(shape, recompute, tmp_path):
 
 
 @pytest.mark.long
-def test_frozen_weights_have_no_gradient_to_compute():
+def test_frozen_weights_have_no_gradient_to_compute(tmp_path):
     pytest.importorskip("peft")
-    config = options(GPT2)
+    sizes = ARCHITECTURES["gpt2-tiny"] | {"vocab_size": 259}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    config = options(f"--start.model {tmp_path}")
     few = replace(config, start=replace(config.start, lora_rank=2))
     a, b = (count(plan_network(each).network) for each in (config, few))
     # c_attn, c_proj, c_fc, c_proj of four blocks of width 96, rank 2, and the mask's row
@@ -259,14 +256,36 @@ def test_recomputation_keeps_block_inputs_or_products():
     assert flops["selective"] == flops["none"] < flops["block"]
 
 
+SOME = Parameters(1000, 1000, 100, 800, 100, 8, 100, 10)
+STATE = trace.Update({}, 8000, 4000, 40)
+
+
+def plan_of(layout, config=None, *, precision="float32", capacity=1e9, **known):
+    """A plan of given counts; a network of one token, so that its logits are small."""
+    config = config or options("--train.batch-size 64")
+    network = replace(plan_network(config), num_tokens=1)
+    device = Device("small", 1e12, 1e12, 1e11, capacity, 1e10, 1e9, is_gpu=False)
+    # 1100 KB per row and 600 at the worst moment, 1000 and 500 of which are kept
+    traces = (
+        trace.OpTrace(kept=n * 10**6 + 5 * 10**5, peak=n * 11 * 10**5 + 6 * 10**5) for n in (1, 2)
+    )
+    given = {"parameters": SOME, "update": STATE, "microbatch": config.train.batch_size} | known
+    cost = trace.MicrobatchCost((1, 2), tuple(traces))
+    kind = {"layout": layout, "precision": precision, "efficiency": 0.2}
+    return Plan(config, Cluster(device, 1), **kind, network=network, cost=cost, **given)
+
+
+def bytes_of(memory):
+    return {part.name: part.num_bytes for part in memory.parts}
+
+
 def test_weights_gradients_optimizer_and_average_are_real_bytes():
     for text in ("--optimizer muon", "--optim.ema 0"):
         config = options(f"{SMALL} {text}")
         planned = plan_network(config)
-        counted = count(planned.network), trace.trace_update(planned), Layout(1, 1, "")
-        parts = Holding(*counted, "float32", "float32", False).parts()
-        found = {part.name: part.num_bytes for part in parts}
-        _, network, _ = real_network(config)
+        known = {"parameters": count(planned.network), "update": trace.trace_update(planned)}
+        found = bytes_of(plan_of(Layout(1, 1, ""), config, **known).memory)
+        network = plan_network(config, is_real=True).network
         average = Ema(network, config.optim.ema) if config.optim.ema else None
         sizes = dict.fromkeys(("model", "optimizer", "ema"), 0)
         state = TrainState(network, Optimizer(network, config.optim), average)
@@ -283,18 +302,15 @@ def test_a_checkpoint_has_the_planned_size(small_config, tmp_path):
     (folder,) = (tmp_path / "run" / "checkpoints").glob("step-*")
     real = sum(file.stat().st_size for file in folder.iterdir())
     planned = plan_network(config)
-    found = checkpoint_sizes(config, count(planned.network), trace.trace_update(planned), 1024)
+    found = checkpoint_sizes(config, count(planned.network), trace.trace_update(planned))
     assert found.each == pytest.approx(real, rel=0.02)
-
-
-SOME = Parameters(1000, 1000, 100, 800, 100, 8, 100, 10)
-STATE = trace.Update({}, 8000, 4000, 40)
 
 
 def test_sharding_divides_state_and_gathers_weights():
     def parts_of(layout, *, accumulates, precision="bfloat16"):
-        holding = Holding(SOME, STATE, layout, precision, "float32", accumulates)
-        return {part.name: part.num_bytes for part in holding.parts()}
+        found = plan_of(layout, precision=precision).memory_at(32 if accumulates else 64)
+        work = ("activations", "head's logits", "other work")
+        return {name: size for name, size in bytes_of(found).items() if name not in work}
 
     none = parts_of(Layout(4, 1, ""), accumulates=False)
     assert none == {"weights": 4000, "gradients": 4000, "optimizer": 8000, "moving average": 4000}
@@ -309,19 +325,19 @@ def test_sharding_divides_state_and_gathers_weights():
 
 
 def test_the_largest_microbatch_fits_and_the_next_does_not():
-    holding = Holding(SOME, STATE, Layout(1, 1, ""), "float32", "float32", False)
-    work = MicrobatchMemory(1000, 500, 1100, 600)
-    for capacity in (25_000, 40_000, 200_000):
-        size = largest_microbatch(holding, work, 50, capacity, 64)
-        assert device_memory(holding, work, size, 50, capacity, copies=False).fits
-        if size < 64:
-            assert not device_memory(holding, work, 2 * size, 50, capacity, copies=False).fits
-    assert largest_microbatch(holding, work, 50, 1000, 64) is None
-    sharded = replace(holding, layout=Layout(1, 4, ""))  # a single one accumulates no gradients
-    enough = 1.01 * (5000 + 1600 + 1200 + 64 * 1100 + 600) / USABLE
-    assert largest_microbatch(sharded, work, 50, enough, 64) == 64
-    memory = device_memory(holding, work, 8, 50, 1e9, copies=True)
-    assert (memory.total, memory.host_bytes) == (20_000 + (8 * 1100 + 600), 16_000)
+    alone, cut = Layout(1, 1, ""), Layout(1, 4, "")
+    for capacity in (5e6, 20e6, 200e6):
+        made = plan_of(alone, capacity=capacity)
+        size = made.largest_microbatch
+        assert made.memory_at(size).fits
+        assert size == 64 or not made.memory_at(2 * size).fits
+    assert plan_of(alone, capacity=1000).largest_microbatch is None
+    # a single one accumulates no gradients
+    enough = (5000 + 1600 + 1200 + 64 * 1_100_000 + 600_000) / USABLE
+    assert plan_of(cut, capacity=enough + 1).largest_microbatch == 64
+    background = options("--train.batch-size 64 --checkpoint.saving background")
+    memory = plan_of(alone, background).memory_at(8)
+    assert (memory.total, memory.host_bytes) == (20_000 + (8 * 1_100_000 + 600_000), 16_000)
 
 
 def test_kept_checkpoints_follow_the_rules():
@@ -332,7 +348,7 @@ def test_kept_checkpoints_follow_the_rules():
         5: "--checkpoint.every 204800tokens --checkpoint.keep-steps 50 60",
     }.items():
         config = options(f"--train.steps 1000 {text}")
-        assert checkpoint_sizes(config, SOME, STATE, 2048).kept == kept
+        assert checkpoint_sizes(config, SOME, STATE).kept == kept
 
 
 def test_data_sizes_where_they_are_known():
@@ -369,8 +385,8 @@ def test_what_does_not_fit_gets_advice_that_does():
 
 def test_batches_are_divided_over_devices():
     config = options("--train.batch-size 32 --train.microbatch-size 8")
-    assert split_batch(config, 2) == (8, 2)
-    assert split_batch(options("--train.batch-size 32"), 4) == (8, 1)
+    assert split_batch(config, 2) == 8
+    assert split_batch(options("--train.batch-size 32"), 4) == 8
     for number, named in ((3, "batch_size=32"), (8, "microbatch_size=8")):
         with pytest.raises(ValueError, match=named):
             split_batch(config, number)

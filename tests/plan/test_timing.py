@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from commands import refuses, succeeds
 
+from bellmask.config.config import override
 from bellmask.config.presets import preset
 from bellmask.plan import plan as timing
 from bellmask.plan.devices import DEVICES, Cluster, parse_devices
-from bellmask.plan.network import Parameters
-from bellmask.plan.plan import Communication, Timing, communicate, gather_seconds, plan
-from bellmask.plan.tracer import TracedKernel
+from bellmask.plan.plan import Communication, Timing, gather_seconds, plan
+from bellmask.plan.tracer import Parameters, TracedKernel
 from bellmask.train.parallel import Layout
 
 H100 = DEVICES["H100"]
@@ -64,17 +65,22 @@ def test_rings_send_all_but_their_own_share():
 def test_each_layout_communicates_what_it_must():
     some = Parameters(1000, 1000, 100, 800, 100, 7, 100, 10)
     many = Cluster(H100, 8, 4)
-    common = {"gathered_bytes": 2, "reduced_bytes": 4}
-    alone = communicate(some, Layout(1, 1, ""), Cluster(H100, 1), microbatches=1, **common)
-    assert alone.total == 0
-    none = communicate(some, Layout(32, 1, ""), many, microbatches=3, **common)
-    assert none.total == 2 * gather_seconds(4000, 32, many, is_spread=False)
-    full = communicate(some, Layout(1, 32, ""), many, microbatches=3, **common)
+    config = override(preset("tiny"), ["--train.batch-size", "96"])
+    alone = plan(config, "H100")
+    assert alone.timing.communication.total == 0
+
+    def told(copies, share):
+        layout = Layout(copies, share, "")
+        known = {"cluster": many, "microbatch": 1, "parameters": some}  # 3 microbatches of a row
+        return replace(alone, layout=layout, **known).timing.communication
+
+    assert told(32, 1).total == 2 * gather_seconds(4000, 32, many, is_spread=False)
+    full = told(1, 32)
     each = gather_seconds(2 * 1000 / 8, 32, many, is_spread=False)
     assert full.gathering == pytest.approx(3 * 15 * each)
     assert full.reducing == pytest.approx(8 * gather_seconds(500, 32, many, is_spread=False))
     assert full.between_copies == 0
-    hybrid = communicate(some, Layout(4, 8, ""), many, microbatches=3, **common)
+    hybrid = told(4, 8)
     assert hybrid.gathering < full.gathering, "a copy is inside a machine"
     assert hybrid.between_copies == 2 * gather_seconds(500, 4, many, is_spread=True)
 
