@@ -14,7 +14,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,6 @@ from bellmask.evaluate.judge_endpoint import (
     EndpointError,
     EndpointOptions,
     Prices,
-    Reply,
     SpendingLimit,
     Transcript,
     estimate,
@@ -42,12 +41,12 @@ from bellmask.evaluate.judge_prompts import (
     UNREADABLE,
     VALUES,
     Benchmark,
-    FileSide,
     Judged,
     Pair,
     PairOutcome,
     RunSide,
     Said,
+    Side,
     Style,
     Verdict,
     alpaca_of_outputs,
@@ -60,7 +59,6 @@ from bellmask.evaluate.judge_prompts import (
 )
 from bellmask.evaluate.judge_stats import (
     COUNTS,
-    FOLDS,
     Calibration,
     read_calibration,
     seed_numbers,
@@ -190,7 +188,12 @@ def check_options(options: PairwiseOptions) -> None:
     if not options.judge.removeprefix(LOCAL).strip():
         raise UserError("--judge needs a name: MODEL at an endpoint, or local:MODEL")
     if options.is_local:
-        _check_local(options)
+        chosen = (options.style, options.max_usd, options.price_in, options.price_out)
+        if options.endpoint != EndpointOptions() or chosen != ("auto", None, None, None):
+            raise UserError(
+                "--style, --max-usd, --price-in, --price-out and how an endpoint is asked "
+                f"(--base-url, ...) go with a judge there, not with {options.judge}"
+            )
         return
     if options.measure != "per-token":
         raise UserError(f"--measure goes with a local judge, not with {options.judge}")
@@ -198,24 +201,6 @@ def check_options(options: PairwiseOptions) -> None:
     money(options)
     if not options.dry_run:
         options.endpoint.key()
-
-
-def _check_local(options: PairwiseOptions) -> None:
-    """A likelihood has no use for what is an endpoint's."""
-    mine = {option.name: option for option in fields(options)}
-    given = [
-        name
-        for name in ("style", "max_usd", "price_in", "price_out")
-        if getattr(options, name) != mine[name].default
-    ]
-    given += [
-        option.name
-        for option in fields(EndpointOptions)
-        if getattr(options.endpoint, option.name) != option.default
-    ]
-    if given:
-        name = given[0].replace("_", "-")
-        raise UserError(f"--{name} goes with a judge at an endpoint, not with {options.judge}")
 
 
 def money(options: PairwiseOptions) -> tuple[Prices | None, SpendingLimit | None]:
@@ -289,7 +274,7 @@ class EndpointJudge:
                 f"{self.transcript.path}: the same command asks only for the rest"
             )
         refused = list(self.transcript.refused(requests).values())
-        if refused and not self._replies(requests):
+        if refused and not self.transcript.replies(requests):
             raise UserError(
                 f"the judge at {self.place} answers none of the requests: {refused[0]}; that is "
                 f"kept in {self.transcript.path}: delete those lines to ask again"
@@ -306,14 +291,9 @@ class EndpointJudge:
         )
         return first, second
 
-    def _replies(self, requests: Iterable[ChatRequest]) -> list[Reply]:
-        unique = {request.key: request for request in requests}
-        found = (self.transcript.get(request) for request in unique.values())
-        return [reply for reply in found if reply is not None]
-
     def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
         """Place, prompts, liking for a place, and what all the answers took, whenever asked for."""
-        replies = self._replies(self.requests(pairs))
+        replies = self.transcript.replies(self.requests(pairs))
         return {
             "endpoint": self.place,
             "style": self.style.name,
@@ -344,7 +324,7 @@ class EndpointJudge:
         """
         if self.prices is None or not missing:
             return
-        words = f"spent ${self.prices.usd_of(self._replies(missing)):,.4f}"
+        words = f"spent ${self.prices.usd_of(self.transcript.replies(missing)):,.4f}"
         if self.limit is not None:
             words = f"spent ${self.limit.spent:,.4f} of ${self.limit.max_usd:g}"
         print(words, flush=True)
@@ -530,8 +510,6 @@ def _is_outcome(record: dict[str, Any]) -> bool:
 
 # The parts that options name: benchmark, calibration, sides and judge.
 
-Side = RunSide | FileSide
-
 
 def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     """The benchmark, or some of its tasks. Two files of outputs to AlpacaEval hold it."""
@@ -560,8 +538,6 @@ def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibrat
             f"--difficulty goes by a task's place among AlpacaEval's 805 instructions, which "
             f"{options.a} does not hold in full: give their folder, --data-dir FOLDER"
         )
-    if len(benchmark.tasks) < FOLDS:
-        raise UserError(f"AlpacaEval's full length control needs at least {FOLDS} tasks")
     found = read_calibration(Path(options.difficulty), Path(options.gamed))
     missing = [task.index for task in benchmark.tasks if task.index not in found.difficulty]
     if missing:

@@ -20,6 +20,7 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import has_kinds, is_number, is_whole, load_json, sanitize
+from bellmask.utils.files import has_kinds, is_number, load_json, sanitize
 from bellmask.utils.store import Store, content_key
 
 # Where and how fast to ask a judge, and where its key comes from.
@@ -370,8 +371,6 @@ SHORTEST_SECRET = 8
 """Shorter keys (EMPTY, none) are no secrets, and words that may well occur in an answer."""
 ATTEMPTS_AT_NOBODY = 3
 """Where no connection was ever accepted, unless the user asks for another number of attempts."""
-MOST_BYTES = 16 << 20
-"""Of a body; a longer one is no answer."""
 TELL_SECONDS = 30.0
 """Between two notes that an endpoint fails."""
 
@@ -407,9 +406,6 @@ class Endpoint:
         self._refused: frozenset[str] = frozenset()
         """Settings that the model does not take."""
         self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"Endpoint({self.name})"
 
     def __enter__(self) -> Endpoint:
         return self
@@ -557,8 +553,6 @@ class Endpoint:
                 body += piece
                 if time.monotonic() > deadline:
                     raise TimeoutError
-                if len(body) > MOST_BYTES:
-                    raise BadBody(f"a body of more than {MOST_BYTES >> 20} MB")
         return body.decode("utf-8", errors="replace")
 
     def _clean(self, text: str) -> str:
@@ -650,13 +644,6 @@ def prices_of(
     return KNOWN_PRICES.get(model) if is_openai else None
 
 
-def why_unknown(model: str) -> str:
-    """Why there are no prices."""
-    if model in KNOWN_PRICES:
-        return f"known for {model} at OpenAI's own address only, not at --base-url"
-    return "not known"
-
-
 def estimate(requests: Sequence[ChatRequest], prices: Prices | None) -> tuple[str, float]:
     """What requests will cost at most, failed attempts aside: in words, and in dollars."""
     if not requests:
@@ -667,7 +654,7 @@ def estimate(requests: Sequence[ChatRequest], prices: Prices | None) -> tuple[st
     usd = prices.usd(num_input, num_output) if prices else 0.0
     cost = f"at most about ${usd:,.4f}"
     if prices is None:
-        why = f"prices are {why_unknown(requests[0].model)}: give --price-in and --price-out"
+        why = f"no prices are known of {requests[0].model} there: give --price-in and --price-out"
         cost = f"dollars unknown ({why})"
     return f"estimate: {len(requests):,} requests, {size}, {cost}", usd
 
@@ -689,7 +676,7 @@ class SpendingLimit:
             raise UserError(f"--max-usd must be above 0, got {max_usd}")
         if prices is None:
             raise UserError(
-                f"--max-usd needs the judge's prices, which are {why_unknown(model)}: give "
+                f"--max-usd needs prices, and none are known of {model} at this endpoint: give "
                 "--price-in and --price-out (US dollars per million tokens)"
             )
         self.max_usd, self.prices = max_usd, prices
@@ -747,18 +734,26 @@ class Transcript:
 
     def get(self, request: ChatRequest) -> Reply | None:
         """The kept reply; None where there is none, or a refusal."""
-        record = self.records.get(request.key) or {}
-        return Reply(**record["reply"]) if "reply" in record else None
+        return next(iter(self.replies([request])), None)
+
+    def of(self, requests: Iterable[ChatRequest]) -> list[dict[str, Any]]:
+        """What the file has of these, each once."""
+        unique = dict.fromkeys(request.key for request in requests)
+        return [self.records[key] for key in unique if key in self.records]
 
     def refused(self, requests: Iterable[ChatRequest]) -> dict[str, str]:
         """Key of each that the endpoint will never answer (too long, filtered), and why."""
-        records = [self.records.get(request.key) or {} for request in requests]
-        return {record["key"]: record["refused"] for record in records if "refused" in record}
+        found = self.of(requests)
+        return {record["key"]: record["refused"] for record in found if "refused" in record}
 
     def refused_settings(self, requests: Iterable[ChatRequest]) -> set[str]:
         """Settings that the judge did not take when it answered these."""
-        records = [self.records.get(request.key) or {} for request in requests]
-        return {name for record in records for name in record.get("refused_settings", ())}
+        found = self.of(requests)
+        return {name for record in found for name in record.get("refused_settings", ())}
+
+    def replies(self, requests: Iterable[ChatRequest]) -> list[Reply]:
+        """All that there are to these."""
+        return [Reply(**record["reply"]) for record in self.of(requests) if "reply" in record]
 
     def missing(self, requests: Iterable[ChatRequest]) -> list[ChatRequest]:
         """Those with neither an answer nor a refusal, each once, in their order."""
@@ -794,15 +789,13 @@ def _is_right(record: dict[str, Any]) -> bool:
     """A line that holds a refusal, or a reply with all of its parts."""
     if "reply" not in record:
         return isinstance(record.get("refused"), str)
-    kinds = {"text": str, "top_logprobs": dict, "is_usage_estimated": bool}
-    reply, names = record["reply"], record.get("refused_settings", [])
+    kinds = {"text": str, "top_logprobs": dict, "prompt_tokens": int, "completion_tokens": int}
+    reply = record["reply"]
     return (
         has_kinds(reply, kinds)
         and reply.keys() <= Reply.__dataclass_fields__.keys()
         and all(map(is_number, reply["top_logprobs"].values()))
-        and all(is_whole(reply.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
-        and isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
+        and isinstance(record.get("refused_settings", []), list)
     )
 
 
@@ -827,7 +820,7 @@ class _Asking:
     def __init__(
         self,
         records: Store,
-        missing: list[ChatRequest],
+        missing: Sequence[ChatRequest],
         endpoint: Endpoint,
         limit: SpendingLimit | None,
         max_failures: int,
@@ -836,12 +829,9 @@ class _Asking:
         self.num, self.max_failures = len(missing), max_failures
         self.failed: dict[str, str] = {}
         self.num_replies = self.num_refusals = self._in_a_row = 0
-        self._todo: queue.SimpleQueue[ChatRequest] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[BaseException | Literal["next", "end"]]
-        self._events = queue.SimpleQueue()
+        self._todo = deque(missing)
+        self._events: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
         self._writing, self._stop = threading.Lock(), threading.Event()
-        for request in missing:
-            self._todo.put(request)
 
     def run(self, on_done: Callable[[int], None]) -> None:
         count = min(self.endpoint.options.num_threads, self.num)
@@ -873,11 +863,15 @@ class _Asking:
 
     def _work(self) -> None:
         """A thread: no signal reaches it, so an answer that came is kept."""
-        while not self._stop.is_set():
+        while self._todo and not self._stop.is_set():
             try:
-                self._ask(self._todo.get_nowait())
+                request = self._todo.popleft()
+            except IndexError:  # another thread was faster
+                break
+            try:
+                self._ask(request)
                 self._events.put("next")
-            except (queue.Empty, Stopped):
+            except Stopped:
                 break
             except BaseException as error:
                 self._stop.set()
