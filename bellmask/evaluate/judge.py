@@ -14,7 +14,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -266,7 +266,7 @@ class EndpointJudge:
         """
         assert self.endpoint is not None
         requests = self.requests(pairs)
-        failed = self.transcript.ask_all(requests, self.endpoint, on_done, limit=self.limit)
+        failed = self.transcript.ask_all(requests, self.endpoint, on_done)
         if failed:
             why = next(iter(failed.values()))
             raise EndpointError(
@@ -569,13 +569,12 @@ def opened_judge(options: PairwiseOptions, benchmark: Benchmark) -> Iterator[Jud
         scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
         yield LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl", options.measure)
         return
-    with Endpoint(options.endpoint) as endpoint:
-        yield endpoint_judge(options, benchmark, endpoint)
+    judge = endpoint_judge(options, benchmark)
+    with Endpoint(options.endpoint, judge.limit) as endpoint:
+        yield replace(judge, endpoint=endpoint)
 
 
-def endpoint_judge(
-    options: PairwiseOptions, benchmark: Benchmark, endpoint: Endpoint | None
-) -> EndpointJudge:
+def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge:
     """Refuses tasks that cannot be asked about in a style, before they are answered."""
     name = benchmark.style if options.style == "auto" else options.style
     style = open_style(name, options.data_dir, cache_folder(options.cache_dir))
@@ -585,7 +584,7 @@ def endpoint_judge(
     prices, limit = money(options)
     transcript = Transcript(Path(options.out) / "transcript.jsonl")
     url = options.endpoint.url()
-    return EndpointJudge(options.judge, style, transcript, url, endpoint, limit, prices)
+    return EndpointJudge(options.judge, style, transcript, url, None, limit, prices)
 
 
 # Table 5's layout: win rates of A against B, on the screen and in Markdown.
@@ -737,7 +736,7 @@ def _dry_run(options: PairwiseOptions, benchmark: Benchmark) -> None:
     if options.is_local:
         print("dry run: a likelihood costs no dollars; nothing was asked")
         return
-    judge = endpoint_judge(options, benchmark, None)
+    judge = endpoint_judge(options, benchmark)
     given = (options.a, options.b)
     longest = {name: _longest_answer(name, options) for name in given if not Path(name).is_file()}
 

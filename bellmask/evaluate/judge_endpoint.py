@@ -381,12 +381,13 @@ class Endpoint:
     def __init__(
         self,
         options: EndpointOptions,
+        limit: SpendingLimit | None = None,
         *,
         sleep: Callable[[float], object] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         options.check()
-        self.options = options
+        self.options, self.limit = options, limit
         self.name = options.url()
         """Base URL: what tells this endpoint from others."""
         key = options.key()
@@ -413,13 +414,7 @@ class Endpoint:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def ask(
-        self,
-        request: ChatRequest,
-        *,
-        limit: SpendingLimit | None = None,
-        stop: threading.Event | None = None,
-    ) -> dict[str, Any]:
+    def ask(self, request: ChatRequest, stop: threading.Event | None = None) -> dict[str, Any]:
         """``reply`` and how it was got, or ``refused`` and why, after as many attempts as it takes
         and the options allow.
 
@@ -432,7 +427,7 @@ class Endpoint:
         while True:
             self._wait_for_turn(stop)
             refused = self._refused
-            outcome = self._attempt(request, refused, limit, stop)
+            outcome = self._attempt(request, refused, stop)
             if isinstance(outcome, Reply):
                 self._was_reached = True
                 return {
@@ -504,22 +499,18 @@ class Endpoint:
         raise RequestFailed(f"no answer after {failures} attempts; last: {failure.words}")
 
     def _attempt(
-        self,
-        request: ChatRequest,
-        refused: frozenset[str],
-        limit: SpendingLimit | None,
-        stop: threading.Event,
+        self, request: ChatRequest, refused: frozenset[str], stop: threading.Event
     ) -> Reply | Failure:
         """One attempt, with its money set aside for as long as it is under way."""
-        if limit is None:
+        if self.limit is None:
             return self._exchange(request, refused)
-        usd = worst = limit.reserve(request, stop)
+        usd = worst = self.limit.reserve(request, stop)
         try:
             outcome = self._exchange(request, refused)
-            usd = limit.cost(outcome, worst)
+            usd = self.limit.cost(outcome, worst)
             return outcome
         finally:
-            limit.settle(worst, usd)
+            self.limit.settle(worst, usd)
 
     def _exchange(self, request: ChatRequest, refused: frozenset[str]) -> Reply | Failure:
         """Send and read. What a server repeats of the key is taken out."""
@@ -765,9 +756,6 @@ class Transcript:
         requests: Iterable[ChatRequest],
         endpoint: Endpoint,
         on_done: Callable[[int, int], None] = lambda done, total: None,
-        *,
-        limit: SpendingLimit | None = None,
-        max_failures: int = MOST_FAILURES,
     ) -> dict[str, str]:
         """Ask what is missing, and keep each answer as it comes; why each that failed did, by key.
 
@@ -780,7 +768,7 @@ class Transcript:
             missing = self.missing(everything)
             kept = len(everything) - len(missing)
             on_done(kept, len(everything))
-            asking = _Asking(self.records, missing, endpoint, limit, max_failures)
+            asking = _Asking(self.records, missing, endpoint)
             asking.run(lambda done: on_done(kept + done, len(everything)))
         return asking.failed
 
@@ -817,16 +805,8 @@ def _only_asker(path: Path) -> Iterator[None]:
 class _Asking:
     """Threads that ask, each keeping what it gets; the caller's thread watches."""
 
-    def __init__(
-        self,
-        records: Store,
-        missing: Sequence[ChatRequest],
-        endpoint: Endpoint,
-        limit: SpendingLimit | None,
-        max_failures: int,
-    ) -> None:
-        self.records, self.endpoint, self.limit = records, endpoint, limit
-        self.num, self.max_failures = len(missing), max_failures
+    def __init__(self, records: Store, missing: Sequence[ChatRequest], endpoint: Endpoint) -> None:
+        self.records, self.endpoint, self.num = records, endpoint, len(missing)
         self.failed: dict[str, str] = {}
         self.num_replies = self.num_refusals = self._in_a_row = 0
         self._todo = deque(missing)
@@ -881,13 +861,13 @@ class _Asking:
     def _ask(self, request: ChatRequest) -> None:
         """Ask, and keep what comes of it; raises what ends it all."""
         try:
-            answer = self.endpoint.ask(request, limit=self.limit, stop=self._stop)
+            answer = self.endpoint.ask(request, self._stop)
         except RequestFailed as error:
             with self._writing:
                 self.failed[request.key] = str(error)
                 self._in_a_row += 1
-                if self._in_a_row >= self.max_failures and not self._stop.is_set():
-                    words = f"failed {self.max_failures} requests in a row: {error}"
+                if self._in_a_row >= MOST_FAILURES and not self._stop.is_set():
+                    words = f"failed {MOST_FAILURES} requests in a row: {error}"
                     raise EndpointError(f"the judge at {self.endpoint.name} {words}") from None
             return
         at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -27,6 +27,7 @@ from judge_server import (
     set_key,
 )
 
+from bellmask.evaluate import judge_endpoint
 from bellmask.evaluate.judge_endpoint import (
     KNOWN_PRICES,
     OPENAI_URL,
@@ -64,10 +65,10 @@ def questions(count, start=0, **named):
     ]
 
 
-def connect(server, clock=None, **named):
+def connect(server, clock=None, limit=None, **named):
     clock = clock or Clock()
     options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
-    return Endpoint(options, sleep=clock.sleep, now=clock.now)
+    return Endpoint(options, limit, sleep=clock.sleep, now=clock.now)
 
 
 def ask(*responses, request=None, **named):
@@ -177,8 +178,8 @@ def test_a_server_that_is_not_there_is_told_soon_and_costs_nothing():
         pass
     limit, clock = SpendingLimit(5.0, DOLLAR_A_TOKEN), Clock()
     failing = pytest.raises(EndpointError, match=f"{server.base_url} .*--base-url")
-    with connect(server, clock) as endpoint, failing:
-        endpoint.ask(question(max_tokens=2), limit=limit)
+    with connect(server, clock, limit) as endpoint, failing:
+        endpoint.ask(question(max_tokens=2))
     assert (len(clock.sleeps), limit.spent) == (2, 0.0)
 
 
@@ -349,8 +350,9 @@ def test_a_stormy_endpoint_loses_and_doubles_nothing(tmp_path):
     assert lines["q3"]["errors"] == ["HTTP 503: busy", lines["q3"]["errors"][1], "HTTP 429: no"]
 
 
-def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path):
+def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path, monkeypatch):
     """q1 and q4 are too long; a temperature is not taken."""
+    monkeypatch.setattr(judge_endpoint, "MOST_FAILURES", 1)
     refusals = {"q1": error(413, f"too long, {KEY}"), "q4": coded(400, "context_length_exceeded")}
 
     def reply(body):
@@ -362,7 +364,7 @@ def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path):
     with JudgeServer(reply) as server, connect(server, num_threads=1) as endpoint:
         transcript = Transcript(path)
         show = lambda *done: shown.append(done)  # noqa: E731
-        assert transcript.ask_all(requests, endpoint, show, max_failures=1) == {}
+        assert transcript.ask_all(requests, endpoint, show) == {}
         words = {requests[1].key: "HTTP 413: too long, ***", requests[4].key: "HTTP 400: no"}
         assert transcript.refused(requests) == words
         assert shown[-1] == (6, 6)
@@ -377,11 +379,12 @@ def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path):
     assert again.refused_settings(requests[1:2]) == again.refused_settings(questions(1, 9)) == set()
 
 
-def test_an_endpoint_that_is_down_ends_it(tmp_path):
+def test_an_endpoint_that_is_down_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge_endpoint, "MOST_FAILURES", 3)
     with JudgeServer(script(error(500, "down"))) as server:
         failing = pytest.raises(EndpointError, match=r"3 requests in a row.*down.*0 of 200")
         with connect(server, max_attempts=2, num_threads=2) as endpoint, failing:
-            Transcript(tmp_path / "t").ask_all(questions(200), endpoint, max_failures=3)
+            Transcript(tmp_path / "t").ask_all(questions(200), endpoint)
         assert len(server.requests) <= 2 * (3 + 1)  # the other thread may be on its way
 
 
@@ -503,8 +506,8 @@ def test_the_limit_holds(usd, num_threads, rule, expected, tmp_path):
     """
     limit, transcript = SpendingLimit(usd, DOLLAR_A_TOKEN), Transcript(tmp_path / "t")
     server, stopping = JudgeServer(script(*rule)), pytest.raises(SpendingStopped, match="--max-usd")
-    with server, connect(server, num_threads=num_threads) as endpoint, stopping:
-        transcript.ask_all(questions(30, max_tokens=2), endpoint, limit=limit)
+    with server, connect(server, None, limit, num_threads=num_threads) as endpoint, stopping:
+        transcript.ask_all(questions(30, max_tokens=2), endpoint)
     assert (len(transcript.records), limit.spent, len(server.requests)) == expected
 
 
@@ -517,6 +520,7 @@ def test_input_is_paid_too_and_kept_answers_are_free(tmp_path):
     with JudgeServer(script(good("m", usage=(40, 3)))) as server, connect(server) as endpoint:
         transcript = Transcript(tmp_path / "t")
         transcript.ask_all(questions(3), endpoint)
-        transcript.ask_all([*questions(3), request], endpoint, limit=limit)
+        with connect(server, limit=limit) as limited:
+            transcript.ask_all([*questions(3), request], limited)
         assert len(server.requests) == 4
     assert limit.spent == pytest.approx(40 * 1e-3 + 3 * 2e-3)
