@@ -14,26 +14,24 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import tyro
-from rich.markup import escape
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.readers import cache_folder
 from bellmask.evaluate.judge_endpoint import (
     CHANGEABLE,
+    CHARACTERS_PER_TOKEN,
     ChatRequest,
     Endpoint,
     EndpointError,
     EndpointOptions,
     Prices,
-    Reply,
     SpendingLimit,
     Transcript,
-    cost_of,
     estimate,
     prices_of,
 )
@@ -47,6 +45,7 @@ from bellmask.evaluate.judge_prompts import (
     Pair,
     PairOutcome,
     RunSide,
+    Said,
     Side,
     Style,
     Verdict,
@@ -59,24 +58,26 @@ from bellmask.evaluate.judge_prompts import (
     read_outputs,
 )
 from bellmask.evaluate.judge_stats import (
-    FOLDS,
+    COUNTS,
     Calibration,
     read_calibration,
     seed_numbers,
     summarize,
 )
 from bellmask.evaluate.scorers import TextScore, TextScorer, load_scorer
+from bellmask.generate.answers import DEFAULT_LENGTH
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
+from bellmask.storage.run_folder import read_description
 from bellmask.utils.console import (
     in_markdown,
     markdown_table,
     print_lines,
-    print_table,
+    print_plain_table,
     progress_bar,
     staged_bar,
 )
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, has_kinds, is_number, without_nan, write_text
 from bellmask.utils.store import Store, content_key
 
@@ -144,7 +145,8 @@ class PairwiseOptions(LoadOptions):
     """Spend at most so many US dollars; needs prices. The estimate, which must fit, is the worst
     case: every verdict as long as it may be. What is spent is mostly far less."""
     dry_run: bool = False
-    """Write answers, say what asking would cost, and stop. Needs no key."""
+    """Say what asking would cost at most, and stop: no model is loaded, no answer written, nothing
+    sent. Needs no key."""
     difficulty: str | None = None
     """AlpacaEval's instruction_difficulty.csv; with --gamed also its full length-controlled rate.
     That is calibrated for B = gpt4_1106_preview's outputs."""
@@ -183,69 +185,42 @@ def check_options(options: PairwiseOptions) -> None:
             )
         if name.endswith(FILES) and not Path(name).exists():
             raise UserError(f"there is no file {name}")
-    _check_judge(options)
-
-
-def _check_judge(options: PairwiseOptions) -> None:
     if not options.judge.removeprefix(LOCAL).strip():
         raise UserError("--judge needs a name: MODEL at an endpoint, or local:MODEL")
     if options.is_local:
-        only = {"--style": options.style != "auto", "--max-usd": options.max_usd is not None}
-        only |= {"--price-in": options.price_in is not None}
-        only |= {"--price-out": options.price_out is not None}
-        only |= {
-            f"--{option.name.replace('_', '-')}": getattr(options.endpoint, option.name)
-            != option.default
-            for option in fields(EndpointOptions)
-        }
-        for name in (name for name, is_given in only.items() if is_given):
-            raise UserError(f"{name} goes with a judge at an endpoint, not with {options.judge}")
+        chosen = (options.style, options.max_usd, options.price_in, options.price_out)
+        if options.endpoint != EndpointOptions() or chosen != ("auto", None, None, None):
+            raise UserError(
+                "--style, --max-usd, --price-in, --price-out and how an endpoint is asked "
+                f"(--base-url, ...) go with a judge there, not with {options.judge}"
+            )
         return
     if options.measure != "per-token":
         raise UserError(f"--measure goes with a local judge, not with {options.judge}")
     options.endpoint.check()
-    spending_limit(options)
-    prices(options)
+    money(options)
     if not options.dry_run:
         options.endpoint.key()
 
 
-# Judges: whoever decides between two answers.
-
-OnDone = Callable[[int, int], None]
-
-
-class Judge(Protocol):
-    """Whoever decides between two answers."""
-
-    @property
-    def label(self) -> str:
-        """For every table: who judged, and by what."""
-        ...
-
-    def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
-        """An outcome for each pair."""
-        ...
-
-    def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """What there is to know of its work on these pairs, once they are judged."""
-        ...
-
-    def grounds(self, pair: Pair) -> dict[str, Any]:
-        """What an outcome rests on."""
-        ...
-
-    def cautions(self, pairs: Sequence[Pair]) -> list[str]:
-        """What a reader must know."""
-        ...
+def money(options: PairwiseOptions) -> tuple[Prices | None, SpendingLimit | None]:
+    """The judge's prices, None where they are not known, and what may be spent."""
+    url = options.endpoint.url()
+    prices = prices_of(options.judge, url, options.price_in, options.price_out)
+    if options.max_usd is None:
+        return prices, None
+    return prices, SpendingLimit(options.max_usd, prices, options.judge)
 
 
 # A judge behind an endpoint.
 
-RENAMED = "max_tokens"
-"""A setting that a judge who refuses it is sent by another name."""
+OnDone = Callable[[int, int], None]
 ORDERS = (True, False)
 """A shown first, B shown first."""
+
+
+def _ignore(done: int, total: int) -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -265,15 +240,8 @@ class EndpointJudge:
 
     @property
     def label(self) -> str:
-        """Who judges."""
+        """For every table: who judged, and how."""
         return f"{self.model}, {self.style.name} prompts, both orders"
-
-    def check(self, benchmark: Benchmark) -> None:
-        """Refuse tasks that cannot be asked about in this style, before they are answered."""
-        for task in benchmark.tasks:
-            for turn in range(len(task.turns)):
-                said = ("",) * (turn + 1)
-                self.style.write(Pair(task, turn, said, said), True)
 
     def request(self, pair: Pair, a_first: bool) -> ChatRequest:
         """One order of one pair."""
@@ -291,42 +259,41 @@ class EndpointJudge:
             self.request(pair, a_first) for pair in pairs if not pair.is_same for a_first in ORDERS
         ]
 
-    def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
+    def judge(self, pairs: Sequence[Pair], on_done: OnDone = _ignore) -> list[Judged]:
         """Asks what was not asked before; all or an error that says how to go on.
 
         Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
         """
         assert self.endpoint is not None
         requests = self.requests(pairs)
-        asked = self.transcript.ask_all(requests, self.endpoint, on_done, limit=self.limit)
-        if failed := list(asked.failed.values()):
+        failed = self.transcript.ask_all(requests, self.endpoint, on_done)
+        if failed:
+            why = next(iter(failed.values()))
             raise EndpointError(
-                f"{len(failed)} requests have no answer ({failed[0]}); the others are kept in "
+                f"{len(failed)} requests have no answer ({why}); the others are kept in "
                 f"{self.transcript.path}: the same command asks only for the rest"
             )
-        if asked.refused and not self._replies(pairs):
-            why = next(iter(asked.refused.values()))
+        refused = list(self.transcript.refused(requests).values())
+        if refused and not self.transcript.replies(requests):
             raise UserError(
-                f"the judge at {self.place} answers none of the requests: {why}; that is kept in "
-                f"{self.transcript.path}: delete those lines to ask again"
+                f"the judge at {self.place} answers none of the requests: {refused[0]}; that is "
+                f"kept in {self.transcript.path}: delete those lines to ask again"
             )
-        return [Judged(pair, self._outcome(pair)) for pair in pairs]
-
-    def _outcome(self, pair: Pair) -> PairOutcome:
-        return SAME if pair.is_same else combine(*self._verdicts(pair))
+        return [
+            Judged(pair, SAME if pair.is_same else combine(*self._verdicts(pair))) for pair in pairs
+        ]
 
     def _verdicts(self, pair: Pair) -> tuple[Verdict, Verdict]:
-        first, second = (self._read(self.request(pair, a_first)) for a_first in ORDERS)
+        replies = [self.transcript.get(self.request(pair, a_first)) for a_first in ORDERS]
+        first, second = (
+            self.style.read(reply.text, reply.top_logprobs) if reply else UNREADABLE
+            for reply in replies
+        )
         return first, second
-
-    def _read(self, request: ChatRequest) -> Verdict:
-        reply = self.transcript.get(request)
-        return UNREADABLE if reply is None else self.style.read(reply.text, reply.top_logprobs)
 
     def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
         """Place, prompts, liking for a place, and what all the answers took, whenever asked for."""
-        replies = self._replies(pairs)
-        usd = None if self.prices is None else cost_of(replies, self.prices)
+        replies = self.transcript.replies(self.requests(pairs))
         return {
             "endpoint": self.place,
             "style": self.style.name,
@@ -335,26 +302,32 @@ class EndpointJudge:
             "num_requests": len(replies),
             "tokens_in": sum(reply.prompt_tokens for reply in replies),
             "tokens_out": sum(reply.completion_tokens for reply in replies),
-            "usd": usd,
+            "usd": None if self.prices is None else self.prices.usd_of(replies),
         }
 
-    def spent(self, missing: Sequence[ChatRequest]) -> str | None:
-        """What this command has spent on requests that were missing; None: prices are not known.
+    def announce(self, pairs: Sequence[Pair]) -> list[ChatRequest]:
+        """Say what it will cost at most, and refuse what is too much; what will be asked."""
+        missing = self.transcript.missing(self.requests(pairs))
+        words, usd = estimate(missing, self.prices)
+        print(words, flush=True)
+        if self.limit is not None and usd > self.limit.max_usd:
+            raise UserError(
+                f"--max-usd {self.limit.max_usd:g} is not enough; {words}. Raise it, or ask less; "
+                "nothing was sent"
+            )
+        return missing
+
+    def tell_spent(self, missing: Sequence[ChatRequest]) -> None:
+        """Say what this command has spent on requests that were missing, if prices are known.
 
         A limit also counts attempts whose answer was lost, at their worst.
         """
+        if self.prices is None or not missing:
+            return
+        words = f"spent ${self.prices.usd_of(self.transcript.replies(missing)):,.4f}"
         if self.limit is not None:
-            return f"spent ${self.limit.spent:,.4f} of ${self.limit.max_usd:g}"
-        if self.prices is None:
-            return None
-        found = (self.transcript.get(request) for request in missing)
-        usd = cost_of([reply for reply in found if reply is not None], self.prices)
-        return f"spent ${usd:,.4f}"
-
-    def _replies(self, pairs: Sequence[Pair]) -> list[Reply]:
-        unique = {request.key: request for request in self.requests(pairs)}
-        found = (self.transcript.get(request) for request in unique.values())
-        return [reply for reply in found if reply is not None]
+            words = f"spent ${self.limit.spent:,.4f} of ${self.limit.max_usd:g}"
+        print(words, flush=True)
 
     def grounds(self, pair: Pair) -> dict[str, Any]:
         """Both verdicts, A shown first and B shown first, and their keys in the transcript."""
@@ -370,7 +343,8 @@ class EndpointJudge:
         requests, lines = self.requests(pairs), []
         if refused := list(self.transcript.refused(requests).values()):
             lines.append(f"The judge refused {len(refused)} requests ({refused[0]}): unreadable.")
-        changed = self.transcript.refused_settings(requests) - {RENAMED}
+        # max_tokens is sent all the same, by its newer name
+        changed = self.transcript.refused_settings(requests) - {"max_tokens"}
         if names := ", ".join(name for name in CHANGEABLE if name in changed):
             lines.append(f"The judge does not take {names}: asked without.")
         return lines
@@ -390,170 +364,87 @@ TIE_MARGIN = 1e-5
 LOCAL_CHUNK = 16
 """Pairs whose likelihoods are computed before they are kept."""
 Measure = Literal["per-token", "raw"]
-MEASURES: dict[str, Callable[[AnswerScore], float]] = {
-    "per-token": lambda score: score.per_token,
-    "raw": lambda score: score.log_likelihood,
-}
-
-
-@dataclass(frozen=True)
-class AnswerScore:
-    """An answer under the language model, given what was said before."""
-
-    log_likelihood: float
-    """Sum over the answer's tokens, in nats."""
-    num_tokens: int
-    """0 for an empty answer, and where the request alone fills the model's context."""
-    is_exact: bool
-    """The request's tokens are the same with and without the answer."""
-    is_cut: bool
-    """Tokens beyond the model's context were dropped."""
-
-    @property
-    def per_token(self) -> float:
-        """Mean log-likelihood; -inf where there is no token."""
-        return self.log_likelihood / self.num_tokens if self.num_tokens else float("-inf")
-
-
-@dataclass(frozen=True)
-class LocalVerdict:
-    """A pair under the language model."""
-
-    outcome: PairOutcome
-    a: AnswerScore
-    b: AnswerScore
-
-
-class LikelihoodJudge:
-    """``LikelihoodJudge(load_scorer("smollm2")).judge(pairs)``."""
-
-    def __init__(self, scorer: TextScorer, measure: Measure = "per-token") -> None:
-        self._value = look_up("measure of likelihood", measure, MEASURES)
-        self._scorer, self._measure = scorer, measure
-        self.label = LABEL.format(name=scorer.name)
-        self.fingerprint = f"{scorer.fingerprint}/{measure}"
-
-    def judge(
-        self,
-        pairs: Sequence[Pair],
-        *,
-        batch_size: int = 8,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> list[LocalVerdict]:
-        """A verdict on each pair; ``on_batch`` is told how many texts are scored.
-
-        An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
-        request leaves no room for an answer in the model's context, nothing can be said.
-        """
-        texts = _texts(pairs)
-        samples = [(text,) for text in texts]
-        scores = self._scorer.score(samples, batch_size=batch_size, on_batch=on_batch)
-        known = dict(zip(texts, scores, strict=True))
-        return [self._verdict(pair, known) for pair in pairs]
-
-    def _verdict(self, pair: Pair, known: dict[str, TextScore]) -> LocalVerdict:
-        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
-        return LocalVerdict(self._outcome(pair, a, b), a, b)
-
-    def _outcome(self, pair: Pair, a: AnswerScore, b: AnswerScore) -> PairOutcome:
-        has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
-        if pair.is_same or not (has_a or has_b):
-            return SAME
-        if (has_a and not a.num_tokens) or (has_b and not b.num_tokens):
-            return PairOutcome("unreadable", None)
-        if not (has_a and has_b):
-            return PairOutcome("win", 1.0) if has_a else PairOutcome("loss", 0.0)
-        better = self._value(a) - self._value(b)
-        tokens = 1 if self._measure == "per-token" else max(a.num_tokens, b.num_tokens)
-        if abs(better) <= TIE_MARGIN * tokens:
-            return SAME
-        return PairOutcome("win", 1.0) if better > 0 else PairOutcome("loss", 0.0)
-
-
-def _texts(pairs: Sequence[Pair]) -> list[str]:
-    """Each text once, in order of appearance."""
-    found: dict[str, None] = {}
-    for pair in pairs:
-        for said in (pair.answers_a, pair.answers_b):
-            if said[-1].strip():
-                found[request_text(pair, said)] = None
-                found[whole_text(pair, said)] = None
-    return list(found)
-
-
-def _answer_score(pair: Pair, said: Sequence[str], known: dict[str, TextScore]) -> AnswerScore:
-    if not said[-1].strip():
-        return AnswerScore(0.0, 0, True, False)
-    before, whole = known[request_text(pair, said)], known[whole_text(pair, said)]
-    count = max(0, whole.num_tokens - before.num_tokens)
-    log_likelihood = before.nll - whole.nll if count else 0.0
-    is_exact = whole.ids[: len(before.ids)] == before.ids
-    return AnswerScore(log_likelihood, count, is_exact, whole.is_cut)
-
-
-def request_text(pair: Pair, said: Sequence[str]) -> str:
-    """All before the answer. It ends in a colon, so that the answer's first token is its own."""
-    earlier = [
-        f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
-        for asked, answer in zip(pair.task.turns, said[:-1])
-    ]
-    return "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
-
-
-def whole_text(pair: Pair, said: Sequence[str]) -> str:
-    """The request with its answer."""
-    return f"{request_text(pair, said)} {said[-1].strip()}"
+Score = dict[str, Any]
+"""Of an answer: its log_likelihood in nats; num_tokens, 0 for an empty answer and where the request
+alone fills the model's context; is_exact: the request's tokens are the same with and without the
+answer; is_cut: tokens beyond the model's context were dropped."""
 
 
 class LocalJudge:
     """A causal LM's likelihood; outcomes are kept, so that none is computed twice."""
 
-    def __init__(self, judge: LikelihoodJudge, path: Path) -> None:
-        self._judge, self._kept, self.label = judge, Store(path, _is_outcome), judge.label
+    def __init__(self, scorer: TextScorer, path: Path, measure: Measure = "per-token") -> None:
+        self._scorer, self._measure = scorer, measure
+        self._records = Store(path, _is_outcome)
+        self.label = LABEL.format(name=scorer.name)
+        self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
-    def judge(self, pairs: Sequence[Pair], on_done: OnDone | None = None) -> list[Judged]:
-        """Outcomes of before, then the others some at a time."""
+    def judge(self, pairs: Sequence[Pair], on_done: OnDone = _ignore) -> list[Judged]:
+        """Outcomes of before, then the others some at a time.
+
+        An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
+        request leaves no room for an answer in the model's context, nothing can be said.
+        """
         unique = {self._key(pair): pair for pair in pairs}
-        left = [(key, pair) for key, pair in unique.items() if key not in self._kept]
+        left = [(key, pair) for key, pair in unique.items() if key not in self._records]
         for start in range(0, len(left), LOCAL_CHUNK):
             chunk = left[start : start + LOCAL_CHUNK]
-            found = self._judge.judge([pair for _, pair in chunk])
-            self._kept.add(
-                {
-                    "key": key,
-                    "task": pair.task.id,
-                    "turn": pair.turn + 1,
-                    "result": verdict.outcome.result,
-                    "preference": verdict.outcome.preference,
-                    "a": asdict(verdict.a),
-                    "b": asdict(verdict.b),
-                }
-                for (key, pair), verdict in zip(chunk, found, strict=True)
-            )
-            if on_done:
-                on_done(len(unique) - len(left) + start + len(chunk), len(unique))
-        return [Judged(pair, self._outcome(pair)) for pair in pairs]
+            texts = _texts([pair for _, pair in chunk])
+            scores = self._scorer.score([(text,) for text in texts])
+            known = dict(zip(texts, scores, strict=True))
+            self._records.add({"key": key, **self._judged(pair, known)} for key, pair in chunk)
+            on_done(len(unique) - len(left) + start + len(chunk), len(unique))
+        records = [self._records[self._key(pair)] for pair in pairs]
+        return [
+            Judged(pair, PairOutcome(record["result"], record["preference"]))
+            for pair, record in zip(pairs, records, strict=True)
+        ]
 
-    def _outcome(self, pair: Pair) -> PairOutcome:
-        record = self._kept[self._key(pair)]
-        return PairOutcome(record["result"], record["preference"])
+    def _judged(self, pair: Pair, known: Mapping[str, TextScore]) -> dict[str, Any]:
+        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
+        outcome = self._outcome(pair, a, b)
+        return {
+            "task": pair.task.id,
+            "turn": pair.turn + 1,
+            "result": outcome.result,
+            "preference": outcome.preference,
+            "a": a,
+            "b": b,
+        }
+
+    def _outcome(self, pair: Pair, a: Score, b: Score) -> PairOutcome:
+        has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
+        if pair.is_same or not (has_a or has_b):
+            return SAME
+        if (has_a and not a["num_tokens"]) or (has_b and not b["num_tokens"]):
+            return PairOutcome("unreadable", None)
+        if not (has_a and has_b):
+            return PairOutcome("win", 1.0) if has_a else PairOutcome("loss", 0.0)
+        is_mean = self._measure == "per-token"
+        value_a, value_b = (
+            one["log_likelihood"] / (one["num_tokens"] if is_mean else 1) for one in (a, b)
+        )
+        tokens = 1 if is_mean else max(a["num_tokens"], b["num_tokens"])
+        if abs(value_a - value_b) <= TIE_MARGIN * tokens:
+            return SAME
+        return PairOutcome("win", 1.0) if value_a > value_b else PairOutcome("loss", 0.0)
 
     def _key(self, pair: Pair) -> str:
         said = [pair.task.turns[: pair.turn + 1], pair.answers_a, pair.answers_b]
-        return content_key("likelihood", self._judge.fingerprint, said)
+        return content_key("likelihood", self._fingerprint, said)
 
     def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
         """There is no order, so no liking for a place."""
-        return {"fingerprint": self._judge.fingerprint}
+        return {"fingerprint": self._fingerprint}
 
     def grounds(self, pair: Pair) -> dict[str, Any]:
         """The answers' log-likelihoods and lengths in tokens."""
-        record = self._kept[self._key(pair)]
+        record = self._records[self._key(pair)]
         return {f"likelihood_{side}": record[side] for side in "ab"}
 
     def cautions(self, pairs: Sequence[Pair]) -> list[str]:
         """Of likelihoods that are not quite those of the answers."""
-        records = [self._kept[self._key(pair)] for pair in pairs]
+        records = [self._records[self._key(pair)] for pair in pairs]
         lines = []
         if cut := sum(record["a"]["is_cut"] or record["b"]["is_cut"] for record in records):
             lines.append(
@@ -569,6 +460,45 @@ class LocalJudge:
         return lines
 
 
+Judge = EndpointJudge | LocalJudge
+
+
+def _texts(pairs: Sequence[Pair]) -> list[str]:
+    """Each text once, in order of appearance."""
+    both = [
+        _with_and_without(pair, said)
+        for pair in pairs
+        for said in (pair.answers_a, pair.answers_b)
+        if said[-1].strip()
+    ]
+    return list(dict.fromkeys(text for texts in both for text in texts))
+
+
+def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
+    """All before the answer, and with it. The first ends in a colon, so that the answer's first
+    token is its own.
+    """
+    earlier = [
+        f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
+        for asked, answer in zip(pair.task.turns, said[:-1])
+    ]
+    before = "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
+    return before, f"{before} {said[-1].strip()}"
+
+
+def _answer_score(pair: Pair, said: Said, known: Mapping[str, TextScore]) -> Score:
+    if not said[-1].strip():
+        return {"log_likelihood": 0.0, "num_tokens": 0, "is_exact": True, "is_cut": False}
+    before, whole = (known[text] for text in _with_and_without(pair, said))
+    count = max(0, whole.num_tokens - before.num_tokens)
+    return {
+        "log_likelihood": before.nll - whole.nll if count else 0.0,
+        "num_tokens": count,
+        "is_exact": whole.ids[: len(before.ids)] == before.ids,
+        "is_cut": whole.is_cut,
+    }
+
+
 def _is_outcome(record: dict[str, Any]) -> bool:
     """What a file of outcomes has under a key."""
     sides = {"is_cut": bool, "is_exact": bool}
@@ -578,13 +508,16 @@ def _is_outcome(record: dict[str, Any]) -> bool:
     return is_result and is_value and all(has_kinds(record.get(side), sides) for side in "ab")
 
 
-# The parts that options name: benchmark, calibration, sides, judge and prices.
+# The parts that options name: benchmark, calibration, sides and judge.
 
 
 def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
-    """The benchmark, or some of its tasks."""
-    if _hold_instructions(options):
-        found = alpaca_of_outputs(Path(options.a))
+    """The benchmark, or some of its tasks. Two files of outputs to AlpacaEval hold it."""
+    paths = [Path(options.a), Path(options.b)]
+    is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
+    is_held = is_asked and all(path.is_file() for path in paths)
+    if is_held and all(read_outputs(path).by_turns for path in paths):
+        found = alpaca_of_outputs(paths[0])
         print(
             f"note: judging answers to the {len(found.tasks)} instructions in {options.a}; for "
             "others give --data-dir or --benchmark FILE",
@@ -596,15 +529,6 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     return found.some(options.tasks) if options.tasks else found
 
 
-def _hold_instructions(options: PairwiseOptions) -> bool:
-    """Two files of outputs to AlpacaEval: nothing need be fetched."""
-    paths = [Path(options.a), Path(options.b)]
-    is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
-    if not (is_asked and all(path.is_file() for path in paths)):
-        return False
-    return all(read_outputs(path).by_turns for path in paths)
-
-
 def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibration | None:
     """What AlpacaEval's full model needs, if its files are given."""
     if options.difficulty is None or options.gamed is None:
@@ -614,8 +538,6 @@ def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibrat
             f"--difficulty goes by a task's place among AlpacaEval's 805 instructions, which "
             f"{options.a} does not hold in full: give their folder, --data-dir FOLDER"
         )
-    if len(benchmark.tasks) < FOLDS:
-        raise UserError(f"AlpacaEval's full length control needs at least {FOLDS} tasks")
     found = read_calibration(Path(options.difficulty), Path(options.gamed))
     missing = [task.index for task in benchmark.tasks if task.index not in found.difficulty]
     if missing:
@@ -623,77 +545,46 @@ def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibrat
     return found
 
 
-def open_sides(options: PairwiseOptions) -> tuple[Side, Side]:
-    """A and B, under names that differ."""
-    short = [_short(name) for name in (options.a, options.b)]
-    names = short if short[0] != short[1] else [options.a, options.b]
-    return _open_side(options.a, names[0], options), _open_side(options.b, names[1], options)
-
-
-def _short(name: str) -> str:
-    return Path(name).resolve().name if Path(name).exists() else name
-
-
-def _open_side(name: str, label: str, options: PairwiseOptions) -> Side:
-    """A file of outputs, or a model that answers."""
-    if Path(name).is_file():
-        return read_outputs(Path(name), label)
-    loaded = options.load(name)
-    folder = Path(options.out) / "answers"
-    return RunSide(label, loaded, folder, sampling=options.sampling, length=options.length)
+def open_sides(options: PairwiseOptions) -> list[Side]:
+    """A and B, under names that differ: files of outputs, or models that answer."""
+    given = (options.a, options.b)
+    short = [Path(name).resolve().name if Path(name).exists() else name for name in given]
+    sides: list[Side] = []
+    for name, label in zip(given, short if short[0] != short[1] else given, strict=True):
+        if Path(name).is_file():
+            sides.append(read_outputs(Path(name), label))
+            continue
+        folder, loaded = Path(options.out) / "answers", options.load(name)
+        sides.append(
+            RunSide(label, loaded, folder, sampling=options.sampling, length=options.length)
+        )
+    return sides
 
 
 @contextlib.contextmanager
-def opened_judge(
-    options: PairwiseOptions, benchmark: Benchmark
-) -> Iterator[EndpointJudge | LocalJudge]:
+def opened_judge(options: PairwiseOptions, benchmark: Benchmark) -> Iterator[Judge]:
     """The judge; its connections are closed at the end."""
     if options.is_local:
-        yield _local_judge(options)
+        name, option = options.judge.removeprefix(LOCAL), f"--judge {LOCAL}NAME"
+        scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
+        yield LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl", options.measure)
         return
-    if options.dry_run:
-        yield _endpoint_judge(options, benchmark, None)
-        return
-    with Endpoint(options.endpoint) as endpoint:
-        yield _endpoint_judge(options, benchmark, endpoint)
+    judge = endpoint_judge(options, benchmark)
+    with Endpoint(options.endpoint, judge.limit) as endpoint:
+        yield replace(judge, endpoint=endpoint)
 
 
-def _endpoint_judge(
-    options: PairwiseOptions, benchmark: Benchmark, endpoint: Endpoint | None
-) -> EndpointJudge:
+def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge:
+    """Refuses tasks that cannot be asked about in a style, before they are answered."""
     name = benchmark.style if options.style == "auto" else options.style
-    judge = EndpointJudge(
-        options.judge,
-        open_style(name, options.data_dir, cache_folder(options.cache_dir)),
-        Transcript(Path(options.out) / "transcript.jsonl"),
-        options.endpoint.url(),
-        endpoint,
-        spending_limit(options),
-        prices(options),
-    )
-    judge.check(benchmark)
-    return judge
-
-
-def _local_judge(options: PairwiseOptions) -> LocalJudge:
-    name = options.judge.removeprefix(LOCAL)
-    option = f"--judge {LOCAL}NAME"
-    scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
-    path = Path(options.out) / "likelihoods.jsonl"
-    return LocalJudge(LikelihoodJudge(scorer, options.measure), path)
-
-
-def prices(options: PairwiseOptions) -> Prices | None:
-    """Of the judge; None where they are not known."""
+    style = open_style(name, options.data_dir, cache_folder(options.cache_dir))
+    empty = [("",) * len(task.turns) for task in benchmark.tasks]
+    for pair in pairs_of(benchmark.tasks, empty, empty):
+        style.write(pair, True)
+    prices, limit = money(options)
+    transcript = Transcript(Path(options.out) / "transcript.jsonl")
     url = options.endpoint.url()
-    return prices_of(options.judge, url, options.price_in, options.price_out)
-
-
-def spending_limit(options: PairwiseOptions) -> SpendingLimit | None:
-    """None where none is asked for."""
-    if options.max_usd is None:
-        return None
-    return SpendingLimit(options.max_usd, prices(options), options.judge)
+    return EndpointJudge(options.judge, style, transcript, url, None, limit, prices)
 
 
 # Table 5's layout: win rates of A against B, on the screen and in Markdown.
@@ -706,7 +597,6 @@ TITLES = {
     "length_controlled": "length-controlled, two terms",
     "published_length_controlled": "length-controlled, AlpacaEval's full model",
 }
-COUNTS = ("wins", "losses", "ties", "unreadable")
 PARTS = {"by_category": "category", "by_turn": "turn"}
 
 
@@ -715,12 +605,6 @@ def percent(value: float | None, spread: float | None = None) -> str:
     if value is None:
         return "-"
     return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
-
-
-def title(numbers: Numbers) -> str:
-    """Who against whom, by whom."""
-    label = numbers["judge"]["label"]
-    return f"{numbers['a']['name']} against {numbers['b']['name']}, by {label}"
 
 
 def headlines(numbers: Numbers) -> ColumnsAndRows:
@@ -776,9 +660,11 @@ def notes(numbers: Numbers) -> list[str]:
         share = percent(judge["first_share"])
         lines += [f"Of its choices {share} % were for the answer shown first (fair: 50)."]
     if "num_requests" in judge:
+        usd = judge.get("usd")
+        dollars = "" if usd is None else f", ${usd:,.4f} in all"
         lines += [
             f"It answered {judge['num_requests']:,} requests: {judge['tokens_in']:,} tokens in, "
-            f"{judge['tokens_out']:,} out{_dollars(judge.get('usd'))}."
+            f"{judge['tokens_out']:,} out{dollars}."
         ]
     unreadable = sum(result["counts"]["unreadable"] for result in numbers["results"])
     if unreadable:
@@ -787,10 +673,6 @@ def notes(numbers: Numbers) -> list[str]:
         lines += ["One seed: no deviation."]
     lines += _length_notes(numbers)
     return [*lines, *numbers["cautions"]]
-
-
-def _dollars(usd: float | None) -> str:
-    return "" if usd is None else f", ${usd:,.4f} in all"
 
 
 def _length_notes(numbers: Numbers) -> list[str]:
@@ -804,27 +686,29 @@ def _length_notes(numbers: Numbers) -> list[str]:
     return list(found)
 
 
+def tables(numbers: Numbers) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, columns, rows) of each."""
+    names = f"{numbers['a']['name']} against {numbers['b']['name']}"
+    found = [(f"{names}, by {numbers['judge']['label']}", *headlines(numbers))]
+    found.append(("outcomes for A", *outcomes(numbers)))
+    found += [(f"by {word}, all seeds", *part(numbers, name)) for name, word in PARTS.items()]
+    return [table for table in found if table[2]]
+
+
 def show(numbers: Numbers) -> None:
     """Tables and notes, on the screen."""
-    print_table(escape(title(numbers)), *headlines(numbers))
-    print_table("outcomes for A", *outcomes(numbers))
-    for name, word in PARTS.items():
-        columns, rows = part(numbers, name)
-        if rows:
-            rows = [[escape(label), *cells] for label, *cells in rows]
-            print_table(f"by {word}, all seeds", columns, rows)
+    for table in tables(numbers):
+        print_plain_table(*table)
     print_lines(notes(numbers))
 
 
 def markdown(numbers: Numbers) -> str:
     """The same as a page."""
-    parts = [f"# {in_markdown(title(numbers))}", markdown_table(*headlines(numbers)).rstrip()]
+    (title, columns, rows), *others = tables(numbers)
+    parts = [f"# {in_markdown(title)}", markdown_table(columns, rows).rstrip()]
     parts += ["\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]
-    parts += ["## Outcomes for A", markdown_table(*outcomes(numbers)).rstrip()]
-    for name, word in PARTS.items():
-        columns, rows = part(numbers, name)
-        if rows:
-            parts += [f"## By {word}, all seeds", markdown_table(columns, rows).rstrip()]
+    for title, columns, rows in others:
+        parts += [f"## {title[0].upper()}{title[1:]}", markdown_table(columns, rows).rstrip()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -841,10 +725,47 @@ examples:
 BySeed = dict[int, list[Pair]]
 
 
-def _seeds(options: PairwiseOptions, sides: Sequence[Side]) -> list[int]:
+def seeds_of(options: PairwiseOptions) -> list[int]:
     """Files say the same every time: then one seed is all."""
-    is_one = all(side.is_fixed for side in sides)
+    is_one = all(Path(name).is_file() for name in (options.a, options.b))
     return [options.seed + number for number in range(1 if is_one else options.seeds)]
+
+
+def _dry_run(options: PairwiseOptions, benchmark: Benchmark) -> None:
+    """What asking costs at most. No model is loaded: its answers are as long as they may be."""
+    if options.is_local:
+        print("dry run: a likelihood costs no dollars; nothing was asked")
+        return
+    judge = endpoint_judge(options, benchmark)
+    given = (options.a, options.b)
+    longest = {name: _longest_answer(name, options) for name in given if not Path(name).is_file()}
+
+    def answers(name: str, seed: int) -> list[Said]:
+        if name not in longest:
+            return read_outputs(Path(name)).answers(benchmark, seed)
+        size = CHARACTERS_PER_TOKEN * longest[name]  # no two are the same: each will be asked
+        return [
+            tuple(f"{seed}.{task.index}.{given.index(name)} ".ljust(size, "x") for _ in task.turns)
+            for task in benchmark.tasks
+        ]
+
+    sides = [[answers(name, seed) for name in given] for seed in seeds_of(options)]
+    judge.announce([pair for both in sides for pair in pairs_of(benchmark.tasks, *both)])
+    for name, length in longest.items():
+        print(f"answers of {name} count as {length} tokens each, the longest they may be")
+    print("dry run: no answer was written, nothing was asked")
+
+
+def _longest_answer(name: str, options: PairwiseOptions) -> int:
+    """Tokens, without loading the model."""
+    if options.length is not None:
+        return options.length
+    if not (Path(name) / "run.json").is_file():
+        raise UserError(
+            f"there is no run or export in {name}; of a model on the hub an estimate needs to know "
+            "how long answers may be: give --length (tokens)"
+        )
+    return int(read_description(Path(name)).get("response_tokens") or DEFAULT_LENGTH)
 
 
 def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int]) -> BySeed:
@@ -871,47 +792,26 @@ def _goes_on(what: str, folder: Path) -> Iterator[None]:
         raise KeyboardInterrupt(str(stop) or words) from None
 
 
-def _announce(
-    options: PairwiseOptions, sides: Sequence[Side], judge: Judge, pairs: Sequence[Pair]
-) -> list[ChatRequest]:
-    """Say what it will cost; what will be asked."""
-    missing: list[ChatRequest] = []
-    if isinstance(judge, EndpointJudge):
-        missing = judge.transcript.missing(judge.requests(pairs))
-        found = estimate(missing, prices(options))
-        print(found.words(), flush=True)
-        if judge.limit is not None:
-            judge.limit.check(found)
-    if options.dry_run:
-        is_written = not all(side.is_fixed for side in sides)
-        place = f"; answers are in {options.out}/answers" if is_written else ""
-        print(f"dry run: nothing was asked{place}")
-    return missing
-
-
-def _judged(
-    judge: Judge, pairs: BySeed, missing: Sequence[ChatRequest], options: PairwiseOptions
-) -> dict[int, list[Judged]]:
-    """All seeds at once, so that threads are never idle between them; then says what it cost."""
+def _judged(judge: Judge, pairs: BySeed, folder: Path) -> dict[int, list[Judged]]:
+    """All seeds at once, so that threads are never idle between them; says what it will cost, and
+    what it did.
+    """
     everything = [pair for mine in pairs.values() for pair in mine]
+    missing = judge.announce(everything) if isinstance(judge, EndpointJudge) else []
     try:
-        with (
-            _goes_on("likelihoods", Path(options.out)),
-            staged_bar("judging", "verdicts") as on_progress,
-        ):
+        with _goes_on("likelihoods", folder), staged_bar("judging", "verdicts") as on_progress:
             found = iter(judge.judge(everything, on_progress))
     finally:  # money is gone after a failure, too
-        words = judge.spent(missing) if missing and isinstance(judge, EndpointJudge) else None
-        if words is not None:
-            print(words, flush=True)
+        if isinstance(judge, EndpointJudge):
+            judge.tell_spent(missing)
     return {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
 
 
 def _cautions(options: PairwiseOptions, sides: Sequence[Side], benchmark: Benchmark) -> list[str]:
     """What a reader must know of the comparison itself."""
     lines = []
-    marks = {side.fingerprint for side in sides if isinstance(side, RunSide)}
-    if len(marks) == 1 and all(isinstance(side, RunSide) for side in sides):
+    marks = [side.fingerprint for side in sides if isinstance(side, RunSide)]
+    if len(marks) == 2 and marks[0] == marks[1]:
         lines.append("A and B are the same model: all their answers are.")
     if options.difficulty is not None:
         lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
@@ -923,72 +823,64 @@ def _cautions(options: PairwiseOptions, sides: Sequence[Side], benchmark: Benchm
     return lines
 
 
-def _about(given: str, side: Side) -> dict[str, Any]:
-    return {"name": side.name, "given": given, **side.about}
+def _verdict_line(judge: Judge, seed: int, one: Judged) -> str:
+    """What was said, who won, and what that rests on."""
+    record = {
+        "seed": seed,
+        "task": one.pair.task.id,
+        "turn": one.pair.turn + 1,
+        "category": one.pair.task.category,
+        "result": one.outcome.result,
+        "preference": one.outcome.preference,
+        "a": one.pair.answers_a[-1],
+        "b": one.pair.answers_b[-1],
+        **judge.grounds(one.pair),
+    }
+    return json.dumps(record) + "\n"
 
 
-def _verdict_lines(judge: Judge, judged: dict[int, list[Judged]]) -> str:
-    """A line for each pair: what was said, who won, and what that rests on."""
-    lines = []
-    for seed, mine in judged.items():
-        for one in mine:
-            record = {
-                "seed": seed,
-                "task": one.pair.task.id,
-                "turn": one.pair.turn + 1,
-                "category": one.pair.task.category,
-                "result": one.outcome.result,
-                "preference": one.outcome.preference,
-                "a": one.pair.answers_a[-1],
-                "b": one.pair.answers_b[-1],
-                **judge.grounds(one.pair),
-            }
-            lines.append(json.dumps(record) + "\n")
-    return "".join(lines)
-
-
-def _write(folder: Path, numbers: dict[str, Any], verdicts: str) -> None:
-    """To files and to the screen."""
-    plain = without_nan(numbers)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "verdicts.jsonl", verdicts)
-    write_text(folder / "judge.md", markdown(plain))
-    write_text(folder / "judge.json", json.dumps(plain, indent=1, allow_nan=False) + "\n")
-    show(plain)
-    print(f"written: judge.json, judge.md and verdicts.jsonl in {folder}", file=sys.stderr)
-
-
-def _pairwise(options: PairwiseOptions) -> int:
+def _pairwise(options: PairwiseOptions) -> None:
     check_options(options)
     benchmark = chosen_benchmark(options)
     calibration = open_calibration(options, benchmark)
+    if options.dry_run:
+        _dry_run(options, benchmark)
+        return
+    seeds, folder = seeds_of(options), Path(options.out)
     with opened_judge(options, benchmark) as judge:
         sides = open_sides(options)
-        seeds = _seeds(options, sides)
-        with _goes_on("answers", Path(options.out) / "answers"):
+        with _goes_on("answers", folder / "answers"):
             pairs = _answered(sides, benchmark, seeds)
-        everything = [pair for seed in seeds for pair in pairs[seed]]
-        missing = _announce(options, sides, judge, everything)
-        if options.dry_run:
-            return 0
-        judged = _judged(judge, pairs, missing, options)
+        judged = _judged(judge, pairs, folder)
 
+    everything = [pair for seed in seeds for pair in pairs[seed]]
     results = [seed_numbers(judged[seed], calibration) for seed in seeds]
     cautions = [line for side in sides for line in side.cautions(benchmark, seeds)]
     cautions += [*judge.cautions(everything), *_cautions(options, sides, benchmark)]
-    numbers = {
-        "a": _about(options.a, sides[0]),
-        "b": _about(options.b, sides[1]),
-        "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
-        "num_tasks": len(benchmark.tasks),
-        "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
-        "seeds": seeds,
-        "over_seeds": summarize(results, [judged[seed] for seed in seeds]),
-        "results": results,
-        "cautions": cautions,
-    }
-    _write(Path(options.out), numbers, _verdict_lines(judge, judged))
-    return 0
+    numbers = without_nan(
+        {
+            "a": {"name": sides[0].name, "given": options.a, **sides[0].about},
+            "b": {"name": sides[1].name, "given": options.b, **sides[1].about},
+            "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
+            "num_tasks": len(benchmark.tasks),
+            "judge": {
+                "label": judge.label,
+                "is_local": options.is_local,
+                **judge.about(everything),
+            },
+            "seeds": seeds,
+            "over_seeds": summarize(results, [judged[seed] for seed in seeds]),
+            "results": results,
+            "cautions": cautions,
+        }
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    verdicts = [_verdict_line(judge, seed, one) for seed, mine in judged.items() for one in mine]
+    write_text(folder / "verdicts.jsonl", "".join(verdicts))
+    write_text(folder / "judge.md", markdown(numbers))
+    write_text(folder / "judge.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+    show(numbers)
+    print(f"written: judge.json, judge.md and verdicts.jsonl in {folder}", file=sys.stderr)
 
 
 def main(args: Sequence[str]) -> int:
@@ -999,4 +891,5 @@ def main(args: Sequence[str]) -> int:
     kind, *rest = args
     if kind != "pairwise":
         raise UserError(f"there is one kind of judgement: bellmask judge pairwise A B; not {kind}")
-    return _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))
+    _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))
+    return 0

@@ -20,18 +20,17 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import has_kinds, is_number, is_whole, load_json, sanitize
+from bellmask.utils.files import has_kinds, is_number, load_json, sanitize
 from bellmask.utils.store import Store, content_key
 
 # Where and how fast to ask a judge, and where its key comes from.
@@ -76,11 +75,10 @@ class EndpointOptions:
         advice = "give --base-url like http://localhost:8000/v1"
         try:
             parts = urlsplit(url)
-            is_sound = parts.scheme in ("http", "https") and bool(parts.hostname)
-            is_sound = is_sound and parts.port != 0
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
-            is_sound = False
-        if not is_sound:
+            is_address = False
+        if not is_address:
             raise UserError(f"the judge's base URL is not an http(s) address; {advice}")
         if "@" in parts.netloc or parts.query or parts.fragment:  # may be secrets: not repeated
             raise UserError(f"a base URL holds no password and no question mark; {advice}")
@@ -108,98 +106,7 @@ def shown_variable(name: str) -> str:
     return f"the environment variable {name}" if is_name else "what --key-variable names"
 
 
-# When to ask: a rate limit shared by all threads, and how long to wait after a failure.
-
-FIRST_WAIT = 1.0
-LONGEST_BACK_OFF = 60.0
-
-
-TELL_SECONDS = 30.0
-
-
-class Teller:
-    """Says on stderr that an endpoint fails: the first time, then at most every half minute."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._next = now, -float("inf")
-        self._lock = threading.Lock()
-
-    def tell(self, words: str) -> None:
-        """A note, unless there was one just now."""
-        with self._lock:
-            if self._now() < self._next:
-                return
-            self._next = self._now() + TELL_SECONDS
-        print(f"note: {words}", file=sys.stderr, flush=True)
-
-
-class Pace:
-    """Hands out turns: never more than ``per_minute`` in any minute, evenly spaced."""
-
-    def __init__(self, per_minute: float | None, now: Callable[[], float]) -> None:
-        self._gap = 60.0 / per_minute if per_minute else 0.0
-        self._now = now
-        self._next = now()
-        self._lock = threading.Lock()
-
-    def take_turn(self) -> float:
-        """Seconds until the next free turn, which is now the caller's."""
-        with self._lock:
-            now = self._now()
-            start = max(now, self._next)
-            self._next = start + self._gap
-            return start - now
-
-    def hold(self, seconds: float) -> None:
-        """No further turn for so long: the endpoint asked for it."""
-        with self._lock:
-            self._next = max(self._next, self._now() + seconds)
-
-
-def back_off(key: str, attempt: int) -> float:
-    """Seconds after the ``attempt``-th failure (from 1): doubling, times a keyed half to one."""
-    whole = min(FIRST_WAIT * 2.0 ** (attempt - 1), LONGEST_BACK_OFF)
-    share = int(content_key("jitter", key, attempt), 16) / 16**24
-    return whole * (0.5 + 0.5 * share)
-
-
-def retry_after(headers: Mapping[str, str], wall: float) -> float | None:
-    """Seconds an endpoint asks to wait; None where it does not say so understandably.
-
-    Seconds or a date. A date is compared with the endpoint's own clock where it tells it.
-    """
-    milliseconds = _number(headers.get("retry-after-ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000.0
-    value = headers.get("retry-after")
-    seconds = _number(value)
-    if seconds is not None:
-        return seconds
-    until = _date(value)
-    if until is None:
-        return None
-    sent = _date(headers.get("date"))
-    return max(0.0, until - (wall if sent is None else sent))
-
-
-def _number(value: str | None) -> float | None:
-    """A count that is not negative (nor infinite, nor NaN)."""
-    try:
-        number = float(value or "")
-    except ValueError:
-        return None
-    return number if 0.0 <= number < float("inf") else None
-
-
-def _date(value: str | None) -> float | None:
-    try:
-        date = parsedate_to_datetime(value or "")
-    except (ValueError, TypeError):
-        return None
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-
-
-# How many tokens a text is, without the judge's tokenizer: an estimate and an upper bound.
+# One question to a chat-completions endpoint and its reply, in the words of that API.
 
 CHARACTERS_PER_TOKEN = 4
 """Of English text; other letters count as a token each."""
@@ -211,27 +118,6 @@ def estimate_tokens(text: str) -> int:
     """About how many tokens; within a third or so for English prose."""
     num_ascii = sum(letter < "\x80" for letter in text)
     return math.ceil(num_ascii / CHARACTERS_PER_TOKEN + len(text) - num_ascii)
-
-
-def most_tokens(text: str) -> int:
-    """No byte-level tokenizer makes more: a token is at least one byte."""
-    return len(text.encode("utf-8", errors="replace"))
-
-
-def prompt_tokens(messages: Sequence[tuple[str, str]]) -> int:
-    """The estimate for a whole prompt."""
-    return sum(estimate_tokens(content) + TOKENS_PER_MESSAGE for _, content in messages)
-
-
-def most_prompt_tokens(messages: Sequence[tuple[str, str]]) -> int:
-    """The upper bound for a whole prompt."""
-    return sum(most_tokens(content) + TOKENS_PER_MESSAGE for _, content in messages)
-
-
-# One question to a chat-completions endpoint and its reply, in the words of that API.
-
-MAX_TOP_LOGPROBS = 20
-"""What the API gives at most."""
 
 
 @dataclass(frozen=True)
@@ -253,37 +139,35 @@ class ChatRequest:
     endpoint: str = ""
     """Where it is asked (:attr:`Endpoint.name`): two servers' models of one name are not mixed."""
 
-    def __post_init__(self) -> None:
-        if not self.model.strip():
-            raise UserError("the judge needs a model name: --judge MODEL")
-        if not self.messages:
-            raise UserError("a request to the judge needs at least one message")
-        if not 0.0 <= self.temperature <= 2.0:
-            raise UserError(f"the judge's temperature must be in [0, 2], got {self.temperature}")
-        if self.max_tokens < 1:
-            raise UserError(f"the judge's answer needs at least 1 token, got {self.max_tokens}")
-        if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise UserError(
-                f"an endpoint gives 0 to {MAX_TOP_LOGPROBS} top log-probabilities, "
-                f"not {self.logprobs}"
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
-        return {
-            "model": self.model,
-            "messages": [list(message) for message in self.messages],
-            "temperature": float(self.temperature),
-            "max_tokens": self.max_tokens,
-            "logprobs": self.logprobs,
-            "repeat": self.repeat,
-            "endpoint": self.endpoint,
-        }
-
     @property
     def key(self) -> str:
         """Its name in a transcript."""
-        return content_key("chat", self.to_dict())
+        return content_key("chat", asdict(self))
+
+    def prompt_tokens(self) -> int:
+        """An estimate, without the judge's tokenizer."""
+        return sum(estimate_tokens(content) + TOKENS_PER_MESSAGE for _, content in self.messages)
+
+    def most_prompt_tokens(self) -> int:
+        """No byte-level tokenizer makes more: a token is at least one byte."""
+        contents = [content.encode("utf-8", errors="replace") for _, content in self.messages]
+        return sum(len(content) + TOKENS_PER_MESSAGE for content in contents)
+
+    def body(self, refused: frozenset[str]) -> dict[str, Any]:
+        """What is sent, given the settings that the model refused: max_tokens has a newer name,
+        the others are left out.
+        """
+        messages = [{"role": role, "content": content} for role, content in self.messages]
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
+        if "temperature" not in refused:
+            body["temperature"] = self.temperature
+        limit = "max_completion_tokens" if "max_tokens" in refused else "max_tokens"
+        body[limit] = self.max_tokens
+        if self.logprobs and "logprobs" not in refused:
+            body |= {"logprobs": True, "top_logprobs": self.logprobs}
+        if self.repeat and "seed" not in refused:
+            body["seed"] = self.repeat
+        return body
 
 
 @dataclass(frozen=True)
@@ -300,43 +184,15 @@ class Reply:
     """The endpoint did not say how many tokens it counted."""
 
 
-@dataclass(frozen=True)
-class ChatAnswer:
-    """A reply and how it was got."""
-
-    reply: Reply
-    attempts: int
-    errors: tuple[str, ...]
-    """What went wrong on the way."""
-    seconds: float
-    changes: tuple[str, ...] = ()
-    """Settings the model refused: not sent, but max_tokens, which has a newer name."""
-
-
 class BadBody(ValueError):
     """A body that is not what the API promises."""
 
 
-def parameters(request: ChatRequest, changes: frozenset[str]) -> dict[str, Any]:
-    """The body to send; ``changes`` name the settings the model refused."""
-    messages = [{"role": role, "content": content} for role, content in request.messages]
-    body: dict[str, Any] = {"model": request.model, "messages": messages}
-    if "temperature" not in changes:
-        body["temperature"] = request.temperature
-    limit = "max_completion_tokens" if "max_tokens" in changes else "max_tokens"
-    body[limit] = request.max_tokens
-    if request.logprobs and "logprobs" not in changes:
-        body |= {"logprobs": True, "top_logprobs": request.logprobs}
-    if request.repeat and "seed" not in changes:
-        body["seed"] = request.repeat
-    return body
-
-
-REFUSALS = ("unsupported", "not support", "not permitted", "unknown", "unrecognized", "instead")
 CHANGEABLE = ("max_tokens", "temperature", "logprobs", "seed")
+REFUSALS = ("unsupported", "not support", "not permitted", "unknown", "unrecognized", "instead")
 
 
-def refused_setting(message: str, sent: dict[str, Any]) -> str | None:
+def refused_setting(message: str, sent: Mapping[str, Any]) -> str | None:
     """The setting that a model says it does not take, of those that can be sent otherwise."""
     lowered = message.lower()
     if not any(words in lowered for words in REFUSALS):
@@ -363,26 +219,18 @@ def read_reply(body: str, request: ChatRequest) -> Reply:
             raise TypeError
     except (KeyError, IndexError, TypeError, AttributeError):
         raise BadBody(f"JSON, but no chat completion: {shortened(body)!r}") from None
-    reason = choice.get("finish_reason")
-    counts = _usage(content)
+    reason, usage = choice.get("finish_reason"), content.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    counts: list[Any] = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    is_told = all(type(count) is int and count >= 0 for count in counts)
     return Reply(
-        text=sanitize(text),
-        top_logprobs=_top_logprobs(choice) if request.logprobs else {},
-        prompt_tokens=counts[0] if counts else prompt_tokens(request.messages),
-        completion_tokens=counts[1] if counts else estimate_tokens(text),
+        sanitize(text),
+        _top_logprobs(choice) if request.logprobs else {},
+        counts[0] if is_told else request.prompt_tokens(),
+        counts[1] if is_told else estimate_tokens(text),
         finish_reason=reason if isinstance(reason, str) else None,
-        is_usage_estimated=counts is None,
+        is_usage_estimated=not is_told,
     )
-
-
-def _usage(content: dict[str, Any]) -> tuple[int, int] | None:
-    usage = content.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    if not all(type(count) is int and count >= 0 for count in counts):
-        return None
-    return counts[0], counts[1]  # type: ignore[return-value]
 
 
 def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
@@ -402,24 +250,23 @@ def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
 
 def error_message(body: str) -> str:
     """What an endpoint says is wrong: its message where there is one, else how the body begins."""
-    try:
-        error = load_json(body)
-        error = error.get("error", error)
-        message = error if isinstance(error, str) else error["message"]
-        if not isinstance(message, str):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError):
-        message = body
-    return shortened(message) or "nothing"
+    error = _error(body)
+    message = error.get("message") if isinstance(error, dict) else error
+    return shortened(message if isinstance(message, str) else body) or "nothing"
 
 
 def error_code(body: str) -> str:
     """The API's word for what is wrong, or nothing."""
+    error = _error(body)
+    return str(error.get("code") or error.get("type") or "") if isinstance(error, dict) else ""
+
+
+def _error(body: str) -> Any:
     try:
-        error = load_json(body)["error"]
-        return str(error.get("code") or error.get("type") or "")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
+        content = load_json(body)
+    except ValueError:
+        return None
+    return content.get("error", content) if isinstance(content, dict) else None
 
 
 def shortened(text: str, length: int = 300) -> str:
@@ -437,6 +284,15 @@ GATEWAY_TIME_OUTS = (408, 504, 524)
 NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 ABOUT_THE_TEXT = ("context_length_exceeded", "content_filter", "content_policy_violation")
 """The prompt's fault, not the settings': other requests may do well."""
+BILLING = "the account has no credit left, see its billing page"
+ADVICE = {
+    400: "check --judge (the model's name) and the settings of the judge",
+    401: "check the key in {variable}",
+    402: BILLING,
+    403: "check that the key in {variable} may use this model",
+    404: "check --judge (the model's name) and --base-url (it often ends in /v1)",
+    422: "check --judge (the model's name) and the settings of the judge",
+}
 
 
 class EndpointError(TrainingError):
@@ -444,74 +300,69 @@ class EndpointError(TrainingError):
 
 
 class RequestFailed(Exception):
-    """One request got no answer; others may."""
-
-    def __init__(self, message: str, *, is_refused: bool) -> None:
-        super().__init__(message)
-        self.is_refused = is_refused
-        """The endpoint will not answer this one; else it failed too often."""
-
-
-def is_nobody_there(error: BaseException | None) -> bool:
-    """Whether a refused connection is behind an error."""
-    while error is not None and not isinstance(error, ConnectionRefusedError):
-        error = error.__cause__ or error.__context__
-    return error is not None
+    """One request failed too often; others may do better."""
 
 
 class Stopped(Exception):
     """Asked to stop before an answer came."""
 
 
-class Next(Enum):
-    """What follows a failure."""
-
-    AGAIN = "again"
-    NEVER = "never"
-    """This request has no answer."""
-    MEND = "mend"
-    """The user has to change something."""
-
-
 @dataclass(frozen=True)
 class Failure:
-    """An attempt without an answer."""
+    """An attempt without an answer.
+
+    Errors of the ``openai`` package hold headers, hence the key: they become words at once.
+    """
 
     words: str
-    then: Next
-    wait: float | None = None
+    then: Literal["again", "never", "mistake"] = "again"
+    """Try again; this request will have no answer; the user has to change something."""
+    wait: float = 0.0
     """Seconds the endpoint asks to wait."""
     may_be_billed: bool = False
     """The endpoint may have made an answer that was lost on the way."""
-    refusal: str = ""
-    """What the endpoint said of a request it does not take."""
+    setting: str | None = None
+    """That the model does not take."""
     is_nobody: bool = False
     """Nobody listens there: the connection was refused."""
 
 
-def of_status(status: int, headers: Mapping[str, str], body: str, wall: float) -> Failure:
+def of_status(status: int, headers: Mapping[str, str], body: str, sent: dict[str, Any]) -> Failure:
     """What an HTTP status says."""
     message, code = error_message(body), error_code(body)
     words = f"HTTP {status}: {message}"
     if status == 429 and code in NO_CREDIT:
-        return Failure(f"{words}; the account has no credit left, see its billing page", Next.MEND)
+        return Failure(f"{words}; {BILLING}", "mistake")
     if status in RETRIED or status >= 500:
-        wait = retry_after(headers, wall)
-        return Failure(words, Next.AGAIN, wait, may_be_billed=status in GATEWAY_TIME_OUTS)
+        is_lost = status in GATEWAY_TIME_OUTS
+        return Failure(words, wait=retry_after(headers), may_be_billed=is_lost)
     if status == 413 or code in ABOUT_THE_TEXT or "maximum context length" in message:
-        return Failure(words, Next.NEVER)
-    if status in (400, 422):
-        return Failure(f"{words}; {ADVICE[400]}", Next.MEND, refusal=body)
-    return Failure(f"{words}; {ADVICE.get(status, ADVICE[404])}", Next.MEND)
+        return Failure(words, "never")
+    setting = refused_setting(body, sent) if status in (400, 422) else None
+    return Failure(f"{words}; {ADVICE.get(status, ADVICE[404])}", "mistake", setting=setting)
 
 
-ADVICE = {
-    400: "check --judge (the model's name) and the settings of the judge",
-    401: "check the key in {variable}",
-    402: "the account has no credit left, see its billing page",
-    403: "check that the key in {variable} may use this model",
-    404: "check --judge (the model's name) and --base-url (it often ends in /v1)",
-}
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds an endpoint asks to wait, which it says in seconds or as a date; else 0."""
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return seconds if 0.0 < seconds < float("inf") else 0.0
+
+
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+
+
+def back_off(key: str, attempt: int) -> float:
+    """Seconds after the ``attempt``-th failure (from 1): doubling, times a keyed half to one."""
+    full = min(FIRST_WAIT * 2.0 ** (attempt - 1), LONGEST_WAIT)
+    share = int(content_key("jitter", key, attempt), 16) / 16**24
+    return full * (0.5 + 0.5 * share)
 
 
 # Asking: one endpoint, shared by threads, and its retries.
@@ -520,31 +371,23 @@ SHORTEST_SECRET = 8
 """Shorter keys (EMPTY, none) are no secrets, and words that may well occur in an answer."""
 ATTEMPTS_AT_NOBODY = 3
 """Where no connection was ever accepted, unless the user asks for another number of attempts."""
-MOST_BYTES = 16 << 20
-"""Of a body; a longer one is no answer."""
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+TELL_SECONDS = 30.0
+"""Between two notes that an endpoint fails."""
 
 
 class Endpoint:
-    """One endpoint; threads may share it. Close it, or use it in a ``with``."""
+    """One endpoint and one model there; threads may share it. Use it in a ``with``."""
 
     def __init__(
         self,
         options: EndpointOptions,
+        limit: SpendingLimit | None = None,
         *,
-        sleep: Callable[[float], None] | None = None,
+        sleep: Callable[[float], object] | None = None,
         now: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         options.check()
-        self.options = options
+        self.options, self.limit = options, limit
         self.name = options.url()
         """Base URL: what tells this endpoint from others."""
         key = options.key()
@@ -557,66 +400,65 @@ class Endpoint:
             # a proxy for the world outside cannot reach a server on this machine
             http_client=self._openai.DefaultHttpxClient(trust_env=not _is_loopback(self.name)),
         )
-        self._pace = Pace(options.requests_per_minute, now)
-        self._teller, self._was_reached = Teller(now), False
-        self._sleep, self._now, self._wall = sleep, now, wall
-        self._changes: dict[str, frozenset[str]] = {}
-        """By model: settings it does not take. max_tokens goes by its newer name, others unsent."""
+        self._sleep, self._now = sleep, now
+        self._gap = 60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
+        self._next_turn, self._next_note = now(), now()
+        self._was_reached = False
+        self._refused: frozenset[str] = frozenset()
+        """Settings that the model does not take."""
         self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"Endpoint({self.name})"
 
     def __enter__(self) -> Endpoint:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let the connections go."""
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def ask(
-        self,
-        request: ChatRequest,
-        *,
-        limit: SpendingLimit | None = None,
-        stop: threading.Event | None = None,
-    ) -> ChatAnswer:
-        """The answer, after as many attempts as it takes and the options allow.
+    def ask(self, request: ChatRequest, stop: threading.Event | None = None) -> dict[str, Any]:
+        """``reply`` and how it was got, or ``refused`` and why, after as many attempts as it takes
+        and the options allow.
 
         Raises UserError (a setting is wrong), EndpointError (asking makes no sense any more),
         RequestFailed (no answer to this one) or Stopped (``stop`` was set).
         """
         stop = stop or threading.Event()
         errors: list[str] = []
-        start, attempts, failures = self._now(), 0, 0
+        start, failures = self._now(), 0
         while True:
-            self._pause(self._pace.take_turn(), stop)
-            changes = self._changes.get(request.model, frozenset())
-            outcome = self._attempt(request, changes, limit, stop)
-            attempts += 1
+            self._wait_for_turn(stop)
+            refused = self._refused
+            outcome = self._attempt(request, refused, stop)
             if isinstance(outcome, Reply):
                 self._was_reached = True
-                seconds = self._now() - start
-                return ChatAnswer(outcome, attempts, tuple(errors), seconds, tuple(sorted(changes)))
+                return {
+                    "reply": asdict(outcome),
+                    "attempts": len(errors) + 1,
+                    "errors": errors,
+                    "refused_settings": sorted(refused),
+                    "seconds": round(self._now() - start, 3),
+                }
             errors.append(outcome.words)
             self._was_reached |= not outcome.is_nobody
-            if self._has_changed(request, changes, outcome):
+            if outcome.then == "never":
+                return {"refused": outcome.words}
+            if outcome.setting is not None:
+                with self._lock:
+                    self._refused |= {outcome.setting}
                 continue
             failures += 1
             self._raise_if_final(outcome, failures)
-            count = f"attempt {failures + 1} of {self._most_attempts()}"
-            self._teller.tell(f"{outcome.words}; trying again ({count})")
-            if outcome.wait:
-                self._pace.hold(outcome.wait)
-            self._pause(max(back_off(request.key, failures), outcome.wait or 0.0), stop)
+            self._tell(f"{outcome.words}; trying again (attempt {failures + 1} of {self._most()})")
+            with self._lock:  # others wait, too, if the endpoint asks for it
+                self._next_turn = max(self._next_turn, self._now() + outcome.wait)
+            self._pause(max(back_off(request.key, failures), outcome.wait), stop)
+
+    def _wait_for_turn(self, stop: threading.Event) -> None:
+        """Never more requests in a minute than allowed, evenly spaced."""
+        with self._lock:
+            now = self._now()
+            start = max(now, self._next_turn)
+            self._next_turn = start + self._gap
+        self._pause(start - now, stop)
 
     def _pause(self, seconds: float, stop: threading.Event) -> None:
         if seconds > 0 and not stop.is_set():
@@ -624,105 +466,87 @@ class Endpoint:
         if stop.is_set():
             raise Stopped
 
-    def _most_attempts(self) -> int:
+    def _tell(self, words: str) -> None:
+        """A note, unless there was one just now."""
+        with self._lock:
+            if self._now() < self._next_note:
+                return
+            self._next_note = self._now() + TELL_SECONDS
+        print(f"note: {words}", file=sys.stderr, flush=True)
+
+    def _most(self) -> int:
+        """Attempts."""
         has_default = self.options.max_attempts == EndpointOptions.max_attempts
         is_short = has_default and not self._was_reached
         return ATTEMPTS_AT_NOBODY if is_short else self.options.max_attempts
 
     def _raise_if_final(self, failure: Failure, failures: int) -> None:
         where = f"the judge at {self.name}"
-        if failure.then is Next.MEND:
+        if failure.then == "mistake":
             raise UserError(f"{where} refuses: {failure.words}")
-        if failure.then is Next.NEVER:
-            raise RequestFailed(failure.words, is_refused=True)
-        if failure.wait is not None and failure.wait > self.options.max_wait:
+        if failure.wait > self.options.max_wait:
             raise EndpointError(
                 f"{where} asks to wait {failure.wait:,.0f} s ({failure.words}); "
                 "run the same command again later"
             )
-        if not self._was_reached and failures >= self._most_attempts():
+        if failures < self._most():
+            return
+        if not self._was_reached:
             raise EndpointError(
                 f"nobody answers at {self.name} ({failure.words}, attempts: {failures}); check "
                 "--base-url and that the server runs"
             )
-        if failures >= self.options.max_attempts:
-            raise RequestFailed(
-                f"no answer after {failures} attempts; last: {failure.words}", is_refused=False
-            )
-
-    def _has_changed(self, request: ChatRequest, sent: frozenset[str], failure: Failure) -> bool:
-        """Whether the model refused a setting that is from now on sent otherwise, or not at all."""
-        if not failure.refusal:
-            return False
-        refused = refused_setting(failure.refusal, parameters(request, sent))
-        if refused is None:
-            return False
-        with self._lock:
-            known = self._changes.get(request.model, frozenset())
-            self._changes[request.model] = known | {refused}
-        return True
+        raise RequestFailed(f"no answer after {failures} attempts; last: {failure.words}")
 
     def _attempt(
-        self,
-        request: ChatRequest,
-        changes: frozenset[str],
-        limit: SpendingLimit | None,
-        stop: threading.Event,
+        self, request: ChatRequest, refused: frozenset[str], stop: threading.Event
     ) -> Reply | Failure:
         """One attempt, with its money set aside for as long as it is under way."""
-        if limit is None:
-            return self._exchange(request, changes)
-        with limit.attempt(request, stop) as bill:
-            outcome = self._exchange(request, changes)
-            if isinstance(outcome, Reply):
-                bill.used(outcome)
-            elif not outcome.may_be_billed:
-                bill.free()
-            return outcome
-
-    def _exchange(self, request: ChatRequest, changes: frozenset[str]) -> Reply | Failure:
-        """Send and read. Errors are turned into words here: they hold headers, hence the key."""
-        sdk = self._openai
+        if self.limit is None:
+            return self._exchange(request, refused)
+        usd = worst = self.limit.reserve(request, stop)
         try:
-            body = self._clean(self._send(parameters(request, changes)))
-            reply = read_reply(body, request)
+            outcome = self._exchange(request, refused)
+            usd = self.limit.cost(outcome, worst)
+            return outcome
+        finally:
+            self.limit.settle(worst, usd)
+
+    def _exchange(self, request: ChatRequest, refused: frozenset[str]) -> Reply | Failure:
+        """Send and read. What a server repeats of the key is taken out."""
+        sdk, sent = self._openai, request.body(refused)
+        try:
+            reply = read_reply(self._clean(self._send(sent)), request)
             return replace(reply, text=self._clean(reply.text))
         except BadBody as error:
-            return Failure(self._clean(str(error)), Next.AGAIN, may_be_billed=True)
+            return Failure(self._clean(str(error)), may_be_billed=True)
         except sdk.APIStatusError as error:
-            status, headers = error.status_code, error.response.headers
-            failure = of_status(status, headers, error.response.text, self._wall())
+            response = error.response
+            failure = of_status(error.status_code, response.headers, response.text, sent)
             words = failure.words.replace("{variable}", shown_variable(self.options.key_variable))
-            refusal = self._clean(failure.refusal)
-            return replace(failure, words=self._clean(words), refusal=refusal)
+            return replace(failure, words=self._clean(words))
         except (sdk.APITimeoutError, TimeoutError) as error:
             words = f"no answer within {self.options.time_limit:g} s"
-            return Failure(words, Next.AGAIN, may_be_billed=_was_sent(error))
+            return Failure(words, may_be_billed=_was_sent(error))
         except (sdk.APIConnectionError, *_http_errors(sdk)) as error:
+            if _is_refused(error):
+                return Failure("connection refused", is_nobody=True)
             why = self._clean(str(error.__cause__ or error)) or type(error).__name__
-            is_nobody = is_nobody_there(error)
-            words = "connection refused" if is_nobody else f"the connection failed: {why}"
-            sent = _was_sent(error)
-            return Failure(words, Next.AGAIN, may_be_billed=sent, is_nobody=is_nobody)
+            return Failure(f"the connection failed: {why}", may_be_billed=_was_sent(error))
 
     def _send(self, sent: Mapping[str, Any]) -> str:
         """The body of the reply; its reading has a time limit as a whole, not only per piece."""
         deadline = time.monotonic() + self.options.time_limit
-        pieces: list[bytes] = []
-        size = 0
+        body = bytearray()
         create = self._client.chat.completions.with_streaming_response.create
         with create(**sent) as response, contextlib.closing(response.iter_bytes()) as stream:
             for piece in stream:
-                pieces.append(piece)
-                size += len(piece)
+                body += piece
                 if time.monotonic() > deadline:
                     raise TimeoutError
-                if size > MOST_BYTES:
-                    raise BadBody(f"a body of more than {MOST_BYTES >> 20} MB")
-        return b"".join(pieces).decode("utf-8", errors="replace")
+        return body.decode("utf-8", errors="replace")
 
     def _clean(self, text: str) -> str:
-        """A text without the key, should a server repeat it."""
         key: str = self._client.api_key
         return text.replace(key, "***") if len(key) >= SHORTEST_SECRET else text
 
@@ -735,6 +559,21 @@ def _openai() -> Any:
             "asking a judge at an endpoint needs openai: pip install 'bellmask[judge]'"
         ) from None
     return openai
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether a refused connection is behind an error."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _was_sent(error: BaseException) -> bool:
@@ -752,8 +591,6 @@ def _http_errors(sdk: Any) -> tuple[type[Exception], ...]:
 
 # What asking costs: an estimate before anything is sent, and a limit that is kept while asking.
 
-MILLION = 1_000_000
-
 
 @dataclass(frozen=True)
 class Prices:
@@ -762,14 +599,13 @@ class Prices:
     input: float
     output: float
 
-    def __post_init__(self) -> None:
-        for option, value in (("--price-in", self.input), ("--price-out", self.output)):
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"{option} is in US dollars per million tokens, got {value}")
-
     def usd(self, num_input: int, num_output: int) -> float:
         """Of so many tokens."""
-        return (num_input * self.input + num_output * self.output) / MILLION
+        return (num_input * self.input + num_output * self.output) / 1_000_000
+
+    def usd_of(self, replies: Iterable[Reply]) -> float:
+        """Of answers."""
+        return sum(self.usd(reply.prompt_tokens, reply.completion_tokens) for reply in replies)
 
 
 # OpenAI's published prices as of 2025, without discounts (cached input, batches). They may have
@@ -792,54 +628,26 @@ def prices_of(
     if (price_in is None) != (price_out is None):
         raise UserError("--price-in and --price-out go together: give both or neither")
     if price_in is not None and price_out is not None:
+        if not all(math.isfinite(price) and price >= 0 for price in (price_in, price_out)):
+            raise UserError("--price-in and --price-out are US dollars per million tokens")
         return Prices(price_in, price_out)
     is_openai = urlsplit(base_url).hostname == "api.openai.com"
     return KNOWN_PRICES.get(model) if is_openai else None
 
 
-def why_unknown(model: str) -> str:
-    """Why there are no prices."""
-    if model in KNOWN_PRICES:
-        return f"known for {model} at OpenAI's own address only, not at --base-url"
-    return "not known"
-
-
-def cost_of(replies: Iterable[Reply], prices: Prices) -> float:
-    """Dollars that these answers cost."""
-    return sum(prices.usd(reply.prompt_tokens, reply.completion_tokens) for reply in replies)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """About how much a set of requests will cost. No failed attempts are counted."""
-
-    num_requests: int
-    num_input: int
-    """Tokens, estimated: four characters are one."""
-    num_output: int
-    """Tokens, if each answer is as long as it may be."""
-    usd: float | None
-    """None: prices unknown."""
-    model: str = ""
-    """Who is asked."""
-
-    def words(self) -> str:
-        """One sentence."""
-        if not self.num_requests:
-            return "nothing to ask: all answers are kept from before"
-        size = f"about {self.num_input:,} tokens in, at most {self.num_output:,} out"
-        why = f"prices are {why_unknown(self.model)}: give --price-in and --price-out"
-        cost = f"dollars unknown ({why})" if self.usd is None else f"at most about ${self.usd:,.4f}"
-        return f"estimate: {self.num_requests:,} requests, {size}, {cost}"
-
-
-def estimate(requests: Iterable[ChatRequest], prices: Prices | None) -> Estimate:
-    """Before anything is sent."""
-    unique = list({request.key: request for request in requests}.values())
-    num_input = sum(prompt_tokens(request.messages) for request in unique)
-    num_output = sum(request.max_tokens for request in unique)
-    usd = prices.usd(num_input, num_output) if prices else None
-    return Estimate(len(unique), num_input, num_output, usd, unique[0].model if unique else "")
+def estimate(requests: Sequence[ChatRequest], prices: Prices | None) -> tuple[str, float]:
+    """What requests will cost at most, failed attempts aside: in words, and in dollars."""
+    if not requests:
+        return "nothing to ask: all answers are kept from before", 0.0
+    num_input = sum(request.prompt_tokens() for request in requests)
+    num_output = sum(request.max_tokens for request in requests)
+    size = f"about {num_input:,} tokens in, at most {num_output:,} out"
+    usd = prices.usd(num_input, num_output) if prices else 0.0
+    cost = f"at most about ${usd:,.4f}"
+    if prices is None:
+        why = f"no prices are known of {requests[0].model} there: give --price-in and --price-out"
+        cost = f"dollars unknown ({why})"
+    return f"estimate: {len(requests):,} requests, {size}, {cost}", usd
 
 
 class SpendingStopped(EndpointError):
@@ -859,74 +667,45 @@ class SpendingLimit:
             raise UserError(f"--max-usd must be above 0, got {max_usd}")
         if prices is None:
             raise UserError(
-                f"--max-usd needs the judge's prices, which are {why_unknown(model)}: give "
+                f"--max-usd needs prices, and none are known of {model} at this endpoint: give "
                 "--price-in and --price-out (US dollars per million tokens)"
             )
         self.max_usd, self.prices = max_usd, prices
         self.spent = 0.0
-        self._under_way: dict[int, float] = {}
+        self._under_way: list[float] = []
         self._settled = threading.Condition()
 
-    def check(self, estimate: Estimate) -> None:
-        """Refuse to begin what would not be finished."""
-        if estimate.usd is not None and estimate.usd > self.max_usd:
-            raise UserError(
-                f"--max-usd {self.max_usd:g} is not enough; {estimate.words()}. Raise it, or ask "
-                "less; nothing was sent"
-            )
-
-    def worst(self, request: ChatRequest) -> float:
-        """Dollars that one attempt can cost."""
-        return self.prices.usd(most_prompt_tokens(request.messages), request.max_tokens)
-
-    @contextlib.contextmanager
-    def attempt(self, request: ChatRequest, stop: threading.Event) -> Iterator[Bill]:
-        """Sets the worst case aside while an attempt is under way; then spends what the bill says.
+    def reserve(self, request: ChatRequest, stop: threading.Event) -> float:
+        """Sets aside the most that an attempt can cost.
 
         Waits while attempts under way may still leave room; raises SpendingStopped if none does.
         """
-        bill = Bill(self.worst(request), self.prices)
+        usd = self.prices.usd(request.most_prompt_tokens(), request.max_tokens)
         with self._settled:
-            while not self._fits(bill.usd):
+            while self.spent + sum(self._under_way) + usd > self.max_usd:
                 if stop.is_set():
                     raise Stopped
                 if not self._under_way:
-                    raise SpendingStopped(self._words(bill.usd))
+                    raise SpendingStopped(
+                        f"the spending limit is reached: ${self.spent:,.4f} of --max-usd "
+                        f"{self.max_usd:g} used, and the next request may cost ${usd:,.4f}"
+                    )
                 self._settled.wait(0.5)
-            self._under_way[id(bill)] = bill.usd
-        try:
-            yield bill
-        finally:
-            with self._settled:
-                del self._under_way[id(bill)]
-                self.spent += bill.usd
-                self._settled.notify_all()
+            self._under_way.append(usd)
+        return usd
 
-    def _fits(self, usd: float) -> bool:
-        return self.spent + sum(self._under_way.values()) + usd <= self.max_usd
+    def cost(self, outcome: Reply | Failure, worst: float) -> float:
+        """What an attempt cost that could cost ``worst``."""
+        if isinstance(outcome, Failure):
+            return worst if outcome.may_be_billed else 0.0
+        return worst if outcome.is_usage_estimated else self.prices.usd_of([outcome])
 
-    def _words(self, usd: float) -> str:
-        return (
-            f"the spending limit is reached: ${self.spent:,.4f} of --max-usd {self.max_usd:g} "
-            f"used, and the next request may cost ${usd:,.4f}"
-        )
-
-
-class Bill:
-    """What one attempt costs: its worst case until something better is known."""
-
-    def __init__(self, worst: float, prices: Prices) -> None:
-        self.usd = worst
-        self._prices = prices
-
-    def used(self, reply: Reply) -> None:
-        """An answer came, with its usage (where the endpoint tells none, the worst case stays)."""
-        if not reply.is_usage_estimated:
-            self.usd = self._prices.usd(reply.prompt_tokens, reply.completion_tokens)
-
-    def free(self) -> None:
-        """The endpoint refused."""
-        self.usd = 0.0
+    def settle(self, reserved: float, usd: float) -> None:
+        """Spend what an attempt cost; what was set aside is free again."""
+        with self._settled:
+            self._under_way.remove(reserved)
+            self.spent += usd
+            self._settled.notify_all()
 
 
 # Every question to a judge and its answer, one line each; what is there is never asked again.
@@ -937,121 +716,75 @@ GRACE_SECONDS = 15.0
 """After Ctrl-C: for answers under way, which are paid for."""
 
 
-@dataclass(frozen=True)
-class RequestResults:
-    """What became of the requests of one call."""
-
-    num_kept: int
-    """Answers and refusals that were there before."""
-    num_new: int
-    """Answers that came."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """Key of each request that failed, and why; they are asked again next time."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Of each that the endpoint will never answer (too long, filtered), now or before."""
-
-
 class Transcript:
     """Answers and refusals by request, in a file that only grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._kept = Store(path, _is_right)
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._kept)
+        self.records = Store(path, _is_right)
 
     def get(self, request: ChatRequest) -> Reply | None:
         """The kept reply; None where there is none, or a refusal."""
-        record = self._kept.get(request.key) or {}
-        return Reply(**record["reply"]) if "reply" in record else None
+        return next(iter(self.replies([request])), None)
+
+    def of(self, requests: Iterable[ChatRequest]) -> list[dict[str, Any]]:
+        """What the file has of these, each once."""
+        unique = dict.fromkeys(request.key for request in requests)
+        return [self.records[key] for key in unique if key in self.records]
 
     def refused(self, requests: Iterable[ChatRequest]) -> dict[str, str]:
-        """Key of each that the endpoint will never answer, and why."""
-        records = [self._kept.get(request.key) or {} for request in requests]
-        return {record["key"]: record["refused"] for record in records if "refused" in record}
+        """Key of each that the endpoint will never answer (too long, filtered), and why."""
+        found = self.of(requests)
+        return {record["key"]: record["refused"] for record in found if "refused" in record}
 
     def refused_settings(self, requests: Iterable[ChatRequest]) -> set[str]:
         """Settings that the judge did not take when it answered these."""
-        records = [self._kept.get(request.key) or {} for request in requests]
-        return {name for record in records for name in record.get("refused_settings", ())}
+        found = self.of(requests)
+        return {name for record in found for name in record.get("refused_settings", ())}
+
+    def replies(self, requests: Iterable[ChatRequest]) -> list[Reply]:
+        """All that there are to these."""
+        return [Reply(**record["reply"]) for record in self.of(requests) if "reply" in record]
 
     def missing(self, requests: Iterable[ChatRequest]) -> list[ChatRequest]:
         """Those with neither an answer nor a refusal, each once, in their order."""
         unique = {request.key: request for request in requests}
-        return [request for key, request in unique.items() if key not in self._kept]
-
-    def add(self, request: ChatRequest, answer: ChatAnswer) -> None:
-        """Keep an answer; it is on disk when this returns."""
-        record = {
-            "key": request.key,
-            "request": request.to_dict(),
-            "reply": asdict(answer.reply),
-            "attempts": answer.attempts,
-            "errors": list(answer.errors),
-            "refused_settings": list(answer.changes),
-            "seconds": round(answer.seconds, 3),
-            "at": _now(),
-        }
-        self._kept.add([record])
-
-    def add_refusal(self, request: ChatRequest, words: str) -> None:
-        """Keep that the endpoint will never answer, and why."""
-        about = {"key": request.key, "request": request.to_dict()}
-        self._kept.add([{**about, "refused": words, "at": _now()}])
+        return [request for key, request in unique.items() if key not in self.records]
 
     def ask_all(
         self,
         requests: Iterable[ChatRequest],
         endpoint: Endpoint,
-        on_done: Callable[[int, int], None] | None = None,
-        *,
-        limit: SpendingLimit | None = None,
-        max_failures: int = MOST_FAILURES,
-    ) -> RequestResults:
-        """Ask what is missing, and keep each answer as it comes.
+        on_done: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, str]:
+        """Ask what is missing, and keep each answer as it comes; why each that failed did, by key.
 
         ``on_done`` gets (done, total), what was kept before included. Errors and Ctrl-C are raised
         after the answers under way have been kept; they say how many there are.
         """
         everything = list({request.key: request for request in requests}.values())
         with _only_asker(self.path):
-            self._kept = Store(self.path, _is_right)  # another process may have answered some
+            self.records = Store(self.path, _is_right)  # another process may have answered some
             missing = self.missing(everything)
             kept = len(everything) - len(missing)
-
-            def show(done: int) -> None:
-                if on_done is not None:
-                    on_done(kept + done, len(everything))
-
-            show(0)
-            round_ = _Round(self, missing, endpoint, limit, max_failures)
-            failed = round_.run(show)
-        return RequestResults(kept, round_.num_new, failed, self.refused(everything))
+            on_done(kept, len(everything))
+            asking = _Asking(self.records, missing, endpoint)
+            asking.run(lambda done: on_done(kept + done, len(everything)))
+        return asking.failed
 
 
 def _is_right(record: dict[str, Any]) -> bool:
     """A line that holds a refusal, or a reply with all of its parts."""
     if "reply" not in record:
         return isinstance(record.get("refused"), str)
-    kinds = {"text": str, "top_logprobs": dict, "is_usage_estimated": bool}
-    reply, names = record["reply"], record.get("refused_settings", [])
+    kinds = {"text": str, "top_logprobs": dict, "prompt_tokens": int, "completion_tokens": int}
+    reply = record["reply"]
     return (
         has_kinds(reply, kinds)
         and reply.keys() <= Reply.__dataclass_fields__.keys()
         and all(map(is_number, reply["top_logprobs"].values()))
-        and all(is_whole(reply.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
-        and isinstance(reply.get("finish_reason"), str | None)
-        and isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
+        and isinstance(record.get("refused_settings", []), list)
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager
@@ -1069,118 +802,86 @@ def _only_asker(path: Path) -> Iterator[None]:
         yield
 
 
-_GOES_ON, _ENDED = "goes on", "ended"
-"""What a thread tells after each request, and at its end."""
-
-
-class _Round:
+class _Asking:
     """Threads that ask, each keeping what it gets; the caller's thread watches."""
 
-    def __init__(
-        self,
-        transcript: Transcript,
-        missing: list[ChatRequest],
-        endpoint: Endpoint,
-        limit: SpendingLimit | None,
-        max_failures: int,
-    ) -> None:
-        self.transcript, self.endpoint, self.limit = transcript, endpoint, limit
-        self.num, self.max_failures = len(missing), max_failures
-        self.stop = threading.Event()
-        self._todo: queue.SimpleQueue[ChatRequest] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
-        self._writing = threading.Lock()
-        self._failed: dict[str, str] = {}
-        self.num_new = self._num_refused = self._in_a_row = 0
-        for request in missing:
-            self._todo.put(request)
+    def __init__(self, records: Store, missing: Sequence[ChatRequest], endpoint: Endpoint) -> None:
+        self.records, self.endpoint, self.num = records, endpoint, len(missing)
+        self.failed: dict[str, str] = {}
+        self.num_replies = self.num_refusals = self._in_a_row = 0
+        self._todo = deque(missing)
+        self._events: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
+        self._writing, self._stop = threading.Lock(), threading.Event()
 
-    def run(self, show: Callable[[int], None]) -> dict[str, str]:
-        """Why each request that failed did."""
-        num_threads = min(self.endpoint.options.num_threads, self.num)
+    def run(self, on_done: Callable[[int], None]) -> None:
+        count = min(self.endpoint.options.num_threads, self.num)
         # daemons: after a second Ctrl-C nobody waits for them
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(num_threads)]
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        error: BaseException | None = None
         try:
             for thread in threads:
                 thread.start()
-            error = self._watch(num_threads, show)
+            while count:
+                event = self._events.get()
+                if isinstance(event, BaseException):
+                    error = error or event
+                count -= event == "end"
+                on_done(self.num_replies + self.num_refusals)
         except KeyboardInterrupt:
-            self.stop.set()
-            self._wait_for(threads)
+            self._stop.set()
+            deadline = time.monotonic() + GRACE_SECONDS
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join(max(0.0, deadline - time.monotonic()))
             raise KeyboardInterrupt(f"interrupted; {self._words()}") from None
         finally:
-            self.stop.set()
-        for thread in threads:
-            thread.join()
+            self._stop.set()
         if isinstance(error, UserError | EndpointError):
             raise type(error)(f"{error}; {self._words()}")
         if error is not None:
             raise error
-        return self._failed
 
     def _work(self) -> None:
         """A thread: no signal reaches it, so an answer that came is kept."""
-        while not self.stop.is_set():
+        while self._todo and not self._stop.is_set():
             try:
-                request = self._todo.get_nowait()
-            except queue.Empty:
+                request = self._todo.popleft()
+            except IndexError:  # another thread was faster
                 break
             try:
                 self._ask(request)
+                self._events.put("next")
             except Stopped:
                 break
             except BaseException as error:
-                self.stop.set()
-                self._results.put(error)
-            else:
-                self._results.put(_GOES_ON)
-        self._results.put(_ENDED)
+                self._stop.set()
+                self._events.put(error)
+        self._events.put("end")
 
     def _ask(self, request: ChatRequest) -> None:
         """Ask, and keep what comes of it; raises what ends it all."""
         try:
-            answer = self.endpoint.ask(request, limit=self.limit, stop=self.stop)
+            answer = self.endpoint.ask(request, self._stop)
         except RequestFailed as error:
             with self._writing:
-                self._note_failure(request, error)
+                self.failed[request.key] = str(error)
+                self._in_a_row += 1
+                if self._in_a_row >= MOST_FAILURES and not self._stop.is_set():
+                    words = f"failed {MOST_FAILURES} requests in a row: {error}"
+                    raise EndpointError(f"the judge at {self.endpoint.name} {words}") from None
             return
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        record = {"key": request.key, "request": asdict(request), **answer, "at": at}
         with self._writing:
-            self.transcript.add(request, answer)
-            self.num_new += 1
-            self._in_a_row = 0
-
-    def _watch(self, num_threads: int, show: Callable[[int], None]) -> BaseException | None:
-        """Until all threads have ended; the error that stopped them, if any."""
-        first: BaseException | None = None
-        while num_threads:
-            result = self._results.get()
-            if isinstance(result, BaseException):
-                first = first or result
-            num_threads -= result == _ENDED
-            show(self.num_new + self._num_refused)
-        return first
-
-    def _note_failure(self, request: ChatRequest, error: RequestFailed) -> None:
-        """Raises if this was one failure too many."""
-        if error.is_refused:
-            self.transcript.add_refusal(request, str(error))
-            self._num_refused += 1
-            return
-        self._failed[request.key] = str(error)
-        self._in_a_row += 1
-        if self._in_a_row >= self.max_failures and not self.stop.is_set():
-            self.stop.set()
-            words = f"failed {self.max_failures} requests in a row: {error}"
-            raise EndpointError(f"the judge at {self.endpoint.name} {words}")
-
-    def _wait_for(self, threads: list[threading.Thread]) -> None:
-        deadline = time.monotonic() + GRACE_SECONDS
-        for thread in threads:
-            if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+            self.records.add([record])
+            if "refused" in answer:
+                self.num_refusals += 1
+            else:
+                self.num_replies += 1
+                self._in_a_row = 0
 
     def _words(self) -> str:
         return (
-            f"{self.num_new} of {self.num} answers came and are kept in {self.transcript.path}; "
+            f"{self.num_replies} of {self.num} answers came and are kept in {self.records.path}; "
             "the same command asks only for the rest"
         )

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from bellmask.data.example_files import LISTS, Message, Record, read_records, text_of
 from bellmask.data.readers import Wheel
@@ -166,23 +166,18 @@ def _alpaca_in(folder: Path) -> Path:
 
 
 def _alpaca_from_hub() -> Path:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError(
-            "alpaca-eval comes from the hub, which needs huggingface_hub: pip install "
-            f"'bellmask[text]', or give a folder that holds {ALPACA_FILE}: --data-dir FOLDER"
-        ) from None
     print(f"looking for {ALPACA_FILE} of {ALPACA_REPOSITORY} on the hub", file=sys.stderr)
-    download = huggingface_hub.hf_hub_download
     try:
+        from huggingface_hub import hf_hub_download
+
         with quiet():  # offline, the hub's client tries again and again, and says so each time
-            return Path(download(ALPACA_REPOSITORY, ALPACA_FILE, repo_type="dataset"))
-    except Exception as error:  # no network, no such file, no right to it
+            return Path(hf_hub_download(ALPACA_REPOSITORY, ALPACA_FILE, repo_type="dataset"))
+    except Exception as error:  # not installed, no network, no such file, no right to it
         raise UserError(
             f"cannot fetch {ALPACA_FILE} of {ALPACA_REPOSITORY} from the hub "
-            f"({first_line(error)}). Offline? Download it (or any model_outputs.json of "
-            "AlpacaEval) where there is a network and give its folder: --data-dir FOLDER"
+            f"({first_line(error)}); it needs pip install 'bellmask[text]' and a network. Offline? "
+            "Download it (or any model_outputs.json of AlpacaEval) where there is one and give its "
+            "folder: --data-dir FOLDER"
         ) from None
 
 
@@ -257,16 +252,6 @@ def _reference(value: Any, num_turns: int, place: str) -> tuple[str, ...] | None
     return texts if all(text.strip() for text in texts) else None
 
 
-def check_answers(benchmark: Benchmark, answers: Sequence[Sequence[str]], who: str) -> None:
-    """Refuse answers that are not one for each turn of each task."""
-    if len(answers) != len(benchmark.tasks):
-        raise UserError(f"{who} has {len(answers)} answers to {len(benchmark.tasks)} tasks")
-    for task, said in zip(benchmark.tasks, answers, strict=True):
-        if len(said) != len(task.turns):
-            turns = len(task.turns)
-            raise UserError(f"{who}, task {task.id}: {len(said)} answers to {turns} turns")
-
-
 # Two requests, one in each order, → one outcome for A against B.
 #
 # A judge prefers what it reads first (or last), so each pair is shown both ways. Only an answer
@@ -310,13 +295,15 @@ class Pair:
     """A's answers up to this turn's."""
     answers_b: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        assert len(self.answers_a) == len(self.answers_b) == self.turn + 1 <= len(self.task.turns)
-
     @property
     def is_same(self) -> bool:
         """Nothing to be judged: whoever sees two equal conversations can only toss a coin."""
         return self.answers_a == self.answers_b
+
+    def shown(self, a_first: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Both sides' answers up to this turn, as the judge is shown them."""
+        both = (self.answers_a, self.answers_b)
+        return both if a_first else both[::-1]
 
 
 @dataclass(frozen=True)
@@ -418,12 +405,6 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return re.sub(rf"\{{({names})\}}", lambda found: values[found[1]], template)
 
 
-def in_order(pair: Pair, a_first: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Both sides' answers up to this turn, as the judge is shown them."""
-    both = (pair.answers_a, pair.answers_b)
-    return both if a_first else both[::-1]
-
-
 # AlpacaEval's style
 
 
@@ -450,12 +431,8 @@ def _alpaca(template: str) -> Style:
     def write(pair: Pair, a_first: bool) -> Messages:
         if len(pair.task.turns) != 1:
             raise UserError(f"task {pair.task.id}: the alpaca style judges single turns only")
-        first, second = in_order(pair, a_first)
-        values = {
-            "instruction": pair.task.turns[0],
-            "output_1": first[0],
-            "output_2": second[0],
-        }
+        first, second = pair.shown(a_first)
+        values = {"instruction": pair.task.turns[0], "output_1": first[0], "output_2": second[0]}
         return tuple((role, fill(text, values)) for role, text in parts)
 
     return Style("alpaca", content_key(template), write, read_alpaca, 8, logprobs=5)
@@ -509,7 +486,7 @@ def _mt_bench(prompts: Mapping[str, tuple[str, str]]) -> Style:
 
 
 def _mt_values(pair: Pair, a_first: bool) -> dict[str, str]:
-    first, second = in_order(pair, a_first)
+    first, second = pair.shown(a_first)
     values = {"question": pair.task.turns[0], "answer_a": first[0], "answer_b": second[0]}
     said = (("question", pair.task.turns), ("answer_a", first), ("answer_b", second))
     for name, texts in (*said, ("ref_answer", pair.task.reference or ())):
@@ -551,7 +528,7 @@ def write_plain(pair: Pair, a_first: bool) -> Messages:
     has_turns = pair.turn > 0
     parts = [
         _conversation(f"Answer {name}", pair.task.turns, said)
-        for name, said in zip("AB", in_order(pair, a_first), strict=True)
+        for name, said in zip("AB", pair.shown(a_first), strict=True)
     ]
     if not has_turns:
         parts = [f"=== Request\n{pair.task.turns[0]}", *parts]
@@ -618,40 +595,14 @@ MOST_TASKS = 1 << 20
 OUTPUTS = ("output", "response", "answer", "outputs")
 """Columns that hold an answer, or a list with one for each turn."""
 OnDone = Callable[[int], None]
+
+
+def _ignore(done: int) -> None:
+    """Nobody watches."""
+
+
 Said = tuple[str, ...]
 """One answer for each turn of a task."""
-Key = TypeVar("Key")
-
-
-class Side(Protocol):
-    """One of the two that are compared."""
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        ...
-
-    @property
-    def is_fixed(self) -> bool:
-        """Its answers are the same with every seed."""
-        ...
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """How its answers came about, for the record."""
-        ...
-
-    def missing(self, benchmark: Benchmark, seed: int) -> int:
-        """Answers that have to be written."""
-        ...
-
-    def answers(self, benchmark: Benchmark, seed: int, on_done: OnDone | None = None) -> list[Said]:
-        """To each task; ``on_done`` is told how many of :meth:`missing` are written."""
-        ...
-
-    def cautions(self, benchmark: Benchmark, seeds: Sequence[int]) -> list[str]:
-        """What a reader must know of its answers."""
-        ...
 
 
 # Runs that answer
@@ -659,8 +610,6 @@ class Side(Protocol):
 
 class RunSide:
     """A run that answers."""
-
-    is_fixed = False
 
     def __init__(
         self, name: str, run: Loaded, folder: Path, *, sampling: Sampling, length: int | None
@@ -703,15 +652,10 @@ class RunSide:
         """Answers to turns that are not kept from before."""
         return sum(self._key(*place, seed) not in self._kept for place in _places(benchmark))
 
-    def answers(self, benchmark: Benchmark, seed: int, on_done: OnDone | None = None) -> list[Said]:
-        """Written now or before; first turns first, as later ones need them."""
+    def answers(self, benchmark: Benchmark, seed: int, on_done: OnDone = _ignore) -> list[Said]:
+        """Written now or before; ``on_done`` is told how many of :meth:`missing` are written."""
         done = 0
-
-        def show(written: int) -> None:
-            if on_done:
-                on_done(done + written)
-
-        for turn in range(max(len(task.turns) for task in benchmark.tasks)):
+        for turn in range(max(len(task.turns) for task in benchmark.tasks)):  # later need earlier
             todo = [
                 task
                 for task, place in _places(benchmark)
@@ -719,21 +663,21 @@ class RunSide:
             ]
             for start in range(0, len(todo), CHUNK):
                 chunk = todo[start : start + CHUNK]
-                self._write(chunk, turn, seed, show)
+                self._write(chunk, turn, seed, lambda count, before=done: on_done(before + count))  # type: ignore[misc]
                 done += len(chunk)
         return [
             tuple(self._said(task, turn, seed) for turn in range(len(task.turns)))
             for task in benchmark.tasks
         ]
 
-    def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, show: OnDone) -> None:
+    def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, on_batch: OnDone) -> None:
         made = self._answerer.answer(
             [self._question(task, turn, seed) for task in tasks],
             length=self._length,
             sampling=self._sampling,
             seed=seed,
             samples=[MOST_TASKS * turn + task.index for task in tasks],
-            on_batch=show,
+            on_batch=on_batch,
         )
         self._kept.add(
             {
@@ -796,7 +740,6 @@ class FileSide:
     """What the user says, or its first turn alone → what was answered."""
     by_id: dict[str, Said]
     """The same of records that tell a task by its number."""
-    is_fixed: bool = True
 
     @property
     def about(self) -> dict[str, Any]:
@@ -807,25 +750,31 @@ class FileSide:
         """None: it writes nothing."""
         return 0
 
-    def answers(self, benchmark: Benchmark, seed: int, on_done: OnDone | None = None) -> list[Said]:
-        """As they are in the file."""
-        found = {task.id: said for task in benchmark.tasks if (said := self._said(task))}
-        absent = [task.id for task in benchmark.tasks if task.id not in found]
+    def answers(self, benchmark: Benchmark, seed: int, on_done: OnDone = _ignore) -> list[Said]:
+        """As they are in the file, whatever the seed."""
+        found = [self._said(task) for task in benchmark.tasks]
+        absent = [task.id for task, said in zip(benchmark.tasks, found, strict=True) if not said]
         if absent:
             raise UserError(
                 f"{self.name} has no output for {len(absent)} of the {len(benchmark.tasks)} tasks "
                 f"of {benchmark.name}, the first of them {absent[0]}"
             )
-        check_answers(benchmark, list(found.values()), self.name)
-        return list(found.values())
+        for task, said in zip(benchmark.tasks, found, strict=True):
+            if len(said) != len(task.turns):
+                count = f"{len(said)} answers to {len(task.turns)} turns"
+                raise UserError(f"{self.name}, task {task.id}: {count}")
+        return found
 
-    def _said(self, task: JudgeTask) -> Said | None:
-        known = (self.by_turns.get(task.turns), self.by_turns.get(task.turns[:1]))
-        return known[0] or known[1] or self.by_id.get(task.id)
+    def _said(self, task: JudgeTask) -> Said:
+        by_turns = self.by_turns.get(task.turns) or self.by_turns.get(task.turns[:1])
+        return by_turns or self.by_id.get(task.id, ())
 
     def cautions(self, benchmark: Benchmark, seeds: Sequence[int]) -> list[str]:
         """Nothing is known of it."""
         return []
+
+
+Side = RunSide | FileSide
 
 
 def read_outputs(path: Path, name: str | None = None) -> FileSide:
@@ -838,42 +787,34 @@ def read_outputs(path: Path, name: str | None = None) -> FileSide:
     records = list(read_records(path))
     if not records:
         raise UserError(f"{path} holds no outputs")
+    is_fastchat = "choices" in records[0]
+    keys: list[Any] = [str(record.get("question_id")) for record in records]
+    found: dict[Any, Said] = {}
     places = [f"{path}, record {number}" for number in range(1, len(records) + 1)]
-    if "choices" in records[0]:
-        numbers = [str(record.get("question_id")) for record in records]
-        said = list(map(_fastchat_answers, records, places))
-        return FileSide(name or path.name, {}, _unique(numbers, said, places))
-    said = list(map(_answers, records, places))
-    turns = [task.turns for task in read_tasks(path)]
-    return FileSide(name or path.name, _unique(turns, said, places), {})
-
-
-def _unique(keys: Iterable[Key], said: Iterable[Said], places: Iterable[str]) -> dict[Key, Said]:
-    found: dict[Key, Said] = {}
+    said = [_answers(record, place, is_fastchat) for record, place in zip(records, places)]
+    if not is_fastchat:
+        keys = [task.turns for task in read_tasks(path)]
     for key, answers, place in zip(keys, said, places, strict=True):
         if found.setdefault(key, answers) != answers:
             raise UserError(f"{place} answers otherwise what an earlier record has answered")
-    return found
+    by_turns, by_id = ({}, found) if is_fastchat else (found, {})
+    return FileSide(name or path.name, by_turns, by_id)
 
 
-def _answers(record: Record, place: str) -> Said:
-    column = next((name for name in OUTPUTS if record.get(name) is not None), None)
-    if column is None:
-        raise UserError(
-            f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; an output needs "
-            f"what was asked and one of {', '.join(OUTPUTS)}"
-        )
-    return _answer_texts(record[column], place)
-
-
-def _fastchat_answers(record: Record, place: str) -> Said:
-    try:
-        return _answer_texts(record["choices"][0]["turns"], place)
-    except (KeyError, IndexError, TypeError):
-        raise UserError(f"{place} has no choices with turns, unlike the first record") from None
-
-
-def _answer_texts(value: Any, place: str) -> Said:
+def _answers(record: Record, place: str, is_fastchat: bool) -> Said:
+    """One for each turn."""
+    if is_fastchat:
+        try:
+            value = record["choices"][0]["turns"]
+        except (KeyError, IndexError, TypeError):
+            raise UserError(f"{place} has no choices with turns, unlike the first record") from None
+    else:
+        value = next((record[name] for name in OUTPUTS if record.get(name) is not None), None)
+        if value is None:
+            raise UserError(
+                f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; an output "
+                f"needs what was asked and one of {', '.join(OUTPUTS)}"
+            )
     texts = value if isinstance(value, list) else [value]
     for text in texts:
         if not isinstance(text, str):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ RIDGE = 0.01
 """Weight of |b|²/2 beside the summed loss; used only where the answers separate perfectly."""
 SURE = 1e-6
 """A preference this close to 0 or 1 counts as sure when separation is looked for."""
-TOLERANCE = 1e-12
-"""Newton steps end when no slope, per judged answer, is larger."""
+SMALLEST_STEP = 1e-11
+"""A fit ends when no coefficient moves by more."""
 MAX_STEPS = 100
 
 
@@ -67,10 +67,8 @@ def two_term(
     Answers with the same ``cluster`` (turns of one question) are not independent: the error, by the
     delta method on a sandwich variance, sums their scores first.
     """
-    y_N, difference_N = check_inputs(preference, length_a, length_b)
-    cluster_N = np.arange(len(y_N)) if cluster is None else np.asarray(cluster)
-    if len(cluster_N) != len(y_N):
-        raise UserError(f"{len(cluster_N)} clusters for {len(y_N)} preferences")
+    y_N, difference_N = preference, length_a - length_b
+    cluster_N = np.arange(len(y_N)) if cluster is None else cluster
     scale = float(difference_N.std(ddof=1)) if len(y_N) > 1 else 0.0
     if scale == 0:
         return _without_slope(y_N, difference_N, cluster_N)
@@ -88,20 +86,6 @@ def two_term(
     return LengthControlled(rate, error, constant, slope, scale)
 
 
-def check_inputs(preference: Floats, length_a: Floats, length_b: Floats) -> tuple[Floats, Floats]:
-    """(preferences, length differences A - B), if they can be fitted."""
-    y_N = np.asarray(preference, dtype=np.float64)
-    difference_N = np.asarray(length_a, np.float64) - np.asarray(length_b, np.float64)
-    if not len(y_N) or y_N.shape != difference_N.shape:
-        raise UserError(
-            f"length control needs a preference and two lengths for each answer, got "
-            f"{len(y_N)} preferences and {len(difference_N)} pairs of lengths"
-        )
-    if not (np.isfinite(difference_N).all() and ((y_N >= 0) & (y_N <= 1)).all()):
-        raise UserError("length control needs preferences from 0 to 1 and finite lengths")
-    return y_N, difference_N
-
-
 def _without_slope(y_N: Floats, difference_N: Floats, cluster_N: Labels) -> LengthControlled:
     """All differences are one number: at 0 the plain win rate stands, elsewhere nothing can."""
     nan = float("nan")
@@ -109,13 +93,10 @@ def _without_slope(y_N: Floats, difference_N: Floats, cluster_N: Labels) -> Leng
         note = "every length difference is the same: what length does cannot be told"
         return LengthControlled(nan, nan, nan, nan, 0.0, note)
     rate = float(y_N.mean())
-    sums = np.bincount(np.unique(cluster_N, return_inverse=True)[1], weights=y_N - rate)
-    count = len(sums)
-    error = float(np.sqrt((sums**2).sum() * count / (count - 1))) / len(y_N) if count > 1 else nan
     with np.errstate(divide="ignore"):
         constant = float(np.log(rate) - np.log1p(-rate))
     note = "all answers are as long as their rivals: the plain win rate"
-    return LengthControlled(rate, error, constant, 0.0, 0.0, note)
+    return LengthControlled(rate, clustered_error(y_N, cluster_N), constant, 0.0, 0.0, note)
 
 
 def separates(x_N: Floats, y_N: Floats) -> bool:
@@ -140,26 +121,45 @@ def soft_losses(x_NK: Floats, y_N: Floats, b_K: Floats) -> Floats:
     return np.logaddexp(0.0, z_N) - y_N * z_N
 
 
-def fit(x_NK: Floats, y_N: Floats, *, ridge: float = 0.0) -> Floats:
-    """Coefficients of a logistic regression on soft labels: Newton steps, halved where needed."""
+def newton(
+    x_NK: Floats,
+    y_N: Floats,
+    weight_N: Floats,
+    penalty: Callable[[Floats], float],
+    step: Callable[[Floats, Floats, Floats], Floats],
+) -> Floats:
+    """Coefficients that make sum(weight * loss) + penalty(b) smallest.
+
+    ``step`` takes slope and curvature of the weighted loss, and b; a step that leads up is halved.
+    """
 
     def objective(b_K: Floats) -> float:
-        return float(soft_losses(x_NK, y_N, b_K).sum() + ridge / 2 * b_K @ b_K)
+        return float(weight_N @ soft_losses(x_NK, y_N, b_K) + penalty(b_K))
 
-    num, size = x_NK.shape
-    b_K = np.zeros(size)
+    b_K = np.zeros(x_NK.shape[1])
     for _ in range(MAX_STEPS):
         p_N = sigmoid(x_NK @ b_K)
-        slope_K = x_NK.T @ (p_N - y_N) + ridge * b_K
-        if np.abs(slope_K).max() <= TOLERANCE * num:
-            break
-        bend_KK = (x_NK * (p_N * (1 - p_N))[:, None]).T @ x_NK + ridge * np.eye(size)
-        step_K = np.linalg.lstsq(bend_KK, slope_K, rcond=None)[0]
+        slope_K = x_NK.T @ (weight_N * (p_N - y_N))
+        bend_KK = (x_NK * (weight_N * p_N * (1 - p_N))[:, None]).T @ x_NK
+        step_K = step(slope_K, bend_KK, b_K)
         now, share = objective(b_K), 1.0
-        while objective(b_K - share * step_K) > now and share > 1e-9:
+        while objective(b_K + share * step_K) > now and share > SMALLEST_STEP:
             share /= 2
-        b_K = b_K - share * step_K
+        b_K = b_K + share * step_K
+        if np.abs(step_K).max() < SMALLEST_STEP:
+            break
     return b_K
+
+
+def fit(x_NK: Floats, y_N: Floats, *, ridge: float = 0.0) -> Floats:
+    """Coefficients of a logistic regression on soft labels."""
+
+    def step(slope_K: Floats, bend_KK: Floats, b_K: Floats) -> Floats:
+        bend_KK = bend_KK + ridge * np.eye(len(b_K))
+        step_K, *_ = np.linalg.lstsq(bend_KK, slope_K + ridge * b_K, rcond=None)
+        return -np.asarray(step_K, dtype=np.float64)
+
+    return newton(x_NK, y_N, np.ones(len(y_N)), lambda b_K: ridge / 2 * float(b_K @ b_K), step)
 
 
 def sandwich(x_NK: Floats, y_N: Floats, b_K: Floats, cluster_N: Labels) -> Floats:
@@ -192,8 +192,6 @@ GAMED_WEIGHT = 0.2 / 2
 PENALTIES = tuple(np.logspace(-4, 4, 10).tolist())
 """Values of C that cross-validation tries."""
 FOLDS = 5
-SMALLEST_STEP = 1e-11
-"""The fit ends when no coefficient moves by more."""
 DIFFICULTY_SHA256 = "e28d875bb334f75e17acd1e4ed659b261860e3db379cf5de29060301bed0a18b"
 GAMED_SHA256 = "97aeec3f1c7de6dee6fd31fe66f1702623f4614c3efe1c6fc5f4927cd5fd674d"
 
@@ -220,54 +218,44 @@ class Calibration:
         return f"not with the published files: {', '.join(other)}" if other else None
 
 
-@dataclass(frozen=True)
-class PublishedRate:
-    """The rate of length_controlled_v1, between 0 and 1."""
-
-    rate: float
-    error: float
-    """As published: the spread of predictions over instructions, not the error of the fit."""
-    weights: tuple[float, float, float]
-    """Of length, difficulty and constant."""
-    penalty: float
-    """C, as cross-validation chose it."""
-    note: str | None
-
-
-# AlpacaEval's files
+FIRST = "the first column"
+"""Whatever its name."""
 
 
 def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
     """Read instruction_difficulty.csv and df_gamed.csv; stand-ins are labelled by their name."""
-    by_number = {}
-    for place, row in _rows(difficulty, {"instruction_difficulty"}):
-        number = next(iter(row.values()))  # the first column, whatever its name
-        by_number[_whole(number, place)] = _number(row, "instruction_difficulty", place)
-    needed = {"index", "preference", "std_delta_len", "instruction_difficulty"}
-    features, labels = [], []
-    for place, row in _rows(gamed, needed):
-        spread = _number(row, "std_delta_len", place)
-        features.append((np.tanh(spread), _number(row, "instruction_difficulty", place), 0.0))
-        labels.append(_number(row, "preference", place))
-    if not 0 <= min(labels) <= max(labels) <= 1:
+    numbers, difficulties = _columns(difficulty, (FIRST, "instruction_difficulty"))
+    by_number = dict(zip(numbers.astype(int).tolist(), difficulties.tolist(), strict=True))
+    names = ("std_delta_len", "instruction_difficulty", "preference")
+    spread_N, difficulty_N, y_N = _columns(gamed, names)
+    if not 0 <= y_N.min() <= y_N.max() <= 1:
         raise UserError(f"{gamed}: column 'preference' must lie between 0 and 1")
+    x_NK = np.stack([np.tanh(spread_N), difficulty_N, np.zeros(len(y_N))], axis=1)
     marks = {
         difficulty.name: _label(difficulty, DIFFICULTY_SHA256),
         gamed.name: _label(gamed, GAMED_SHA256),
     }
-    return Calibration(by_number, np.array(features), np.array(labels), marks)
+    return Calibration(by_number, x_NK, y_N, marks)
 
 
-def _rows(path: Path, needed: set[str]) -> Iterable[tuple[str, dict[str, str]]]:
+def _columns(path: Path, names: Sequence[str]) -> Floats:
+    """[column, row] numbers of a table."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream, strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    needed = set(names) - {FIRST}
     if not rows or not needed <= set(rows[0]):
         found = ", ".join(map(str, rows[0])) if rows else "no rows"
         raise UserError(f"{path} needs the columns {', '.join(sorted(needed))}; it has {found}")
-    return [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
+    columns = [next(iter(rows[0])) if name == FIRST else name for name in names]
+    return np.array(
+        [
+            [_number(row, name, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
+            for name in columns
+        ]
+    )
 
 
 def _number(row: dict[str, str], column: str, place: str) -> float:
@@ -280,13 +268,6 @@ def _number(row: dict[str, str], column: str, place: str) -> float:
     return value
 
 
-def _whole(text: str, place: str) -> int:
-    try:
-        return int(text)
-    except (TypeError, ValueError):
-        raise UserError(f"{place}: {text!r} is not the number of an instruction") from None
-
-
 def _label(path: Path, sha256: str) -> str:
     """By content; what is not the published file is told apart by its name."""
     if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
@@ -295,42 +276,39 @@ def _label(path: Path, sha256: str) -> str:
     return next(named, "another file than the published one")
 
 
-# AlpacaEval's model
+def published_length_controlled(
+    judged: Sequence[Judged], calibration: Calibration
+) -> dict[str, Any]:
+    """AlpacaEval's own length-controlled win rate of A; B must be its baseline's answers.
 
-
-def published_rate(
-    preference: Floats,
-    length_model: Floats,
-    length_baseline: Floats,
-    index: Sequence[int],
-    calibration: Calibration,
-) -> PublishedRate:
-    """The rate from preferences for the model (0 to 1), lengths in characters, instruction numbers.
-
-    Needs answers to at least :data:`FOLDS` instructions, all of them in the difficulties.
+    The error is as published: the spread of predictions over instructions, not that of the fit.
+    Where there is no rate, the note says why: the other rates stand.
     """
-    y_N, difference_N = check_inputs(preference, length_baseline, length_model)
-    if len(index) != len(y_N) or len(y_N) < FOLDS:
-        raise UserError(
-            f"the published length control needs an instruction number for each of at least "
-            f"{FOLDS} preferences, got {len(y_N)} preferences and {len(index)} numbers"
-        )
-    if missing := sorted(set(index) - set(calibration.difficulty)):
-        raise UserError(f"the instruction difficulties have no number {missing[0]}")
-    scale = difference_N.std(ddof=1)
-    if scale == 0:
-        raise UserError("every length difference is the same: what length does cannot be told")
-    difficulty_N = np.array([calibration.difficulty[number] for number in index])
-    x_NK = np.stack([np.tanh(difference_N / scale), difficulty_N, np.ones(len(y_N))], axis=1)
+    known = readable(judged)
+    y_N, index_N = preferences(known), tasks(known)
+    length_a, length_b = lengths(known)
+    difference_N = length_b - length_a
+    if len(known) < FOLDS or difference_N.std(ddof=1) == 0:
+        few = f"it needs at least {FOLDS} readable verdicts, got {len(known)}"
+        same = "every length difference is the same: what length does cannot be told"
+        note = few if len(known) < FOLDS else same
+        return {"value": float("nan"), "error": float("nan"), "note": note}
+    length_N = np.tanh(difference_N / difference_N.std(ddof=1))
+    difficulty_N = np.array([calibration.difficulty[number] for number in index_N])
+    x_NK = np.stack([length_N, difficulty_N, np.ones(len(y_N))], axis=1)
     all_x = np.concatenate([calibration.x_NK, x_NK])
     all_y = np.concatenate([calibration.y_N, y_N])
     weight_N = np.repeat([GAMED_WEIGHT, 1.0], [len(calibration.y_N), len(y_N)])
     penalty = choose_penalty(all_x, all_y, weight_N)
     b_K = fit_l1(all_x, all_y, weight_N, penalty)
     predicted_N = sigmoid(x_NK[:, 1:] @ b_K[1:])
-    error = float(predicted_N.std(ddof=1) / np.sqrt(len(predicted_N)))
-    weights = (float(b_K[0]), float(b_K[1]), float(b_K[2]))
-    return PublishedRate(float(predicted_N.mean()), error, weights, penalty, calibration.note)
+    return {
+        "value": float(predicted_N.mean()),
+        "error": float(predicted_N.std(ddof=1) / np.sqrt(len(predicted_N))),
+        "weights": b_K.tolist(),
+        "penalty": penalty,
+        "note": calibration.note,
+    }
 
 
 def choose_penalty(x_NK: Floats, y_N: Floats, weight_N: Floats) -> float:
@@ -360,22 +338,10 @@ def fit_l1(x_NK: Floats, y_N: Floats, weight_N: Floats, penalty: float) -> Float
     share_N = weight_N / weight_N.sum()
     price = 1 / (penalty * weight_N.sum())
 
-    def objective(b_K: Floats) -> float:
-        return float(share_N @ soft_losses(x_NK, y_N, b_K) + price * np.abs(b_K).sum())
+    def step(slope_K: Floats, bend_KK: Floats, b_K: Floats) -> Floats:
+        return _lowest_point(slope_K, bend_KK, b_K, price) - b_K
 
-    b_K = np.zeros(x_NK.shape[1])
-    for _ in range(MAX_STEPS):
-        p_N = sigmoid(x_NK @ b_K)
-        slope_K = x_NK.T @ (share_N * (p_N - y_N))
-        bend_KK = (x_NK * (share_N * p_N * (1 - p_N))[:, None]).T @ x_NK
-        step_K = _lowest_point(slope_K, bend_KK, b_K, price) - b_K
-        now, part = objective(b_K), 1.0
-        while objective(b_K + part * step_K) > now and part > SMALLEST_STEP:
-            part /= 2
-        b_K = b_K + part * step_K
-        if np.abs(step_K).max() < SMALLEST_STEP:
-            break
-    return b_K
+    return newton(x_NK, y_N, share_N, lambda b_K: price * float(np.abs(b_K).sum()), step)
 
 
 def _lowest_point(slope_K: Floats, bend_KK: Floats, b_K: Floats, price: float) -> Floats:
@@ -397,88 +363,33 @@ def _lowest_point(slope_K: Floats, bend_KK: Floats, b_K: Floats, price: float) -
     return best_K
 
 
-# Win rates of judged pairs, plain and length-controlled.
+# Win rates of judged pairs → the numbers of judge.json: of each seed, and over seeds (Table 5).
+
+HEADLINES = ("win_rate", "non_tie", "length_controlled", "published_length_controlled")
+"""Table 5 has the first three; the last one only with AlpacaEval's files."""
+COUNTS = {"wins": "win", "losses": "loss", "ties": "tie", "unreadable": "unreadable"}
+PARTS: dict[str, Callable[[Judged], str]] = {
+    "by_category": lambda one: one.pair.task.category,
+    "by_turn": lambda one: str(one.pair.turn + 1),
+}
+ZERO = 1e-12
+"""Errors below are 0 but for rounding."""
+IN_FILE = "the fitted rate is in judge.json only"
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A share, with its standard error over tasks (nan where one task is all there is)."""
-
-    value: float
-    error: float
+def readable(judged: Sequence[Judged]) -> list[Judged]:
+    """Those with an outcome."""
+    return [one for one in judged if one.outcome.preference is not None]
 
 
-@dataclass(frozen=True)
-class WinRates:
-    """How A did against B on some answers."""
-
-    wins: int
-    losses: int
-    ties: int
-    unreadable: int
-    """Pairs without a readable verdict in both orders; they are in no rate."""
-    win_rate: Rate
-    """Mean preference for A: ties count half, a judge's probabilities as they are."""
-    non_tie: Rate
-    """wins / (wins + losses), the paper's MT-Bench number (Tab. 5)."""
-
-    @property
-    def judged(self) -> int:
-        """Pairs with an outcome."""
-        return self.wins + self.losses + self.ties
+def preferences(judged: Sequence[Judged]) -> Floats:
+    """For A, from 0 to 1."""
+    return np.array([one.outcome.preference for one in judged], dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class OverSeeds:
-    """Mean ± deviation of a number over seeds (Tab. 5 has five)."""
-
-    mean: float
-    deviation: float
-    """Sample standard deviation; nan for a single seed."""
-    count: int
-    """Seeds that have the number."""
-
-
-def win_rates(judged: Sequence[Judged]) -> WinRates:
-    """All outcomes together."""
-    results = [one.outcome.result for one in judged]
-    return WinRates(
-        results.count("win"),
-        results.count("loss"),
-        results.count("tie"),
-        results.count("unreadable"),
-        win_rate=_rate(*_preferences(judged)),
-        non_tie=_non_tie(judged),
-    )
-
-
-def by_category(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
-    """Outcomes of each category, in the benchmark's order."""
-    return _by(judged, lambda one: one.pair.task.category)
-
-
-def by_turn(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
-    """Outcomes of each turn, named "1", "2", ..."""
-    return _by(judged, lambda one: str(one.pair.turn + 1))
-
-
-def length_controlled(judged: Sequence[Judged]) -> LengthControlled | None:
-    """The two-term length-controlled win rate; None where nothing was judged."""
-    known = readable(judged)
-    if not known:
-        return None
-    preference_N, cluster_N = _preferences(known)
-    length_a, length_b = lengths(known)
-    return two_term(preference_N, length_a, length_b, cluster_N)
-
-
-def published_length_controlled(
-    judged: Sequence[Judged], calibration: Calibration
-) -> PublishedRate:
-    """AlpacaEval's own length-controlled win rate of A; B must be its baseline's answers."""
-    known = readable(judged)
-    preference_N, index_N = _preferences(known)
-    return published_rate(preference_N, *lengths(known), index_N.tolist(), calibration)
+def tasks(judged: Sequence[Judged]) -> Labels:
+    """Places in the benchmark: the clusters of all errors."""
+    return np.array([one.pair.task.index for one in judged], dtype=np.int64)
 
 
 def lengths(judged: Sequence[Judged]) -> tuple[Floats, Floats]:
@@ -488,81 +399,67 @@ def lengths(judged: Sequence[Judged]) -> tuple[Floats, Floats]:
     return a, b
 
 
-def readable(judged: Sequence[Judged]) -> list[Judged]:
-    """Those with an outcome."""
-    return [one for one in judged if one.outcome.preference is not None]
+def win_rates(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Counts and rates, these with their errors over tasks.
+
+    The win rate is the mean preference for A: ties count half, a judge's probabilities as they are.
+    The non-tie rate is wins / (wins + losses), the paper's MT-Bench number (Tab. 5). What is
+    unreadable is in no rate.
+    """
+    results = [one.outcome.result for one in judged]
+    known, decided = readable(judged), _decided(judged)
+    won_N = np.array([one.outcome.result == "win" for one in decided], dtype=np.float64)
+    return {
+        **{name: results.count(result) for name, result in COUNTS.items()},  # type: ignore[arg-type]
+        "win_rate": _rate(preferences(known), tasks(known)),
+        "non_tie": _rate(won_N, tasks(decided)),
+    }
 
 
-def over_seeds(values: Sequence[float]) -> OverSeeds:
-    """Mean and sample standard deviation of what is a number."""
-    known = np.array([value for value in values if np.isfinite(value)])
-    nan = float("nan")
-    mean = float(known.mean()) if len(known) else nan
-    return OverSeeds(mean, float(known.std(ddof=1)) if len(known) > 1 else nan, len(known))
+def _decided(judged: Sequence[Judged]) -> list[Judged]:
+    return [one for one in judged if one.outcome.result in ("win", "loss")]
 
 
-def _by(judged: Sequence[Judged], name: Callable[[Judged], str]) -> dict[str, list[Judged]]:
+def _rate(value_N: Floats, cluster_N: Labels) -> dict[str, float]:
+    if not len(value_N):
+        return {"value": float("nan"), "error": float("nan")}
+    return {"value": float(value_N.mean()), "error": clustered_error(value_N, cluster_N)}
+
+
+def split(judged: Sequence[Judged], part: str) -> dict[str, list[Judged]]:
+    """By category or turn, in the benchmark's order."""
     groups: dict[str, list[Judged]] = {}
     for one in judged:
-        groups.setdefault(name(one), []).append(one)
+        groups.setdefault(PARTS[part](one), []).append(one)
     return groups
 
 
-def _preferences(judged: Sequence[Judged]) -> tuple[Floats, Labels]:
-    """(preferences, tasks) of what has an outcome."""
-    known = [
-        (one.outcome.preference, one.pair.task.index)
-        for one in judged
-        if one.outcome.preference is not None
-    ]
-    preference_N = np.array([value for value, _ in known], dtype=np.float64)
-    return preference_N, np.array([task for _, task in known], dtype=np.int64)
-
-
-def _non_tie(judged: Sequence[Judged]) -> Rate:
-    chosen = [one for one in judged if one.outcome.result in ("win", "loss")]
-    won_N = np.array([one.outcome.result == "win" for one in chosen], dtype=np.float64)
-    return _rate(won_N, np.array([one.pair.task.index for one in chosen], dtype=np.int64))
-
-
-def _rate(value_N: Floats, cluster_N: Labels) -> Rate:
-    if not len(value_N):
-        return Rate(float("nan"), float("nan"))
-    return Rate(float(value_N.mean()), clustered_error(value_N, cluster_N))
-
-
-# Outcomes → the numbers of judge.json: rates of each seed, and over seeds (paper Table 5).
-
-HEADLINES = ("win_rate", "non_tie", "length_controlled", "published_length_controlled")
-"""Table 5 has the first three; the last one only with AlpacaEval's files."""
-COUNTS = ("wins", "losses", "ties", "unreadable")
-PARTS = {"by_category": by_category, "by_turn": by_turn}
-ZERO = 1e-12
-"""Errors below are 0 but for rounding."""
-IN_FILE = "the fitted rate is in judge.json only"
+def length_controlled(judged: Sequence[Judged]) -> LengthControlled | None:
+    """The two-term length-controlled win rate; None where nothing was judged."""
+    known = readable(judged)
+    if not known:
+        return None
+    return two_term(preferences(known), *lengths(known), tasks(known))
 
 
 def seed_numbers(judged: Sequence[Judged], calibration: Calibration | None) -> dict[str, Any]:
     """Rates of one seed; each headline has a value and its standard error over tasks."""
-    rates = asdict(win_rates(judged))
+    rates = win_rates(judged)
     length_a, length_b = lengths(judged)
     numbers: dict[str, Any] = {
-        "counts": {name: rates[name] for name in COUNTS},
-        "win_rate": rates["win_rate"],
-        "non_tie": rates["non_tie"],
+        "counts": {name: rates.pop(name) for name in COUNTS},
+        **rates,
         "length_controlled": _controlled(judged),
-        "by_category": _rates(by_category(judged)),
-        "by_turn": _rates(by_turn(judged)),
+    }
+    for part in PARTS:
+        numbers[part] = {name: win_rates(group) for name, group in split(judged, part).items()}
+    numbers |= {
         "mean_length_a": float(length_a.mean()),
         "mean_length_b": float(length_b.mean()),
     }
     if calibration is not None:
-        numbers["published_length_controlled"] = _published(judged, calibration)
+        numbers["published_length_controlled"] = published_length_controlled(judged, calibration)
     return numbers
-
-
-def _rates(groups: dict[str, list[Judged]]) -> dict[str, Any]:
-    return {name: asdict(win_rates(group)) for name, group in groups.items()}
 
 
 def _controlled(judged: Sequence[Judged]) -> dict[str, Any]:
@@ -584,15 +481,6 @@ def _controlled(judged: Sequence[Judged]) -> dict[str, Any]:
     return {"value": about.pop("rate"), **about, "is_usable": is_usable}
 
 
-def _published(judged: Sequence[Judged], calibration: Calibration) -> dict[str, Any]:
-    """AlpacaEval's own rate; where it cannot be had, the reason: the other rates stand."""
-    try:
-        about = asdict(published_length_controlled(judged, calibration))
-    except UserError as error:
-        return {"value": float("nan"), "error": float("nan"), "note": str(error)}
-    return {"value": about.pop("rate"), **about, "weights": list(about["weights"])}
-
-
 def summarize(
     results: Sequence[dict[str, Any]], judged: Sequence[Sequence[Judged]]
 ) -> dict[str, Any]:
@@ -602,7 +490,7 @@ def summarize(
     around the rate of all. A task is one cluster, whichever the seed.
     """
     everything = [one for seed in judged for one in seed]
-    errors = _errors(everything, win_rates(everything))
+    errors = _errors(everything)
     controlled = length_controlled(everything)
     errors["length_controlled"] = float("nan")
     if controlled is not None:
@@ -616,45 +504,38 @@ def summarize(
     found["length_controlled"]["is_usable"] = all(
         result["length_controlled"]["is_usable"] for result in results
     )
-    return found | {
-        name: _part([result[name] for result in results], everything, split)
-        for name, split in PARTS.items()
-    }
+    for part in PARTS:
+        found[part] = {}
+        for name, group in split(everything, part).items():
+            together = win_rates(group)
+            found[part][name] = {count: together[count] for count in COUNTS}
+            for rate, error in _errors(group).items():
+                mine = [result[part][name][rate] for result in results]
+                found[part][name][rate] = _over_seeds(mine, error)
+    return found
 
 
-def _errors(judged: Sequence[Judged], rates: WinRates) -> dict[str, float]:
+def _errors(judged: Sequence[Judged]) -> dict[str, float]:
     """Of the win rate over its tasks, of the non-tie rate over those that have a winner."""
-    chosen = [one for one in judged if one.outcome.result in ("win", "loss")]
+    rates = win_rates(judged)
     return {
-        "win_rate": _known(rates.win_rate.error, readable(judged)),
-        "non_tie": _known(rates.non_tie.error, chosen),
+        "win_rate": _known(rates["win_rate"]["error"], readable(judged)),
+        "non_tie": _known(rates["non_tie"]["error"], _decided(judged)),
     }
 
 
 def _known(error: float, judged: Sequence[Judged]) -> float:
     """nan for an error of 0 over few tasks: that they agree says little of the next one."""
-    num_tasks = len({one.pair.task.index for one in judged})
+    num_tasks = len(set(tasks(judged).tolist()))
     return float("nan") if error < ZERO and num_tasks < MIN_CLUSTERS else error
 
 
 def _over_seeds(values: Sequence[dict[str, Any]], error: float) -> dict[str, Any]:
-    """Mean and deviation of the values, and the error over tasks."""
-    return {**asdict(over_seeds([one["value"] for one in values])), "error": error}
-
-
-def _part(
-    seeds: Sequence[dict[str, Any]],
-    judged: Sequence[Judged],
-    split: Callable[[Sequence[Judged]], dict[str, list[Judged]]],
-) -> dict[str, Any]:
-    """Of each category or turn: counts of all seeds together, rates over seeds."""
-    found = {}
-    for name, group in split(judged).items():
-        mine = [seed[name] for seed in seeds]
-        together = win_rates(group)
-        found[name] = {count: getattr(together, count) for count in COUNTS}
-        found[name] |= {
-            rate: _over_seeds([one[rate] for one in mine], error)
-            for rate, error in _errors(group, together).items()
-        }
-    return found
+    """Mean ± sample deviation of what is a number (Tab. 5 has five seeds); error over tasks."""
+    known = np.array([one["value"] for one in values if np.isfinite(one["value"])])
+    return {
+        "mean": float(known.mean()) if len(known) else float("nan"),
+        "deviation": float(known.std(ddof=1)) if len(known) > 1 else float("nan"),
+        "count": len(known),
+        "error": error,
+    }

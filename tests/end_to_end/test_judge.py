@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import threading
@@ -20,6 +21,8 @@ from judge_server import KEY, VARIABLE, JudgeServer, error, good, set_key
 from tuned_runs import tuned
 
 from bellmask.generate.answers import Answerer
+from bellmask.storage.loading import LoadOptions
+from bellmask.storage.run_folder import read_description
 
 SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ALPACA = SHARED / "alpaca_eval"
@@ -328,15 +331,38 @@ def test_two_files_of_outputs_bring_their_instructions(files, judge, tmp_path, m
 # --- money and mistakes ----------------------------------------------------------------------
 
 
-def test_a_dry_run_sends_nothing_and_needs_no_key(runs, talks, files, judge, tmp_path):
-    said = judge(*files, "--judge", "gpt-4o", "--dry-run")
-    assert "nothing was asked" in said.out
-    assert not (tmp_path / "out").exists()
+def test_a_dry_run_loads_writes_and_sends_nothing_and_needs_no_key(
+    runs, talks, files, judge, tmp_path, monkeypatch
+):
+    """Ten pairs of two seeds in both orders, with one or two answers of 8 tokens on each side."""
     args = [runs["x"], runs["y"], *talks, "--judge", "gpt-4o"]
-    said = judge(*args, "--dry-run")
-    assert "at most about $" in said.out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"answers"}
     assert "OPENAI_API_KEY" in judge(*args, code=2).err
+    monkeypatch.delattr(LoadOptions, "load")
+    said = judge(*files, "--judge", "gpt-4o", "--dry-run")
+    assert "16 requests" in said.out
+    said = judge(*args, "--dry-run")
+    assert "20 requests" in said.out
+    assert "at most about $" in said.out
+    for name in ("x", "y"):
+        assert f"answers of {runs[name]} count as 8 tokens each" in said.out
+    without = [arg for arg in args if arg not in ("--length", 8)]
+    found = re.search(r"count as (\d+) tokens", judge(*without, "--dry-run").out)
+    assert int(found[1]) == read_description(runs["x"])["response_tokens"]
+    assert "--max-usd 0.001" in judge(*args, "--dry-run", "--max-usd", 0.001, code=2).err
+    judge(*args[:-1], f"local:{runs['arm']}", "--dry-run")
+    hub = ["owner/name", *without[1:], "--dry-run"]
+    assert "--length" in judge(*hub, code=2).err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_estimate_is_never_below_what_is_asked(runs, talks, judge):
+    estimates = []
+    with JudgeServer(chooses(longer)) as server:
+        for more in (["--dry-run"], []):
+            said = judge(runs["x"], runs["y"], *talks, *more, server=server).out
+            estimates.append(re.search(r"([\d,]+) requests, about ([\d,]+) tokens", said).groups())
+    most, real = ([int(number.replace(",", "")) for number in found] for found in estimates)
+    assert all(one <= other for one, other in zip(real, most, strict=True))
 
 
 def test_money(files, judge, tmp_path):

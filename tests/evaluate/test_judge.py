@@ -15,7 +15,7 @@ from judge_server import VARIABLE, JudgeServer, error, good, script, set_key
 from pretrained_tools import save_lm
 
 import bellmask.evaluate.judge as module
-from bellmask.evaluate.judge import EndpointJudge, LikelihoodJudge, LocalJudge
+from bellmask.evaluate.judge import EndpointJudge, LocalJudge
 from bellmask.evaluate.judge_endpoint import (
     Endpoint,
     EndpointError,
@@ -23,7 +23,6 @@ from bellmask.evaluate.judge_endpoint import (
     Transcript,
 )
 from bellmask.evaluate.judge_prompts import (
-    Benchmark,
     JudgeTask,
     Pair,
     PairOutcome,
@@ -32,6 +31,7 @@ from bellmask.evaluate.judge_prompts import (
 )
 from bellmask.evaluate.scorers import TextScore, load_scorer
 from bellmask.utils.errors import UserError
+from bellmask.utils.store import content_key
 
 WORDS = ["a", "bb", "ccc", "dddd", "a", "ffffff", "g", "hhhhhhhh"]
 OTHERS = ["aaa", "b", "ccc", "d", "a", "f", "gg", "h h h h"]
@@ -135,21 +135,6 @@ def test_a_judge_that_does_not_take_a_setting_is_told(judge_at):
         assert line == "The judge does not take temperature, logprobs: asked without."
 
 
-def test_tasks_that_a_style_cannot_ask_about_are_refused_first(judge_at):
-    two = Benchmark("b", (TASKS[0], JudgeTask("two", ("q", "r"), "all", None, 0)), "plain")
-
-    def write(one, a_first):
-        if one.turn:
-            raise UserError("single turns only")
-
-    with JudgeServer() as server:
-        judge = judge_at(server)
-        judge.check(two)
-        with pytest.raises(UserError, match="single turns only"):
-            replace(judge, style=replace(judge.style, write=write)).check(two)
-        assert not server.requests
-
-
 def test_a_judge_that_refuses_everything(judge_at):
     with JudgeServer(script(error(413, "too large"))) as server:
         for _ in range(2):
@@ -188,28 +173,30 @@ def slow_log_likelihood(folder, before, answer):
 def test_likelihoods_of_a_language_model(tmp_path):
     """GPT-2's architecture with random weights and a context of 64."""
     folder = save_lm(tmp_path / "lm", "gpt2", TEXT, bos_token="<|begin|>")
-    judge = LikelihoodJudge(load_scorer(str(folder), device="cpu"))
+    judge = LocalJudge(load_scorer(str(folder), device="cpu"), tmp_path / "l.jsonl")
     assert judge.label == "likelihood of lm, not a judgement of quality"
     first, asked = ("the old dog.", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
     second = ("it ran", "it sat")
-    found = judge.judge([pair_of(*first), pair_of(*second, ("the mat ", "a dog"))])
+    pairs = [pair_of(*first), pair_of(*second, ("the mat ", "a dog"))]
     befores = [
         (asked, asked),
         [f"{asked} {said}\n\nQuestion: and the dog\nAnswer:" for said in ("the mat", "a dog")],
     ]
-    for one, answers, before in zip(found, (first, second), befores, strict=True):
-        for score, answer, given in zip((one.a, one.b), answers, before, strict=True):
+    for one, answers, before in zip(judge.judge(pairs), (first, second), befores, strict=True):
+        scores, means = judge.grounds(one.pair), []
+        for side, answer, given in zip("ab", answers, before, strict=True):
+            score = scores[f"likelihood_{side}"]
             total, count = slow_log_likelihood(folder, given, " " + answer)
-            assert score.log_likelihood == pytest.approx(total, abs=1e-3)
-            assert (score.num_tokens, score.is_exact, score.is_cut) == (count, True, False)
-        assert one.outcome.result == ("win" if one.a.per_token > one.b.per_token else "loss")
+            assert score["log_likelihood"] == pytest.approx(total, abs=1e-3)
+            assert (score["num_tokens"], score["is_exact"], score["is_cut"]) == (count, True, False)
+            means.append(total / count)
+        assert one.outcome.result == ("win" if means[0] > means[1] else "loss")
 
     words = ["the cat", "a dog saw it", "run", "old mat on the old mat", "dog dog"]
     pairs = [pair_of(a, b) for a in words for b in words]
-    together, single = (judge.judge(pairs, batch_size=size) for size in (50, 1))
+    together = judge.judge(pairs)
     swapped = judge.judge([pair_of(pair.answers_b[0], pair.answers_a[0]) for pair in pairs])
     mirror = {"win": "loss", "loss": "win", "tie": "tie"}
-    assert results(together) == results(single)
     assert [mirror[one] for one in results(swapped)] == results(together)
     assert results(together).count("tie") == len(words)
 
@@ -236,21 +223,24 @@ class Counting:
         return found
 
 
-def outcome(a, b, measure="per-token", **prices):
-    return LikelihoodJudge(Counting(prices), measure).judge([pair_of(a, b)])[0].outcome
+@pytest.fixture
+def outcome(tmp_path):
+    def judged(a, b, measure="per-token", **prices):
+        path = tmp_path / content_key(a, b, measure, prices)
+        return LocalJudge(Counting(prices), path, measure).judge([pair_of(a, b)])[0].outcome
+
+    return judged
 
 
-def test_per_token_and_raw_can_disagree():
+def test_per_token_and_raw_can_disagree(outcome, tmp_path):
     """Two tokens of 2 nats against five of 1: likelier per token, less likely as a whole."""
     assert outcome("x x", "y y y y y", x=2.0) == PairOutcome("loss", 0.0)
     assert outcome("x x", "y y y y y", "raw", x=2.0) == PairOutcome("win", 1.0)
-    scorer = Counting()
-    assert LikelihoodJudge(scorer, "raw").fingerprint != LikelihoodJudge(scorer).fingerprint
-    with pytest.raises(UserError, match="'total'"):
-        LikelihoodJudge(scorer, "total")
+    raw, mean = (LocalJudge(Counting(), tmp_path / "l", m).about([]) for m in ("raw", "per-token"))
+    assert raw != mean
 
 
-def test_ties_and_empty_answers():
+def test_ties_and_empty_answers(outcome):
     tie = PairOutcome("tie", 0.5)
     assert outcome("x", "y", x=1.0 + 1e-7) == tie
     assert outcome("x " * 10, "y " * 10, "raw", x=1.0 + 5e-6) == tie, "sums are less exact"
@@ -261,23 +251,26 @@ def test_ties_and_empty_answers():
         assert outcome("", " ", measure) == outcome("", "", measure) == tie
 
 
-def test_a_request_that_fills_the_context_cannot_be_judged():
+def test_a_request_that_fills_the_context_cannot_be_judged(tmp_path):
     scorer = Counting()
     scorer.context = 12  # the request has 7 words
     long = pair_of("x", "y", turns=["w " * 20])
-    pairs = [pair_of("x " * 9, "y"), pair_of("x", "y z"), long]
-    cut, fits, none = LikelihoodJudge(scorer).judge(pairs)
-    assert (cut.a.num_tokens, cut.a.is_cut, cut.b.is_cut) == (5, True, False)
-    assert not fits.a.is_cut
+    judge = LocalJudge(scorer, tmp_path / "l.jsonl")
+    cut, fits, none = judge.judge([pair_of("x " * 9, "y"), pair_of("x", "y z"), long])
+    scores = judge.grounds(cut.pair)
+    assert (scores["likelihood_a"]["num_tokens"], scores["likelihood_a"]["is_cut"]) == (5, True)
+    assert not scores["likelihood_b"]["is_cut"]
+    assert not judge.grounds(fits.pair)["likelihood_a"]["is_cut"]
     assert none.outcome == PairOutcome("unreadable", None)
 
 
-def test_each_text_is_scored_once_and_merged_tokens_are_marked():
+def test_each_text_is_scored_once_and_merged_tokens_are_marked(tmp_path):
     pairs = [pair_of("x", "y"), pair_of("y", "x"), pair_of("x", "")]
     for is_merging in (False, True):
         scorer = Counting(is_merging=is_merging)
-        found = LikelihoodJudge(scorer).judge(pairs)
-        assert found[0].a.is_exact is not is_merging
+        judge = LocalJudge(scorer, tmp_path / f"{is_merging}.jsonl")
+        judge.judge(pairs)
+        assert judge.grounds(pairs[0])["likelihood_a"]["is_exact"] is not is_merging
         assert len(scorer.asked) == len(set(scorer.asked)) == 3
 
 
@@ -286,7 +279,7 @@ def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LOCAL_CHUNK", 3)
     path, told, prices = tmp_path / "l.jsonl", [], {"dddd": 0.5, "ffffff": 2.0}
     first, second = Counting(prices), Counting(prices)
-    judge = LocalJudge(LikelihoodJudge(first), path)
+    judge = LocalJudge(first, path)
     judged = judge.judge([*PAIRS, *PAIRS], lambda done, total: told.append((done, total)))
     expected = ["tie", "tie", "tie", "win", "tie", "loss", "tie", "tie"]
     assert results(judged) == expected * 2
@@ -295,7 +288,7 @@ def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
     with path.open("a") as stream:
         stream.write('{"key"')
     (more,) = pairs_of([JudgeTask("t99", ("request 99",), "all", None, 99)], [["ffffff"]], [["y"]])
-    again = LocalJudge(LikelihoodJudge(second), path)
+    again = LocalJudge(second, path)
     assert results(again.judge([more, *PAIRS])) == ["loss", *expected]
     assert all("request 99" in text for text in second.asked)
     assert judge.grounds(PAIRS[3])["likelihood_a"]["log_likelihood"] == -0.5
@@ -305,7 +298,7 @@ def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
 def test_cautions_of_likelihoods(tmp_path):
     scorer = Counting(is_merging=True)
     scorer.context = 7  # "Question: request 7 Answer:" and three words
-    judge = LocalJudge(LikelihoodJudge(scorer), tmp_path / "l.jsonl")
+    judge = LocalJudge(scorer, tmp_path / "l.jsonl")
     judge.judge(PAIRS)
     cut, inexact = judge.cautions(PAIRS)
     assert cut.startswith("1 of 8 pairs did not fit")

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections import Counter
+from email.utils import formatdate
 
 import pytest
 from judge_server import (
@@ -26,6 +27,7 @@ from judge_server import (
     set_key,
 )
 
+from bellmask.evaluate import judge_endpoint
 from bellmask.evaluate.judge_endpoint import (
     KNOWN_PRICES,
     OPENAI_URL,
@@ -63,16 +65,17 @@ def questions(count, start=0, **named):
     ]
 
 
-def connect(server, clock=None, **named):
+def connect(server, clock=None, limit=None, **named):
     clock = clock or Clock()
     options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
-    return Endpoint(options, sleep=clock.sleep, now=clock.now, wall=clock.now)
+    return Endpoint(options, limit, sleep=clock.sleep, now=clock.now)
 
 
 def ask(*responses, request=None, **named):
     clock = Clock()
     with JudgeServer(script(*responses)) as server, connect(server, clock, **named) as endpoint:
-        return endpoint.ask(request or question()), server, clock
+        answer = endpoint.ask(request or question())
+        return Reply(**answer.pop("reply")), answer, server, clock
 
 
 def coded(status, code):
@@ -85,7 +88,7 @@ def coded(status, code):
 def test_a_question_arrives_as_it_was_asked_and_the_answer_is_read():
     logprobs = {"m": -0.1, "M": -2.5}
     request = question(temperature=0.5, max_tokens=7, logprobs=5, repeat=3)
-    answer, server, clock = ask(good("m", usage=(21, 1), logprobs=logprobs), request=request)
+    reply, answer, server, clock = ask(good("m", usage=(21, 1), logprobs=logprobs), request=request)
     said = [("system", "You judge."), ("user", "which?")]
     assert server.requests == [
         {
@@ -100,9 +103,9 @@ def test_a_question_arrives_as_it_was_asked_and_the_answer_is_read():
     ]
     assert server.paths == ["/v1/chat/completions"]
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
-    assert answer.reply == Reply("m", logprobs, 21, 1, "stop")
-    assert (answer.attempts, answer.errors, clock.sleeps) == (1, (), [])
-    _, server, _ = ask(good("x"))
+    assert reply == Reply("m", logprobs, 21, 1, "stop")
+    assert (answer["attempts"], answer["errors"], clock.sleeps) == (1, [], [])
+    *_, server, _ = ask(good("x"))
     assert set(server.requests[0]) == {"model", "messages", "temperature", "max_tokens"}
 
 
@@ -113,22 +116,21 @@ def test_keys_tell_every_difference():
     others = [question("Which?"), *(question(**one) for one in named)]
     others += [ChatRequest("other", base.messages), ChatRequest("judge", base.messages[::-1])]
     assert len({base.key, *(other.key for other in others)}) == 1 + len(others)
-    assert base.key == question(temperature=0).key
 
 
 def test_replies_with_something_missing():
-    answer, _, _ = ask(good("x" * 40, usage=None), request=question("y" * 400))
-    assert answer.reply.is_usage_estimated
-    assert answer.reply.completion_tokens == 10
-    assert 100 <= answer.reply.prompt_tokens <= 130
-    answer, server, _ = ask((200, {}, completion(None, finish_reason="content_filter")))
-    assert (answer.reply.text, answer.reply.finish_reason) == ("", "content_filter")
+    reply, *_ = ask(good("x" * 40, usage=None), request=question("y" * 400))
+    assert reply.is_usage_estimated
+    assert reply.completion_tokens == 10
+    assert 100 <= reply.prompt_tokens <= 130
+    reply, _, server, _ = ask((200, {}, completion(None, finish_reason="content_filter")))
+    assert (reply.text, reply.finish_reason) == ("", "content_filter")
     assert len(server.requests) == 1
     body = json.loads(completion("m", logprobs={"m": -0.5, "M": -1.0, "x": -3.0}))
     top = body["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     top[1]["logprob"], top[2]["logprob"] = None, math.nan
-    answer, _, _ = ask((200, {}, json.dumps(body)), request=question(logprobs=3))
-    assert answer.reply.top_logprobs == {"m": -0.5}
+    reply, *_ = ask((200, {}, json.dumps(body)), request=question(logprobs=3))
+    assert reply.top_logprobs == {"m": -0.5}
 
 
 PASSING = [
@@ -144,11 +146,11 @@ PASSING = [
 
 
 def test_what_passes_is_tried_again_after_growing_waits():
-    answer, server, clock = ask(*PASSING, good("at last"), max_attempts=len(PASSING) + 1)
-    assert answer.reply.text == "at last"
-    assert answer.attempts == len(server.requests) == len(PASSING) + 1
-    assert len(answer.errors) == len(PASSING)
-    assert all(answer.errors)
+    reply, answer, server, clock = ask(*PASSING, good("at last"), max_attempts=len(PASSING) + 1)
+    assert reply.text == "at last"
+    assert answer["attempts"] == len(server.requests) == len(PASSING) + 1
+    assert len(answer["errors"]) == len(PASSING)
+    assert all(answer["errors"])
     assert 0 < clock.sleeps[0] < clock.sleeps[2] < clock.sleeps[4]
     assert max(clock.sleeps) <= 60
 
@@ -158,17 +160,16 @@ def test_a_late_answer_is_asked_for_again():
         time.sleep(1.5)
         return good("late")
 
-    answer, _, _ = ask(late, good("in time"), time_limit=0.5)
-    assert answer.reply.text == "in time"
-    assert set(answer.errors) == {"no answer within 0.5 s"}
+    reply, answer, *_ = ask(late, good("in time"), time_limit=0.5)
+    assert reply.text == "in time"
+    assert set(answer["errors"]) == {"no answer within 0.5 s"}
 
 
 def test_it_gives_up_after_the_limit():
     with JudgeServer(script(error(500, "out of order"))) as server:
         failing = pytest.raises(RequestFailed, match="out of order")
-        with connect(server, max_attempts=4) as endpoint, failing as caught:
+        with connect(server, max_attempts=4) as endpoint, failing:
             endpoint.ask(question())
-        assert not caught.value.is_refused
         assert len(server.requests) == 4
 
 
@@ -177,16 +178,19 @@ def test_a_server_that_is_not_there_is_told_soon_and_costs_nothing():
         pass
     limit, clock = SpendingLimit(5.0, DOLLAR_A_TOKEN), Clock()
     failing = pytest.raises(EndpointError, match=f"{server.base_url} .*--base-url")
-    with connect(server, clock) as endpoint, failing:
-        endpoint.ask(question(max_tokens=2), limit=limit)
+    with connect(server, clock, limit) as endpoint, failing:
+        endpoint.ask(question(max_tokens=2))
     assert (len(clock.sleeps), limit.spent) == (2, 0.0)
 
 
 def test_the_wait_an_endpoint_asks_for_is_kept():
     for status in (429, 503):
-        _, server, clock = ask(error(status, headers={"Retry-After": "37"}), good("x"))
+        *_, server, clock = ask(error(status, headers={"Retry-After": "37"}), good("x"))
         assert sum(clock.sleeps) >= 37
         assert len(server.requests) == 2
+    until = formatdate(time.time() + 90, usegmt=True)
+    *_, clock = ask(error(429, headers={"Retry-After": until}), good("x"))
+    assert 80 <= sum(clock.sleeps) <= 92
     with JudgeServer(script(error(429, headers={"Retry-After": "7200"}))) as server:
         with connect(server) as endpoint, pytest.raises(EndpointError, match="7,200 s"):
             endpoint.ask(question())
@@ -278,7 +282,7 @@ def test_the_key_is_nowhere(caplog, capsys, tmp_path, monkeypatch):
     assert any(record.levelno == logging.DEBUG for record in caplog.records)
     assert KEY not in shown + printed.out + printed.err + caplog.text
     monkeypatch.setenv(VARIABLE, "EMPTY")
-    assert ask(good("an EMPTY answer"))[0].reply.text == "an EMPTY answer", "a word, no secret"
+    assert ask(good("an EMPTY answer"))[0].text == "an EMPTY answer", "a word, no secret"
 
 
 # --- many questions --------------------------------------------------------------------------
@@ -296,11 +300,9 @@ def test_every_answer_is_kept_with_its_request_and_nothing_asked_twice(tmp_path)
     path, requests, shown = tmp_path / "deep" / "t.jsonl", questions(20), []
     with JudgeServer() as server, connect(server) as endpoint:
         transcript = Transcript(path)
-        asked = transcript.ask_all(requests * 2, endpoint, lambda *done: shown.append(done))
-        assert (asked.num_kept, asked.num_new, asked.failed) == (0, 20, {})
+        assert transcript.ask_all(requests * 2, endpoint, lambda *n: shown.append(n)) == {}
         assert sorted(server.questions) == sorted(f"q{n}" for n in range(20))
-        again = transcript.ask_all(requests, endpoint)
-        assert (again.num_kept, again.num_new) == (20, 0)
+        transcript.ask_all(requests, endpoint)
         assert len(server.requests) == 20
     assert (shown[0], shown[-1]) == ((0, 20), (20, 20))
     assert shown == sorted(shown)
@@ -308,7 +310,7 @@ def test_every_answer_is_kept_with_its_request_and_nothing_asked_twice(tmp_path)
     fresh = Transcript(path)
     assert [fresh.get(r).text for r in requests] == [f"answer to q{n}" for n in range(20)]
     assert fresh.get(*questions(1, start=99)) is None
-    assert len(fresh) == 20
+    assert len(fresh.records) == 20
 
 
 def test_never_more_at_once_than_allowed(tmp_path):
@@ -340,17 +342,17 @@ def test_a_stormy_endpoint_loses_and_doubles_nothing(tmp_path):
 
     path, requests = tmp_path / "t.jsonl", questions(40)
     with JudgeServer(reply) as server, connect(server, num_threads=6) as endpoint:
-        asked = Transcript(path).ask_all(requests, endpoint)
-    assert (asked.num_new, asked.failed) == (40, {})
+        assert Transcript(path).ask_all(requests, endpoint) == {}
     assert_complete(path, requests)
     assert seen == {f"q{n}": 1 + n % 4 for n in range(40)}
-    lines = {line["request"]["messages"][0][1]: line for line in Transcript(path)}
+    lines = {line["request"]["messages"][0][1]: line for line in Transcript(path).records}
     assert {name: line["attempts"] for name, line in lines.items()} == seen
     assert lines["q3"]["errors"] == ["HTTP 503: busy", lines["q3"]["errors"][1], "HTTP 429: no"]
 
 
-def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path):
+def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path, monkeypatch):
     """q1 and q4 are too long; a temperature is not taken."""
+    monkeypatch.setattr(judge_endpoint, "MOST_FAILURES", 1)
     refusals = {"q1": error(413, f"too long, {KEY}"), "q4": coded(400, "context_length_exceeded")}
 
     def reply(body):
@@ -360,29 +362,29 @@ def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path):
 
     path, requests, shown = tmp_path / "t.jsonl", questions(6), []
     with JudgeServer(reply) as server, connect(server, num_threads=1) as endpoint:
-        first = Transcript(path).ask_all(
-            requests, endpoint, lambda *done: shown.append(done), max_failures=1
-        )
+        transcript = Transcript(path)
+        show = lambda *done: shown.append(done)  # noqa: E731
+        assert transcript.ask_all(requests, endpoint, show) == {}
         words = {requests[1].key: "HTTP 413: too long, ***", requests[4].key: "HTTP 400: no"}
-        assert (first.num_kept, first.num_new, first.failed) == (0, 4, {})
-        assert first.refused == words
+        assert transcript.refused(requests) == words
         assert shown[-1] == (6, 6)
         again = Transcript(path)
         assert again.missing(requests) == []
-        second = again.ask_all(requests, endpoint)
-        assert (second.num_kept, second.num_new, second.refused) == (6, 0, words)
-        assert set(again.ask_all(requests[2:], endpoint).refused) == {requests[4].key}
+        assert again.ask_all(requests, endpoint) == {}
+        assert again.refused(requests) == words
+        assert set(again.refused(requests[2:])) == {requests[4].key}
         assert len(server.requests) == 7
     assert [again.get(request) is None for request in requests] == [False, True, False] * 2
     assert again.refused_settings(requests) == {"temperature"}
     assert again.refused_settings(requests[1:2]) == again.refused_settings(questions(1, 9)) == set()
 
 
-def test_an_endpoint_that_is_down_ends_it(tmp_path):
+def test_an_endpoint_that_is_down_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge_endpoint, "MOST_FAILURES", 3)
     with JudgeServer(script(error(500, "down"))) as server:
         failing = pytest.raises(EndpointError, match=r"3 requests in a row.*down.*0 of 200")
         with connect(server, max_attempts=2, num_threads=2) as endpoint, failing:
-            Transcript(tmp_path / "t").ask_all(questions(200), endpoint, max_failures=3)
+            Transcript(tmp_path / "t").ask_all(questions(200), endpoint)
         assert len(server.requests) <= 2 * (3 + 1)  # the other thread may be on its way
 
 
@@ -402,8 +404,7 @@ def test_a_torn_line_is_asked_again(tmp_path):
         Transcript(path).ask_all(requests, endpoint)
         path.write_bytes(path.read_bytes()[:-30])
         server.requests.clear()
-        asked = Transcript(path).ask_all(requests, endpoint)
-        assert (asked.num_kept, asked.num_new) == (5, 1)
+        Transcript(path).ask_all(requests, endpoint)
         assert server.questions == ["q5"]
     assert_complete(path, requests)
 
@@ -427,7 +428,7 @@ def test_two_askers_of_one_transcript(tmp_path):
             second.ask_all(questions(2), endpoint)
         go.set()
         thread.join()
-        assert second.ask_all(questions(3), endpoint).num_kept == 2
+        second.ask_all(questions(3), endpoint)
         assert len(server.requests) == 3
 
 
@@ -448,13 +449,14 @@ def test_a_file_that_cannot_be_written_is_an_error_not_a_silence(tmp_path, monke
 
 def test_the_estimate_by_hand():
     request = ChatRequest("gpt-4o", (("system", "x" * 400), ("user", "y" * 1601)), max_tokens=300)
-    found = estimate([request, request], KNOWN_PRICES["gpt-4o"])
+    words, usd = estimate([request], KNOWN_PRICES["gpt-4o"])
     tokens_in = 100 + 401 + 2 * TOKENS_PER_MESSAGE
-    assert (found.num_requests, found.num_input, found.num_output) == (1, tokens_in, 300)
-    assert found.usd == pytest.approx(tokens_in * 2.5e-6 + 300 * 10e-6)
-    assert "$0.0043" in found.words()
-    foreign = estimate([ChatRequest("j", (("user", "日本語"),))], None)
-    assert (foreign.num_input, foreign.usd) == (3 + TOKENS_PER_MESSAGE, None)
+    assert usd == pytest.approx(tokens_in * 2.5e-6 + 300 * 10e-6)
+    assert f"1 requests, about {tokens_in} tokens in, at most 300 out" in words
+    assert "$0.0043" in words
+    foreign = ChatRequest("j", (("user", "日本語"),))
+    assert foreign.prompt_tokens() == 3 + TOKENS_PER_MESSAGE
+    assert "dollars unknown" in estimate([foreign], None)[0]
 
 
 def test_prices_are_those_of_one_endpoint():
@@ -474,10 +476,6 @@ def test_limits_are_checked_before_anything_is_sent():
             SpendingLimit(value, DOLLAR_A_TOKEN)
     with pytest.raises(UserError, match="--price-in and --price-out"):
         SpendingLimit(1.0, None)
-    five = estimate(questions(5, max_tokens=2), DOLLAR_A_TOKEN)
-    SpendingLimit(10.0, DOLLAR_A_TOKEN).check(five)
-    with pytest.raises(UserError, match=r"--max-usd 9.99.*\$10.0000"):
-        SpendingLimit(9.99, DOLLAR_A_TOKEN).check(five)
 
 
 def slowly(body):
@@ -508,18 +506,21 @@ def test_the_limit_holds(usd, num_threads, rule, expected, tmp_path):
     """
     limit, transcript = SpendingLimit(usd, DOLLAR_A_TOKEN), Transcript(tmp_path / "t")
     server, stopping = JudgeServer(script(*rule)), pytest.raises(SpendingStopped, match="--max-usd")
-    with server, connect(server, num_threads=num_threads) as endpoint, stopping:
-        transcript.ask_all(questions(30, max_tokens=2), endpoint, limit=limit)
-    assert (len(transcript), limit.spent, len(server.requests)) == expected
+    with server, connect(server, None, limit, num_threads=num_threads) as endpoint, stopping:
+        transcript.ask_all(questions(30, max_tokens=2), endpoint)
+    assert (len(transcript.records), limit.spent, len(server.requests)) == expected
 
 
 def test_input_is_paid_too_and_kept_answers_are_free(tmp_path):
     limit = SpendingLimit(1.0, Prices(1_000.0, 2_000.0))
     request = ChatRequest("judge", (("user", "é" * 50),), max_tokens=10)
-    assert limit.worst(request) == pytest.approx((100 + TOKENS_PER_MESSAGE) * 1e-3 + 10 * 2e-3)
+    worst = limit.reserve(request, threading.Event())
+    assert worst == pytest.approx((100 + TOKENS_PER_MESSAGE) * 1e-3 + 10 * 2e-3)
+    limit.settle(worst, 0.0)
     with JudgeServer(script(good("m", usage=(40, 3)))) as server, connect(server) as endpoint:
         transcript = Transcript(tmp_path / "t")
         transcript.ask_all(questions(3), endpoint)
-        asked = transcript.ask_all([*questions(3), request], endpoint, limit=limit)
-    assert (asked.num_kept, asked.num_new) == (3, 1)
+        with connect(server, limit=limit) as limited:
+            transcript.ask_all([*questions(3), request], limited)
+        assert len(server.requests) == 4
     assert limit.spent == pytest.approx(40 * 1e-3 + 3 * 2e-3)
