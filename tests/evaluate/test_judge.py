@@ -15,7 +15,7 @@ from judge_server import VARIABLE, JudgeServer, error, good, script, set_key
 from pretrained_tools import save_lm
 
 import bellmask.evaluate.judge as module
-from bellmask.evaluate.judge import EndpointJudge, LocalJudge
+from bellmask.evaluate.judge import EndpointJudge, LocalJudge, PairwiseOptions
 from bellmask.evaluate.judge_endpoint import (
     Endpoint,
     EndpointError,
@@ -23,6 +23,7 @@ from bellmask.evaluate.judge_endpoint import (
     Transcript,
 )
 from bellmask.evaluate.judge_prompts import (
+    Benchmark,
     JudgeTask,
     Pair,
     PairOutcome,
@@ -133,6 +134,22 @@ def test_a_judge_that_does_not_take_a_setting_is_told(judge_at):
     for place in (judge.transcript, Transcript(judge.transcript.path)):
         (line,) = replace(judge, transcript=place).cautions(PAIRS)
         assert line == "The judge does not take temperature, logprobs: asked without."
+
+
+def test_tasks_that_a_style_cannot_ask_about_are_refused_first(tmp_path, monkeypatch):
+    plain = open_style("plain", None, tmp_path)
+
+    def write(one, a_first):
+        if one.turn:
+            raise UserError("single turns only")
+        return plain.write(one, a_first)
+
+    monkeypatch.setattr(module, "open_style", lambda *_: replace(plain, write=write))
+    options = PairwiseOptions(a="a", b="b", judge="j", out=str(tmp_path))
+    single, double = TASKS[0], JudgeTask("two", ("q", "r"), "all", None, 0)
+    module.endpoint_judge(options, Benchmark("b", (single,), "plain"))
+    with pytest.raises(UserError, match="single turns only"):
+        module.endpoint_judge(options, Benchmark("b", (single, double), "plain"))
 
 
 def test_a_judge_that_refuses_everything(judge_at):
