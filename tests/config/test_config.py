@@ -11,7 +11,13 @@ import pytest
 import torch
 
 import bellmask
-from bellmask.config.config import RunConfig, load_config, override, override_with_file
+from bellmask.config.config import (
+    RunConfig,
+    is_free_option,
+    load_config,
+    override,
+    override_with_file,
+)
 from bellmask.config.options import Interval, RunProgress
 from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.data.tokenizers import VOCABULARIES
@@ -289,3 +295,23 @@ def test_intervals_know_short_forms_and_when_they_are_due():
 def test_nonsense_intervals_are_refused(text):
     with pytest.raises(ValueError, match="interval"):
         Interval.parse(text)
+
+
+def test_options_say_what_they_affect():
+    """Keys of run folders depend on the result alone, keys of comparisons on records too."""
+    plain = RunConfig()
+    for options, affects in {
+        "optim.lr=0.002": "result",
+        "log.every=7": "records",
+        "validation.every=70 steps": "records",
+        "train.device=cpu": "speed",
+        "scale.recompute=block": "speed",
+        "checkpoint.every=70 steps": "nothing",
+        "data.cache=elsewhere": "nothing",
+    }.items():
+        name, value = options.split("=")
+        changed = plain.with_options({name: value})
+        assert (changed.fingerprint() != plain.fingerprint()) == (affects == "result"), name
+        assert is_free_option(name) == (affects != "result"), name
+        own = [c.key_options("result", "records") for c in (plain, changed)]
+        assert (own[0] != own[1]) == (affects in ("result", "records")), name

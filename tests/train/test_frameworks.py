@@ -127,11 +127,6 @@ def test_an_arm_learns_and_its_run_scores_and_samples(zoo):
     assert [score.standard_error for score in scores] == [0.0, 0.0]
 
 
-def test_a_run_of_before_the_frameworks_is_masked_diffusion(copy_run):
-    """Its config.json has no such section."""
-    assert not load_run(edited(copy_run("bell"), "framework")).framework.is_causal
-
-
 @each
 def test_runs_on_wrapped_rows_can_be_sampled(name, copy_run):
     """A fixed order is given BOS where that comes first, and writes EOS itself."""
