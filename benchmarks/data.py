@@ -18,7 +18,7 @@ from pathlib import Path
 from bellmask.config.options import DataOptions
 from bellmask.data.corpora import open_corpus
 from bellmask.data.readers import cache_folder
-from bellmask.utils.console import print_table
+from bellmask.utils.table import Table
 
 TOKENIZERS = ["bytes", "bpe:2048", "gpt2", "bert-base-uncased"]
 CHILD = """
@@ -81,7 +81,7 @@ def main() -> None:
                 speed = f"{size / found['seconds']:.1f}"
                 rows.append([tokenizer, str(size), speed, f"{found['peak']:.0f}"])
     columns = ["tokenizer", "text (MB)", "MB/s, one thread", "peak memory (MB)"]
-    print_table("preparing plain text, a document per line", columns, rows)
+    Table("preparing plain text, a document per line", columns, rows).print()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from subjects import SMALL, Size, take_turns
 
-from bellmask.utils.console import print_table
+from bellmask.utils.table import Table
 
 
 def sizes() -> Iterator[Size]:
@@ -46,7 +46,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     columns = ["small, but", "ours ms", "plain ms", "ours MiB", "plain MiB", "sooner", "memory"]
     rows = [row(size, rounds) for size in sizes()]
-    print_table(f"growth of a training step, {torch.get_num_threads()} threads", columns, rows)
+    Table(f"growth of a training step, {torch.get_num_threads()} threads", columns, rows).print()
 
 
 if __name__ == "__main__":

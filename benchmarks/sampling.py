@@ -25,7 +25,7 @@ from bellmask.generate.sampler import Generation
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.allocator import keep_freed_memory
-from bellmask.utils.console import print_table
+from bellmask.utils.table import Table
 
 STEPS = 128
 PLAIN = "plain loop, 128 steps"
@@ -145,7 +145,7 @@ def main() -> None:
     for name in given.sizes:
         rows = measure(sizes[name], given.samples, given.rounds)
         title = f"{name}: {given.samples} samples of 128 tokens, {torch.get_num_threads()} threads"
-        print_table(title, columns, rows)
+        Table(title, columns, rows).print()
 
 
 if __name__ == "__main__":

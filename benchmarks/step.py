@@ -17,7 +17,7 @@ import time
 import torch
 from subjects import PAPER, SMALL, TINY, Size, Subject, take_turns
 
-from bellmask.utils.console import print_table
+from bellmask.utils.table import Table
 
 SIZES = {size.name: size for size in (TINY, SMALL, PAPER)}
 
@@ -119,9 +119,9 @@ def main() -> None:
     threads = f"{torch.get_num_threads()} threads"
     columns = ["size, objective", "ours ms", "plain ms", "ratio", "same allocator", "our tokens/s"]
     columns += ["utilisation", "GFLOP/s", "peak MiB ours / plain"]
-    print_table(f"one training step, medians, {threads}", columns, training)
+    Table(f"one training step, medians, {threads}", columns, training).print()
     columns = ["size", "ours ms", "plain ms", "ratio", "peak MiB ours / plain"]
-    print_table(f"one batch evaluated; 4 samples in 16 steps, {threads}", columns, others)
+    Table(f"one batch evaluated; 4 samples in 16 steps, {threads}", columns, others).print()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from bellmask.cli import run_command
 from bellmask.compare.compare import compare
 from bellmask.compare.execute import TRAINING_FORMAT
 from bellmask.compare.report import curves_figure, sentence, show_gap, show_speed_up
-from bellmask.compare.stages import stage_figure, stage_notes, stage_rows
+from bellmask.compare.stages import stage_figure, stage_notes, stage_table
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import preset
@@ -24,8 +24,8 @@ from bellmask.evaluate.likelihood import evaluate
 from bellmask.report.figures import save_figure
 from bellmask.storage.build import build_framework, build_model
 from bellmask.train.setup import open_start
-from bellmask.utils.console import markdown_table
 from bellmask.utils.errors import UserError
+from bellmask.utils.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import ROOT, read_result, trimmed, write_result
@@ -154,7 +154,7 @@ def adapting_section(figures: Path) -> list[str]:
     for name, title in TITLES.items():
         found = read_result(f"adapting-{name}")
         rows.append(_row(title, found) if found else [title, "not run yet", *[""] * 7])
-    lines += [markdown_table(columns, rows), ""]
+    lines += [Table("", columns, rows).markdown(), ""]
     for name, title in TITLES.items():
         if found := read_result(f"adapting-{name}"):
             lines += _curves(found, f"adapting-{name}", title, figures)
@@ -200,7 +200,7 @@ def _scratch(figures: Path) -> list[str]:
     lines = ["### Adapted or from scratch", ""]
     lines += ["The same network, tokenizer, text and steps, with and without pretrained weights"]
     lines += ["(one seed; errors are over validation rows).", ""]
-    lines += [markdown_table(columns, rows), ""]
+    lines += [Table("", columns, rows).markdown(), ""]
     save_figure(curves_figure(found, with_time=False), figures / "adapting-stories-scratch")
     return [*lines, "![adapted or not](figures/adapting-stories-scratch.png)", ""]
 
@@ -211,10 +211,10 @@ def _stages(figures: Path) -> list[str]:
     found = read_result("adapting-stages")
     if found is None:
         return [*lines, "Not run yet.", ""]
-    columns, rows = stage_rows(found, bold=("**", "**"), italic=("*", "*"))
+    table = stage_table(found).markdown()
     save_figure(stage_figure(found), figures / "adapting-stages")
     picture = "![NLL of held-out responses](figures/adapting-stages.png)"
-    lines += [*STAGES_NOTE, "", markdown_table(columns, rows), *_stage_verdicts(found), ""]
+    lines += [*STAGES_NOTE, "", table, *_stage_verdicts(found), ""]
     return [*lines, *(f"- {note}" for note in stage_notes(found)), "", picture, ""]
 
 

@@ -22,14 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bellmask.analyze.base import (
-    Analysis,
-    OnProgress,
-    RunsOptions,
-    Table,
-    count_steps,
-    run_analysis,
-)
+from bellmask.analyze.base import Analysis, RunsOptions, run_analysis
 from bellmask.data.readers import cache_folder
 from bellmask.evaluate.continuations import (
     Ask,
@@ -51,8 +44,10 @@ from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, open_runs
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key
 from bellmask.utils.stats import Floats
+from bellmask.utils.table import Table
 
 ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswag"]
 
@@ -366,7 +361,7 @@ class Asker:
 
 
 def score_again(
-    asker: Asker, draws: Sequence[int], num_repeats: int, seed: int, advance: Callable[[int], None]
+    asker: Asker, draws: Sequence[int], num_repeats: int, seed: int, progress: Progress
 ) -> dict[str, list[Repeats]]:
     """Of each way the repetitions for each number of draws."""
     repeats: dict[str, list[Repeats]] = {OURS: []}
@@ -379,7 +374,7 @@ def score_again(
             for number in range(num_repeats):
                 key = stream_key(seed, "choices", way, count, number)
                 all_scores.append(asker.score(scorer, key))
-                advance(count * int(asker.is_there_NC.sum()))
+                progress.advance(count * int(asker.is_there_NC.sum()))
             scores, passes = (np.stack(part) for part in zip(*all_scores, strict=True))
             repeats[way].append(Repeats(scores, passes.mean(axis=0).sum(axis=1)))
             if way == "strata":  # ours differs where nothing needs to be drawn
@@ -430,7 +425,7 @@ def _questions(task: str, options: ChoiceOptions) -> tuple[list[ChoiceItem], str
     return limit_items(task, items, options.questions), loaded.origin
 
 
-def _measure(options: ChoiceOptions, on_progress: OnProgress) -> dict[str, Any]:
+def _measure(options: ChoiceOptions, progress: Progress) -> dict[str, Any]:
     _check(options)
     runs = masked_runs(options.runs)
     found: dict[str, tuple[list[ChoiceItem], str]] = {
@@ -440,9 +435,9 @@ def _measure(options: ChoiceOptions, on_progress: OnProgress) -> dict[str, Any]:
     total = len(runs) * sum(
         _planned(len(item.continuations), options) for task in items for item in items[task]
     )
-    advance = count_steps(on_progress, total)
+    progress.start(total)
     return {
-        "runs": [_measure_run(run, items, options, advance) for run in runs],
+        "runs": [_measure_run(run, items, options, progress) for run in runs],
         "draws": sorted(options.draws),
         "repeats": options.repeats,
         "longest_exact": options.longest_exact,
@@ -461,11 +456,11 @@ def _measure_run(
     named: NamedRun,
     items: Mapping[str, Sequence[ChoiceItem]],
     options: ChoiceOptions,
-    advance: Callable[[int], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     run = options.load(named.folder)
     tasks = [
-        {"task": task, **measure_questions(run, task, questions, options, advance)}
+        {"task": task, **measure_questions(run, task, questions, options, progress)}
         for task, questions in items.items()
     ]
     return {"name": named.name, "step": run.step, "tasks": tasks}
@@ -476,12 +471,12 @@ def measure_questions(
     task: str,
     items: Sequence[ChoiceItem],
     options: ChoiceOptions,
-    advance: Callable[[int], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     """All numbers of one task on one run."""
     asker = Asker(run, task, items, options.prompts, options.longest_exact, options.batch_tokens)
     draws = sorted(options.draws)
-    repeats = score_again(asker, draws, options.repeats, options.seed, advance)
+    repeats = score_again(asker, draws, options.repeats, options.seed, progress)
     truth = repeats[OURS][-1]
     pair_N2 = two_best(truth.score_KNC.mean(axis=0))
     is_short_N = np.asarray(~asker.is_drawn_NC.any(axis=1))

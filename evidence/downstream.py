@@ -13,11 +13,11 @@ from bellmask.analyze.base import run_analysis
 from bellmask.cli import run_command
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import validation_records
-from bellmask.evaluate.paper_suite import full_rows, main_rows, notes, signed
+from bellmask.evaluate.paper_suite import full_rows, main_table, notes
 from bellmask.report.figures import save_figure
-from bellmask.utils.console import markdown_table
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import write_text
+from bellmask.utils.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import story_options
@@ -137,11 +137,10 @@ def downstream_section(figures: Path) -> list[str]:
         if found is None:
             lines += ["Not run yet.", ""]
             continue
-        columns, rows = main_rows(found, lambda text: f"**{text}**", signed)
-        lines += [markdown_table(columns, rows), ""]
+        lines += [main_table(found).markdown(), ""]
         lines += [*(f"- {line}" for line in _verdicts(found)), ""]
         lines += ["<details><summary>every score, and how it was measured</summary>", ""]
-        lines += [markdown_table(*full_rows(found)), ""]
+        lines += [Table("", *full_rows(found)).markdown(), ""]
         lines += [*(f"- {line}" for line in notes(found)), "", "</details>", ""]
     return [*lines, *_savings(figures)]
 
@@ -154,7 +153,7 @@ def _savings(figures: Path) -> list[str]:
         return [*lines, "Not run yet.", ""]
     for table in CHOICES.tables(found):
         if "passes needed" in table.title:
-            lines += [f"{table.title}:", "", markdown_table(table.columns, table.rows), ""]
+            lines += [f"{table.title}:", "", table.markdown(), ""]
     save_figure(CHOICES.figure(found), figures / "downstream-choices")
     return [*lines, "![noise against passes](figures/downstream-choices.png)", ""]
 

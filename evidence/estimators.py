@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,15 +23,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.analyze.base import (
-    Analysis,
-    OnProgress,
-    RunsOptions,
-    Table,
-    count_steps,
-    finish_axes,
-    run_analysis,
-)
+from bellmask.analyze.base import Analysis, RunsOptions, finish_axes, run_analysis
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.likelihood import Scorer, evaluate_run, scorer_of
@@ -40,8 +32,10 @@ from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable
 from bellmask.utils.distributed import autocast
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform, uniform_rows
 from bellmask.utils.stats import clustered_error
+from bellmask.utils.table import Table
 
 TIME_FLOOR = 1e-3
 """mdlm's smallest mask rate."""
@@ -245,15 +239,15 @@ def _check(options: EstimatorOptions) -> None:
         )
 
 
-def _measure(options: EstimatorOptions, on_progress: OnProgress) -> dict[str, Any]:
+def _measure(options: EstimatorOptions, progress: Progress) -> dict[str, Any]:
     _check(options)
     runs = choices.masked_runs(options.runs)
     check_all_maskable(runs, "estimators")
     draws = sorted(options.draws)
     per_run = options.repeats * (sum(draws) + len(KINDS) * draws[-1]) + LOW_DRAWS
-    advance = count_steps(on_progress, per_run * len(runs) * options.blocks)
+    progress.start(per_run * len(runs) * options.blocks)
     return {
-        "runs": [_measure_run(run, draws, options, advance) for run in runs],
+        "runs": [_measure_run(run, draws, options, progress) for run in runs],
         "draws": draws,
         "repeats": options.repeats,
         "group": options.group,
@@ -266,15 +260,15 @@ def _measure_run(
     named: NamedRun,
     draws: Sequence[int],
     options: EstimatorOptions,
-    advance: Callable[[int], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     run = options.load(named.folder)
     blocks = run.blocks()[1].spread(options.blocks)
     scorer, most = scorer_of(run, blocks), draws[-1]
     singles: Singles = {
-        kind: _single_passes(scorer, kind, most, options, advance) for kind in KINDS
+        kind: _single_passes(scorer, kind, most, options, progress) for kind in KINDS
     }
-    exact, nelbo_B = _exact_counts(run, blocks, draws, options, advance)
+    exact, nelbo_B = _exact_counts(run, blocks, draws, options, progress)
     low_B = low_rate_loss(
         scorer,
         stream_key(options.seed, "estimators", "low"),
@@ -282,7 +276,7 @@ def _measure_run(
         time_floor=options.time_floor,
         batch_size=options.batch_size,
     )
-    advance(LOW_DRAWS * options.blocks)
+    progress.advance(LOW_DRAWS * options.blocks)
     bias, error = floor_bias(nelbo_B, low_B, np.asarray(blocks.lengths), options.time_floor)
     return {
         "name": named.name,
@@ -303,7 +297,7 @@ def _single_passes(
     kind: Kind,
     most: int,
     options: EstimatorOptions,
-    advance: Callable[[int], None],
+    progress: Progress,
 ) -> list[float]:
     """K R estimates with one mask per block; averages of R of them are K of R masks."""
     values = []
@@ -317,7 +311,7 @@ def _single_passes(
             batch_size=options.batch_size,
         )
         values.append(value)
-        advance(options.blocks)
+        progress.advance(options.blocks)
     return values
 
 
@@ -326,7 +320,7 @@ def _exact_counts(
     blocks: Blocks,
     draws: Sequence[int],
     options: EstimatorOptions,
-    advance: Callable[[int], None],
+    progress: Progress,
 ) -> tuple[dict[int, list[float]], NDArray[np.float64]]:
     """(K estimates for each number of draws, each block's mean over those with most draws)."""
     found: dict[int, list[float]] = {}
@@ -340,7 +334,7 @@ def _exact_counts(
             )
             found[count].append(result.nll)
             block_values.append(result.block_nll)
-            advance(count * options.blocks)
+            progress.advance(count * options.blocks)
     return found, np.mean(block_values, axis=0)
 
 

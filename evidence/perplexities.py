@@ -14,8 +14,8 @@ from bellmask.compare.results import ratio_over_seeds
 from bellmask.config.config import RunConfig
 from bellmask.evaluate.generative import nats_per_sample, quality_diversity_figure
 from bellmask.report.figures import save_figure
-from bellmask.utils.console import markdown_table
 from bellmask.utils.files import without_nan
+from bellmask.utils.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import RESULTS, ROOT, on_text, rounded, trained
@@ -175,7 +175,7 @@ def _zero_shot(numbers: Mapping[str, Any] | None) -> list[str]:
         cells = pairs.cells(PAPER_ZERO_SHOT.get(text["name"]))
         rows.append([text["title"], *cells[:3], f"{se:.1%}", f"{masks:.1%}", *cells[3:]])
     columns = ["set", "base", "bell", "bell/base", "error, text", "deviation, masks"]
-    return [*lines, markdown_table([*columns, "paper's ratio", "verdict"], rows)]
+    return [*lines, Table("", [*columns, "paper's ratio", "verdict"], rows).markdown()]
 
 
 def _generative(numbers: Mapping[str, Any] | None, title: str) -> list[str]:
@@ -201,7 +201,7 @@ def _generative(numbers: Mapping[str, Any] | None, title: str) -> list[str]:
         rows.append([str(nfe), calls, *cells[:2], " / ".join(entropy), both, *cells[2:]])
     columns = ["NFE", "calls", "base", "bell", "entropy, base / bell", "nats per sample"]
     columns += ["bell/base"]
-    lines += [markdown_table([*columns, "paper's ratio", "verdict"], rows)]
+    lines += [Table("", [*columns, "paper's ratio", "verdict"], rows).markdown()]
     (real,) = [text["settings"][0]["mean"] for text in numbers["real_text"]]
     lines += [
         f"{numbers['num']} samples of {numbers['runs'][0]['tokens']} tokens for each of "

@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bellmask.report.figures import COLOURS, save_figure
-from bellmask.utils.console import markdown_table
 from bellmask.utils.files import without_nan
+from bellmask.utils.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from analyses import rounded
@@ -126,7 +126,9 @@ def fault_table(result: Mapping[str, Any]) -> str:
     ]
     total = sum(told["count"] for told in result["faults"].values())
     rows.append(["all", str(total), "", ""])
-    return markdown_table(["fault", "times", "further than before after (median)", "longest"], rows)
+    return Table(
+        "", ["fault", "times", "further than before after (median)", "longest"], rows
+    ).markdown()
 
 
 def memory_table(result: Mapping[str, Any]) -> str:
@@ -144,7 +146,7 @@ def memory_table(result: Mapping[str, Any]) -> str:
         cells += [f"{life['rss_first']:.1f} / {life['rss_last']:.1f}", growth, third]
         cells += [f"{life[name][0]} / {life[name][1]}" for name in ("files", "threads")]
         rows.append(cells)
-    return markdown_table(columns, rows)
+    return Table("", columns, rows).markdown()
 
 
 def comparison_table(reference: Mapping[str, Any]) -> str:
@@ -156,9 +158,9 @@ def comparison_table(reference: Mapping[str, Any]) -> str:
             number = f"{next(iter(part.values())):,}"
             cells = [str(part.get(key, "-")) for key in ("lost", "too_many", "different")]
             rows.append([name, number, *cells])
-    return markdown_table(
-        ["disturbed against undisturbed", "number", "lost", "too many", "different"], rows
-    )
+    return Table(
+        "", ["disturbed against undisturbed", "number", "lost", "too many", "different"], rows
+    ).markdown()
 
 
 def section(result: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from analyses import ANALYSES, RESULTS, TOYS
 from findings import STATEMENTS, TOY_STATEMENTS, Statement
 
-from bellmask.analyze.base import Table
 from bellmask.report.figures import save_figure
+from bellmask.utils.table import Table
 
 TEXTS = {"wikitext2": "WikiText-2", "lm1b": "LM1B, packed"}
 TITLES = {

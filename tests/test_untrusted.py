@@ -31,10 +31,11 @@ from bellmask.generate.canvas import canvas_from_text
 from bellmask.generate.generate import read_prompts, write_out
 from bellmask.generate.trace import load_trace
 from bellmask.storage.run_folder import read_metrics
-from bellmask.utils.console import print_lines, print_plain_table
+from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import MOST_LEVELS, inside, load_json, read_arrays, write_text
 from bellmask.utils.store import Store
+from bellmask.utils.table import Table
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -268,7 +269,7 @@ def test_messages_tables_and_notes_do_not_steer_the_terminal(capsys):
     """Nor do brackets in names vanish, or end what nobody began."""
     for args in (["config", "show", f"x{ESCAPE}"], [f"train{ESCAPE}"]):
         assert "\x1b" not in refuses(*args, names="")
-    print_plain_table(f"t{ESCAPE}", ["a[b]", f"c{ESCAPE}"], [[f"d{ESCAPE}", "[/red]"]])
+    Table(f"t{ESCAPE}", ["a[b]", f"c{ESCAPE}"], [[f"d{ESCAPE}", "[/red]"]]).print()
     print_lines([f"note{ESCAPE}"])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown

@@ -20,21 +20,10 @@ from matplotlib.figure import Figure
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.report.figures import save_figure
-from bellmask.utils.console import print_plain_table, staged_bar
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import without_nan, write_text
-
-OnProgress = Callable[[int, int], None]
-"""Told (steps done, steps in all) now and then."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of an analysis, as text; the first column names the row."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
+from bellmask.utils.progress import Progress, progress_bar
+from bellmask.utils.table import Table
 
 
 @dataclass(frozen=True)
@@ -44,7 +33,7 @@ class Analysis:
     name: str
     options: type
     """A frozen dataclass; its docstring is the help text, and names the paper's figure."""
-    measure: Callable[[Any, OnProgress], dict[str, Any]]
+    measure: Callable[[Any, Progress], dict[str, Any]]
     """Options → numbers and their errors, ready for JSON. Everything shown is made from them."""
     tables: Callable[[dict[str, Any]], list[Table]]
     figure: Callable[[dict[str, Any]], Figure]
@@ -52,7 +41,7 @@ class Analysis:
     """What the progress bar counts."""
 
 
-# What analyses share: options, counted progress, the look of a panel
+# What analyses share: options, the look of a panel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +70,6 @@ class StageOptions(RunsOptions):
     """Steps to look at; default: every checkpoint that each run has kept."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
-
-
-def count_steps(on_progress: OnProgress, total: int) -> Callable[[int], None]:
-    """Tells of the start now, and then, each time it is called, of so many further steps."""
-    done = 0
-
-    def advance(steps: int) -> None:
-        nonlocal done
-        done += steps
-        on_progress(done, total)
-
-    advance(0)
-    return advance
 
 
 def finish_axes(axes: Axes, x: str, y: str = "", title: str = "") -> None:
@@ -165,10 +141,10 @@ def main(args: list[str]) -> int:
 
 def run_analysis(analysis: Analysis, options: Any) -> None:
     """Measure, print the tables, write the three files."""
-    with staged_bar(analysis.name, analysis.unit) as on_progress:
-        numbers = analysis.measure(options, on_progress)
+    with progress_bar(analysis.name, analysis.unit) as progress:
+        numbers = analysis.measure(options, progress)
     for table in analysis.tables(numbers):
-        print_plain_table(table.title, table.columns, table.rows)
+        table.print()
     folder = _folder(analysis.name, options)
     _write(analysis.name, numbers, analysis.figure(numbers), folder)
     print(f"written: {folder / analysis.name}.json, .png and .svg")

@@ -20,22 +20,17 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.analyze.base import (
-    Analysis,
-    OnProgress,
-    StageOptions,
-    Table,
-    count_steps,
-    finish_axes,
-)
+from bellmask.analyze.base import Analysis, StageOptions, finish_axes
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.likelihood import Scorer, references, scorer_of, weighted_mean
 from bellmask.report.figures import COLOURS
 from bellmask.storage.runs import NamedRun, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import document_clusters
+from bellmask.utils.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +146,7 @@ def _mean(value_B: NDArray[np.float64], blocks: Blocks) -> dict[str, float] | No
     return {"value": value, "se": error}
 
 
-def _measure(
-    options: ContextOptions, on_progress: OnProgress, *, last_only: bool
-) -> dict[str, Any]:
+def _measure(options: ContextOptions, progress: Progress, *, last_only: bool) -> dict[str, Any]:
     if options.blocks < 0 or options.blocks == 1 or options.batch_size < 1:
         raise UserError("--blocks must be 0 or at least 2, and --batch-size at least 1")
     runs = open_runs(options.runs)
@@ -169,13 +162,14 @@ def _measure(
     blocks = valid.spread(options.blocks)
     bins = context_bins(blocks.block_length, options.bins)
     known = references(train, blocks, first.tokenizer.num_tokens)
-    advance, found = count_steps(on_progress, sum(map(len, steps.values()))), []
+    progress.start(sum(map(len, steps.values())))
+    found = []
     for run in runs:
         values = []
         for step in steps[run.name]:
             scorer = scorer_of(run.load(step, options.device), blocks)
             values.append(losses_by_bin(scorer, bins, options.seed, options.batch_size))
-            advance(1)
+            progress.advance()
         stages = _stages(steps[run.name], values, bins, blocks)
         found.append(describe_run(run, scorer.framework, stages))
     return {
@@ -347,7 +341,7 @@ def drop_figure(numbers: Mapping[str, Any]) -> Figure:
 CONTEXT_CURVE = Analysis(
     "context-curve",
     CurveOptions,
-    lambda options, on_progress: _measure(options, on_progress, last_only=True),
+    lambda options, progress: _measure(options, progress, last_only=True),
     _curve_tables,
     curve_figure,
     "checkpoints",
@@ -355,7 +349,7 @@ CONTEXT_CURVE = Analysis(
 CONTEXT_DROP = Analysis(
     "context-drop",
     DropOptions,
-    lambda options, on_progress: _measure(options, on_progress, last_only=False),
+    lambda options, progress: _measure(options, progress, last_only=False),
     _drop_tables,
     drop_figure,
     "checkpoints",

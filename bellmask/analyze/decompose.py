@@ -22,14 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bellmask.analyze.base import (
-    Analysis,
-    OnProgress,
-    StageOptions,
-    Table,
-    count_steps,
-    finish_axes,
-)
+from bellmask.analyze.base import Analysis, StageOptions, finish_axes
 from bellmask.analyze.context import CONTEXT_LABEL, describe_run
 from bellmask.data.corpora import is_toy
 from bellmask.data.toys import ExactDenoiser, ToySource, toy_source
@@ -41,7 +34,9 @@ from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import stream_key, uniform_rows
+from bellmask.utils.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +143,7 @@ def sampled_entropy(
     *,
     num_rows: int = 256,
     seed: int = 0,
-    on_progress: OnProgress | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[Tensor, Tensor]:
     """(H^n, its standard error over rows), float64 [L] each, of any source by Monte Carlo.
 
@@ -164,8 +159,7 @@ def sampled_entropy(
         u = uniform_rows(stream_key(seed, "entropy", "orders"), rows, length)
         order_BL = u.argsort(1) if order is None else order.expand(len(rows), -1)
         found.append(_row_entropies(source, _rows(source, seed, rows), order_BL, order is None))
-        if on_progress is not None:
-            on_progress(int(rows[-1]) + 1, num_rows)
+        progress.advance(len(rows))
     return _mean_and_error(torch.cat(found))
 
 
@@ -374,7 +368,7 @@ def exact_red(source: ToySource, framework: Framework) -> Tensor | None:
 
 
 def _stage(
-    run: Loaded, source: ToySource, options: DecomposeOptions, advance: Callable[[int], None]
+    run: Loaded, source: ToySource, options: DecomposeOptions, progress: Progress
 ) -> dict[str, Any]:
     """Red and blue at one checkpoint, with errors over rows."""
     reds, blues = [], []
@@ -386,7 +380,7 @@ def _stage(
         red_BL, blue_BL = split_losses(run, source, x_BL, u_BL)
         reds.append(red_BL)
         blues.append(blue_BL)
-        advance(len(rows))
+        progress.advance(len(rows))
     red_BL, blue_BL = torch.cat(reds), torch.cat(blues)
     known = exact_red(source, run.framework)
     scale = math.sqrt(options.rows)
@@ -409,7 +403,7 @@ def _stage(
     return stage
 
 
-def _measure(options: DecomposeOptions, on_progress: OnProgress) -> dict[str, Any]:
+def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
     if options.rows < 2:
         raise UserError(f"--rows must be at least 2, got {options.rows}")
     runs = open_runs(options.runs)
@@ -423,13 +417,13 @@ def _measure(options: DecomposeOptions, on_progress: OnProgress) -> dict[str, An
     check_same_text(runs)
     source = toy_source(runs[0].config.data)
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}
-    advance = count_steps(on_progress, sum(map(len, steps.values())) * options.rows)
+    progress.start(sum(map(len, steps.values())) * options.rows)
     found = []
     for run in runs:
         stages = []
         for step in steps[run.name]:
             loaded = run.load(step, options.device)
-            stages.append(_stage(loaded, source, options, advance))
+            stages.append(_stage(loaded, source, options, progress))
         found.append(describe_run(run, loaded.framework, stages))
     entropy_of_rows, error = row_entropy(source, seed=options.seed)
     return {

@@ -20,14 +20,16 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from bellmask.analyze.base import Analysis, OnProgress, RunsOptions, Table, count_steps, finish_axes
+from bellmask.analyze.base import Analysis, RunsOptions, finish_axes
 from bellmask.data.blocks import Blocks
 from bellmask.report.figures import COLOURS
 from bellmask.storage.build import build_model
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import Progress
 from bellmask.utils.rng import shuffle, stream_key, uniform
+from bellmask.utils.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,7 @@ PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976
 Similarities = Callable[[nn.Module, Tensor, int, int], dict[int, dict[str, float]]]
 
 
-def _measure_radius(options: RadiusOptions, on_progress: OnProgress) -> dict[str, Any]:
+def _measure_radius(options: RadiusOptions, progress: Progress) -> dict[str, Any]:
     if options.masks < 1 or any(2 * r < options.masks for r in options.radii) or not options.radii:
         raise UserError(
             f"--radii {' '.join(map(str, options.radii))}: each must have at least --masks "
@@ -188,23 +190,23 @@ def _measure_radius(options: RadiusOptions, on_progress: OnProgress) -> dict[str
         return radius_similarities(model, x0_L, options.radii, options.masks, mask_id, key)
 
     least = 2 * margin_of(options.masks) + 1
-    found = _measure(options, on_progress, similarities, least)
+    found = _measure(options, progress, similarities, least)
     return {"kind": "radius", "masks": options.masks, "paper": PAPER_RADIUS, **found}
 
 
-def _measure_additivity(options: AdditivityOptions, on_progress: OnProgress) -> dict[str, Any]:
+def _measure_additivity(options: AdditivityOptions, progress: Progress) -> dict[str, Any]:
     if not options.counts or min(options.counts) < 1:
         raise UserError("--counts needs numbers of masks of at least 1")
 
     def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
         return additivity_similarities(model, x0_L, options.counts, mask_id, key)
 
-    found = _measure(options, on_progress, similarities, max(options.counts))
+    found = _measure(options, progress, similarities, max(options.counts))
     return {"kind": "additivity", "paper": PAPER_ADDITIVITY, **found}
 
 
 def _measure(
-    options: GradientOptions, on_progress: OnProgress, similarities: Similarities, least: int
+    options: GradientOptions, progress: Progress, similarities: Similarities, least: int
 ) -> dict[str, Any]:
     if options.draws < 2:
         raise UserError(f"--draws must be at least 2, got {options.draws}")
@@ -212,7 +214,7 @@ def _measure(
     check_all_maskable(runs, "this analysis of gradients")
     for run in runs:
         _check(run, least)
-    advance = count_steps(on_progress, 2 * len(runs) * options.draws)
+    progress.start(2 * len(runs) * options.draws)
     found = []
     for run in runs:
         for is_trained in (True, False):
@@ -228,7 +230,7 @@ def _measure(
                 key = stream_key(options.seed, "gradients", number)
                 x0_L = row.to(loaded.device)
                 values.append(similarities(model, x0_L, loaded.tokenizer.mask_id, key))
-                advance(1)
+                progress.advance()
             step = loaded.step if is_trained else 0
             name = f"{run.name}, step {step}" if is_trained else f"{run.name}, untrained"
             row_set = _summary(values)

@@ -23,13 +23,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, OutOptions, Table, finish_axes, legend_below
+from bellmask.analyze.base import Analysis, OutOptions, finish_axes, legend_below
 from bellmask.analyze.time_laws import SHIPPED_LAWS, check_length, parse_law
 from bellmask.diffusion.laws import TimeLaw, Uniform
 from bellmask.diffusion.objectives import Bell
 from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.report.figures import COLOURS
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import Progress
+from bellmask.utils.table import Table
 
 DEFAULT_KS = (4, 6, 8, 10, 12, 16)
 DEFAULT_MAX_K = 32
@@ -178,22 +180,22 @@ class Efficiency:
         return {"margin": relative * size, "relative": relative, "verdict": verdict}
 
 
-def measure(options: InefficientMasksOptions, on_progress: OnProgress) -> dict[str, Any]:
+def measure(options: InefficientMasksOptions, progress: Progress) -> dict[str, Any]:
     """Every k for the figure and the checks, every law at every k."""
     ks, all_ks = run_lengths(options)
     laws = {text: parse_law(text) for text in ("uniform", *options.laws, *SHIPPED_LAWS)}
     length, results = options.length, []
-    total = len(laws) + len(all_ks)
+    progress.start(len(laws) + len(all_ks))
     weights: dict[str, Tensor] = {}
     for text, law in laws.items():
         weights[text] = mask_count_law(law, length)
-        on_progress(len(weights), total)
+        progress.advance()
     in_time = time_weights(length)
     for k in all_ks:
         counts = efficient_counts(length, k)
         lemmas = check_counts(counts) | {"rises_in_time": rises_in_time(counts, in_time)}
         results.append({"k": k, "lemmas": lemmas, **_by_law(counts, weights, k in ks)})
-        on_progress(len(laws) + len(results), total)
+        progress.advance()
     return {
         "length": length,
         "ks": ks,

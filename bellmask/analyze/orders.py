@@ -14,12 +14,14 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from bellmask.analyze.base import Analysis, OnProgress, OutOptions, Table, finish_axes
+from bellmask.analyze.base import Analysis, OutOptions, finish_axes
 from bellmask.compare.compare import PLAN, from_comparison
 from bellmask.compare.results import RunRecord, check_comparable, read_run
 from bellmask.report.figures import COLOURS
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import Progress
+from bellmask.utils.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class OrdersOptions(OutOptions):
 # Measurement
 
 
-def _measure(options: OrdersOptions, on_progress: OnProgress) -> dict[str, Any]:
+def _measure(options: OrdersOptions, progress: Progress) -> dict[str, Any]:
     if not options.runs:
         raise UserError("orders needs run folders or a comparison's folder")
     records = _records(options.runs)
@@ -53,7 +55,7 @@ def _measure(options: OrdersOptions, on_progress: OnProgress) -> dict[str, Any]:
     for name, record in zip(names_of([r.config for r in records]), records):
         groups.setdefault(name, []).append(record)
     found = {name: _curve(runs) for name, runs in groups.items()}
-    on_progress(len(records), len(records))
+    progress.advance(len(records))
     return {
         "groups": found,
         "data": records[0].config.data.train,

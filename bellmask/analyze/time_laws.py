@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OnProgress, OutOptions, Table, finish_axes, legend_below
+from bellmask.analyze.base import Analysis, OutOptions, finish_axes, legend_below
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.options import LawName, ScheduleOptions
@@ -28,6 +28,8 @@ from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.report.figures import COLOURS
 from bellmask.storage.build import build_law, build_schedule
 from bellmask.utils.errors import UserError, unknown
+from bellmask.utils.progress import Progress
+from bellmask.utils.table import Table
 
 # Shared with :mod:`bellmask.analyze.masks`: laws by name, block lengths
 
@@ -76,16 +78,17 @@ class TimeLawsOptions(OutOptions):
     """Tokens in a block."""
 
 
-def measure_time_laws(options: TimeLawsOptions, on_progress: OnProgress) -> dict[str, Any]:
+def measure_time_laws(options: TimeLawsOptions, progress: Progress) -> dict[str, Any]:
     """The numbers of every law."""
     check_length(options.length)
     if not options.laws:
         raise UserError("--laws needs at least one law, for example gaussian:0.5,0.1")
     laws = {text: parse_law(text) for text in options.laws}
     described: dict[str, Any] = {}
+    progress.start(len(laws))
     for text, law in laws.items():
         described[text] = describe_law(law, options.length)
-        on_progress(len(described), len(laws))
+        progress.advance()
     return {
         "length": options.length,
         "contexts": contexts(options.length),
@@ -239,7 +242,7 @@ class SchedulesOptions(OutOptions):
     """Decides the draws."""
 
 
-def measure_schedules(options: SchedulesOptions, on_progress: OnProgress) -> dict[str, Any]:
+def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
     """The numbers of every schedule; all are given the same times."""
     if options.batch_size < 1 or options.draws < 1:
         raise UserError("--batch-size and --draws must be at least 1")
@@ -249,7 +252,7 @@ def measure_schedules(options: SchedulesOptions, on_progress: OnProgress) -> dic
     described: dict[str, Any] = {}
     for name, schedule in schedules.items():
         described[name] = describe_schedule(schedule, times, options.batch_size)
-        on_progress(len(described), len(schedules))
+        progress.advance()
     target = TruncatedGaussian(options.mu, options.sigma)
     return {
         "mu": options.mu,

@@ -36,8 +36,8 @@ from bellmask.data.prepare import make_tokenizer
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.setup import open_start
 from bellmask.utils.allocator import keep_freed_memory
-from bellmask.utils.console import preparing_bar
 from bellmask.utils.errors import SavingError, TrainingError, UserError
+from bellmask.utils.progress import progress_bar
 
 # Which trainings a comparison needs, and the folder each one has: a key of its content
 #
@@ -78,8 +78,8 @@ def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
     """Fingerprints of tokenizer, text and first weights; prepares the text if need be."""
     start = open_start(config)
     tokenizer = start.tokenizer or make_tokenizer(config.data)
-    with preparing_bar(is_quiet=is_quiet) as on_progress:
-        data = load_inputs(start.config, tokenizer, start.backbone, on_progress)
+    with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
+        data = load_inputs(start.config, tokenizer, start.backbone, progress)
     marks = [tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint]
     return "/".join([*marks, *([start.fingerprint] if start.fingerprint else [])])
 

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from bellmask.report.figures import COLOURS, save_figure, write_svg
 from bellmask.report.page import POLICY, page_text
-from bellmask.utils.console import print_lines, print_plain_table
+from bellmask.utils.console import print_lines
+from bellmask.utils.table import Table
 
 # On the screen: tables, and one plain sentence for each variant
 
@@ -184,20 +185,20 @@ def print_comparison(results: Mapping[str, Any], title: str) -> None:
     """Table, cautions, one sentence for each variant."""
     columns, rows = comparison_rows(results)
     kept = [0, 1, 2, 3, 4, 10]
-    print_plain_table(title, [columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    Table(title, [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]).print()
     kept = [0, 5, 6, 7, 8, 9]
-    print_plain_table(
+    Table(
         "beside it: bootstrap over validation blocks, NLL (nats) with the fewest and the most "
         "tokens seen, detrended spreads",
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
-    )
+    ).print()
     if any("importance" in name for name in results["variants"]):
-        print_plain_table("weights on masked rows", *weight_rows(results))
+        Table("weights on masked rows", *weight_rows(results)).print()
     if "grid" in results:
-        print_plain_table(
+        Table(
             "the grid, everything at the same point (above: best against best)", *grid_rows(results)
-        )
+        ).print()
     print_lines(cautions(results))
     compared = [name for name, variant in results["variants"].items() if "comparison" in variant]
     print_lines([sentence(results, name) for name in compared])

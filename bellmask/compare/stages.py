@@ -9,16 +9,13 @@ trainings as in any comparison (:mod:`bellmask.compare.execute`), answers by
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,16 +46,10 @@ from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling
 from bellmask.report.figures import save_figure
 from bellmask.train.setup import open_start
-from bellmask.utils.console import (
-    in_markdown,
-    markdown_table,
-    preparing_bar,
-    print_lines,
-    print_table,
-    progress_bar,
-)
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, without_nan, write_text
+from bellmask.utils.progress import progress_bar
+from bellmask.utils.table import Bold, Table, in_markdown, markdown_page
 
 SUITE = "cpt_sft"
 VARIANTS = ("base", "bell")
@@ -219,9 +210,9 @@ def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Toke
         start = open_start(replace(sft, start=options))
         config = start.config
     tokenizer = start.tokenizer or make_tokenizer(cpt.data)
-    with preparing_bar(is_quiet=is_quiet) as on_progress:
+    with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
         backbone = start.backbone_for(tokenizer)
-        return tokenizer, load_inputs(config, tokenizer, backbone, on_progress)
+        return tokenizer, load_inputs(config, tokenizer, backbone, progress)
 
 
 # Running
@@ -326,30 +317,17 @@ def _as_started(run: PlannedRun) -> PlannedRun:
     return replace(run, config=replace(run.config, start=replace(run.config.start, model=before)))
 
 
-def _bar(what: str, total: int, is_quiet: bool) -> AbstractContextManager[Callable[[int], None]]:
-    if is_quiet or not total:
-        return contextlib.nullcontext(lambda done: None)
-    return progress_bar(what, "answers", total)
-
-
 def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]:
     """What every run learned and answers; an adaptation is asked without any fine-tuning."""
     size = len(exam.examples)
-    left = [size * len(exam.missing(run.folder, run.config.train.steps)) for _, run in plan.cells]
-    outcomes, before = [], 0
-    with _bar("exact match", sum(left), is_quiet) as advance:
-        for (cell, run), count in zip(plan.cells, left, strict=True):
-            answered = exam.take(
-                run.folder, run.config.train.steps, partial(_later, advance, before)
-            )
+    missing = sum(len(exam.missing(r.folder, r.config.train.steps)) for _, r in plan.cells)
+    is_quiet = is_quiet or not missing
+    outcomes = []
+    with progress_bar("exact match", "answers", size * missing, is_quiet=is_quiet) as progress:
+        for cell, run in plan.cells:
+            answered = exam.take(run.folder, run.config.train.steps, progress)
             outcomes.append(StageOutcome(cell, read_run(run.folder), answered))
-            before += count
     return outcomes
-
-
-def _later(advance: Callable[[int], None], before: int, done: int) -> None:
-    """Move a bar that other work has moved before."""
-    advance(before + done)
 
 
 def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
@@ -483,38 +461,32 @@ SECTIONS = {"cpt": "Continual pretraining", "sft": "Continual pretraining + fine
 NONE = "—"
 
 
-def stage_rows(
-    results: Mapping[str, Any], *, bold: tuple[str, str], italic: tuple[str, str]
-) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows); ``bold`` and ``italic`` go around the best values and the sections."""
+def stage_table(results: Mapping[str, Any]) -> Table:
+    """The best values of a section are bold."""
     columns = ["CPT", "SFT", "NLL", "difference", "exact match (%)", "difference (points)"]
     rows = []
     for section, title in SECTIONS.items():
         found = [row for row in results["rows"] if row["section"] == section]
-        rows.append([_wrap(title, italic), *[""] * 5])
+        rows.append([Bold(title), *[""] * 5])
         nll = [f"{row['nll']:.4f}" for row in found]
         match = [f"{100 * row['exact_match']:.2f}" for row in found]
         best_nll = min(nll, key=float)
         best_match = max(match, key=float)
         for row, loss, share in zip(found, nll, match, strict=True):
             deviation = row["sampling_deviation"]
-            shown = _wrap(share, bold) if share == best_match else share
+            shown = share if deviation is None else f"{share} ± {100 * deviation:.2f}"
             difference = row["difference"] or {"nll": None, "exact_match": None}
             rows.append(
                 [
                     row["cpt"],
                     row["sft"] or NONE,
-                    _wrap(loss, bold) if loss == best_nll else loss,
+                    Bold(loss) if loss == best_nll else loss,
                     show_difference(difference["nll"], 4),
-                    shown if deviation is None else f"{shown} ± {100 * deviation:.2f}",
+                    Bold(shown) if share == best_match else shown,
                     show_difference(difference["exact_match"], 2, 100),
                 ]
             )
-    return columns, rows
-
-
-def _wrap(text: str, marks: tuple[str, str]) -> str:
-    return f"{marks[0]}{text}{marks[1]}"
+    return Table(_title(results), columns, rows, stage_notes(results))
 
 
 def show_difference(found: Mapping[str, Any] | None, digits: int, scale: float = 1) -> str:
@@ -579,23 +551,12 @@ def _title(results: Mapping[str, Any]) -> str:
 
 def stage_markdown(results: Mapping[str, Any]) -> str:
     """table.md."""
-    columns, rows = stage_rows(results, bold=("**", "**"), italic=("*", "*"))
-    parts = [
-        "# Continual pretraining and fine-tuning, base and bell",
-        f"The rows of the paper's Table 4, here {in_markdown(_title(results))}. "
-        "Bold: best of the section.",
-        markdown_table(columns, rows).rstrip(),
-        "\n".join(f"- {line}" for line in stage_notes(results)),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def print_stages(results: Mapping[str, Any]) -> None:
-    """The same on the screen."""
-    bold, italic = ("[bold]", "[/bold]"), ("[italic]", "[/italic]")
-    columns, rows = stage_rows(results, bold=bold, italic=italic)
-    print_table(_title(results).replace("[", "\\["), columns, rows)
-    print_lines(stage_notes(results))
+    about = f"The rows of the paper's Table 4, here {in_markdown(_title(results))}."
+    return markdown_page(
+        "Continual pretraining and fine-tuning, base and bell",
+        replace(stage_table(results), title=""),
+        introduction=f"{about} Bold: best of the section.",
+    )
 
 
 # Validation curves of the four fine-tunings
@@ -676,7 +637,7 @@ def main(args: Sequence[str]) -> int:
         asking=asking,
         is_quiet=options.quiet,
     )
-    print_stages(results)
+    stage_table(results).print()
     print(f"written: {out}/results.json, table.md, curves.png, curves.svg")
     return 0
 

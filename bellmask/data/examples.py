@@ -50,12 +50,13 @@ from bellmask.data.example_files import (
     record_files,
 )
 from bellmask.data.packing import Row
-from bellmask.data.prepare import LoadedData, OnProgress, one_at_a_time, writable_cache
+from bellmask.data.prepare import LoadedData, one_at_a_time, writable_cache
 from bellmask.data.readers import file_source, find_files, is_hub_address
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of, is_whole, whole_folder
+from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import IndexPermutation, hash_counters, stream_key
 
 # Examples by name.
@@ -434,7 +435,7 @@ def load_example_blocks(
     sft: SftOptions,
     tokenizer: Tokenizer,
     chat_template: str | None = None,
-    on_progress: OnProgress | None = None,
+    progress: Progress = NO_PROGRESS,
     bos_first: bool = False,
 ) -> LoadedData:
     """Training and validation rows, prepared now or taken from the cache.
@@ -452,7 +453,7 @@ def load_example_blocks(
         raise UserError(
             f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
         )
-    made = [prepare_examples(s, tokenizer, template, rules, cache, on_progress) for s in sources]
+    made = [prepare_examples(s, tokenizer, template, rules, cache, progress) for s in sources]
     counts = example_counts(read_card(made[0][1]))
     if len(made) == 2:
         return LoadedData(made[0][0], made[1][0], counts=counts)
@@ -478,7 +479,7 @@ def prepare_examples(
     template: Template,
     rules: ExampleRules,
     cache: Path,
-    on_progress: OnProgress | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[Blocks, Path]:
     """The rows of a source and their folder, from the cache if their fingerprint is there."""
     parts = [
@@ -493,9 +494,7 @@ def prepare_examples(
     if not (folder / "card.json").exists():
         with one_at_a_time(folder):
             if not folder.exists():
-                _prepare(
-                    folder, key, source, PromptEncoder(tokenizer, template), rules, on_progress
-                )
+                _prepare(folder, key, source, PromptEncoder(tokenizer, template), rules, progress)
     return open_blocks(folder, key), folder
 
 
@@ -539,14 +538,14 @@ def _prepare(
     source: ExampleSource,
     encoder: PromptEncoder,
     rules: ExampleRules,
-    on_progress: OnProgress | None,
+    progress: Progress,
 ) -> None:
     """Write rows as they are read, then once more in their order; the folder appears when whole."""
     counts: Counter[str] = Counter()
     dtype = np.dtype(np.uint16 if encoder.tokenizer.num_tokens < 2**16 else np.uint32)
     with whole_folder(folder, "prepared examples") as scratch:
         draft = scratch / "draft.bin"
-        columns = _draft(draft, dtype, source, encoder, rules, counts, on_progress)
+        columns = _draft(draft, dtype, source, encoder, rules, counts, progress)
         if not columns.size:
             reasons = ", ".join(f"{name}: {n}" for name, n in sorted(counts.items())) or "none read"
             raise UserError(
@@ -574,7 +573,7 @@ def _draft(
     encoder: PromptEncoder,
     rules: ExampleRules,
     counts: Counter[str],
-    on_progress: OnProgress | None,
+    progress: Progress,
 ) -> NDArray[np.int64]:
     """Rows in the order they are read; (length, document, start, bytes of response) of each."""
     marks: list[tuple[int, int, int, int]] = []
@@ -589,8 +588,7 @@ def _draft(
                     stream.write(row.ids.astype(dtype).tobytes())
                     marks.append((row.length, row.document, row.start, len(text.encode())))
                     size += marks[-1][3]
-            if on_progress:
-                on_progress(batch[-1][0] + 1, size, len(marks))
+            progress.advance(len(batch), f"{size / 1e6:,.1f} MB, {len(marks):,} rows")
     return np.array(marks, dtype=np.int64).reshape(-1, 4).T.copy()
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from bellmask.config.config import RunConfig
 from bellmask.config.options import SftOptions
 from bellmask.data.blocks import Blocks
-from bellmask.data.prepare import LoadedData, OnProgress, load_data
+from bellmask.data.prepare import LoadedData, load_data
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.model.pretrained import Backbone
+from bellmask.utils.progress import NO_PROGRESS, Progress
 
 RESPONSES_LOOKED_AT = 10_000
 
@@ -20,18 +21,18 @@ def load_inputs(
     config: RunConfig,
     tokenizer: Tokenizer,
     backbone: Backbone | None = None,
-    on_progress: OnProgress | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> LoadedData:
     """Training and validation blocks; where a causal LM predicts, position 0 is given."""
     first = 0 if config.model.backbone == "dit" else 1
     if config.sft.train is None:
-        data = load_data(config.data, tokenizer, on_progress)
+        data = load_data(config.data, tokenizer, progress)
     else:
         from bellmask.data.examples import load_example_blocks  # only fine-tuning needs it
 
         template = None if backbone is None else backbone.chat_template
         data = load_example_blocks(
-            config.data, config.sft, tokenizer, template, on_progress, bos_first=first == 1
+            config.data, config.sft, tokenizer, template, progress, bos_first=first == 1
         )
         # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
         bare = [replace(part, num_bytes=0.0) for part in (data.train, data.valid)]

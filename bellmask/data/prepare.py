@@ -44,9 +44,11 @@ from bellmask.data.detokenize import detokenizer
 from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
 from bellmask.data.readers import Piece, Source, cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
-from bellmask.utils.console import preparing_bar, print_plain_table, print_table, visible_lines
+from bellmask.utils.console import visible_lines
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole, read_json
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
+from bellmask.utils.table import Table
 
 # Text → shards: streamed once, in constant memory, resumed where it stopped.
 #
@@ -58,9 +60,6 @@ BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
 RECORD_SECONDS = 2.0
 """Progress is recorded about this often."""
-
-OnProgress = Callable[[int, int, int], None]
-"""Told (documents, bytes of text, rows) so far."""
 
 
 class Preparation:
@@ -74,10 +73,10 @@ class Preparation:
         policy: Policy,
         rules: PackingRules,
         tokenizer: Tokenizer,
-        on_progress: OnProgress | None,
+        progress: Progress,
     ) -> None:
         self.folder, self.key, self.source, self.policy = folder, key, source, policy
-        self.rules, self.tokenizer, self.on_progress = rules, tokenizer, on_progress
+        self.rules, self.tokenizer, self.progress = rules, tokenizer, progress
         self.scratch = folder.with_name(f".preparing-{folder.name}")
         self.dtype = np.dtype(np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32)
         self.per_shard = rows_per_shard(rules.block_length)
@@ -136,8 +135,10 @@ class Preparation:
             self.done["bytes"] += len(piece.text.encode("utf-8"))
             self.done["tokens"] += len(ids) + (piece.is_end and self._adds_eos)
         self._write(rows)
-        if self.on_progress:
-            self.on_progress(self.packer.num_documents, self.done["bytes"], self.done["rows"])
+        megabytes = self.done["bytes"] / 1e6
+        self.progress.advance(
+            sum(piece.is_end for piece in batch), f"{megabytes:,.1f} MB, {self.done['rows']:,} rows"
+        )
         if batch[-1].is_end and time.monotonic() - self._recorded > RECORD_SECONDS:
             self._record()
 
@@ -267,14 +268,14 @@ class LoadedData:
 
 
 def load_data(
-    options: DataOptions, tokenizer: Tokenizer, on_progress: OnProgress | None = None
+    options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
 ) -> LoadedData:
     """Everything a run reads: the training mixture and the validation text of its first corpus."""
     if is_toy(options.train):
         from bellmask.data.toys import toy_blocks
 
         return LoadedData(*toy_blocks(options, tokenizer))
-    train, valid = load_blocks(options, tokenizer, on_progress)
+    train, valid = load_blocks(options, tokenizer, progress)
     others = parse_mixture(options.mixture)
     if not others:
         return LoadedData(train, valid)
@@ -292,7 +293,7 @@ def load_data(
             detokenizer="auto",
             wrap=wrap,
         )
-        parts.append(prepare(other, tokenizer, "train", on_progress))
+        parts.append(prepare(other, tokenizer, "train", progress))
     weights = (1 - sum(others.values()), *others.values())
     return LoadedData(join(parts), valid, tuple(len(part) for part in parts), weights)
 
@@ -320,12 +321,12 @@ def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
 
 
 def load_blocks(
-    options: DataOptions, tokenizer: Tokenizer, on_progress: OnProgress | None = None
+    options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
 ) -> tuple[Blocks, Blocks]:
     """Training and validation blocks, prepared now or taken from the cache."""
-    train = prepare(options, tokenizer, "train", on_progress)
+    train = prepare(options, tokenizer, "train", progress)
     if options.valid is not None or has_split(options, "valid"):
-        return train, prepare(options, tokenizer, "valid", on_progress)
+        return train, prepare(options, tokenizer, "valid", progress)
     border = len(train) - max(1, round(len(train) * options.valid_fraction))
     if border < 1:
         raise UserError(
@@ -336,20 +337,20 @@ def load_blocks(
 
 
 def prepare(
-    options: DataOptions, tokenizer: Tokenizer, split: str, on_progress: OnProgress | None = None
+    options: DataOptions, tokenizer: Tokenizer, split: str, progress: Progress = NO_PROGRESS
 ) -> Blocks:
     """Blocks of one split, from the cache if its fingerprint is there."""
     folder, key, work = locate(options, tokenizer, split)
     if not (folder / "card.json").exists():
         with one_at_a_time(folder):
             if not folder.exists():
-                work(on_progress)
+                work(progress)
     return open_blocks(folder, key)
 
 
 def locate(
     options: DataOptions, tokenizer: Tokenizer, split: str
-) -> tuple[Path, str, Callable[[OnProgress | None], None]]:
+) -> tuple[Path, str, Callable[[Progress], None]]:
     """(folder, fingerprint, what to call to fill the folder) of a split's blocks."""
     cache = writable_cache(options)
     source, policy = open_corpus(options, "valid" if split == "valid" else "train", cache)
@@ -357,8 +358,8 @@ def locate(
     key = _fingerprint(source, policy, rules, tokenizer)
     folder = cache / "blocks" / key[:24]
 
-    def work(on_progress: OnProgress | None) -> None:
-        Preparation(folder, key, source, policy, rules, tokenizer, on_progress).run()
+    def work(progress: Progress) -> None:
+        Preparation(folder, key, source, policy, rules, tokenizer, progress).run()
 
     return folder, key, work
 
@@ -496,7 +497,7 @@ def print_card(card: dict[str, Any], title: str) -> None:
         rows = _card_rows(card)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UserError(f"the data card of {title} is damaged; delete the data cache") from None
-    print_plain_table(title, ["data card", ""], rows)
+    Table(title, ["data card", ""], rows).print()
 
 
 def _card_rows(card: dict[str, Any]) -> list[list[str]]:
@@ -527,7 +528,7 @@ def _list(args: Sequence[str]) -> int:
         in_wheel = any(isinstance(split, InWheel) for split in corpus.splits.values())
         where = "package index" if in_wheel else "hub" if corpus.splits else "--from"
         rows.append([name, where, corpus.detokenizer, corpus.licence])
-    print_table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows)
+    Table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows).print()
     for name, corpus in CORPORA.items():
         if corpus.note:
             print(f"{name}: {corpus.note}")
@@ -540,8 +541,8 @@ def _show(args: Sequence[str]) -> int:
     options, split = _data_options(command, rest, where), command.split
     require_text(options, split)
     tokenizer = make_tokenizer(options)
-    with preparing_bar() as on_progress:
-        blocks = prepare(options, tokenizer, split, on_progress)
+    with progress_bar("preparing", "documents") as progress:
+        blocks = prepare(options, tokenizer, split, progress)
     folder, _, _ = locate(options, tokenizer, split)
     print_card(read_card(folder), f"{options.train}, {split}")
     for number in (0, len(blocks) // 2, len(blocks) - 1):
@@ -594,8 +595,8 @@ def prepare_main(args: Sequence[str]) -> int:
             continue
         require_text(options, part)
         try:
-            with preparing_bar() as on_progress:
-                prepare(options, tokenizer, part, on_progress)
+            with progress_bar("preparing", "documents") as progress:
+                prepare(options, tokenizer, part, progress)
         except KeyboardInterrupt:
             print("stopped; the same command goes on where it stopped", file=sys.stderr)
             return 130

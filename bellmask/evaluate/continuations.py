@@ -11,7 +11,7 @@ B rows of a batch, L their width, R passes of an ask.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from bellmask.model.attention import attention_mask
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.distributed import autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import collapsed_strata_error
 
@@ -476,8 +477,6 @@ Job = MaskedJob | OrderedJob
 
 # Scores of a run: the passes of all asks go through the network in batches.
 
-OnDone = Callable[[int], None]
-
 
 class ContinuationScorer:
     """Asks a run how probable texts are after others."""
@@ -522,28 +521,26 @@ class ContinuationScorer:
         return kind in ("exact", "left_to_right")
 
     def score(
-        self, asks: Sequence[Ask], *, seed: int = 0, on_batch: OnDone | None = None
+        self, asks: Sequence[Ask], *, seed: int = 0, progress: Progress = NO_PROGRESS
     ) -> list[Score]:
-        """The score of each ask; ``on_batch`` is told how many asks are done."""
+        """The score of each ask."""
         self._check(asks)
         jobs = [self._job(ask, seed) for ask in asks]
         left = [sum(map(job.is_needed, range(len(job)))) for job in jobs]
         sums = [np.zeros(len(job)) for job in jobs]
-        done = sum(count == 0 for count in left)
+        progress.advance(left.count(0))
         for part in self._batches(jobs):
             values = self._run_batch([jobs[number].row(place) for number, place in part])
             for (number, place), value in zip(part, values, strict=True):
                 sums[number][place] = value
                 left[number] -= 1
-                done += left[number] == 0
-            if on_batch:
-                on_batch(done)
+                progress.advance(left[number] == 0)
         return [job.conclude(sum_R) for job, sum_R in zip(jobs, sums, strict=True)]
 
-    def is_greedy(self, asks: Sequence[Ask], on_batch: OnDone | None = None) -> list[bool]:
+    def is_greedy(self, asks: Sequence[Ask], progress: Progress = NO_PROGRESS) -> list[bool]:
         """See :func:`writes_target`."""
         self._check(asks)
-        return writes_target(self, asks, on_batch)
+        return writes_target(self, asks, progress)
 
     def _check(self, asks: Sequence[Ask]) -> None:
         sees_behind = not self.is_causal or not self.run.framework.is_exact
@@ -667,7 +664,7 @@ MOST_LOGITS = 1 << 26
 
 
 def writes_target(
-    scorer: ContinuationScorer, asks: Sequence[Ask], on_batch: OnDone | None = None
+    scorer: ContinuationScorer, asks: Sequence[Ask], progress: Progress = NO_PROGRESS
 ) -> list[bool]:
     """For each ask: is the target what the model would write?"""
     found: dict[int, bool] = {}
@@ -678,8 +675,7 @@ def writes_target(
             for number, verdict in zip(part, _one_pass(scorer, asks, part, hidden), strict=True):
                 if verdict is not None:
                     found[number] = verdict
-            if on_batch:
-                on_batch(len(found))
+                    progress.advance()
     return [found[number] for number in range(len(asks))]
 
 

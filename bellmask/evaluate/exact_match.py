@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from bellmask.storage.loading import Loaded, load_run
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import read_json, write_text
+from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
 
 Gap = int | Literal["own"]
@@ -108,23 +109,18 @@ def exact_match(
     sampling: Sampling | None = None,
     seeds: Sequence[int] = (0,),
     batch_size: int = 64,
-    on_batch: Callable[[int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> ExactMatch:
     """Ask a run every example once for each seed.
 
     ``length``: tokens of the gap, by default what most of the run's training responses needed
-    (:attr:`bellmask.generate.answers.Answerer.length`). ``on_batch`` is told the answers so far.
+    (:attr:`bellmask.generate.answers.Answerer.length`).
     """
     gap: Gap = Answerer(run).length if length is None else length
     answers = []
-    for number, seed in enumerate(seeds):
-
-        def advance(done: int, before: int = number * len(examples)) -> None:
-            if on_batch:
-                on_batch(before + done)
-
+    for seed in seeds:
         found = ask(
-            run, examples, gap, sampling, seed=seed, batch_size=batch_size, on_batch=advance
+            run, examples, gap, sampling, seed=seed, batch_size=batch_size, progress=progress
         )
         answers.append(tuple(found))
     return grade(examples, run.tokenizer, gap, answers)
@@ -184,7 +180,7 @@ def ask(
     *,
     seed: int = 0,
     batch_size: int = 64,
-    on_batch: Callable[[int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> list[str]:
     """A run's answer to every example; example i has noise i, whatever the batch."""
     made = fill_rows(
@@ -194,7 +190,7 @@ def ask(
         longest=examples.block_length,
         seed=seed,
         batch_size=batch_size,
-        on_batch=on_batch,
+        progress=progress,
     )
     return [_text(one.ids, run.tokenizer) for one in made]
 
@@ -224,29 +220,22 @@ class Exam:
         """Seeds that the run has no answers for."""
         return [seed for seed in self.seeds if self._kept(folder, step, seed) is None]
 
-    def take(
-        self, folder: Path, step: int, on_batch: Callable[[int], None] | None = None
-    ) -> ExactMatch:
+    def take(self, folder: Path, step: int, progress: Progress = NO_PROGRESS) -> ExactMatch:
         """All answers of the run at a step, asked now or before.
 
-        ``on_batch`` is told how many of those that were missing are there.
+        ``progress`` counts those that were missing.
         """
         found = {seed: self._kept(folder, step, seed) for seed in self.seeds}
         missing = [seed for seed, answers in found.items() if answers is None]
         run = load_run(folder, checkpoint=str(step)) if missing else None
-        for number, seed in enumerate(missing):
-
-            def advance(done: int, before: int = number * len(self.examples)) -> None:
-                if on_batch:
-                    on_batch(before + done)
-
+        for seed in missing:
             assert run is not None
-            found[seed] = self._ask(run, seed, advance)
+            found[seed] = self._ask(run, seed, progress)
         return grade(
             self.examples, self.tokenizer, self.length, [found[seed] or [] for seed in self.seeds]
         )
 
-    def _ask(self, run: Loaded, seed: int, on_batch: Callable[[int], None]) -> list[str]:
+    def _ask(self, run: Loaded, seed: int, progress: Progress) -> list[str]:
         answers = ask(
             run,
             self.examples,
@@ -254,7 +243,7 @@ class Exam:
             self.sampling,
             seed=seed,
             batch_size=self.batch_size,
-            on_batch=on_batch,
+            progress=progress,
         )
         path = self._path(run.folder, run.step, seed)
         path.parent.mkdir(exist_ok=True)

@@ -36,15 +36,11 @@ from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLOURS, save_figure
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import by_folder
-from bellmask.utils.console import (
-    in_markdown,
-    markdown_table,
-    print_lines,
-    print_plain_table,
-    staged_bar,
-)
+from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, write_text
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
+from bellmask.utils.table import Table, in_markdown
 
 # Options
 
@@ -114,9 +110,6 @@ def _check(options: GenerativeOptions) -> None:
 
 # Samples: what is asked of every run, and whose samples are measured.
 
-OnPart = Callable[[float], None]
-"""Told how many samples of a cell are done."""
-
 
 @dataclass(frozen=True)
 class GenerativeRequest:
@@ -143,7 +136,7 @@ class Subject:
     settings: list[int | None]
     """NFE values; None alone where there is nothing to choose."""
     seeds: list[int]
-    draw: Callable[[int | None, int, OnPart], list[TextSample]]
+    draw: Callable[[int | None, int, Progress], list[TextSample]]
 
 
 def run_subject(name: str, run: Loaded, fingerprint: str, request: GenerativeRequest) -> Subject:
@@ -170,7 +163,7 @@ def run_subject(name: str, run: Loaded, fingerprint: str, request: GenerativeReq
         {**about, "is_causal": run.framework.is_causal},
         [*settings],
         list(request.seeds),
-        lambda nfe, seed, on_part: draw_samples(run, request, nfe, seed, on_part),
+        lambda nfe, seed, progress: draw_samples(run, request, nfe, seed, progress),
     )
 
 
@@ -182,13 +175,13 @@ def text_subject(name: str, run: Loaded, request: GenerativeRequest) -> Subject:
     blocks = valid.spread(num_groups * request.num)
     longest = min(len(run_canvas(run, length=request.length)), blocks.block_length)
 
-    def draw(_: int | None, group: int, on_part: OnPart) -> list[TextSample]:
+    def draw(_: int | None, group: int, progress: Progress) -> list[TextSample]:
         index = np.arange(group, len(blocks), num_groups)
         found = []
         for row, length in zip(np.asarray(blocks.tokens[index]), blocks.lengths[index]):
             ids, documents = cut_row(run, row[: min(longest, length)].astype(np.int64))
             found.append(TextSample(documents, ids.tolist()))
-        on_part(len(found))
+        progress.advance(len(found))
         return found
 
     key = key_of(__version__, blocks.fingerprint, run.tokenizer.fingerprint, num_groups, longest)
@@ -197,12 +190,13 @@ def text_subject(name: str, run: Loaded, request: GenerativeRequest) -> Subject:
 
 
 def draw_samples(
-    run: Loaded, request: GenerativeRequest, nfe: int | None, seed: int, on_part: OnPart
+    run: Loaded, request: GenerativeRequest, nfe: int | None, seed: int, progress: Progress
 ) -> list[TextSample]:
     """The samples of a cell: the one place that calls the sampler."""
 
     def on_step(step: Step) -> None:
-        on_part(step.first_sample + len(step.ids_BL) * step.number / max(1, step.num_steps))
+        if step.number:  # 0 is the canvas as it was given
+            progress.advance(len(step.ids_BL) / step.num_steps)
 
     made = fill_canvas(
         run,
@@ -315,7 +309,7 @@ def measure(
     scorer: TextScorer,
     request: GenerativeRequest,
     folder: Path,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = NO_PROGRESS,
 ) -> list[dict[str, Any]]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
     cells = [
@@ -325,26 +319,21 @@ def measure(
         for seed in subject.seeds
     ]
     missing = [place for *_, place in cells if place.read_numbers() is None]
-    total, done = len(missing) * request.num, 0
-    on_progress(0, total)
-
-    def half(start: float) -> OnPart:
-        return lambda part: on_progress(int(start + part / 2), total)
-
+    progress.start(len(missing) * request.num)
+    half = progress.scaled(0.5)
     found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for subject, nfe, seed, place in cells:
         numbers = place.read_numbers()
         if numbers is None:
             samples = place.read_samples()
             if samples is None:
-                place.write_samples(subject.draw(nfe, seed, half(done)))
+                place.write_samples(subject.draw(nfe, seed, half))
                 samples = place.read_samples()
+            else:
+                half.advance(request.num)
             assert samples is not None
-            on_part = half(done + request.num / 2)
-            numbers = measure_cell(samples, scorer, request.scorer_batch_size, on_part)
+            numbers = measure_cell(samples, scorer, request.scorer_batch_size, half)
             place.write_numbers(numbers)
-            done += request.num
-            on_progress(done, total)
         kept = {name: numbers[name] for name in (*NUMBERS, "samples", "left_out", "cut")}
         found.setdefault((subject.name, nfe), []).append({"seed": seed, **kept})
     return [
@@ -358,11 +347,11 @@ def measure(
 
 
 def measure_cell(
-    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, on_part: OnPart
+    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, progress: Progress
 ) -> dict[str, Any]:
     """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
     scores = scorer.score(
-        [sample.documents for sample in samples], batch_size=batch_size, on_batch=on_part
+        [sample.documents for sample in samples], batch_size=batch_size, progress=progress
     )
     kept = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
     total, count = sum(b.nll for _, b in kept), sum(b.num_tokens for _, b in kept)
@@ -499,9 +488,9 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     """Both tables and the notes."""
     parts = [f"# Generative perplexity\n\n{title(numbers)[0].upper()}{title(numbers)[1:]}.\n"]
     parts.append("As in Table 8 of the paper, unigram entropy in brackets:\n")
-    parts.append(markdown_table(*paper_rows(numbers)))
+    parts.append(Table("", *paper_rows(numbers)).markdown())
     parts.append("Mean over seeds, ± standard deviation:\n")
-    parts.append(markdown_table(*rows(numbers)))
+    parts.append(Table("", *rows(numbers)).markdown())
     parts.append("\n".join(f"- {in_markdown(line)}" for line in notes(numbers)) + "\n")
     return "\n".join(parts)
 
@@ -633,7 +622,7 @@ def _write(numbers: dict[str, Any], folder: Path) -> None:
 
 
 def _show(numbers: Mapping[str, Any]) -> None:
-    print_plain_table(title(numbers), *rows(numbers))
+    Table(title(numbers), *rows(numbers)).print()
     print_lines(notes(numbers))
 
 
@@ -656,8 +645,8 @@ def main(args: Sequence[str]) -> int:
     single = Path(options.runs[0]) / "generative" if len(options.runs) == 1 else None
     folder = Path(options.out) if options.out else single or Path("runs/generative")
     folder.mkdir(parents=True, exist_ok=True)
-    with staged_bar("sampling and scoring", "samples") as on_progress:
-        records = measure([*runs, *texts], scorer, request, folder, on_progress)
+    with progress_bar("sampling and scoring", "samples") as progress:
+        records = measure([*runs, *texts], scorer, request, folder, progress)
     numbers = _numbers(options, request, scorer, records[: len(runs)], records[len(runs) :])
     _write(numbers, folder)
     _show(numbers)

@@ -69,17 +69,12 @@ from bellmask.generate.answers import DEFAULT_LENGTH
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
-from bellmask.utils.console import (
-    in_markdown,
-    markdown_table,
-    print_lines,
-    print_plain_table,
-    progress_bar,
-    staged_bar,
-)
+from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, has_kinds, is_number, without_nan, write_text
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.store import Store, content_key
+from bellmask.utils.table import Table, in_markdown
 
 # Options
 
@@ -259,14 +254,14 @@ class EndpointJudge:
             self.request(pair, a_first) for pair in pairs if not pair.is_same for a_first in ORDERS
         ]
 
-    def judge(self, pairs: Sequence[Pair], on_done: OnDone = _ignore) -> list[Judged]:
+    def judge(self, pairs: Sequence[Pair], progress: Progress = NO_PROGRESS) -> list[Judged]:
         """Asks what was not asked before; all or an error that says how to go on.
 
         Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
         """
         assert self.endpoint is not None
         requests = self.requests(pairs)
-        failed = self.transcript.ask_all(requests, self.endpoint, on_done)
+        failed = self.transcript.ask_all(requests, self.endpoint, progress)
         if failed:
             why = next(iter(failed.values()))
             raise EndpointError(
@@ -379,7 +374,7 @@ class LocalJudge:
         self.label = LABEL.format(name=scorer.name)
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
-    def judge(self, pairs: Sequence[Pair], on_done: OnDone = _ignore) -> list[Judged]:
+    def judge(self, pairs: Sequence[Pair], progress: Progress = NO_PROGRESS) -> list[Judged]:
         """Outcomes of before, then the others some at a time.
 
         An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
@@ -387,13 +382,14 @@ class LocalJudge:
         """
         unique = {self._key(pair): pair for pair in pairs}
         left = [(key, pair) for key, pair in unique.items() if key not in self._records]
+        progress.start(len(left))
         for start in range(0, len(left), LOCAL_CHUNK):
             chunk = left[start : start + LOCAL_CHUNK]
             texts = _texts([pair for _, pair in chunk])
             scores = self._scorer.score([(text,) for text in texts])
             known = dict(zip(texts, scores, strict=True))
             self._records.add({"key": key, **self._judged(pair, known)} for key, pair in chunk)
-            on_done(len(unique) - len(left) + start + len(chunk), len(unique))
+            progress.advance(len(chunk))
         records = [self._records[self._key(pair)] for pair in pairs]
         return [
             Judged(pair, PairOutcome(record["result"], record["preference"]))
@@ -698,17 +694,17 @@ def tables(numbers: Numbers) -> list[tuple[str, list[str], list[list[str]]]]:
 def show(numbers: Numbers) -> None:
     """Tables and notes, on the screen."""
     for table in tables(numbers):
-        print_plain_table(*table)
+        Table(*table).print()
     print_lines(notes(numbers))
 
 
 def markdown(numbers: Numbers) -> str:
     """The same as a page."""
     (title, columns, rows), *others = tables(numbers)
-    parts = [f"# {in_markdown(title)}", markdown_table(columns, rows).rstrip()]
+    parts = [f"# {in_markdown(title)}", Table("", columns, rows).markdown().rstrip()]
     parts += ["\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]
     for title, columns, rows in others:
-        parts += [f"## {title[0].upper()}{title[1:]}", markdown_table(columns, rows).rstrip()]
+        parts += [f"## {title[0].upper()}{title[1:]}", Table("", columns, rows).markdown().rstrip()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -772,13 +768,9 @@ def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int])
     """Pairs by seed; what has not been answered before is answered now."""
     work = [(seed, side, side.missing(benchmark, seed)) for seed in seeds for side in sides]
     said: dict[int, list[Any]] = {seed: [] for seed in seeds}
-    before = 0
-    with progress_bar("answering", "answers", sum(count for *_, count in work)) as advance:
-        for seed, side, count in work:
-            said[seed].append(
-                side.answers(benchmark, seed, lambda done, start=before: advance(start + done))  # type: ignore[misc]
-            )
-            before += count
+    with progress_bar("answering", "answers", sum(count for *_, count in work)) as progress:
+        for seed, side, _ in work:
+            said[seed].append(side.answers(benchmark, seed, progress))
     return {seed: pairs_of(benchmark.tasks, *both) for seed, both in said.items()}
 
 
@@ -799,8 +791,8 @@ def _judged(judge: Judge, pairs: BySeed, folder: Path) -> dict[int, list[Judged]
     everything = [pair for mine in pairs.values() for pair in mine]
     missing = judge.announce(everything) if isinstance(judge, EndpointJudge) else []
     try:
-        with _goes_on("likelihoods", folder), staged_bar("judging", "verdicts") as on_progress:
-            found = iter(judge.judge(everything, on_progress))
+        with _goes_on("likelihoods", folder), progress_bar("judging", "verdicts") as progress:
+            found = iter(judge.judge(everything, progress))
     finally:  # money is gone after a failure, too
         if isinstance(judge, EndpointJudge):
             judge.tell_spent(missing)

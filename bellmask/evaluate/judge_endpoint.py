@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 
 from bellmask.utils.errors import TrainingError, UserError
 from bellmask.utils.files import has_kinds, is_number, load_json, sanitize
+from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
 
 # Where and how fast to ask a judge, and where its key comes from.
@@ -755,21 +756,20 @@ class Transcript:
         self,
         requests: Iterable[ChatRequest],
         endpoint: Endpoint,
-        on_done: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = NO_PROGRESS,
     ) -> dict[str, str]:
         """Ask what is missing, and keep each answer as it comes; why each that failed did, by key.
 
-        ``on_done`` gets (done, total), what was kept before included. Errors and Ctrl-C are raised
+        ``progress`` counts the missing ones. Errors and Ctrl-C are raised
         after the answers under way have been kept; they say how many there are.
         """
         everything = list({request.key: request for request in requests}.values())
         with _only_asker(self.path):
             self.records = Store(self.path, _is_right)  # another process may have answered some
             missing = self.missing(everything)
-            kept = len(everything) - len(missing)
-            on_done(kept, len(everything))
+            progress.start(len(missing))
             asking = _Asking(self.records, missing, endpoint)
-            asking.run(lambda done: on_done(kept + done, len(everything)))
+            asking.run(progress)
         return asking.failed
 
 
@@ -813,11 +813,12 @@ class _Asking:
         self._events: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
         self._writing, self._stop = threading.Lock(), threading.Event()
 
-    def run(self, on_done: Callable[[int], None]) -> None:
+    def run(self, progress: Progress) -> None:
         count = min(self.endpoint.options.num_threads, self.num)
         # daemons: after a second Ctrl-C nobody waits for them
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
         error: BaseException | None = None
+        shown = 0
         try:
             for thread in threads:
                 thread.start()
@@ -826,7 +827,9 @@ class _Asking:
                 if isinstance(event, BaseException):
                     error = error or event
                 count -= event == "end"
-                on_done(self.num_replies + self.num_refusals)
+                done = self.num_replies + self.num_refusals
+                progress.advance(done - shown)
+                shown = done
         except KeyboardInterrupt:
             self._stop.set()
             deadline = time.monotonic() + GRACE_SECONDS

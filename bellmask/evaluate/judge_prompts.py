@@ -26,6 +26,7 @@ from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.utils.errors import UserError, look_up, unknown
 from bellmask.utils.files import has_kinds, sanitize
 from bellmask.utils.libraries import first_line, quiet
+from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
 
 # What is asked: AlpacaEval's 805 instructions, MT-Bench's 80 questions of two turns, or a file.
@@ -594,7 +595,6 @@ MOST_TASKS = 1 << 20
 """Samples of a second turn are numbered from here."""
 OUTPUTS = ("output", "response", "answer", "outputs")
 """Columns that hold an answer, or a list with one for each turn."""
-OnDone = Callable[[int], None]
 
 
 def _ignore(done: int) -> None:
@@ -652,9 +652,10 @@ class RunSide:
         """Answers to turns that are not kept from before."""
         return sum(self._key(*place, seed) not in self._kept for place in _places(benchmark))
 
-    def answers(self, benchmark: Benchmark, seed: int, on_done: OnDone = _ignore) -> list[Said]:
-        """Written now or before; ``on_done`` is told how many of :meth:`missing` are written."""
-        done = 0
+    def answers(
+        self, benchmark: Benchmark, seed: int, progress: Progress = NO_PROGRESS
+    ) -> list[Said]:
+        """Written now or before; ``progress`` counts those of :meth:`missing`."""
         for turn in range(max(len(task.turns) for task in benchmark.tasks)):  # later need earlier
             todo = [
                 task
@@ -663,21 +664,20 @@ class RunSide:
             ]
             for start in range(0, len(todo), CHUNK):
                 chunk = todo[start : start + CHUNK]
-                self._write(chunk, turn, seed, lambda count, before=done: on_done(before + count))  # type: ignore[misc]
-                done += len(chunk)
+                self._write(chunk, turn, seed, progress)
         return [
             tuple(self._said(task, turn, seed) for turn in range(len(task.turns)))
             for task in benchmark.tasks
         ]
 
-    def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, on_batch: OnDone) -> None:
+    def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, progress: Progress) -> None:
         made = self._answerer.answer(
             [self._question(task, turn, seed) for task in tasks],
             length=self._length,
             sampling=self._sampling,
             seed=seed,
             samples=[MOST_TASKS * turn + task.index for task in tasks],
-            on_batch=on_batch,
+            progress=progress,
         )
         self._kept.add(
             {
@@ -750,7 +750,9 @@ class FileSide:
         """None: it writes nothing."""
         return 0
 
-    def answers(self, benchmark: Benchmark, seed: int, on_done: OnDone = _ignore) -> list[Said]:
+    def answers(
+        self, benchmark: Benchmark, seed: int, progress: Progress = NO_PROGRESS
+    ) -> list[Said]:
         """As they are in the file, whatever the seed."""
         found = [self._said(task) for task in benchmark.tasks]
         absent = [task.id for task, said in zip(benchmark.tasks, found, strict=True) if not said]

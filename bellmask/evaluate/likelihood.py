@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -37,12 +37,13 @@ from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
-from bellmask.utils.console import print_plain_table, progress_bar
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import write_text
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.utils.stats import Floats, Labels, clustered_error, document_clusters
+from bellmask.utils.table import Table
 
 # Options
 
@@ -103,13 +104,13 @@ def evaluate(
     rules: AttentionRules | None = None,
     row_keys: Tensor | None = None,
     in_step: bool = False,
-    on_batch: Callable[[int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> Likelihood:
     """Measure a model on all the given blocks: the NELBO, or for a fixed order the exact NLL.
 
     ``model(x, rows, targets, t_B=, mask=, reduce=False)`` returns each row's cross-entropy; causal
     ones get ``positions`` and ``target_positions`` instead of ``t_B``. Ranks share the work; each
-    gets the whole result. ``on_batch`` is told the blocks done so far. Masks of block b are those
+    gets the whole result. Masks of block b are those
     of ``row_keys[b]``, by default b itself. ``draws`` counts masks, or random orders. ``in_step``:
     all ranks call the model equally often, as sharded weights need it.
     """
@@ -136,8 +137,7 @@ def evaluate(
                 found = scorer.mean(index, context_B, key, keys)[:, None]
             if not is_extra:
                 ce_BR[part, columns] = found
-        if on_batch:
-            on_batch(part.stop)
+        progress.advance(part.stop - part.start)
     ce_BR = world.all_reduce_sum(ce_BR.to(world.device)).cpu()
     return Likelihood(
         length_B.numpy(),
@@ -288,7 +288,7 @@ def evaluate_run(
     seed: int = 1234,
     batch_size: int = 64,
     row_keys: Tensor | None = None,
-    on_batch: Callable[[int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> Likelihood:
     """The NLL (bound) on blocks; see :func:`evaluate`."""
     return evaluate(
@@ -303,7 +303,7 @@ def evaluate_run(
         precision=pick_precision(run.config.train.precision, run.device),
         rules=build_rules(run.config.data, run.tokenizer),
         row_keys=row_keys,
-        on_batch=on_batch,
+        progress=progress,
     ).checked(run.folder)
 
 
@@ -519,7 +519,7 @@ def _write(report: dict[str, Any], folder: Path) -> None:
 def _show(report: dict[str, Any], folder: Path) -> None:
     bits = report["bits_per_byte"]
     what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
-    print_plain_table(
+    Table(
         f"{report['run']}, step {report['step']}, on {report['data']}",
         ["quantity", "value"],
         [
@@ -530,7 +530,7 @@ def _show(report: dict[str, Any], folder: Path) -> None:
             ["position-wise cross-entropy", _number(report["position_wise_cross_entropy"])],
             ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],
         ],
-    )
+    ).print()
     for title, points in (
         ("NLL by context count: bins of the draws above", report["context_curve"]),
         ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
@@ -545,7 +545,7 @@ def _show(report: dict[str, Any], folder: Path) -> None:
             for p in points
         ]
         if rows:  # few blocks make no bins
-            print_plain_table(title, ["observed tokens", "nats", "standard error", "draws"], rows)
+            Table(title, ["observed tokens", "nats", "standard error", "draws"], rows).print()
     print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")
 
 
@@ -586,14 +586,14 @@ def _training_blocks(loaded: Loaded) -> Blocks | None:
 
 
 def _with_progress(loaded: Loaded, blocks: Blocks, options: EvaluateOptions) -> Any:
-    with progress_bar("evaluating", "blocks", len(blocks)) as advance:
+    with progress_bar("evaluating", "blocks", len(blocks)) as progress:
         return evaluate_run(
             loaded,
             blocks,
             draws=options.draws,
             seed=options.seed,
             batch_size=options.batch_size,
-            on_batch=advance,
+            progress=progress,
         )
 
 

@@ -31,9 +31,9 @@ from bellmask.data.tasks import SUFFIXES, VALIDATION, validation_records
 from bellmask.evaluate.continuations import RequestOptions
 from bellmask.evaluate.paper_tasks import find_in
 from bellmask.storage.runs import by_folder
-from bellmask.utils.console import print_plain_table
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, without_nan, write_text
+from bellmask.utils.table import Table
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -286,7 +286,7 @@ def _show(numbers: Numbers) -> None:
         if not metric.endswith("_stderr")
     ]
     limit = "" if numbers["limit"] is None else f", first {numbers['limit']:,} documents"
-    print_plain_table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows)
+    Table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows).print()
     for task, note in numbers["notes"].items():
         print(f"* {task}: {note}")
     noise = [
@@ -296,7 +296,7 @@ def _show(numbers: Numbers) -> None:
     ]
     if noise:
         columns = ["run", "task", "log-probabilities", "exact", "median error (nats)", "passes"]
-        print_plain_table("noise of what is not exact, a part of ± above", columns, noise)
+        Table("noise of what is not exact, a part of ± above", columns, noise).print()
 
 
 def _cell(result: Numbers, metric: str, way: str) -> str:

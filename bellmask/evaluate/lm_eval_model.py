@@ -35,7 +35,6 @@ from bellmask.evaluate.continuations import (
     Ask,
     ContinuationScorer,
     Estimator,
-    OnDone,
     RequestOptions,
     Score,
     add_up,
@@ -43,8 +42,8 @@ from bellmask.evaluate.continuations import (
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded
-from bellmask.utils.console import progress_bar
 from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import stream_key
 
 WHERE = "--model_args of the model bellmask"
@@ -108,7 +107,9 @@ class Writer:
     _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Settings that were seen before."""
 
-    def write(self, requests: Sequence[WriteRequest], on_done: OnDone | None = None) -> list[str]:
+    def write(
+        self, requests: Sequence[WriteRequest], progress: Progress = NO_PROGRESS
+    ) -> list[str]:
         """A text for each request; settings that nobody reads are told, each once."""
         self._say_ignored(requests)
         groups: dict[tuple[str, Sampling], list[int]] = {}
@@ -117,11 +118,6 @@ class Writer:
             groups.setdefault(group, []).append(place)
         found: dict[int, str] = {}
         for (stream, sampling), places in groups.items():
-
-            def advance(done: int, before: int = len(found)) -> None:
-                if on_done:
-                    on_done(before + done)
-
             part = [requests[place] for place in places]
             made = fill_rows(
                 self.scorer.run,
@@ -131,7 +127,7 @@ class Writer:
                 seed=stream_key(self.options.seed, "lm-eval", stream),
                 samples=[request.number for request in part],
                 batch_size=max(1, self.options.batch_tokens // self._block),
-                on_batch=advance,
+                progress=progress,
             )
             texts = [self._text(one.ids, request.stops) for one, request in zip(made, part)]
             found.update(zip(places, texts, strict=True))
@@ -254,8 +250,8 @@ class BellmaskLM(LM):
             number = noise_number(request) if request.doc_id is None else request.doc_id
             stream = f"{request.task_name}/{request.idx}/{repeat}"
             asked.append(WriteRequest(context, settings, stream, number))
-        with progress_bar("writing", "texts", len(requests)) as advance:
-            found = self.writer.write(asked, advance)
+        with progress_bar("writing", "texts", len(requests)) as progress:
+            found = self.writer.write(asked, progress)
         return self._kept("generate_until", requests, found)
 
     def apply_chat_template(
@@ -293,16 +289,16 @@ class BellmaskLM(LM):
     def _score(self, requests: Sequence[Instance], asks: Sequence[Sequence[Ask]]) -> list[Score]:
         """One score per request; its windows added up."""
         flat = [ask for own in asks for ask in own]
-        with progress_bar("scoring", "continuations", len(flat)) as advance:
-            parts = iter(self.scorer.score(flat, seed=self.options.seed, on_batch=advance))
+        with progress_bar("scoring", "continuations", len(flat)) as progress:
+            parts = iter(self.scorer.score(flat, seed=self.options.seed, progress=progress))
         scores = [add_up(list(islice(parts, len(own)))) for own in asks]
         self._scored += [(str(r.task_name), score) for r, score in zip(requests, scores)]
         return scores
 
     def _is_greedy(self, asks: Sequence[Sequence[Ask]]) -> list[bool]:
         flat = [ask for own in asks for ask in own]
-        with progress_bar("is it what the model writes", "continuations", len(flat)) as advance:
-            parts = iter(self.scorer.is_greedy(flat, on_batch=advance))
+        with progress_bar("is it what the model writes", "continuations", len(flat)) as progress:
+            parts = iter(self.scorer.is_greedy(flat, progress=progress))
         return [all(list(islice(parts, len(own)))) for own in asks]
 
     def _kept(self, kind: str, requests: Sequence[Instance], found: list[Any]) -> list[Any]:

@@ -12,9 +12,9 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from math import isfinite, isnan, nan
 from pathlib import Path
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import tyro
 from numpy.typing import NDArray
-from rich.markup import escape as escape_markup
 from torch import Tensor
 
 from bellmask import __version__
@@ -71,19 +70,13 @@ from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, LoadOptions, run_fingerprint
 from bellmask.storage.runs import by_folder
-from bellmask.utils.console import (
-    in_markdown,
-    markdown_table,
-    print_lines,
-    print_table,
-    progress_bar,
-    visible,
-)
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, is_number, is_whole, sanitize, write_text
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.stats import Floats
 from bellmask.utils.store import Store, content_key
+from bellmask.utils.table import Bold, Table, markdown_page
 
 # Options
 
@@ -177,7 +170,6 @@ def _check(options: PaperOptions) -> None:
 # Who takes part in a suite: what it must be able to do, and a run that can.
 #
 # A contestant gives log-probabilities of continuations and writes into gaps.
-OnDone = Callable[[int], None]
 Ending = Literal["auto", "none", "eos"]
 
 
@@ -225,7 +217,9 @@ class Contestant(Protocol):
         """Every seed gives this ask the same score."""
         ...
 
-    def score(self, asks: Sequence[Ask], seed: int, on_batch: OnDone | None = None) -> list[Score]:
+    def score(
+        self, asks: Sequence[Ask], seed: int, progress: Progress = NO_PROGRESS
+    ) -> list[Score]:
         """Log-probabilities."""
         ...
 
@@ -236,7 +230,7 @@ class Contestant(Protocol):
         *,
         seed: int,
         temperature: float,
-        on_batch: OnDone | None = None,
+        progress: Progress = NO_PROGRESS,
     ) -> list[list[int]]:
         """What the masks of each row become; row i has the noise of number ``samples[i]``."""
         ...
@@ -317,9 +311,11 @@ class RunContestant:
         """Short continuations, and any of an ARM."""
         return self._scorer.is_exact(ask)
 
-    def score(self, asks: Sequence[Ask], seed: int, on_batch: OnDone | None = None) -> list[Score]:
+    def score(
+        self, asks: Sequence[Ask], seed: int, progress: Progress = NO_PROGRESS
+    ) -> list[Score]:
         """See :class:`bellmask.evaluate.continuations.ContinuationScorer`."""
-        return self._scorer.score(asks, seed=seed, on_batch=on_batch)
+        return self._scorer.score(asks, seed=seed, progress=progress)
 
     def write(
         self,
@@ -328,7 +324,7 @@ class RunContestant:
         *,
         seed: int,
         temperature: float,
-        on_batch: OnDone | None = None,
+        progress: Progress = NO_PROGRESS,
     ) -> list[list[int]]:
         """One token per step, the surest first, as DiffuLLaMA's scripts do; an ARM in order."""
         sampling = Sampling(temperature=temperature)
@@ -344,7 +340,7 @@ class RunContestant:
             seed=seed,
             samples=samples,
             batch_size=max(1, self._scorer.batch_tokens // max(map(len, rows))),
-            on_batch=on_batch,
+            progress=progress,
         )
         return [one.ids for one in made]
 
@@ -396,7 +392,9 @@ class Unigram:
         """There is no noise."""
         return True
 
-    def score(self, asks: Sequence[Ask], seed: int, on_batch: OnDone | None = None) -> list[Score]:
+    def score(
+        self, asks: Sequence[Ask], seed: int, progress: Progress = NO_PROGRESS
+    ) -> list[Score]:
         """Sums of log-frequencies."""
         return [
             Score(float(self.log_p_V[list(ask.target)].sum()), 0.0, len(ask.target), 0, True)
@@ -410,7 +408,7 @@ class Unigram:
         *,
         seed: int,
         temperature: float,
-        on_batch: OnDone | None = None,
+        progress: Progress = NO_PROGRESS,
     ) -> list[list[int]]:
         """Tokens drawn by frequency."""
         share_V = np.cumsum(np.exp(self.log_p_V))
@@ -616,21 +614,13 @@ class SuiteUnits:
         """Units that are left to do."""
         return len(self._missing())
 
-    def do(self, on_done: Callable[[int], None] | None = None) -> None:
-        """Do what is missing; ``on_done`` is told how many units are done."""
-        done = 0
-
-        def advance(inside: int) -> None:
-            if on_done:
-                on_done(done + inside)
-
+    def do(self, progress: Progress = NO_PROGRESS) -> None:
+        """Do what is missing."""
         for chunk in _chunks(self._missing()):
             if isinstance(chunk[0].item, ChoiceItem):
-                self._kept.add(self._score(chunk, advance))
+                self._kept.add(self._score(chunk, progress))
             else:
-                self._kept.add(self._write(chunk, advance))
-            done += len(chunk)
-            advance(0)
+                self._kept.add(self._write(chunk, progress))
 
     def _missing(self) -> list[_Unit]:
         found: dict[str, _Unit] = {}
@@ -675,12 +665,12 @@ class SuiteUnits:
         noise = stream_key(0, "question", task.name, item.number) % (1 << 62)
         return self.contestant.asks(item.contexts[choice], item.continuations[choice], noise)
 
-    def _score(self, chunk: list[_Unit], advance: Callable[[int], None]) -> list[dict[str, Any]]:
+    def _score(self, chunk: list[_Unit], progress: Progress) -> list[dict[str, Any]]:
         asks = []
         for unit in chunk:
             assert isinstance(unit.item, ChoiceItem)
             asks.append(self._asks(unit.task, unit.item, int(unit.part))[unit.window])
-        scores = self.contestant.score(asks, chunk[0].seed, advance)
+        scores = self.contestant.score(asks, chunk[0].seed, progress)
         return [_record(unit, score) for unit, score in zip(chunk, scores, strict=True)]
 
     def scores(self, task: TaskItems, item: ChoiceItem, seed: int) -> list[Score]:
@@ -705,14 +695,14 @@ class SuiteUnits:
 
     # Texts
 
-    def _write(self, chunk: list[_Unit], advance: Callable[[int], None]) -> list[dict[str, Any]]:
+    def _write(self, chunk: list[_Unit], progress: Progress) -> list[dict[str, Any]]:
         seed, temperature = chunk[0].batch
         written = self.contestant.write(
             [torch.tensor(make_row(self.contestant, u.task.kind, u.item, u.part)) for u in chunk],
             [_sample(unit.task, unit.item, unit.part) for unit in chunk],
             seed=stream_key(seed, "downstream") % (1 << 31),
             temperature=temperature,
-            on_batch=advance,
+            progress=progress,
         )
         return [{"key": unit.key, "ids": ids} for unit, ids in zip(chunk, written, strict=True)]
 
@@ -956,16 +946,10 @@ class Suite:
         works = self._works.values()
         return sum(work.missing() for work in works if work.contestant.is_model)
 
-    def do(self, on_done: Callable[[int], None] | None = None) -> None:
-        """Get them; ``on_done`` is told how many there are."""
-        before = 0
+    def do(self, progress: Progress = NO_PROGRESS) -> None:
+        """Get them."""
         for work in self._works.values():
-            if not work.contestant.is_model:
-                work.do()
-                continue
-            count = work.missing()
-            work.do(on_done and partial(_later, on_done, before))
-            before += count
+            work.do(progress if work.contestant.is_model else NO_PROGRESS)
 
     def measured(self) -> dict[str, dict[str, TaskScores]]:
         """Scores by contestant and task."""
@@ -1007,11 +991,6 @@ class Suite:
             "num_questions": len(task.items),
             "num_records": len(loaded.records),
         }
-
-
-def _later(on_done: Callable[[int], None], before: int, inside: int) -> None:
-    """Tell what was done, behind what others did."""
-    on_done(before + inside)
 
 
 def same_items(
@@ -1178,26 +1157,23 @@ def _title(task: Mapping[str, Any]) -> str:
     return task["title"] + unit + (MARK if task["gives_length"] else "")
 
 
-def main_rows(
-    numbers: Numbers, bold: Callable[[str], str], change: Callable[[float, bool], str]
-) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of Table 4: the main score of each task, and its change to the first row."""
+def main_table(numbers: Numbers) -> Table:
+    """Table 4: the main score of each task, and its change to the first row."""
     tasks = numbers["tasks"]
-    columns = ["model", *map(_title, tasks)]
     rows = []
     for model in numbers["models"]:
         cells = [_label(model)]
         for task in tasks:
             found = task["results"][model["name"]]["scores"][task["main"]]
             text = value(found)
-            if model["name"] in best_models(numbers, task, task["main"]):
-                text = bold(text)
             gap = found.get("difference")
             if gap is not None and model["is_model"]:
-                text += f" ({change(gap['mean'], gap['is_sure'])})"
-            cells.append(text)
+                text += f" ({signed(gap['mean'], gap['is_sure'])})"
+            is_best = model["name"] in best_models(numbers, task, task["main"])
+            cells.append(Bold(text) if is_best else text)
         rows.append(cells)
-    return columns, rows
+    title = "downstream benchmarks (Table 4)"
+    return Table(title, ["model", *map(_title, tasks)], rows, notes(numbers))
 
 
 def _label(model: Mapping[str, Any]) -> str:
@@ -1252,74 +1228,17 @@ def _difference(gap: Mapping[str, Any] | None) -> str:
     )
 
 
-# Screen and Markdown
-
-
 def show(numbers: Numbers) -> None:
     """Table 4, the other scores and the notes, on the screen."""
-    columns, rows = main_rows(numbers, lambda text: f"[bold]{text}[/bold]", signed)
-    rows = [[escape_markup(name), *cells] for name, *cells in rows]
-    print_table("downstream benchmarks (Table 4)", columns, rows)
-    columns, rows = other_rows(numbers)
-    print_table("other scores", [escape_markup(column) for column in columns], rows)
-    print_lines(notes(numbers))
+    main = main_table(numbers)
+    replace(main, notes=()).print()
+    Table("other scores", *other_rows(numbers), main.notes).print()
 
 
 def markdown(numbers: Numbers) -> str:
     """Table 4 and the notes as a page, then every score with its errors."""
-    columns, rows = main_rows(numbers, lambda text: f"**{text}**", signed)
-    parts = ["# Downstream benchmarks", markdown_table(columns, rows).rstrip()]
-    parts.append("\n".join(f"- {in_markdown(line)}" for line in notes(numbers)))
-    parts += ["## Every score", markdown_table(*full_rows(numbers)).rstrip()]
-    return "\n\n".join(parts) + "\n"
-
-
-# LaTeX
-
-_SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # at the start of a row it would be an option of the row before
-    "*": "{*}",
-    "±": r"$\pm$",
-    MARK: r"$^\dagger$",
-}
-
-
-def escape(text: str) -> str:
-    """Text as LaTeX shows it."""
-    return "".join(_SPECIAL.get(letter, letter) for letter in visible(text))
-
-
-def latex(numbers: Numbers) -> str:
-    """A table for a paper; needs booktabs and xcolor."""
-    columns, rows = main_rows(numbers, lambda text: f"\\textbf{{{text}}}", _coloured)
-    lines = ["% needs \\usepackage{booktabs} and \\usepackage[dvipsnames]{xcolor}"]
-    lines += [f"\\begin{{tabular}}{{l{'c' * (len(columns) - 1)}}}", "\\toprule"]
-    lines += [_line([escape(column) for column in columns]), "\\midrule"]
-    is_model = [model["is_model"] for model in numbers["models"]]
-    for number, (name, *cells) in enumerate(rows):
-        if number and is_model[number - 1] and not is_model[number]:
-            lines.append("\\midrule")
-        lines.append(_line([escape(name), *(cell.replace("±", r"$\pm$") for cell in cells)]))
-    lines += ["\\bottomrule", "\\end{tabular}"]
-    return "\n".join([*lines, *(f"% {visible(line)}" for line in notes(numbers))]) + "\n"
-
-
-def _coloured(gap: float, is_sure: bool) -> str:
-    shown, star = _as_printed(gap), "^*" if is_sure else ""
-    number = f"${shown:+.2f}{star}$"
-    if not shown:
-        return number
-    return f"\\textcolor{{{'ForestGreen' if shown > 0 else 'BrickRed'}}}{{{number}}}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    main = replace(main_table(numbers), title="")
+    return markdown_page("Downstream benchmarks", main, Table("Every score", *full_rows(numbers)))
 
 
 # The command
@@ -1395,7 +1314,7 @@ def _write(options: PaperOptions, found: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "paper.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
     write_text(folder / "paper.md", markdown(numbers))
-    write_text(folder / "paper.tex", latex(numbers))
+    write_text(folder / "paper.tex", main_table(numbers).latex())
     show(numbers)
     print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/kept")
 
@@ -1412,9 +1331,9 @@ def main(args: Sequence[str]) -> int:
     folder = _folder(options)
     seeds = range(options.seed, options.seed + options.seeds)
     suite = Suite(contestants, loaded, options.limit, seeds, folder / "kept")
-    with progress_bar("paper suite", "answers", suite.missing()) as advance:
+    with progress_bar("paper suite", "answers", suite.missing()) as progress:
         try:
-            suite.do(advance)
+            suite.do(progress)
         except KeyboardInterrupt:
             words = (
                 f"interrupted; answers so far are kept in {folder}/kept: the same command goes on"

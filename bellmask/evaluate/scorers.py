@@ -37,6 +37,7 @@ from bellmask.utils.distributed import pick_device
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import is_number, is_whole, load_json, read_json, write_text
 from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
+from bellmask.utils.progress import NO_PROGRESS, Progress
 
 Documents = Sequence[str]
 OnScored = Callable[[int], None]
@@ -73,7 +74,7 @@ class TextScorer(Protocol):
     """First token and long texts, in words."""
 
     def score(
-        self, samples: Sequence[Documents], *, batch_size: int = 8, on_batch: OnScored | None = None
+        self, samples: Sequence[Documents], *, batch_size: int = 8, progress: Progress = NO_PROGRESS
     ) -> list[TextScore]:
         """Each sample's score, in order, whatever the batch size."""
         ...
@@ -120,7 +121,7 @@ class CausalLm:
         )
 
     def score(
-        self, samples: Sequence[Documents], *, batch_size: int = 8, on_batch: OnScored | None = None
+        self, samples: Sequence[Documents], *, batch_size: int = 8, progress: Progress = NO_PROGRESS
     ) -> list[TextScore]:
         """See :class:`TextScorer`; samples of like length go together."""
         encoded = [self._encode(documents) for documents in samples]
@@ -129,16 +130,14 @@ class CausalLm:
         found = [TextScore(0.0, 0, text, False) for text in texts]
         order = [n for n, text in enumerate(texts) if len(text) >= FEWEST_TOKENS]
         order.sort(key=lambda n: len(rows[n]), reverse=True)
-        done = len(samples) - len(order)
+        progress.advance(len(samples) - len(order))
         for start in range(0, len(order), batch_size):
             part = order[start : start + batch_size]
             for n, ce_L in zip(part, self._cross_entropies([rows[n] for n in part])):
                 counted = is_counted(rows[n], self._eos)[1:]
                 nll, is_cut = float(ce_L[counted].sum()), len(encoded[n]) > len(rows[n])
                 found[n] = TextScore(nll, int(counted.sum()), texts[n], is_cut)
-            done += len(part)
-            if on_batch:
-                on_batch(done)
+            progress.advance(len(part))
         return found
 
     def _encode(self, documents: Documents) -> list[int]:
@@ -186,14 +185,13 @@ class ArmRun:
         self.rule = f"all tokens scored, in pieces of {self.context}, each from the begin sign on"
 
     def score(
-        self, samples: Sequence[Documents], *, batch_size: int = 8, on_batch: OnScored | None = None
+        self, samples: Sequence[Documents], *, batch_size: int = 8, progress: Progress = NO_PROGRESS
     ) -> list[TextScore]:
         """See :class:`TextScorer`."""
         found = []
         for start in range(0, len(samples), batch_size):
             found += self._score(samples[start : start + batch_size])
-            if on_batch:
-                on_batch(len(found))
+            progress.advance(len(samples[start : start + batch_size]))
         return found
 
     def _score(self, samples: Sequence[Documents]) -> list[TextScore]:

@@ -27,24 +27,18 @@ from bellmask.config.command_line import parse_command
 from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
-from bellmask.data.prepare import OnProgress, locate, parse_mixture, prepare
+from bellmask.data.prepare import locate, parse_mixture, prepare
 from bellmask.evaluate.likelihood import evaluate_run
 from bellmask.evaluate.result import Likelihood, perplexity_of
 from bellmask.model.transformer import hash_weights
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import by_folder
-from bellmask.utils.console import (
-    in_markdown,
-    markdown_table,
-    preparing_bar,
-    print_lines,
-    print_plain_table,
-    progress_bar,
-    staged_bar,
-)
+from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, without_nan, write_text
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import stream_key
+from bellmask.utils.table import Table, in_markdown
 
 # Options
 
@@ -239,13 +233,13 @@ def load_sets(
     runs: Sequence[Loaded],
     sets: Sequence[TextSet],
     eos: EosPolicy,
-    on_progress: OnProgress | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
     """(blocks of each set, one for each run; sets that cannot be read, and why)."""
 
     def load(text: TextSet) -> list[Blocks]:
         wanted = [set_options(run, text, eos) for run in runs]
-        return [prepare(o, run.tokenizer, "valid", on_progress) for o, run in zip(wanted, runs)]
+        return [prepare(o, run.tokenizer, "valid", progress) for o, run in zip(wanted, runs)]
 
     return _try_each(sets, load)
 
@@ -341,19 +335,19 @@ def choose_draws(
     seed: int,
     num_seeds: int = 1,
     ladder: Sequence[int] = LADDER,
-    on_trial: Callable[[int, int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> Pilot:
     """The fewest draws, the same for all cases, with which every one has noise below precision.
 
-    A case that is below it is not tried again with more. ``on_trial`` is told (done, in all).
+    A case that is below it is not tried again with more.
     """
     left, tried, done = list(cases), list[dict[str, Any]](), 0
     for draws in ladder:
         noise: list[float] = []
         for case in left:
-            if on_trial:
-                on_trial(done, done + len(left) - len(noise))
+            progress.start(done + len(left) - len(noise))
             noise.append(mask_noise(case, draws, seed, num_seeds))
+            progress.advance()
             done += 1
         worst = max(range(len(left)), key=noise.__getitem__)
         where = f"{left[worst].set}, {left[worst].run}"
@@ -389,26 +383,21 @@ def measure(
     seeds: Sequence[int],
     batch_size: int = 64,
     keep: Sequence[Path] = (),
-    on_batch: Callable[[int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> list[Likelihood]:
     """One evaluation per seed; an exact NLL has no masks and needs a single one.
 
     ``keep`` are files for the seeds' evaluations: one that is there is not made again.
-    ``on_batch`` is told the blocks done, over all seeds.
     """
     results = []
     for number, seed in enumerate(seeds[:1] if run.framework.is_exact else seeds):
         path = keep[number] if keep else None
         if path is not None and (kept := _kept(path)):
             results.append(kept)
+            progress.advance(len(blocks))
             continue
-
-        def advance(done: int, before: int = number * len(blocks)) -> None:
-            if on_batch:
-                on_batch(before + done)
-
         result = evaluate_run(
-            run, blocks, draws=draws, seed=seed, batch_size=batch_size, on_batch=advance
+            run, blocks, draws=draws, seed=seed, batch_size=batch_size, progress=progress
         )
         if path is not None:
             result.save(path)
@@ -588,10 +577,10 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
 
 def show(numbers: Mapping[str, Any]) -> None:
     """Both tables and the notes, on the screen."""
-    print_plain_table("zero-shot perplexity (Table 7)", *result_rows(numbers))
+    Table("zero-shot perplexity (Table 7)", *result_rows(numbers)).print()
     columns, rows = difference_rows(numbers)
     if rows:
-        print_plain_table(f"difference to {numbers['runs'][0]['name']}", columns, rows)
+        Table(f"difference to {numbers['runs'][0]['name']}", columns, rows).print()
     print_lines(notes(numbers))
 
 
@@ -609,15 +598,15 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     parts = [
         "# Zero-shot perplexity",
         f"Mean ± deviation over {seeds} evaluation seeds (the paper's Table 7).",
-        markdown_table(["run", *(text["title"] for text in sets)], paper).rstrip(),
+        Table("", ["run", *(text["title"] for text in sets)], paper).markdown().rstrip(),
         "## In full",
-        markdown_table(*result_rows(numbers)).rstrip(),
+        Table("", *result_rows(numbers)).markdown().rstrip(),
     ]
     columns, rows = difference_rows(numbers)
     if rows:
         parts += [
             f"## Difference to {numbers['runs'][0]['name']}",
-            markdown_table(columns, rows).rstrip(),
+            Table("", columns, rows).markdown().rstrip(),
         ]
     return (
         "\n\n".join([*parts, "\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]) + "\n"
@@ -641,8 +630,8 @@ def _load_blocks(
     missing = find_missing(runs, sets, options.eos)
     refuse_missing(missing, sets, options.skip_missing)
     here = [text for text in sets if text.name not in missing]
-    with preparing_bar() as on_progress:
-        found, unreadable = load_sets(runs, here, options.eos, on_progress)
+    with progress_bar("preparing", "documents") as progress:
+        found, unreadable = load_sets(runs, here, options.eos, progress)
     missing = {**missing, **unreadable}
     refuse_missing(missing, sets, options.skip_missing)
     used = {name: [b.spread(options.blocks) for b in blocks] for name, blocks in found.items()}
@@ -654,13 +643,13 @@ def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
         return Pilot(1)
     if options.draws is not None:
         return Pilot(options.draws)
-    with staged_bar("pilot", "trials") as on_trial:
+    with progress_bar("pilot", "trials") as progress:
         pilot = choose_draws(
             cases,
             options.precision,
             seed=options.seed,
             num_seeds=options.seeds,
-            on_trial=on_trial,
+            progress=progress,
         )
     print(f"pilot: {pilot.reason}")
     return pilot
@@ -699,9 +688,9 @@ class _Measurer:
         sizes = [len(own) * (1 if r.framework.is_exact else len(self.seeds)) for *_, r, own in work]
         self.kept.mkdir(parents=True, exist_ok=True)
         weights = {name: hash_weights(run.model) for name, run in self.runs.items()}
-        found, before = {}, 0
-        with progress_bar("zero-shot", "blocks", sum(sizes)) as advance:
-            for (text, name, run, own), size in zip(work, sizes):
+        found = {}
+        with progress_bar("zero-shot", "blocks", sum(sizes)) as progress:
+            for text, name, run, own in work:
                 key = result_key(run, weights[name], own, draws)
                 start = f"{run.folder.name}-{text}-{key}"
                 found[text, name] = measure(
@@ -711,16 +700,9 @@ class _Measurer:
                     seeds=self.seeds,
                     batch_size=self.options.batch_size,
                     keep=[self.kept / f"{start}-{seed}.npz" for seed in self.seeds],
-                    on_batch=partial(_later, advance, before),
+                    progress=progress,
                 )
-                before += size
-                advance(before)
         return found
-
-
-def _later(advance: Callable[[int], None], before: int, done: int) -> None:
-    """Move a bar that other work has moved before."""
-    advance(before + done)
 
 
 def _folder(options: ZeroShotOptions) -> Path:

@@ -15,8 +15,8 @@ from bellmask.model.transformer import count_parameters
 from bellmask.storage.build import describe_learning
 from bellmask.storage.loading import Loaded
 from bellmask.storage.run_folder import read_description, read_metrics
-from bellmask.utils.console import markdown_table
 from bellmask.utils.files import is_number, is_whole, read_json
+from bellmask.utils.table import Table
 
 # A run's options as an export keeps them: without what is true on one machine only.
 
@@ -96,7 +96,7 @@ def model_card(run: Loaded, name: str, *, weights: str) -> str:
         MASKED if is_masked else CAUSAL,
         *([SHIFTED] if is_masked and run.backbone is not None else []),
         "## Model\n",
-        markdown_table(("quantity", "value"), _facts(run, weights)),
+        Table("", ("quantity", "value"), _facts(run, weights)).markdown(),
         "## Measured\n",
         _measured(run),
         "## Training text\n",
@@ -183,7 +183,7 @@ def _measured(run: Loaded) -> str:
         "The NLL is an upper bound (NELBO) with fixed masks at exact context counts; ± is its "
         "standard error over documents and masks.\n"
     )
-    return markdown_table(head, rows) + "\n" + note
+    return Table("", head, rows).markdown() + "\n" + note
 
 
 def _measured_row(text: str, numbers: dict[str, Any]) -> tuple[str, ...]:
@@ -208,16 +208,16 @@ def _text(run: Loaded) -> str:
     for name in (options.train, *parse_mixture(options.mixture)):
         policy = find_policy(options, name)
         rows.append((Path(policy.title or name).name, policy.licence))
-    return markdown_table(("text", "licence"), rows)
+    return Table("", ("text", "licence"), rows).markdown()
 
 
 def _examples(source: str) -> str:
     """Prompts and responses, by name."""
     is_public = source.split(":")[0] in ("hub", "tasks")
     licence = "see the repository" if is_public else "yours to know"
-    return markdown_table(
-        ("prompts and responses", "licence"), [(without_folders(source), licence)]
-    )
+    return Table(
+        "", ("prompts and responses", "licence"), [(without_folders(source), licence)]
+    ).markdown()
 
 
 def _use(run: Loaded, name: str) -> str:

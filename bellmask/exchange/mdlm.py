@@ -45,7 +45,6 @@ from bellmask.storage.loading import (
 )
 from bellmask.storage.run_folder import write_description
 from bellmask.train.metrics import Window
-from bellmask.utils.console import print_plain_table
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import (
@@ -57,6 +56,7 @@ from bellmask.utils.files import (
     read_json,
     whole_folder,
 )
+from bellmask.utils.table import Table
 
 Format = Literal["mdlm", "duo"]
 
@@ -741,7 +741,7 @@ def _show(imported: Imported, out: str) -> None:
     size = sum(t.numel() * t.element_size() for t in imported.stored.weights.values())
     average = "trained weights" if imported.ema is None else "trained weights, moving average"
     time = {"constant": "none (AdaLN folded into constants)", "time": "kept (sigma)"}
-    print_plain_table(
+    Table(
         f"imported {imported.origin}",
         ["quantity", "value"],
         [
@@ -754,7 +754,7 @@ def _show(imported: Imported, out: str) -> None:
             ["step", f"{imported.stored.step:,}"],
             ["parameters here", f"{imported.num_parameters:,}"],
         ],
-    )
+    ).print()
     print(f"run folder {out}; measure it with: bellmask evaluate {out} --data TEXT")
 
 

@@ -7,7 +7,7 @@ asked (:mod:`bellmask.generate.fill`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from bellmask.storage.loading import Loaded
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sanitize
+from bellmask.utils.progress import NO_PROGRESS, Progress
 
 DEFAULT_LENGTH = 64
 ANSWER_STEPS = 64
@@ -137,7 +138,7 @@ class Answerer:
         first_sample: int = 0,
         samples: Sequence[int] | None = None,
         batch_size: int = 32,
-        on_batch: Callable[[int], None] | None = None,
+        progress: Progress = NO_PROGRESS,
         on_step: OnStep | None = None,
     ) -> list[Answer]:
         """An answer to each; number ``first_sample + i``, or ``samples[i]``, has its own noise,
@@ -156,7 +157,7 @@ class Answerer:
             first_sample=first_sample,
             samples=samples,
             batch_size=batch_size,
-            on_batch=on_batch,
+            progress=progress,
             on_step=on_step,
         )
         pairs = zip(made, canvases, strict=True)

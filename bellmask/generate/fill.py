@@ -30,6 +30,7 @@ from bellmask.generate.sampler import (
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.progress import NO_PROGRESS, Progress
 
 
 def fill(
@@ -161,7 +162,7 @@ def fill_canvas(
     seed: int = 0,
     first_sample: int = 0,
     batch_size: int = 64,
-    on_batch: Callable[[int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
     on_step: OnStep | None = None,
 ) -> Generation:
     """Fill a canvas ``count`` times; sample i is the same whatever the batch size.
@@ -184,8 +185,7 @@ def fill_canvas(
             on_step=on_step,
         )
         parts.append(part)
-        if on_batch:
-            on_batch(first + len(part.ids_BL))
+        progress.advance(len(part.ids_BL))
     return Generation(
         torch.cat([p.ids_BL for p in parts]),
         sum(p.num_calls for p in parts),
@@ -239,13 +239,13 @@ def fill_rows(
     first_sample: int = 0,
     samples: Sequence[int] | None = None,
     batch_size: int = 64,
-    on_batch: Callable[[int], None] | None = None,
+    progress: Progress = NO_PROGRESS,
     on_step: OnStep | None = None,
 ) -> list[Filled]:
     """Fill the gap of each row; row i has the noise of sample ``first_sample + i``, or of
     ``samples[i]``.
 
-    No row is padded beyond ``longest``. ``on_batch`` is told the rows done so far. ``on_step`` is
+    No row is padded beyond ``longest``. ``on_step`` is
     told of rows in order, a batch having rows of one length, and does not see padding.
     """
     work = _Work(run, sampling, longest, seed, on_step)
@@ -258,8 +258,7 @@ def fill_rows(
         )
         made = work.fill([rows[n] for n in numbers], samples_B)
         found.update(zip(numbers, made, strict=True))
-        if on_batch:
-            on_batch(len(found))
+        progress.advance(len(made))
     return [found[number] for number in range(len(rows))]
 
 

@@ -10,7 +10,7 @@ import contextlib
 import html
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -33,9 +33,11 @@ from bellmask.generate.trace import Recorder
 from bellmask.report.page import POLICY
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import by_folder, open_runs
-from bellmask.utils.console import PIPE_WIDTH, progress_bar, visible, visible_lines
+from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, load_json, sanitize, write_text
+from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
+from bellmask.utils.table import PIPE_WIDTH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +166,7 @@ class Observed:
     """What a generation reports to."""
 
     on_step: OnStep | None
-    advance: Callable[[int], None]
-    """Takes the number of samples that are done."""
+    progress: Progress
     recorder: Recorder | None
 
     def save(
@@ -197,10 +198,10 @@ def observing(
             fps=12.0 if options.fps is None else options.fps,
             keep_last=keep_last,
         ) as watch:
-            yield Observed(to_all(*receivers, watch), lambda done: None, recorder)
+            yield Observed(to_all(*receivers, watch), NO_PROGRESS, recorder)
     else:
-        with progress_bar(title, "samples", total) as advance:
-            yield Observed(to_all(*receivers) if receivers else None, advance, recorder)
+        with progress_bar(title, "samples", total) as progress:
+            yield Observed(to_all(*receivers) if receivers else None, progress, recorder)
 
 
 def settings_of(options: GenerateOptions, is_answer: bool = False) -> dict[str, Any]:
@@ -438,7 +439,7 @@ def _answer(
             sampling=sampling,
             seed=options.seed,
             batch_size=options.batch_size,
-            on_batch=observed.advance,
+            progress=observed.progress,
             on_step=observed.on_step,
         )
     observed.save(options, loaded, [answer.text for answer in answers], is_answer=True)
@@ -523,10 +524,6 @@ def _generate(
     made: list[Generation] = []
     with observing(options, loaded, title, options.num * len(canvases)) as observed:
         for canvas in canvases:
-
-            def tell(done: int, before: int = options.num * len(made)) -> None:
-                observed.advance(before + done)
-
             made.append(
                 fill_canvas(
                     loaded,
@@ -536,7 +533,7 @@ def _generate(
                     seed=options.seed,
                     first_sample=options.num * len(made),
                     batch_size=options.batch_size,
-                    on_batch=tell,
+                    progress=observed.progress,
                     on_step=observed.on_step,
                 )
             )

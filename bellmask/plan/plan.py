@@ -31,7 +31,6 @@ from bellmask.plan.tracer import Parameters, TracedKernel, Update
 from bellmask.storage.build import build_objective
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.parallel import Layout, pick_layout
-from bellmask.utils.console import print_plain_table, progress_bar
 from bellmask.utils.distributed import (
     World,
     autocast,
@@ -42,6 +41,8 @@ from bellmask.utils.distributed import (
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import write_text
 from bellmask.utils.libraries import first_line
+from bellmask.utils.progress import progress_bar
+from bellmask.utils.table import Table
 
 # Bytes on disk: checkpoints by the retention rules, and prepared data where its size is known
 
@@ -282,11 +283,11 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
             times.append(time.perf_counter() - started)
         return statistics.median(times[1:])
 
-    with progress_bar("probing", "measurements", 3) as show:
+    with progress_bar("probing", "measurements", 3) as progress:
         seconds = []
         for work in (passes, tracer.Updater(network, config.optim), lambda: square @ square):
             seconds.append(median(work))
-            show(len(seconds))
+            progress.advance()
     flops = 2 * MATMUL[device.type] ** 3 / seconds[2]
     return ProbeResult(str(device), size, seconds[0] / size, seconds[1], flops)
 
@@ -708,7 +709,7 @@ def print_plan(plan: Plan, name: str) -> None:
         ["FLOPs per token, training", show_count(flops.training), repeated],
         ["rows that meet the head", f"{flops.masked_share:.1%}", "mean over the time law"],
     ]
-    print_plain_table(f"{name} on {plan.cluster}", ["network", "", ""], rows)
+    Table(f"{name} on {plan.cluster}", ["network", "", ""], rows).print()
 
     memory = plan.memory
     limit = f"of {show_bytes(memory.capacity)}, {USABLE:.0%} of which tensors may fill"
@@ -718,7 +719,7 @@ def print_plan(plan: Plan, name: str) -> None:
         note = "per process, in the machine's memory, during a save"
         rows.append(["copy for a checkpoint", show_bytes(memory.host_bytes), note])
     title = f"memory per device, {plan.precision}, sharding {plan.layout}"
-    print_plain_table(title, ["for", "", ""], rows)
+    Table(title, ["for", "", ""], rows).print()
     if memory.fits:
         print(f"fits; largest microbatch that does: {plan.largest_microbatch}")
     else:
@@ -738,7 +739,7 @@ def print_plan(plan: Plan, name: str) -> None:
     ]
     if plan.epochs is not None:
         rows.append(["epochs", f"{plan.epochs:.3g}", f"of {data.rows:,} rows"])
-    print_plain_table("storage and data", ["", "", ""], rows)
+    Table("storage and data", ["", "", ""], rows).print()
 
     timing, told = plan.timing, plan.timing.communication
     hidden = "hidden as far as possible" if told.is_hidden else "nothing hides it"
@@ -761,7 +762,7 @@ def print_plan(plan: Plan, name: str) -> None:
             f"{hours:,.0f} device hours" if hours >= 10 else f"{hours:.2g} device hours",
         ],
     ]
-    print_plain_table("expected time", ["", "", ""], rows)
+    Table("expected time", ["", "", ""], rows).print()
     for note in plan.notes:
         print(f"note: {note}")
     for assumption in plan.assumptions:

@@ -46,10 +46,10 @@ from bellmask.train.planning import StepPlanner, build_recipe
 from bellmask.train.setup import Start, open_start
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Trainer, TrainState
-from bellmask.utils.console import preparing_bar
 from bellmask.utils.distributed import World, fork_rng, open_world
 from bellmask.utils.errors import SavingError, TrainingError, UserError, look_up
 from bellmask.utils.files import is_number
+from bellmask.utils.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def _load_data(start: Start, world: World, is_quiet: bool) -> tuple[Tokenizer, L
 
     def prepare() -> tuple[Tokenizer, LoadedData]:
         tokenizer = start.tokenizer or make_tokenizer(start.config.data)
-        with preparing_bar(is_quiet=is_quiet) as on_progress:
-            return tokenizer, load_inputs(start.config, tokenizer, start.backbone, on_progress)
+        with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
+            return tokenizer, load_inputs(start.config, tokenizer, start.backbone, progress)
 
     if world.size > 1:
         world.on_main(prepare)

@@ -1,10 +1,15 @@
-"""Standard errors of a mean, for values that are stratified, clustered or both.
+"""Numbers with their errors, and standard errors of a mean for stratified or clustered values.
 
 The naive std / sqrt(n) is 2.9 times too wide for one stratified draw per block: most of the spread
 between blocks is the difference between mask counts, which the strata have already averaged out.
 """
 
 from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +21,55 @@ MIN_CLUSTERS = 20
 """With fewer documents than this, errors between documents cannot be estimated; blocks are used."""
 NEIGHBOURS = 8
 """Blocks on each side, in order of stratum, that say what a block's value should have been."""
+MIN_SEEDS = 3
+"""Paired seeds from which on an interval is given."""
+
+# quantiles of Student's t at 0.975 for 1, 2, ... degrees of freedom
+_T_975: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_T_975 += (2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean of ``n`` values and its standard error (None where one value is all there is)."""
+
+    value: float
+    se: float | None
+    n: int
+
+    @staticmethod
+    def over_seeds(values: Sequence[float]) -> Estimate:
+        """The mean over seeds, and its error by their spread."""
+        count = len(values)
+        se = statistics.stdev(values) / math.sqrt(count) if count > 1 else None
+        return Estimate(statistics.fmean(values), se, count)
+
+    @staticmethod
+    def paired(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+        """The difference, seed by seed."""
+        return Estimate.over_seeds([a - b for a, b in zip(ours, theirs, strict=True)])
+
+    @property
+    def deviation(self) -> float | None:
+        """Of a single value: what the paper prints behind its ±."""
+        return None if self.se is None else self.se * math.sqrt(self.n)
+
+    @property
+    def interval(self) -> tuple[float, float] | tuple[None, None]:
+        """95 % by Student's t, from three values on."""
+        if self.se is None or self.n < MIN_SEEDS:
+            return None, None
+        freedom = self.n - 1
+        quantile = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom
+        return self.value - quantile * self.se, self.value + quantile * self.se
+
+
+def plus_minus(value: float | None, spread: float | None, digits: int = 2, sign: str = "") -> str:
+    """``31.42 ± 0.27``; a dash for what is not known. ``sign="+"`` shows the sign."""
+    if value is None:
+        return "-"
+    value = round(value, digits) + 0.0  # never -0.00
+    return f"{value:{sign}.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 
 def document_clusters(document: Labels) -> Labels | None:

@@ -1,4 +1,4 @@
-"""Results kept by key in a file that only grows, so that nothing is computed or asked twice.
+"""Results by key in a file that only grows, so that nothing is computed or asked twice.
 
 One JSON object per line, ``{"key": ..., ...}``. A line is on disk before :meth:`Store.add` returns;
 the torn last line of a process that was killed is dropped, and what it held is done again.
@@ -65,15 +65,21 @@ class Store:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._records.values())
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """What is kept under a key, or None."""
-        return self._records.get(key)
-
     def __getitem__(self, key: str) -> dict[str, Any]:
         return self._records[key]
 
+    def missing(self, keys: Iterable[str]) -> list[str]:
+        """Those that are not there yet, each once, in order."""
+        return [key for key in dict.fromkeys(keys) if key not in self._records]
+
+    def get_or_make(self, key: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """The record of a key; made now, and stored, where there is none."""
+        if key not in self._records:
+            self.add([{"key": key, **make()}])
+        return self._records[key]
+
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Keep records, each with its ``key``; they are on disk when this returns."""
+        """Store records, each with its ``key``; they are on disk when this returns."""
         new = [dict(record) for record in records if record["key"] not in self._records]
         if not new:
             return

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from changed_runs import change_run
+from counted_progress import Counted
 
 from bellmask.analyze.context import (
     CONTEXT_CURVE,
@@ -168,9 +169,9 @@ def measured(analysis, runs, *names, **more):
     kind = CurveOptions if analysis is CONTEXT_CURVE else DropOptions
     folders = tuple(str(runs / name) for name in names)
     options = kind(runs=folders, **{"bins": 3, "blocks": 40, **more})
-    told = []
-    found = analysis.measure(options, lambda *n: told.append(n))
-    assert told == [(n, told[-1][1]) for n in range(len(told))]
+    progress = Counted()
+    found = analysis.measure(options, progress)
+    assert progress.totals == [progress.done]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     return found
 

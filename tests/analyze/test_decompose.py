@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from changed_runs import change_run
+from counted_progress import Counted
 from scipy import integrate, stats
 
 from bellmask.analyze.decompose import (
@@ -228,11 +229,11 @@ def runs(zoo, tmp_path_factory):
 
 def measured(runs, *names):
     options = DecomposeOptions(runs=tuple(str(runs / name) for name in names), rows=80)
-    told = []
-    found = DECOMPOSE.measure(options, lambda *n: told.append(n))
+    progress = Counted()
+    found = DECOMPOSE.measure(options, progress)
     total = 80 * len(names)
     steps = [n + done for n in range(0, total, 80) for done in (64, 80)]
-    assert told == [(done, total) for done in (0, *steps)]
+    assert (progress.totals, progress.seen) == ([total], [*steps])
     return found
 
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from counted_progress import Counted
 
 from bellmask.analyze.decompose import (
     chain_entropy,
@@ -181,12 +182,12 @@ def test_errors_are_the_spread_of_repeated_estimates():
 
 
 def test_a_batch_is_only_a_batch(monkeypatch):
-    source, told = OTHERS["pairs"], []
+    source, progress = OTHERS["pairs"], Counted()
     whole = sampled_entropy(source, num_rows=20, seed=3)
     monkeypatch.setattr("bellmask.analyze.decompose.NUMBERS_AT_ONCE", 4 * 4 * 9 * 7)
-    parts = sampled_entropy(source, num_rows=20, seed=3, on_progress=lambda *n: told.append(n))
+    parts = sampled_entropy(source, num_rows=20, seed=3, progress=progress)
     torch.testing.assert_close(parts, whole)
-    assert told == [(7, 20), (14, 20), (20, 20)]
+    assert progress.seen == [7, 14, 20]
 
 
 @pytest.mark.parametrize(

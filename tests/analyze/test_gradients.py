@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from changed_runs import change_run
+from counted_progress import Counted
 from torch import nn
 
 from bellmask.analyze.gradients import (
@@ -27,6 +28,7 @@ from bellmask.analyze.gradients import (
 from bellmask.config.options import ModelOptions
 from bellmask.model.transformer import Denoiser
 from bellmask.run import load_run
+from bellmask.utils.progress import NO_PROGRESS
 from bellmask.utils.rng import stream_key
 
 VOCABULARY, MASK, LENGTH = 7, 7, 12
@@ -243,7 +245,7 @@ def spread_rows(run, count):
 @pytest.mark.parametrize("kind", ["additivity", "radius"])
 def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
     """At the checkpoint asked for; the untrained model beside it, the paper's numbers too."""
-    told, run = [], load_run(zoo / "steps", checkpoint="30")
+    progress, run = Counted(), load_run(zoo / "steps", checkpoint="30")
     common = {"checkpoint": "30", "draws": 5, "seed": 8}
     if kind == "additivity":
         analysis, settings, similarities = GRADIENT_ADDITIVITY, (2, 6), additivity_similarities
@@ -251,8 +253,8 @@ def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
     else:
         analysis, settings, similarities = GRADIENT_RADIUS, (4, 6), radius_similarities
         options, more = RadiusOptions(runs=(str(zoo / "steps"),), radii=settings, **common), (8,)
-    found = analysis.measure(options, lambda *n: told.append(n))
-    assert told == [(n, 10) for n in range(11)]
+    found = analysis.measure(options, progress)
+    assert (progress.totals, progress.done) == ([10], 10)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [model["step"] for model in found["models"]] == [30, 0]
     draws = [
@@ -298,7 +300,7 @@ def test_rows_are_long_enough_and_without_padding(zoo, tmp_path, monkeypatch):
     lines = {"data.documents": "line", "data.packing": "unpacked", "data.block_length": 48}
     folder = change_run(zoo / "bell", tmp_path / "lines", lines)
     options = AdditivityOptions(runs=(str(folder),), draws=32, counts=(40,))
-    GRADIENT_ADDITIVITY.measure(options, lambda *n: None)
+    GRADIENT_ADDITIVITY.measure(options, NO_PROGRESS)
     blocks = load_run(folder).blocks()[1]
     lengths, rows = blocks.row_lengths(slice(None)), blocks.rows(slice(None))
     long = [i for i, length in enumerate(lengths.tolist()) if length >= 40]

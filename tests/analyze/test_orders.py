@@ -13,6 +13,7 @@ from changed_runs import change_run
 from bellmask.analyze.orders import ORDERS, OrdersOptions
 from bellmask.evaluate.result import Likelihood
 from bellmask.storage.run_folder import read_metrics
+from bellmask.utils.progress import NO_PROGRESS
 
 CROSSED = {"framework.encoding": "crossed"}
 GROUPS = {
@@ -48,7 +49,7 @@ def runs(zoo, tmp_path_factory):
 
 def measured(runs, *names):
     options = OrdersOptions(runs=tuple(str(runs / name) for name in names))
-    return ORDERS.measure(options, lambda *n: None)
+    return ORDERS.measure(options, NO_PROGRESS)
 
 
 def curve(folder, key="nll"):

@@ -25,6 +25,7 @@ from bellmask.analyze.time_laws import (
 )
 from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.utils.progress import NO_PROGRESS
 
 
 def truncnorm(mu, sigma):
@@ -85,7 +86,7 @@ def test_moments_of_the_other_laws():
 
 @pytest.fixture(scope="module")
 def laws():
-    found = measure_time_laws(TimeLawsOptions(length=8), lambda *step: None)
+    found = measure_time_laws(TimeLawsOptions(length=8), NO_PROGRESS)
     return json.loads(json.dumps(found, allow_nan=False))
 
 
@@ -120,7 +121,7 @@ def test_second_moments_are_those_of_integrals():
 
 @pytest.fixture(scope="module")
 def schedules():
-    found = measure_schedules(SchedulesOptions(), lambda *step: None)
+    found = measure_schedules(SchedulesOptions(), NO_PROGRESS)
     return json.loads(json.dumps(found, allow_nan=False))
 
 
@@ -171,7 +172,7 @@ def test_times_that_are_not_uniform_are_seen_in_the_histogram():
 
 def test_the_mirror_of_a_tilted_middle():
     """The gaussian is of visible shares: around 0.4, the mean mask rate is 0.6."""
-    found = measure_schedules(SchedulesOptions(mu=0.4, batch_size=1, draws=100), lambda *n: None)
+    found = measure_schedules(SchedulesOptions(mu=0.4, batch_size=1, draws=100), NO_PROGRESS)
     flat = found["schedules"]["middle_flat"]
     assert flat["mean_mask_rate"] == pytest.approx(0.6, abs=1e-4)
     assert np.argmax(found["target_density"]) in (79, 80)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from continuation_tools import EXACT, bound, ids, log_p, random_run
+from counted_progress import Counted
 from pretrained_tools import make_tokenizer
 
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
@@ -359,10 +360,9 @@ def test_no_score_depends_on_its_batch(make_run, name):
     asks += [Ask((257, *ids("c" * 22)), ids("y" * 25)), Ask(BOS, ids("short"))]
     alone = [scorer(run, draws=3).score([ask])[0] for ask in asks]
     for tokens, given, wanted in ((1, asks, alone), (200, asks[::-1] * 2, alone[::-1] * 2)):
-        told = []
-        found = scorer(run, draws=3, batch_tokens=tokens).score(given, on_batch=told.append)
-        assert told[-1] == len(given)
-        assert told == sorted(told)
+        progress = Counted()
+        found = scorer(run, draws=3, batch_tokens=tokens).score(given, progress=progress)
+        assert progress.done == len(given)
         for score, other in zip(found, wanted, strict=True):
             value = pytest.approx(other.log_probability, rel=1e-5, abs=1e-5)
             error = pytest.approx(other.error, rel=1e-4, abs=1e-4, nan_ok=True)
@@ -401,9 +401,9 @@ def test_a_masked_run_is_greedy_where_it_would_write_the_target(make_run, kind, 
     signs = (run.tokenizer.pad_id, run.tokenizer.eos_id)
     asks.append(Ask(BOS, signs))
     expected.append(tuple(written(run, BOS, 2, ())) == signs)
-    told = []
-    assert scorer(run, batch_tokens=1).is_greedy(asks, told.append) == expected
-    assert told[-1] == len(asks)
+    progress = Counted()
+    assert scorer(run, batch_tokens=1).is_greedy(asks, progress) == expected
+    assert progress.done == len(asks)
     assert scorer(run).is_greedy(asks[::-1]) == expected[::-1]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from counted_progress import Counted
 
 from bellmask import load
 from bellmask.data.tokenizers import ByteTokenizer
@@ -30,11 +31,7 @@ from bellmask.evaluate.scorers import ArmRun, TextSample, TextScore
 from bellmask.generate.sampler import SamplingDenoiser
 from bellmask.generate.settings import Sampling
 from bellmask.utils.errors import UserError
-
-
-def ignore(_):
-    pass
-
+from bellmask.utils.progress import NO_PROGRESS
 
 # diversity
 
@@ -75,7 +72,7 @@ class LetterScorer:
     name, fingerprint, context, rule = "letters", "letters-1", 64, "by hand"
     calls = 0
 
-    def score(self, samples, *, batch_size=8, on_batch=None):
+    def score(self, samples, *, batch_size=8, progress=None):
         self.calls += 1
         found = []
         for documents in samples:
@@ -92,7 +89,7 @@ def test_the_numbers_of_a_cell_by_hand():
         TextSample([""], [9], 3.5),
         TextSample(["z"], [8], 3.5),
     ]
-    found = measure_cell(samples, LetterScorer(), 8, ignore)
+    found = measure_cell(samples, LetterScorer(), 8, NO_PROGRESS)
     assert found["perplexity"] == pytest.approx(math.exp((1 + 2 + 3 + 3 + 3) / 5))
     quarter = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert found["entropy"] == pytest.approx((quarter + math.log(2)) / 2), "of the run's own tokens"
@@ -103,7 +100,7 @@ def test_the_numbers_of_a_cell_by_hand():
     assert (found["length"], found["calls"]) == (2.5, 3.5)
     assert (found["samples"], found["left_out"], found["cut"]) == (4, 2, 0)
     assert found["counted_tokens"] == [2, 3, 0, 0]
-    nothing = measure_cell(samples[2:], LetterScorer(), 8, ignore)
+    nothing = measure_cell(samples[2:], LetterScorer(), 8, NO_PROGRESS)
     assert nothing["perplexity"] is nothing["entropy"] is nothing["length"] is None
     assert nothing["left_out"] == 2
 
@@ -114,13 +111,13 @@ def test_a_scorer_without_numbers_is_refused():
             return [TextScore(math.nan, 2, [1, 2], False)]
 
     with pytest.raises(UserError, match="letters"):
-        measure_cell([TextSample(["ab"], [1, 2])], Broken(), 8, ignore)
+        measure_cell([TextSample(["ab"], [1, 2])], Broken(), 8, NO_PROGRESS)
 
 
 def subject(drawn, **changes):
-    def draw(nfe, seed, on_part):
+    def draw(nfe, seed, progress):
         drawn.append((nfe, seed))
-        on_part(2)
+        progress.advance(2)
         return [
             TextSample(["abc"[seed:] + "d"], [seed, 1], float(nfe or 0)),
             TextSample(["dd"], [1, 2]),
@@ -130,13 +127,13 @@ def subject(drawn, **changes):
 
 
 def test_mean_and_deviation_over_seeds(tmp_path):
-    told = []
+    progress = Counted()
     (record,) = measure(
         [subject([])],
         LetterScorer(),
         GenerativeRequest(num=2),
         tmp_path,
-        lambda a, b: told.append((a, b)),
+        progress,
     )
     each = [math.exp((1 + 2 + 3 + 4 + 8) / 6), math.exp((2 + 3 + 4 + 8) / 5)]
     for setting, nfe in zip(record["settings"], (4, 8)):
@@ -145,8 +142,7 @@ def test_mean_and_deviation_over_seeds(tmp_path):
         assert setting["mean"]["perplexity"] == pytest.approx(sum(each) / 2)
         assert setting["sd"]["perplexity"] == pytest.approx(abs(each[0] - each[1]) / math.sqrt(2))
         assert setting["mean"]["calls"] == nfe
-    assert (told[0], told[-1]) == ((0, 8), (8, 8))
-    assert told == sorted(told)
+    assert (progress.totals, progress.done) == ([8], 4)  # half of it is scoring, here by nobody
     (alone,) = measure([subject([], seeds=[0])], LetterScorer(), GenerativeRequest(num=2), tmp_path)
     assert set(alone["settings"][0]["sd"].values()) == {None}
 
@@ -221,29 +217,30 @@ def test_real_text_is_the_validation_blocks_in_groups(zoo):
     request = GenerativeRequest(num=len(valid) // 3, seeds=(0, 1, 2, 3), length=9)
     text = text_subject("real text", run, request)
     assert text.seeds == [0, 1, 2], "as many groups as the text has"
-    groups = [text.draw(None, group, ignore) for group in text.seeds]
+    groups = [text.draw(None, group, NO_PROGRESS) for group in text.seeds]
     assert [len(group) for group in groups] == [request.num] * 3
     rows_seen = sorted(tuple(sample.ids) for group in groups for sample in group)
     spread = valid.spread(3 * request.num)
     assert rows_seen == sorted(tuple(row[:9]) for row in spread.rows(slice(None)).tolist())
     assert {sample.calls for group in groups for sample in group} == {None}
     whole = text_subject("real text", run, GenerativeRequest(num=10**6))
-    assert len(whole.draw(None, 0, ignore)) == len(valid), "fewer blocks than asked for"
+    assert len(whole.draw(None, 0, NO_PROGRESS)) == len(valid), "fewer blocks than asked for"
 
 
 def test_samples_are_those_of_the_run_and_calls_are_counted(zoo):
-    run, parts = load(zoo / "bell"), []
+    run = load(zoo / "bell")
     request = GenerativeRequest(num=5, nfe=(3, 3, 40), seeds=(4,), batch_size=2)
     made = run_subject("bell", run, "weights", request)
     assert made.settings == [3, 40]
     for nfe in made.settings:
         plain = run.generate(run.canvas(), 5, Sampling(steps=nfe), seed=4)
-        samples = made.draw(nfe, 4, parts.append)
+        progress = Counted()
+        samples = made.draw(nfe, 4, progress)
         assert [s.ids for s in samples] == plain.ids_BL.tolist()
         assert samples[0].calls == pytest.approx(plain.num_rows / 5)
         assert samples[0].calls <= min(nfe, 16)
-        assert parts[0] < parts[-1] == 5
-        parts.clear()
+        assert len(progress.seen) == 3 * nfe
+        assert progress.done == pytest.approx(5)
 
 
 def test_where_there_is_no_nfe_to_choose(zoo):
@@ -251,7 +248,7 @@ def test_where_there_is_no_nfe_to_choose(zoo):
     for name in ("bell", "arm"):
         made = run_subject(name, load(zoo / name), "w", first)
         assert made.settings == [None]
-        assert made.draw(None, 0, ignore)[0].calls == 16
+        assert made.draw(None, 0, NO_PROGRESS)[0].calls == 16
     with pytest.raises(UserError, match="--length 20"):
         run_subject("sigma", load(zoo / "sigma_arm"), "w", GenerativeRequest(num=1, length=20))
 
@@ -277,7 +274,7 @@ def test_an_arm_meets_its_own_entropy(zoo, tmp_path):
     run = load(zoo / "arm")
     made = run_subject("arm", run, "w", GenerativeRequest(num=300, seeds=(0,)))
     # the ids themselves: bytes that are no UTF-8 do not come back from text
-    ids_BL = torch.tensor([sample.ids for sample in made.draw(None, 0, ignore)])
+    ids_BL = torch.tensor([sample.ids for sample in made.draw(None, 0, NO_PROGRESS)])
     begin = torch.full((len(ids_BL), 1), run.tokenizer.mask_id)
     with torch.no_grad():
         logits = run.model(

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from counted_progress import Counted
 from judge_rules import EveryKth, chooses, longer, shown
 from judge_server import VARIABLE, JudgeServer, error, good, script, set_key
 from pretrained_tools import save_lm
@@ -227,7 +228,7 @@ class Counting:
         self.prices, self.is_merging = nll_per_word or {}, is_merging
         self.asked = []
 
-    def score(self, samples, *, batch_size=8, on_batch=None):
+    def score(self, samples, *, batch_size=8, progress=None):
         self.asked += [sample[0] for sample in samples]
         found = []
         for (text,) in samples:
@@ -294,14 +295,14 @@ def test_each_text_is_scored_once_and_merged_tokens_are_marked(tmp_path):
 def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
     """Words cost a nat each, so none is likelier; "dddd" costs less, "ffffff" more."""
     monkeypatch.setattr(module, "LOCAL_CHUNK", 3)
-    path, told, prices = tmp_path / "l.jsonl", [], {"dddd": 0.5, "ffffff": 2.0}
+    path, progress, prices = tmp_path / "l.jsonl", Counted(), {"dddd": 0.5, "ffffff": 2.0}
     first, second = Counting(prices), Counting(prices)
     judge = LocalJudge(first, path)
-    judged = judge.judge([*PAIRS, *PAIRS], lambda done, total: told.append((done, total)))
+    judged = judge.judge([*PAIRS, *PAIRS], progress)
     expected = ["tie", "tie", "tie", "win", "tie", "loss", "tie", "tie"]
     assert results(judged) == expected * 2
     assert len(first.asked) == len(set(first.asked))
-    assert told == [(3, 8), (6, 8), (8, 8)]
+    assert (progress.totals, progress.seen) == ([8], [3, 6, 8])
     with path.open("a") as stream:
         stream.write('{"key"')
     (more,) = pairs_of([JudgeTask("t99", ("request 99",), "all", None, 99)], [["ffffff"]], [["y"]])

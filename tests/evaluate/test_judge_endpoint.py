@@ -13,6 +13,7 @@ from collections import Counter
 from email.utils import formatdate
 
 import pytest
+from counted_progress import Counted
 from judge_server import (
     KEY,
     VARIABLE,
@@ -297,15 +298,14 @@ def assert_complete(path, requests):
 
 
 def test_every_answer_is_kept_with_its_request_and_nothing_asked_twice(tmp_path):
-    path, requests, shown = tmp_path / "deep" / "t.jsonl", questions(20), []
+    path, requests, progress = tmp_path / "deep" / "t.jsonl", questions(20), Counted()
     with JudgeServer() as server, connect(server) as endpoint:
         transcript = Transcript(path)
-        assert transcript.ask_all(requests * 2, endpoint, lambda *n: shown.append(n)) == {}
+        assert transcript.ask_all(requests * 2, endpoint, progress) == {}
         assert sorted(server.questions) == sorted(f"q{n}" for n in range(20))
         transcript.ask_all(requests, endpoint)
         assert len(server.requests) == 20
-    assert (shown[0], shown[-1]) == ((0, 20), (20, 20))
-    assert shown == sorted(shown)
+    assert (progress.totals, progress.done) == ([20], 20)
     assert_complete(path, requests)
     fresh = Transcript(path)
     assert [fresh.get(r).text for r in requests] == [f"answer to q{n}" for n in range(20)]
@@ -360,14 +360,13 @@ def test_what_is_refused_for_good_is_kept_and_never_asked_again(tmp_path, monkey
             return error(400, "temperature is not supported")
         return refusals.get(body["messages"][-1]["content"]) or echo(body)
 
-    path, requests, shown = tmp_path / "t.jsonl", questions(6), []
+    path, requests, progress = tmp_path / "t.jsonl", questions(6), Counted()
     with JudgeServer(reply) as server, connect(server, num_threads=1) as endpoint:
         transcript = Transcript(path)
-        show = lambda *done: shown.append(done)  # noqa: E731
-        assert transcript.ask_all(requests, endpoint, show) == {}
+        assert transcript.ask_all(requests, endpoint, progress) == {}
         words = {requests[1].key: "HTTP 413: too long, ***", requests[4].key: "HTTP 400: no"}
         assert transcript.refused(requests) == words
-        assert shown[-1] == (6, 6)
+        assert progress.done == 6
         again = Transcript(path)
         assert again.missing(requests) == []
         assert again.ask_all(requests, endpoint) == {}

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from counted_progress import Counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -303,11 +304,11 @@ def test_the_shares_of_ranks_add_up_and_progress_is_told():
         def all_reduce_sum(self, tensor):
             return tensor
 
-    blocks, done = constant_rows([6] * 11, 6), []
+    blocks, progress = constant_rows([6] * 11, 6), Counted()
     shares = [codes(blocks, batch_size=2, draws=2, world=Silent(rank, 3)) for rank in range(3)]
-    whole = codes(blocks, batch_size=4, draws=2, on_batch=done.append)
+    whole = codes(blocks, batch_size=4, draws=2, progress=progress)
     np.testing.assert_array_equal(sum(shares), whole)
-    assert done == [4, 8, 11]
+    assert progress.seen == [4, 8, 11]
 
 
 # blocks of different lengths

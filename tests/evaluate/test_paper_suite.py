@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from continuation_tools import EXACT, ids, random_run
+from counted_progress import Counted
 from downstream_tools import NOUNS, TASKS, loaded
 
 from bellmask.data.chat_templates import make_template
@@ -63,19 +64,21 @@ class Stub(Unigram):
     def is_exact(self, ask):
         return len(ask.target) <= self.longest_exact
 
-    def score(self, asks, seed, on_batch=None):
+    def score(self, asks, seed, progress=None):
         self.calls["score"] += 1
         self.asked += [(ask, seed) for ask in asks]
         made = []
-        for number, ask in enumerate(asks, start=1):
+        for ask in asks:
             value = self.log_p(self.decode(ask.given), self.decode(ask.target), seed)
             error = 0.0 if self.is_exact(ask) else math.nan
             made.append(Score(value, error, len(ask.target), 3, self.is_exact(ask)))
-            on_batch(number)
+            progress.advance()
         return made
 
-    def write(self, rows, samples, *, seed, temperature, on_batch=None):
+    def write(self, rows, samples, *, seed, temperature, progress=None):
         self.calls["write"] += 1
+        if progress:
+            progress.advance(len(rows))
         shown = [self.decode(row.tolist()) for row in rows]
         self.asked += [(row, n, seed, temperature) for row, n in zip(shown, samples, strict=True)]
         return [self.tokenizer.encode(self.text(row, seed)).tolist() for row in shown]
@@ -305,10 +308,9 @@ def test_nothing_is_asked_twice_and_numbers_depend_on_neither_chunks_nor_order(
 ):
     base, bell = noisy("base"), noisy("bell")
     suite = suite_of(tmp_path / "a", base, bell)
-    total, told = suite.missing(), []
-    suite.do(told.append)
-    assert told == sorted(told)
-    assert told[-1] == total == len(base.asked) + len(bell.asked)
+    total, progress = suite.missing(), Counted()
+    suite.do(progress)
+    assert progress.done == total == len(base.asked) + len(bell.asked)
     assert len(set(base.asked)) == len(base.asked)
     assert base.calls == {"score": 2, "write": 4}, "two seeds, texts at two temperatures"
     noise = Counter((ask.noise, seed) for ask, seed in [a for a in base.asked if len(a) == 2])
@@ -355,14 +357,16 @@ def test_stopped_work_goes_on(tmp_path, monkeypatch, place):
     whole = suite_of(tmp_path / "whole", noisy())
     whole.do()
 
-    def stop(done):
-        if done >= place:
+    def stop():
+        if progress.done >= place:
             raise KeyboardInterrupt
+
+    progress = Counted(stop)
 
     stopped = suite_of(tmp_path / "stopped", noisy())
     total = stopped.missing()
     with pytest.raises(KeyboardInterrupt):
-        stopped.do(stop)
+        stopped.do(progress)
     for path in (tmp_path / "stopped").glob("*"):  # as a kill leaves it
         path.write_bytes(path.read_bytes() + b'{"key": "half of a li')
     second = noisy()

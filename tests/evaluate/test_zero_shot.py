@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from counted_progress import Counted
 
 from bellmask import load
 from bellmask.config.options import DataOptions
@@ -82,7 +83,7 @@ def test_the_fewest_draws_that_suffice_are_taken():
 
 
 def test_the_noisiest_case_decides_and_others_are_not_tried_again():
-    calls, seen = [], []
+    calls = []
 
     def counted(name, case):
         def run(blocks, *, draws, seed):
@@ -94,11 +95,12 @@ def test_the_noisiest_case_decides_and_others_are_not_tried_again():
 
     cases = [counted("many", rising_case(40_000, 16)), counted("few", rising_case(10, 16))]
     allowed = 1.4 * rising_noise(4, 16, 10)
-    options = {"ladder": (2, 4, 8), "on_trial": lambda *now: seen.append(now)}
+    progress = Counted()
+    options = {"ladder": (2, 4, 8), "progress": progress}
     pilot = choose_draws(cases, allowed, seed=1, **options)
     assert (pilot.draws, pilot.where) == (4, "few, run")
     assert calls == [("many", 2)] * 2 + [("few", 2)] * 2 + [("few", 4)] * 2
-    assert seen == [(0, 2), (1, 2), (2, 3)]
+    assert (progress.totals, progress.done) == ([2, 2, 3], 3)
 
 
 # errors and seeds
@@ -260,16 +262,16 @@ def test_text_that_turns_out_unreadable_is_missing_too(bell, tmp_path):
 
 def test_a_stored_evaluation_is_not_made_again(bell, news, tmp_path):
     blocks = load_sets([bell], [news], "mdlm")[0]["ag_news"][0].spread(8)
-    seen, files = [], [tmp_path / f"{seed}.npz" for seed in (1, 2)]
-    options = {"draws": 2, "seeds": (1, 2), "on_batch": seen.append, "keep": files}
+    progress, files = Counted(), [tmp_path / f"{seed}.npz" for seed in (1, 2)]
+    options = {"draws": 2, "seeds": (1, 2), "progress": progress, "keep": files}
     first = measure(bell, blocks, batch_size=5, **options)
-    assert seen == [5, 8, 13, 16]
+    assert progress.seen == [5, 8, 13, 16]
     for result, seed in zip(first, (1, 2)):
         assert result.nll == pytest.approx(bell.evaluate(blocks, draws=2, seed=seed).nll)
     files[1].write_bytes(b"half of it")
-    seen.clear()
+    before = len(progress.seen)
     again = measure(bell, blocks, batch_size=8, **options)
-    assert seen == [16], "the damaged one is made again, the other is not"
+    assert progress.seen[before:] == [24, 32], "the damaged one is made again, the other is not"
     assert [r.nll for r in again] == pytest.approx([r.nll for r in first])
     assert again[1].is_paired_with(first[1])
 

@@ -23,6 +23,7 @@ from choices import (
 from continuation_tools import EXACT, random_run
 
 from bellmask.evaluate.paper_tasks import ChoiceItem
+from bellmask.utils.progress import NO_PROGRESS
 
 
 class Table(torch.nn.Module):
@@ -39,7 +40,7 @@ def known(small_config, *questions, **changes):
     run = replace(random_run(small_config(*EXACT, "--data.block-length", "32")), model=Table())
     items = [ChoiceItem(n, ("q",) * len(texts), texts, 0) for n, texts in enumerate(questions)]
     options = ChoiceOptions(runs=("x",), **{"draws": (1,), "longest_exact": 4, **changes})
-    return measure_questions(run, "piqa", items, options, lambda *n: None)
+    return measure_questions(run, "piqa", items, options, NO_PROGRESS)
 
 
 def row_of(numbers, way, draws=1):

@@ -7,6 +7,7 @@ import math
 import estimators
 import numpy as np
 import pytest
+from counted_progress import Counted
 from estimators import one_pass
 
 from bellmask.run import load_run
@@ -34,12 +35,12 @@ def test_passes_needed_by_hand():
 
 def test_noise_is_the_deviation_of_repeated_estimates(zoo):
     """All estimators agree, and ours is the quietest."""
-    told = []
+    progress = Counted()
     options = estimators.EstimatorOptions(
         runs=(str(zoo / "bell"),), blocks=32, draws=(4, 1), repeats=12
     )
-    (found,) = estimators.ESTIMATORS.measure(options, lambda *n: told.append(n))["runs"]
-    assert told[-1][0] == told[-1][1]
+    (found,) = estimators.ESTIMATORS.measure(options, progress)["runs"]
+    assert progress.totals == [progress.done]
     assert [row["passes"] for row in found["rows"]] == [32, 128]
     run = load_run(zoo / "bell")
     blocks = run.blocks()[1].spread(32)

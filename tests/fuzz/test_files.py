@@ -20,13 +20,13 @@ from bellmask.evaluate.judge_endpoint import (
     read_reply,
 )
 from bellmask.evaluate.judge_prompts import read_alpaca
-from bellmask.evaluate.paper_suite import escape
 from bellmask.evaluate.result import Likelihood
 from bellmask.generate.generate import SideBySide
 from bellmask.generate.trace import Change, Trace, TracedSample, load_trace
 from bellmask.generate.trace_page import render_trace_page
-from bellmask.utils.console import markdown_table, visible, visible_lines
+from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
+from bellmask.utils.table import Table, in_latex
 
 STEPS = [
     {"number": 1, "t": 0.5, "calls": 1, "set": [[1, " b"]], "unset": []},
@@ -182,7 +182,7 @@ def cells_of(line):
 @pytest.mark.parametrize("size", SIZES)
 def test_any_text_in_a_table_is_one_cell(size):
     def check(rows):
-        lines = markdown_table(["a|b", "c\nd"], rows).split("\n")
+        lines = Table("", ["a|b", "c\nd"], rows).markdown().split("\n")
         assert len(lines) == len(rows) + 3
         assert cells_of(lines[0]) == ["a|b", "c d"]
         for line, row in zip(lines[2:], rows):
@@ -190,7 +190,7 @@ def test_any_text_in_a_table_is_one_cell(size):
             for cell, text in zip(cells_of(line), row, strict=True):
                 whole = visible_lines(text).replace("\n", " ").strip()
                 assert cell.replace("\\", "") == whole.replace("\\", "")
-                made = escape(text)  # for LaTeX
+                made = in_latex(text)
                 signs = r"\\(text[a-z]+\{\}|[&%$#_{}])|\$\\pm\$|\$\^\\dagger\$|\{[\[*]\}"
                 assert not set(re.sub(signs, "", made)) & set("&%$#_{}~^\\<>|[*\n")
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from counted_progress import Counted
 
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
@@ -202,10 +203,14 @@ RUN_SETTINGS = [
 
 @pytest.mark.parametrize("settings", RUN_SETTINGS)
 def test_a_runs_samples_do_not_depend_on_its_batches(settings, run):
-    row, sampling, done = run.canvas(template="ab[MASK*7]cd[MASK*3]"), Sampling(**settings), []
+    row, sampling, progress = (
+        run.canvas(template="ab[MASK*7]cd[MASK*3]"),
+        Sampling(**settings),
+        Counted(),
+    )
     whole = run.generate(row, 5, sampling, seed=2)
-    parts = run.generate(row, 5, sampling, seed=2, batch_size=2, on_batch=done.append)
-    assert done == [2, 4, 5]
+    parts = run.generate(row, 5, sampling, seed=2, batch_size=2, progress=progress)
+    assert progress.seen == [2, 4, 5]
     assert parts.ids_BL.equal(whole.ids_BL)
     assert parts.num_calls > whole.num_calls
     if "cache" not in settings:  # the first call of a block keeps those of all rows

@@ -30,7 +30,7 @@ for number in range(start, start + 100_000):
 def test_kept_is_there_again(tmp_path):
     path = tmp_path / "deep" / "kept.jsonl"
     kept = Store(path)
-    assert (len(kept), kept.get("a"), "a" in kept) == (0, None, False)
+    assert (len(kept), "a" in kept, kept.missing(["a", "a"])) == (0, False, ["a"])
     assert not path.exists(), "nothing is written before there is something"
     odd = "na\u00efve \U0001f600 \u2028 \x00"
     kept.add([{"key": "a", "value": 1.5}, {"key": "b", "text": odd}])
@@ -38,11 +38,15 @@ def test_kept_is_there_again(tmp_path):
     again = Store(path)
     assert [dict(record) for record in again] == [dict(record) for record in kept]
     assert again["b"]["text"] == odd
-    assert again.get("a") == {"key": "a", "value": 1.5}
+    assert again["a"] == {"key": "a", "value": 1.5}
+    assert again.get_or_make("a", lambda: 1 / 0) == again["a"]
+    assert again.missing(["c", "a", "d", "c"]) == ["c", "d"]
     assert ("a" in again, len(again)) == (True, 2)
     assert path.read_bytes().count(b"\n") == 2
     with pytest.raises(KeyError):
         again["c"]
+    assert again.get_or_make("c", lambda: {"value": 2}) == {"key": "c", "value": 2}
+    assert Store(path)["c"]["value"] == 2
 
 
 def test_of_two_with_one_key_the_first_counts(tmp_path):
