@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -59,6 +59,7 @@ from bellmask.evaluate.judge_prompts import (
 )
 from bellmask.evaluate.judge_stats import (
     COUNTS,
+    PARTS,
     Calibration,
     read_calibration,
     seed_numbers,
@@ -73,8 +74,9 @@ from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, has_kinds, is_number, without_nan, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
+from bellmask.utils.stats import plus_minus
 from bellmask.utils.store import Store, content_key
-from bellmask.utils.table import Table, in_markdown
+from bellmask.utils.table import Table, markdown_page
 
 # Options
 
@@ -209,13 +211,8 @@ def money(options: PairwiseOptions) -> tuple[Prices | None, SpendingLimit | None
 
 # A judge behind an endpoint.
 
-OnDone = Callable[[int, int], None]
 ORDERS = (True, False)
 """A shown first, B shown first."""
-
-
-def _ignore(done: int, total: int) -> None:
-    """Nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -263,15 +260,14 @@ class EndpointJudge:
         requests = self.requests(pairs)
         failed = self.transcript.ask_all(requests, self.endpoint, progress)
         if failed:
-            why = next(iter(failed.values()))
             raise EndpointError(
-                f"{len(failed)} requests have no answer ({why}); the others are kept in "
+                f"{len(failed)} requests have no answer ({failed[0]}); the others are kept in "
                 f"{self.transcript.path}: the same command asks only for the rest"
             )
-        refused = list(self.transcript.refused(requests).values())
-        if refused and not self.transcript.replies(requests):
+        refusals = self.transcript.refusals(requests)
+        if refusals and not self.transcript.replies(requests):
             raise UserError(
-                f"the judge at {self.place} answers none of the requests: {refused[0]}; that is "
+                f"the judge at {self.place} answers none of the requests: {refusals[0]}; that is "
                 f"kept in {self.transcript.path}: delete those lines to ask again"
             )
         return [
@@ -279,7 +275,7 @@ class EndpointJudge:
         ]
 
     def _verdicts(self, pair: Pair) -> tuple[Verdict, Verdict]:
-        replies = [self.transcript.get(self.request(pair, a_first)) for a_first in ORDERS]
+        replies = [self.transcript.reply(self.request(pair, a_first)) for a_first in ORDERS]
         first, second = (
             self.style.read(reply.text, reply.top_logprobs) if reply else UNREADABLE
             for reply in replies
@@ -336,11 +332,12 @@ class EndpointJudge:
     def cautions(self, pairs: Sequence[Pair]) -> list[str]:
         """Of requests that were refused, and of those that were asked otherwise."""
         requests, lines = self.requests(pairs), []
-        if refused := list(self.transcript.refused(requests).values()):
-            lines.append(f"The judge refused {len(refused)} requests ({refused[0]}): unreadable.")
+        if refusals := self.transcript.refusals(requests):
+            lines.append(f"The judge refused {len(refusals)} requests ({refusals[0]}): unreadable.")
+        records = self.transcript.of(requests)
+        changed = {name for record in records for name in record.get("refused_settings", ())}
         # max_tokens is sent all the same, by its newer name
-        changed = self.transcript.refused_settings(requests) - {"max_tokens"}
-        if names := ", ".join(name for name in CHANGEABLE if name in changed):
+        if names := ", ".join(n for n in CHANGEABLE[1:] if n in changed):
             lines.append(f"The judge does not take {names}: asked without.")
         return lines
 
@@ -512,7 +509,7 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     paths = [Path(options.a), Path(options.b)]
     is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
     is_held = is_asked and all(path.is_file() for path in paths)
-    if is_held and all(read_outputs(path).by_turns for path in paths):
+    if is_held and not any(read_outputs(path).is_by_id for path in paths):
         found = alpaca_of_outputs(paths[0])
         print(
             f"note: judging answers to the {len(found.tasks)} instructions in {options.a}; for "
@@ -585,69 +582,65 @@ def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJu
 
 # Table 5's layout: win rates of A against B, on the screen and in Markdown.
 Numbers = Mapping[str, Any]
-ColumnsAndRows = tuple[list[str], list[list[str]]]
-"""Of a table."""
 TITLES = {
     "win_rate": "win rate (a tie is half a win)",
     "non_tie": "non-tie win rate",
     "length_controlled": "length-controlled, two terms",
     "published_length_controlled": "length-controlled, AlpacaEval's full model",
 }
-PARTS = {"by_category": "category", "by_turn": "turn"}
 
 
 def percent(value: float | None, spread: float | None = None) -> str:
     """``78.27 ± 1.37``; a dash for what is not known."""
     if value is None:
         return "-"
-    return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+    return plus_minus(100 * value, None if spread is None else 100 * spread)
 
 
-def headlines(numbers: Numbers) -> ColumnsAndRows:
-    """Mean ± deviation over seeds; beside it the error over tasks, from all seeds together."""
+def tables(numbers: Numbers) -> list[Table]:
+    """Table 5's rates, the outcomes of each seed, and those of each category and turn."""
+    names = f"{numbers['a']['name']} against {numbers['b']['name']}"
     count = len(numbers["seeds"])
     over = "one seed" if count == 1 else f"mean ± deviation of {count} seeds"
     columns = ["%", over, "standard error over tasks"]
-    rows = []
-    for name in (name for name in TITLES if name in numbers["over_seeds"]):
-        found = numbers["over_seeds"][name]
-        # the full model's published error is the spread of its predictions: no error of the rate
-        error = None if name == "published_length_controlled" else found["error"]
-        if not found.get("is_usable", True):  # a number that rests on no data misleads
-            rows.append([TITLES[name], "-", "-"])
-            continue
-        rows.append([TITLES[name], percent(found["mean"], found["deviation"]), percent(error)])
-    return columns, rows
-
-
-def outcomes(numbers: Numbers) -> ColumnsAndRows:
-    """Counts of each seed, and how long answers are."""
-    columns = ["seed", *COUNTS, "characters of A", "of B"]
-    rows = []
-    for seed, found in zip(numbers["seeds"], numbers["results"], strict=True):
-        lengths = [f"{found[f'mean_length_{side}']:.0f}" for side in "ab"]
-        rows.append([str(seed), *(str(found["counts"][name]) for name in COUNTS), *lengths])
-    return columns, rows
-
-
-def part(numbers: Numbers, name: str) -> ColumnsAndRows:
-    """By category or turn: counts of all seeds together; no rows if there is only one."""
-    columns = [PARTS[name], *COUNTS, "win rate, %", "non-tie, %"]
-    found = numbers["over_seeds"][name]
-    rows = [
+    rates = [_rate_row(n, numbers["over_seeds"][n]) for n in TITLES if n in numbers["over_seeds"]]
+    found = [Table(f"{names}, by {numbers['judge']['label']}", columns, rates)]
+    outcomes = [
         [
-            label,
-            *(str(one[count]) for count in COUNTS),
-            *(percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")),
+            str(seed),
+            *(str(result["counts"][name]) for name in COUNTS),
+            *(f"{result[f'mean_length_{side}']:.0f}" for side in "ab"),
         ]
-        for label, one in found.items()
+        for seed, result in zip(numbers["seeds"], numbers["results"], strict=True)
     ]
-    return columns, rows if len(rows) > 1 else []
+    found += [Table("Outcomes for A", ["seed", *COUNTS, "characters of A", "of B"], outcomes)]
+    for name in PARTS:
+        word = name.removeprefix("by_")
+        rows = [
+            [
+                label,
+                *(str(one[count]) for count in COUNTS),
+                *(percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")),
+            ]
+            for label, one in numbers["over_seeds"][name].items()
+        ]
+        if len(rows) > 1:
+            columns = [word, *COUNTS, "win rate, %", "non-tie, %"]
+            found += [Table(f"By {word}, all seeds", columns, rows)]
+    return found
+
+
+def _rate_row(name: str, found: Numbers) -> list[str]:
+    if not found.get("is_usable", True):  # a number that rests on no data misleads
+        return [TITLES[name], "-", "-"]
+    # the full model's published error is the spread of its predictions: no error of the rate
+    error = None if name == "published_length_controlled" else found["error"]
+    return [TITLES[name], percent(found["mean"], found["deviation"]), percent(error)]
 
 
 def notes(numbers: Numbers) -> list[str]:
     """What a reader must know."""
-    judge, count = numbers["judge"], len(numbers["seeds"])
+    judge, results = numbers["judge"], numbers["results"]
     lines = [f"Benchmark: {numbers['benchmark']['name']}, {numbers['num_tasks']} tasks."]
     lines += [f"Judge: {judge['label']}."]
     if judge["is_local"]:
@@ -656,56 +649,19 @@ def notes(numbers: Numbers) -> list[str]:
         share = percent(judge["first_share"])
         lines += [f"Of its choices {share} % were for the answer shown first (fair: 50)."]
     if "num_requests" in judge:
-        usd = judge.get("usd")
-        dollars = "" if usd is None else f", ${usd:,.4f} in all"
+        dollars = "" if judge["usd"] is None else f", ${judge['usd']:,.4f} in all"
         lines += [
             f"It answered {judge['num_requests']:,} requests: {judge['tokens_in']:,} tokens in, "
             f"{judge['tokens_out']:,} out{dollars}."
         ]
-    unreadable = sum(result["counts"]["unreadable"] for result in numbers["results"])
-    if unreadable:
+    if unreadable := sum(result["counts"]["unreadable"] for result in results):
         lines += [f"{unreadable} pairs without a readable verdict are in no rate."]
-    if count == 1:
+    if len(results) == 1:
         lines += ["One seed: no deviation."]
-    lines += _length_notes(numbers)
-    return [*lines, *numbers["cautions"]]
-
-
-def _length_notes(numbers: Numbers) -> list[str]:
-    """Why a length-controlled rate is what it is, each reason once."""
-    found: dict[str, None] = {}
     for name in ("length_controlled", "published_length_controlled"):
-        for result in numbers["results"]:
-            if (result.get(name) or {}).get("note"):
-                label = TITLES[name][0].upper() + TITLES[name][1:]
-                found[f"{label}: {result[name]['note']}."] = None
-    return list(found)
-
-
-def tables(numbers: Numbers) -> list[tuple[str, list[str], list[list[str]]]]:
-    """(title, columns, rows) of each."""
-    names = f"{numbers['a']['name']} against {numbers['b']['name']}"
-    found = [(f"{names}, by {numbers['judge']['label']}", *headlines(numbers))]
-    found.append(("outcomes for A", *outcomes(numbers)))
-    found += [(f"by {word}, all seeds", *part(numbers, name)) for name, word in PARTS.items()]
-    return [table for table in found if table[2]]
-
-
-def show(numbers: Numbers) -> None:
-    """Tables and notes, on the screen."""
-    for table in tables(numbers):
-        Table(*table).print()
-    print_lines(notes(numbers))
-
-
-def markdown(numbers: Numbers) -> str:
-    """The same as a page."""
-    (title, columns, rows), *others = tables(numbers)
-    parts = [f"# {in_markdown(title)}", Table("", columns, rows).markdown().rstrip()]
-    parts += ["\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]
-    for title, columns, rows in others:
-        parts += [f"## {title[0].upper()}{title[1:]}", Table("", columns, rows).markdown().rstrip()]
-    return "\n\n".join(parts) + "\n"
+        why = dict.fromkeys((result.get(name) or {}).get("note") for result in results)
+        lines += [f"Win rate, {TITLES[name]}: {note}." for note in why if note]
+    return [*lines, *numbers["cautions"]]
 
 
 # The command
@@ -869,9 +825,13 @@ def _pairwise(options: PairwiseOptions) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     verdicts = [_verdict_line(judge, seed, one) for seed, mine in judged.items() for one in mine]
     write_text(folder / "verdicts.jsonl", "".join(verdicts))
-    write_text(folder / "judge.md", markdown(numbers))
+    main_table, *others = tables(numbers)
+    with_notes = replace(main_table, title="", notes=notes(numbers))
+    write_text(folder / "judge.md", markdown_page(main_table.title, with_notes, *others))
     write_text(folder / "judge.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    show(numbers)
+    for table in (main_table, *others):
+        table.print()
+    print_lines(notes(numbers))
     print(f"written: judge.json, judge.md and verdicts.jsonl in {folder}", file=sys.stderr)
 
 

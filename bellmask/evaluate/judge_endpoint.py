@@ -15,16 +15,14 @@ import fcntl
 import ipaddress
 import math
 import os
-import queue
 import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -203,23 +201,16 @@ def refused_setting(message: str, sent: Mapping[str, Any]) -> str | None:
 
 def read_reply(body: str, request: ChatRequest) -> Reply:
     """The reply in a body; :class:`BadBody` where it is not a chat completion."""
-    if not body.strip():
-        raise BadBody("an empty body")
     try:
         content = load_json(body)
-    except ValueError:
-        raise BadBody(f"not JSON: {shortened(body)!r}") from None
-    if isinstance(content, dict) and content.get("error"):
-        raise BadBody(f"an error instead of an answer: {error_message(body)}")
-    try:
         choice = content["choices"][0]
         text = choice["message"]["content"]
         if text is None:  # the API's way to say that it refuses, or that no text was made
             text = choice["message"].get("refusal") or ""
         if not isinstance(text, str):
             raise TypeError
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise BadBody(f"JSON, but no chat completion: {shortened(body)!r}") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        raise BadBody(f"not a chat completion: {shortened(body)!r}") from None
     reason, usage = choice.get("finish_reason"), content.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     counts: list[Any] = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
@@ -247,27 +238,6 @@ def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
         if isinstance(token, str) and is_logprob:
             found.setdefault(sanitize(token), float(value))
     return found
-
-
-def error_message(body: str) -> str:
-    """What an endpoint says is wrong: its message where there is one, else how the body begins."""
-    error = _error(body)
-    message = error.get("message") if isinstance(error, dict) else error
-    return shortened(message if isinstance(message, str) else body) or "nothing"
-
-
-def error_code(body: str) -> str:
-    """The API's word for what is wrong, or nothing."""
-    error = _error(body)
-    return str(error.get("code") or error.get("type") or "") if isinstance(error, dict) else ""
-
-
-def _error(body: str) -> Any:
-    try:
-        content = load_json(body)
-    except ValueError:
-        return None
-    return content.get("error", content) if isinstance(content, dict) else None
 
 
 def shortened(text: str, length: int = 300) -> str:
@@ -328,31 +298,29 @@ class Failure:
     """Nobody listens there: the connection was refused."""
 
 
-def of_status(status: int, headers: Mapping[str, str], body: str, sent: dict[str, Any]) -> Failure:
-    """What an HTTP status says."""
-    message, code = error_message(body), error_code(body)
-    words = f"HTTP {status}: {message}"
+def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
+    """What an HTTP status says; ``error`` is the ``openai`` package's."""
+    status, said = error.status_code, error.body
+    message = said.get("message") if isinstance(said, dict) else said
+    message = shortened(message if isinstance(message, str) else error.response.text) or "nothing"
+    code, words = str(error.code or error.type or ""), f"HTTP {status}: {message}"
     if status == 429 and code in NO_CREDIT:
         return Failure(f"{words}; {BILLING}", "mistake")
     if status in RETRIED or status >= 500:
         is_lost = status in GATEWAY_TIME_OUTS
-        return Failure(words, wait=retry_after(headers), may_be_billed=is_lost)
+        return Failure(words, wait=retry_after(error.response.headers), may_be_billed=is_lost)
     if status == 413 or code in ABOUT_THE_TEXT or "maximum context length" in message:
         return Failure(words, "never")
-    setting = refused_setting(body, sent) if status in (400, 422) else None
+    setting = refused_setting(error.response.text, sent) if status in (400, 422) else None
     return Failure(f"{words}; {ADVICE.get(status, ADVICE[404])}", "mistake", setting=setting)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds an endpoint asks to wait, which it says in seconds or as a date; else 0."""
-    value = headers.get("retry-after", "")
+    """Seconds an endpoint asks to wait; 0 where it does not say so in seconds."""
     try:
-        seconds = float(value)
+        seconds = float(headers.get("retry-after", ""))
     except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return 0.0
+        return 0.0
     return seconds if 0.0 < seconds < float("inf") else 0.0
 
 
@@ -517,35 +485,23 @@ class Endpoint:
         """Send and read. What a server repeats of the key is taken out."""
         sdk, sent = self._openai, request.body(refused)
         try:
-            reply = read_reply(self._clean(self._send(sent)), request)
+            response = self._client.chat.completions.with_raw_response.create(**sent)
+            reply = read_reply(self._clean(response.text), request)
             return replace(reply, text=self._clean(reply.text))
         except BadBody as error:
             return Failure(self._clean(str(error)), may_be_billed=True)
         except sdk.APIStatusError as error:
-            response = error.response
-            failure = of_status(error.status_code, response.headers, response.text, sent)
+            failure = status_failure(error, sent)
             words = failure.words.replace("{variable}", shown_variable(self.options.key_variable))
             return replace(failure, words=self._clean(words))
-        except (sdk.APITimeoutError, TimeoutError) as error:
+        except sdk.APITimeoutError as error:
             words = f"no answer within {self.options.time_limit:g} s"
             return Failure(words, may_be_billed=_was_sent(error))
-        except (sdk.APIConnectionError, *_http_errors(sdk)) as error:
+        except sdk.APIConnectionError as error:
             if _is_refused(error):
                 return Failure("connection refused", is_nobody=True)
             why = self._clean(str(error.__cause__ or error)) or type(error).__name__
             return Failure(f"the connection failed: {why}", may_be_billed=_was_sent(error))
-
-    def _send(self, sent: Mapping[str, Any]) -> str:
-        """The body of the reply; its reading has a time limit as a whole, not only per piece."""
-        deadline = time.monotonic() + self.options.time_limit
-        body = bytearray()
-        create = self._client.chat.completions.with_streaming_response.create
-        with create(**sent) as response, contextlib.closing(response.iter_bytes()) as stream:
-            for piece in stream:
-                body += piece
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-        return body.decode("utf-8", errors="replace")
 
     def _clean(self, text: str) -> str:
         key: str = self._client.api_key
@@ -581,13 +537,6 @@ def _was_sent(error: BaseException) -> bool:
     """Whether the request can have reached the endpoint, which then may have worked on it."""
     names = {kind.__name__ for kind in type(error.__cause__ or error).__mro__}
     return not names & {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
-
-
-def _http_errors(sdk: Any) -> tuple[type[Exception], ...]:
-    """What the package's own HTTP library (httpx, since openai 3 httpx2) raises while reading."""
-    roots = (kind.__module__.partition(".")[0] for kind in sdk.DefaultHttpxClient.__mro__)
-    library = sys.modules[next(root for root in roots if root.startswith("httpx"))]
-    return (library.HTTPError, library.StreamError)
 
 
 # What asking costs: an estimate before anything is sent, and a limit that is kept while asking.
@@ -713,8 +662,6 @@ class SpendingLimit:
 
 MOST_FAILURES = 10
 """In a row, after which the endpoint is taken to be down."""
-GRACE_SECONDS = 15.0
-"""After Ctrl-C: for answers under way, which are paid for."""
 
 
 class Transcript:
@@ -724,8 +671,8 @@ class Transcript:
         self.path = path
         self.records = Store(path, _is_right)
 
-    def get(self, request: ChatRequest) -> Reply | None:
-        """The kept reply; None where there is none, or a refusal."""
+    def reply(self, request: ChatRequest) -> Reply | None:
+        """The stored reply; None where there is none, or a refusal."""
         return next(iter(self.replies([request])), None)
 
     def of(self, requests: Iterable[ChatRequest]) -> list[dict[str, Any]]:
@@ -733,15 +680,9 @@ class Transcript:
         unique = dict.fromkeys(request.key for request in requests)
         return [self.records[key] for key in unique if key in self.records]
 
-    def refused(self, requests: Iterable[ChatRequest]) -> dict[str, str]:
-        """Key of each that the endpoint will never answer (too long, filtered), and why."""
-        found = self.of(requests)
-        return {record["key"]: record["refused"] for record in found if "refused" in record}
-
-    def refused_settings(self, requests: Iterable[ChatRequest]) -> set[str]:
-        """Settings that the judge did not take when it answered these."""
-        found = self.of(requests)
-        return {name for record in found for name in record.get("refused_settings", ())}
+    def refusals(self, requests: Iterable[ChatRequest]) -> list[str]:
+        """Why the endpoint will never answer some of these (too long, filtered)."""
+        return [record["refused"] for record in self.of(requests) if "refused" in record]
 
     def replies(self, requests: Iterable[ChatRequest]) -> list[Reply]:
         """All that there are to these."""
@@ -750,26 +691,32 @@ class Transcript:
     def missing(self, requests: Iterable[ChatRequest]) -> list[ChatRequest]:
         """Those with neither an answer nor a refusal, each once, in their order."""
         unique = {request.key: request for request in requests}
-        return [request for key, request in unique.items() if key not in self.records]
+        return [unique[key] for key in self.records.missing(unique)]
 
     def ask_all(
         self,
         requests: Iterable[ChatRequest],
         endpoint: Endpoint,
         progress: Progress = NO_PROGRESS,
-    ) -> dict[str, str]:
-        """Ask what is missing, and keep each answer as it comes; why each that failed did, by key.
+    ) -> list[str]:
+        """Ask what is missing, and store each answer as it comes; why those that failed did.
 
-        ``progress`` counts the missing ones. Errors and Ctrl-C are raised
-        after the answers under way have been kept; they say how many there are.
+        ``progress`` counts the missing ones. Errors and Ctrl-C are raised after the answers under
+        way, which are paid for, have been stored; they say how many there are.
         """
-        everything = list({request.key: request for request in requests}.values())
         with _only_asker(self.path):
             self.records = Store(self.path, _is_right)  # another process may have answered some
-            missing = self.missing(everything)
+            missing = self.missing(requests)
             progress.start(len(missing))
-            asking = _Asking(self.records, missing, endpoint)
-            asking.run(progress)
+            asking = _Asking(self.records, endpoint)
+            try:
+                asking.run(missing, progress)
+            except (KeyboardInterrupt, UserError, EndpointError) as error:
+                words = str(error) or "interrupted"
+                raise type(error)(
+                    f"{words}; {asking.num_replies} of {len(missing)} answers came and are kept in "
+                    f"{self.path}; the same command asks only for the rest"
+                ) from None
         return asking.failed
 
 
@@ -803,88 +750,47 @@ def _only_asker(path: Path) -> Iterator[None]:
 
 
 class _Asking:
-    """Threads that ask, each keeping what it gets; the caller's thread watches."""
+    """Threads that ask and store what they get."""
 
-    def __init__(self, records: Store, missing: Sequence[ChatRequest], endpoint: Endpoint) -> None:
-        self.records, self.endpoint, self.num = records, endpoint, len(missing)
-        self.failed: dict[str, str] = {}
-        self.num_replies = self.num_refusals = self._in_a_row = 0
-        self._todo = deque(missing)
-        self._events: queue.SimpleQueue[BaseException | str] = queue.SimpleQueue()
-        self._writing, self._stop = threading.Lock(), threading.Event()
+    def __init__(self, records: Store, endpoint: Endpoint) -> None:
+        self.records, self.endpoint = records, endpoint
+        self.failed: list[str] = []
+        self.num_replies = self._in_a_row = 0
+        self._lock, self._stop = threading.Lock(), threading.Event()
 
-    def run(self, progress: Progress) -> None:
-        count = min(self.endpoint.options.num_threads, self.num)
-        # daemons: after a second Ctrl-C nobody waits for them
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
-        error: BaseException | None = None
-        shown = 0
-        try:
-            for thread in threads:
-                thread.start()
-            while count:
-                event = self._events.get()
-                if isinstance(event, BaseException):
-                    error = error or event
-                count -= event == "end"
-                done = self.num_replies + self.num_refusals
-                progress.advance(done - shown)
-                shown = done
-        except KeyboardInterrupt:
-            self._stop.set()
-            deadline = time.monotonic() + GRACE_SECONDS
-            for thread in threads:
-                if thread.is_alive():
-                    thread.join(max(0.0, deadline - time.monotonic()))
-            raise KeyboardInterrupt(f"interrupted; {self._words()}") from None
-        finally:
-            self._stop.set()
-        if isinstance(error, UserError | EndpointError):
-            raise type(error)(f"{error}; {self._words()}")
-        if error is not None:
-            raise error
-
-    def _work(self) -> None:
-        """A thread: no signal reaches it, so an answer that came is kept."""
-        while self._todo and not self._stop.is_set():
+    def run(self, requests: Sequence[ChatRequest], progress: Progress) -> None:
+        """All of them, or the first error that ends it."""
+        with ThreadPoolExecutor(self.endpoint.options.num_threads) as pool:
+            asked = [pool.submit(self._ask, request) for request in requests]
             try:
-                request = self._todo.popleft()
-            except IndexError:  # another thread was faster
-                break
-            try:
-                self._ask(request)
-                self._events.put("next")
-            except Stopped:
-                break
-            except BaseException as error:
+                for future in as_completed(asked):
+                    with contextlib.suppress(Stopped):  # another one's error is to come
+                        future.result()
+                    progress.advance()
+            finally:  # leaving the pool waits for what is under way
                 self._stop.set()
-                self._events.put(error)
-        self._events.put("end")
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, request: ChatRequest) -> None:
-        """Ask, and keep what comes of it; raises what ends it all."""
+        """No signal reaches a thread, so an answer that came is stored."""
         try:
             answer = self.endpoint.ask(request, self._stop)
         except RequestFailed as error:
-            with self._writing:
-                self.failed[request.key] = str(error)
+            with self._lock:
+                self.failed.append(str(error))
                 self._in_a_row += 1
-                if self._in_a_row >= MOST_FAILURES and not self._stop.is_set():
-                    words = f"failed {MOST_FAILURES} requests in a row: {error}"
-                    raise EndpointError(f"the judge at {self.endpoint.name} {words}") from None
-            return
+                if self._in_a_row < MOST_FAILURES:
+                    return
+            self._stop.set()
+            words = f"failed {MOST_FAILURES} requests in a row: {error}"
+            raise EndpointError(f"the judge at {self.endpoint.name} {words}") from None
+        except BaseException:
+            self._stop.set()
+            raise
         at = datetime.now(UTC).isoformat(timespec="seconds")
         record = {"key": request.key, "request": asdict(request), **answer, "at": at}
-        with self._writing:
+        with self._lock:
             self.records.add([record])
-            if "refused" in answer:
-                self.num_refusals += 1
-            else:
+            if "reply" in answer:
                 self.num_replies += 1
                 self._in_a_row = 0
-
-    def _words(self) -> str:
-        return (
-            f"{self.num_replies} of {self.num} answers came and are kept in {self.records.path}; "
-            "the same command asks only for the rest"
-        )

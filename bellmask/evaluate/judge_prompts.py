@@ -395,7 +395,7 @@ def open_style(name: str, data_dir: str | None, cache: Path) -> Style:
     styles = {
         "alpaca": lambda: _alpaca(_alpaca_template(data_dir, cache)),
         "mt-bench": lambda: _mt_bench(mt_bench_prompts(cache)),
-        "plain": lambda: Style("plain", _plain_identity(), write_plain, read_plain, 1024),
+        "plain": lambda: Style("plain", PLAIN_IDENTITY, write_plain, read_plain, 1024),
     }
     return look_up("judge style", name, styles)()
 
@@ -524,6 +524,10 @@ PLAIN_RULES = (
 )
 
 
+PLAIN_IDENTITY = content_key(1, PLAIN_RULES)
+"""The number is raised when :func:`write_plain` would write something else."""
+
+
 def write_plain(pair: Pair, a_first: bool) -> Messages:
     """Both conversations, the turn to be judged last; a reference answer where there is one."""
     has_turns = pair.turn > 0
@@ -545,17 +549,6 @@ def _conversation(title: str, asked: tuple[str, ...], said: tuple[str, ...]) -> 
         return f"=== {title}\n{said[0]}"
     turns = [f"User: {ask}\n\nAssistant: {reply}" for ask, reply in zip(asked, said)]
     return f"=== {title.replace('Answer', 'Conversation')}\n" + "\n\n".join(turns)
-
-
-def _plain_identity() -> str:
-    """Of what is written about an example of each kind of task."""
-    tasks = [JudgeTask("", ("q", "r"), "", right, 0) for right in (None, ("s", "t"))]
-    pairs = [
-        Pair(task, turn, ("a",) * (turn + 1), ("b",) * (turn + 1))
-        for task in tasks
-        for turn in (0, 1)
-    ]
-    return content_key([write_plain(pair, True) for pair in pairs])
 
 
 _NAMED = re.compile(
@@ -595,10 +588,6 @@ MOST_TASKS = 1 << 20
 """Samples of a second turn are numbered from here."""
 OUTPUTS = ("output", "response", "answer", "outputs")
 """Columns that hold an answer, or a list with one for each turn."""
-
-
-def _ignore(done: int) -> None:
-    """Nobody watches."""
 
 
 Said = tuple[str, ...]
@@ -736,15 +725,18 @@ class FileSide:
     """Outputs of a model that is not here."""
 
     name: str
-    by_turns: dict[Said, Said]
-    """What the user says, or its first turn alone → what was answered."""
-    by_id: dict[str, Said]
-    """The same of records that tell a task by its number."""
+    outputs: dict[Said | str, Said]
+    """What the user says (or its first turn alone), or a task's id → what was answered."""
 
     @property
     def about(self) -> dict[str, Any]:
         """A file tells nothing of how it came about."""
-        return {"outputs": len(self.by_turns) + len(self.by_id)}
+        return {"outputs": len(self.outputs)}
+
+    @property
+    def is_by_id(self) -> bool:
+        """It does not repeat what was asked."""
+        return any(isinstance(name, str) for name in self.outputs)
 
     def missing(self, benchmark: Benchmark, seed: int) -> int:
         """None: it writes nothing."""
@@ -754,7 +746,10 @@ class FileSide:
         self, benchmark: Benchmark, seed: int, progress: Progress = NO_PROGRESS
     ) -> list[Said]:
         """As they are in the file, whatever the seed."""
-        found = [self._said(task) for task in benchmark.tasks]
+        found = []
+        for task in benchmark.tasks:
+            names = (task.turns, task.turns[:1], task.id)
+            found.append(next((self.outputs[n] for n in names if n in self.outputs), ()))
         absent = [task.id for task, said in zip(benchmark.tasks, found, strict=True) if not said]
         if absent:
             raise UserError(
@@ -766,10 +761,6 @@ class FileSide:
                 count = f"{len(said)} answers to {len(task.turns)} turns"
                 raise UserError(f"{self.name}, task {task.id}: {count}")
         return found
-
-    def _said(self, task: JudgeTask) -> Said:
-        by_turns = self.by_turns.get(task.turns) or self.by_turns.get(task.turns[:1])
-        return by_turns or self.by_id.get(task.id, ())
 
     def cautions(self, benchmark: Benchmark, seeds: Sequence[int]) -> list[str]:
         """Nothing is known of it."""
@@ -790,17 +781,16 @@ def read_outputs(path: Path, name: str | None = None) -> FileSide:
     if not records:
         raise UserError(f"{path} holds no outputs")
     is_fastchat = "choices" in records[0]
-    keys: list[Any] = [str(record.get("question_id")) for record in records]
-    found: dict[Any, Said] = {}
     places = [f"{path}, record {number}" for number in range(1, len(records) + 1)]
     said = [_answers(record, place, is_fastchat) for record, place in zip(records, places)]
+    keys: Iterable[Said | str] = [str(record.get("question_id")) for record in records]
     if not is_fastchat:
         keys = [task.turns for task in read_tasks(path)]
+    outputs: dict[Said | str, Said] = {}
     for key, answers, place in zip(keys, said, places, strict=True):
-        if found.setdefault(key, answers) != answers:
+        if outputs.setdefault(key, answers) != answers:
             raise UserError(f"{place} answers otherwise what an earlier record has answered")
-    by_turns, by_id = ({}, found) if is_fastchat else (found, {})
-    return FileSide(name or path.name, by_turns, by_id)
+    return FileSide(name or path.name, outputs)
 
 
 def _answers(record: Record, place: str, is_fastchat: bool) -> Said:

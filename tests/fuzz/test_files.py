@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from bellmask.evaluate.judge_endpoint import (
     BadBody,
     ChatRequest,
-    error_code,
-    error_message,
     read_reply,
 )
 from bellmask.evaluate.judge_prompts import read_alpaca
@@ -123,7 +121,6 @@ def judge_replies(path):
 
     def check(content):
         body = content.decode("utf-8", "replace")
-        error_message(body), error_code(body)
         try:
             reply = read_reply(body, REQUEST)
         except BadBody as bad:
