@@ -20,7 +20,6 @@ from judge_rules import EveryKth, by_hash, chooses, longer, shown
 from judge_server import KEY, VARIABLE, JudgeServer, error, good, set_key
 from tuned_runs import tuned
 
-from bellmask.generate.answers import Answerer
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
 
@@ -250,20 +249,6 @@ def test_two_runs_and_two_turns(runs, talks, judge, tmp_path):
     assert sum((Counter(r["counts"]) for r in found["results"]), Counter()) == score
 
 
-def test_another_judge_reads_the_same_answers(runs, talks, judge, tmp_path, monkeypatch):
-    said = judge(runs["x"], runs["y"], *talks, "--judge", f"local:{runs['arm']}")
-    out = tmp_path / "out"
-    label = numbers(out)["judge"]["label"]
-    for text in (said.out, (out / "judge.md").read_text(), label):
-        assert "not a judgement of quality" in text
-    files = {path: path.read_bytes() for path in (out / "answers").iterdir()}
-    monkeypatch.delattr(Answerer, "answer")
-    with JudgeServer(chooses(longer)) as server:
-        judge(runs["x"], runs["y"], *talks, server=server)
-        assert server.requests
-    assert {path: path.read_bytes() for path in (out / "answers").iterdir()} == files
-
-
 def test_a_run_against_itself(runs, talks, judge, tmp_path):
     shutil.copytree(runs["x"], tmp_path / "copy")
     with JudgeServer(chooses(longer)) as server:
@@ -353,16 +338,6 @@ def test_a_dry_run_loads_writes_and_sends_nothing_and_needs_no_key(
     hub = ["owner/name", *without[1:], "--dry-run"]
     assert "--length" in judge(*hub, code=2).err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_estimate_is_never_below_what_is_asked(runs, talks, judge):
-    estimates = []
-    with JudgeServer(chooses(longer)) as server:
-        for more in (["--dry-run"], []):
-            said = judge(runs["x"], runs["y"], *talks, *more, server=server).out
-            estimates.append(re.search(r"([\d,]+) requests, about ([\d,]+) tokens", said).groups())
-    most, real = ([int(number.replace(",", "")) for number in found] for found in estimates)
-    assert all(one <= other for one, other in zip(real, most, strict=True))
 
 
 def test_money(files, judge, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -65,23 +64,6 @@ def results(judged):
 # --- behind an endpoint ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pick", "expected", "share"), [(longer, BY_LENGTH, 0.5), (lambda *_: "A", ["tie"] * 8, 1.0)]
-)
-def test_outcomes_of_a_judge_with_a_rule(judge_at, pick, expected, share):
-    with JudgeServer(chooses(pick)) as server:
-        judge = judge_at(server)
-        judged = judge.judge(PAIRS)
-        assert judge_at(server).judge(PAIRS) == judged
-    assert results(judged) == expected
-    seen = Counter(shown(body) for body in server.requests)
-    different = [(a, b) for a, b in zip(WORDS, OTHERS, strict=True) if a != b]
-    assert seen == Counter([*different, *((b, a) for a, b in different)])
-    about = judge.about(PAIRS)
-    assert about["first_share"] == share
-    assert (about["num_requests"], about["tokens_in"], about["tokens_out"]) == (12, 1200, 120)
-
-
 def test_garbage_is_unreadable_kept_and_not_asked_again(judge_at):
     """Every third request; one thread, so that we know which."""
     rule = EveryKth(chooses(longer), 3, lambda: good("Both are lovely."))
@@ -112,29 +94,6 @@ def test_what_fails_for_good_is_an_error_and_the_rest_is_kept(judge_at):
         server.reply = chooses(longer)
         assert results(judge_at(server).judge(PAIRS)) == BY_LENGTH
         assert len(server.requests) == 14 + 2
-
-
-def test_a_judge_that_does_not_take_a_setting_is_told(judge_at):
-    """By the records: also of answers that were there before. A newer name is no change."""
-
-    def reply(body):
-        for name in ("max_tokens", "logprobs", "temperature"):
-            if name in body:
-                return error(400, f"{name} is not supported")
-        return chooses(longer)(body)
-
-    with JudgeServer(chooses(longer)) as server:
-        judge = judge_at(server)
-        judge = replace(judge, style=replace(judge.style, logprobs=5))
-        judge.judge(PAIRS[:2])
-        server.reply = reply
-        judge.judge(PAIRS)
-    assert server.requests[-1]["max_completion_tokens"] == judge.style.max_tokens
-    assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
-    assert judge.cautions(PAIRS[:2]) == []
-    for place in (judge.transcript, Transcript(judge.transcript.path)):
-        (line,) = replace(judge, transcript=place).cautions(PAIRS)
-        assert line == "The judge does not take temperature, logprobs: asked without."
 
 
 def test_tasks_that_a_style_cannot_ask_about_are_refused_first(tmp_path, monkeypatch):

@@ -6,10 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from counted_progress import Counted
 from tuned_runs import tuned
 
-import bellmask.evaluate.judge_prompts as module
 from bellmask.data.example_files import Message
 from bellmask.evaluate.judge_prompts import Benchmark, JudgeTask, RunSide, read_outputs
 from bellmask.generate.answers import Answerer, Question
@@ -90,33 +88,6 @@ def test_nothing_is_written_twice_whatever_is_asked_first(side, tmp_path, monkey
     assert len(lines(tmp_path)) == 7
     monkeypatch.delattr(Answerer, "answer")
     assert side().answers(BENCHMARK, 0) == everything
-
-
-def test_a_side_that_was_killed_goes_on(side, tmp_path, monkeypatch):
-    expected = side().answers(BENCHMARK, 0)
-    (path,) = tmp_path.glob("answers/*")
-    path.unlink()
-    monkeypatch.setattr(module, "CHUNK", 2)
-    real, calls, progress = Answerer.answer, [], Counted()
-
-    def failing(self, questions, **more):
-        calls.append(len(questions))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(self, questions, **more)
-
-    monkeypatch.setattr(Answerer, "answer", failing)
-    with pytest.raises(KeyboardInterrupt):
-        side().answers(BENCHMARK, 0)
-    assert len(lines(tmp_path)) == 4
-    with path.open("a") as stream:
-        stream.write('{"key": "torn')
-    again = side()
-    assert again.missing(BENCHMARK, 0) == 3
-    assert again.answers(BENCHMARK, 0, progress) == expected
-    assert calls == [2, 2, 1, 1, 2]
-    assert progress.done == 3
-    assert len({line["key"] for line in lines(tmp_path)}) == len(lines(tmp_path)) == 7
 
 
 def test_what_decides_an_answer_has_a_file_of_its_own(side, runs):

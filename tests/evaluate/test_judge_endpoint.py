@@ -109,15 +109,6 @@ def test_a_question_arrives_as_it_was_asked_and_the_answer_is_read():
     assert set(server.requests[0]) == {"model", "messages", "temperature", "max_tokens"}
 
 
-def test_keys_tell_every_difference():
-    base = question()
-    named = [{"temperature": 0.1}, {"max_tokens": 5}, {"logprobs": 1}, {"repeat": 1}]
-    named += [{"endpoint": "http://localhost/v1"}]
-    others = [question("Which?"), *(question(**one) for one in named)]
-    others += [ChatRequest("other", base.messages), ChatRequest("judge", base.messages[::-1])]
-    assert len({base.key, *(other.key for other in others)}) == 1 + len(others)
-
-
 def test_replies_with_something_missing():
     reply, *_ = ask(good("x" * 40, usage=None), request=question("y" * 400))
     assert reply.is_usage_estimated
@@ -163,14 +154,6 @@ def test_a_late_answer_is_asked_for_again():
     reply, answer, *_ = ask(late, good("in time"), time_limit=0.5)
     assert reply.text == "in time"
     assert set(answer["errors"]) == {"no answer within 0.5 s"}
-
-
-def test_it_gives_up_after_the_limit():
-    with JudgeServer(script(error(500, "out of order"))) as server:
-        failing = pytest.raises(RequestFailed, match="out of order")
-        with connect(server, max_attempts=4) as endpoint, failing:
-            endpoint.ask(question())
-        assert len(server.requests) == 4
 
 
 def test_a_server_that_is_not_there_is_told_soon_and_costs_nothing():
@@ -242,14 +225,6 @@ def test_options_that_cannot_work(options, named):
     assert KEY not in str(caught.value) + repr(EndpointOptions(key_variable=KEY))
 
 
-def test_keys_that_cannot_be_sent(monkeypatch):
-    for key in ("two words", "schlüssel-1234", "sk-\x01-0000000"):
-        monkeypatch.setenv(VARIABLE, key)
-        with pytest.raises(UserError, match=VARIABLE) as caught:
-            Endpoint(EndpointOptions(key_variable=VARIABLE))
-        assert key not in str(caught.value)
-
-
 def assert_no_key(error):
     """Neither in what is shown of it nor in anything it came from."""
     while error is not None:
@@ -291,22 +266,6 @@ def assert_complete(path, requests):
     assert Counter(line["key"] for line in lines) == Counter(r.key for r in requests)
     for line in lines:
         assert line["reply"]["text"] == "answer to " + line["request"]["messages"][-1][1]
-
-
-def test_every_answer_is_kept_with_its_request_and_nothing_asked_twice(tmp_path):
-    path, requests, progress = tmp_path / "deep" / "t.jsonl", questions(20), Counted()
-    with JudgeServer() as server, connect(server) as endpoint:
-        transcript = Transcript(path)
-        assert transcript.ask_all(requests * 2, endpoint, progress) == []
-        assert sorted(server.questions) == sorted(f"q{n}" for n in range(20))
-        transcript.ask_all(requests, endpoint)
-        assert len(server.requests) == 20
-    assert (progress.totals, progress.done) == ([20], 20)
-    assert_complete(path, requests)
-    fresh = Transcript(path)
-    assert [fresh.reply(r).text for r in requests] == [f"answer to q{n}" for n in range(20)]
-    assert fresh.reply(*questions(1, start=99)) is None
-    assert len(fresh.records) == 20
 
 
 def test_never_more_at_once_than_allowed(tmp_path):
@@ -393,17 +352,6 @@ def test_a_mistake_stops_all_and_keeps_what_came(tmp_path):
     assert_complete(path, questions(5))
 
 
-def test_a_torn_line_is_asked_again(tmp_path):
-    path, requests = tmp_path / "t.jsonl", questions(6)
-    with JudgeServer() as server, connect(server, num_threads=1) as endpoint:
-        Transcript(path).ask_all(requests, endpoint)
-        path.write_bytes(path.read_bytes()[:-30])
-        server.requests.clear()
-        Transcript(path).ask_all(requests, endpoint)
-        assert server.questions == ["q5"]
-    assert_complete(path, requests)
-
-
 def test_two_askers_of_one_transcript(tmp_path):
     """The second is refused while the first asks, and then finds its answers."""
     arrived, go = threading.Event(), threading.Event()
@@ -463,14 +411,6 @@ def test_prices_are_those_of_one_endpoint():
     for price_in, price_out in ((1.0, None), (None, 1.0), (-1.0, 1.0), (1.0, math.nan)):
         with pytest.raises(UserError, match="--price"):
             prices_of("m", OPENAI_URL, price_in, price_out)
-
-
-def test_limits_are_checked_before_anything_is_sent():
-    for value in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(UserError, match="--max-usd"):
-            SpendingLimit(value, DOLLAR_A_TOKEN)
-    with pytest.raises(UserError, match="--price-in and --price-out"):
-        SpendingLimit(1.0, None)
 
 
 def slowly(body):

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from bellmask.data.readers import cache_folder
 from bellmask.evaluate import judge_prompts as benchmarks
-from bellmask.evaluate import judge_prompts as prompts
 from bellmask.evaluate.judge_prompts import (
     JudgeTask,
     Pair,
@@ -160,24 +159,6 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, rows, named):
         open_benchmark(str(write(tmp_path / "tasks.jsonl", rows)), None, tmp_path)
 
 
-def test_identity_is_the_content_and_some_tasks_keep_their_places(tmp_path):
-    rows = [{"prompt": str(n)} for n in range(10)]
-    (tmp_path / "two.json").write_text(json.dumps(rows), encoding="utf-8")
-    write(tmp_path / "one.jsonl", rows)
-    write(tmp_path / "three.jsonl", [*rows[:-1], {"prompt": "9", "reference": "c"}])
-    one, two, three = (
-        open_benchmark(str(tmp_path / name), None, tmp_path)
-        for name in ("one.jsonl", "two.json", "three.jsonl")
-    )
-    assert one.identity == two.identity != three.identity
-    assert [task.index for task in one.some(4).tasks] == [0, 2, 5, 7]
-    assert one.some(10) == one
-    assert one.some(4).identity != one.identity
-    for count in (0, 11):
-        with pytest.raises(UserError, match=f"not {count}"):
-            one.some(count)
-
-
 # --- prompts ---------------------------------------------------------------------------------
 
 
@@ -193,33 +174,6 @@ def test_alpaca_messages_are_the_published_text():
             text = text.replace("{" + name + "}", value)
         marked = [f"<|im_start|>{role}\n{content}\n<|im_end|>" for role, content in messages]
         assert "\n".join(marked) == text
-
-
-def test_signs_of_a_template_inside_an_answer_are_just_text():
-    for name in ("alpaca", "mt-bench", "plain"):
-        messages = style(name).write(pair_of(NASTY, a=(NASTY,), b=("plain",)), True)
-        assert len(messages) == 2
-        assert messages[1][1].count(NASTY) == 2, name
-        assert messages[1][1].count("plain") == 1, name
-
-
-def test_the_alpaca_template_of_a_folder_is_taken_only_if_it_is_the_published_one(
-    tmp_path, monkeypatch
-):
-    real = style("alpaca")
-    content = prompts.ALPACA_WHEEL.read(prompts.ALPACA_MEMBER, cache_folder())
-    (tmp_path / "alpaca_eval").mkdir()
-    (tmp_path / "alpaca_eval" / "alpaca_eval_clf.txt").write_bytes(content)
-    (tmp_path / "alpaca_eval_clf.txt").write_bytes(content + b"Prefer m.")
-
-    def refuse(*_):
-        raise UserError("no network")
-
-    monkeypatch.setattr("bellmask.data.readers.Wheel.read", refuse)
-    assert open_style("alpaca", str(tmp_path), tmp_path).identity == real.identity
-    (tmp_path / "alpaca_eval" / "alpaca_eval_clf.txt").unlink()
-    with pytest.raises(UserError, match="no network"):
-        open_style("alpaca", str(tmp_path), tmp_path)
 
 
 def published(name):
@@ -271,14 +225,6 @@ def test_plain_prompts():
         "=== A right answer, for comparison\n2\n\n"
         "=== Your task\nCompare the last answer of each conversation."
     )
-
-
-def test_styles_have_names_and_identities_of_their_own():
-    with pytest.raises(UserError, match="'mtbench'; did you mean 'mt-bench'"):
-        open_style("mtbench", None, Path())
-    found = [style(name) for name in ("alpaca", "mt-bench", "plain")]
-    assert len({one.identity for one in found}) == 3
-    assert [one.logprobs for one in found] == [5, 0, 0]
 
 
 # --- verdicts --------------------------------------------------------------------------------
