@@ -16,14 +16,14 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.evaluate.likelihood import (
-    Scorer,
+    BlockScorer,
+    Likelihood,
     binned_curve,
     evaluate,
     exact_curve,
     references,
     unigram_cross_entropy,
 )
-from bellmask.evaluate.result import Likelihood
 
 MASK, PAD = 50, 49
 
@@ -131,7 +131,7 @@ def enumerated_curve():
 
 def test_the_exact_curve_is_that_of_enumeration():
     blocks, curve = CHAIN.blocks(6000, seeded(2)), enumerated_curve()
-    points = exact_curve(Scorer(ExactDenoiser(CHAIN), blocks, 2), range(4), batch_size=1000)
+    points = exact_curve(BlockScorer(ExactDenoiser(CHAIN), blocks, 2), range(4), batch_size=1000)
     assert [(p.low, p.high, p.num_draws) for p in points] == [(c, c, 6000) for c in range(4)]
     for point, truth in zip(points, curve, strict=True):
         assert abs(point.nll - truth) < 4 * point.standard_error < 0.12 * truth
@@ -147,7 +147,7 @@ def test_the_exact_curve_is_that_of_enumeration():
 def test_errors_of_the_exact_curve_are_the_spread_over_data():
     found = []
     for seed in range(150):
-        scorer = Scorer(ExactDenoiser(CHAIN), CHAIN.blocks(100, seeded(1000 + seed)), 2)
+        scorer = BlockScorer(ExactDenoiser(CHAIN), CHAIN.blocks(100, seeded(1000 + seed)), 2)
         points = exact_curve(scorer, [0, 3], seed=seed, batch_size=100)
         found.append([(p.nll, p.standard_error) for p in points])
     nll, error = np.array(found).transpose(2, 1, 0)
@@ -158,7 +158,7 @@ def test_every_block_that_is_long_enough_shows_exactly_the_context_asked_for():
     """Lengths 2, 5, 8; each block's loss is its number of masks, L_b - N_c; tokens count alike."""
     lengths = [2, 5, 8]
     rows = [[0] * n + [PAD] * (8 - n) for n in lengths]
-    scorer = Scorer(scored_by_count(lambda n: n), rows_of(rows, lengths), MASK)
+    scorer = BlockScorer(scored_by_count(lambda n: n), rows_of(rows, lengths), MASK)
     points = exact_curve(scorer, [0, 2, 4, 7])
     # 7 is left out: one block alone has no error
     assert [(p.low, p.num_draws) for p in points] == [(0, 3), (2, 2), (4, 2)]

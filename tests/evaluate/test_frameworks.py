@@ -18,7 +18,7 @@ from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.evaluate.likelihood import Scorer, binned_curve, evaluate, exact_curve
+from bellmask.evaluate.likelihood import BlockScorer, binned_curve, evaluate, exact_curve
 from bellmask.model.attention import AttentionRules
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
@@ -381,7 +381,7 @@ def test_the_curve_of_a_causal_model_is_its_columns():
     assert [(p.low, p.high, p.num_draws) for p in points] == [(c, c, 6) for c in range(L)]
     truth = np.mean([in_order(wrong, range(L), row) for row in DATA], axis=0)
     np.testing.assert_allclose([p.nll for p in points], truth, atol=1e-12)
-    scorer = Scorer(Asked(wrong), blocks_of(DATA), MASK, arm(L))
+    scorer = BlockScorer(Asked(wrong), blocks_of(DATA), MASK, arm(L))
     exact = exact_curve(scorer, range(L))
     np.testing.assert_allclose([p.nll for p in exact], truth, atol=1e-12)
 
@@ -400,7 +400,7 @@ def test_the_bins_of_padded_rows_average_to_the_nll(framework, num_bins):
 def test_the_scorer_gives_the_same_at_a_context_count_as_at_all_of_them():
     blocks, index = blocks_of(TEXT, LENGTHS), torch.arange(8)
     for framework in (arm(7), sigma_arm(torch.tensor([6, 2, 0, 5, 1, 3, 4])), any_order()):
-        scorer = Scorer(awake(), blocks, 9, framework)
+        scorer = BlockScorer(awake(), blocks, 9, framework)
         whole = scorer.by_context(index, key=77)
         is_real = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
         assert bool((whole[~is_real] == 0).all())
