@@ -349,20 +349,13 @@ def make_plan(
     return Plan(request, kind, is_masked, is_masked, weight_R, rate_R)
 
 
-def make_order_plan(request: Request, estimator: Estimator, *, seed: int) -> Plan:
-    """The passes of an AoARM: all of the target, in drawn orders."""
-    key, place_L = estimator.key(request, seed), torch.arange(len(request.target))
-    draws = range(estimator.draws)
-    orders = [uniform(stream_key(key, "orders", draw), place_L) for draw in draws]
-    return _order_plan(request, "orders", torch.stack(orders).numpy())
-
-
 def chain_plan(request: Request) -> Plan:
     """The one pass of a causal model that reads the target from left to right."""
     return _order_plan(request, "chain", np.arange(len(request.target), dtype=np.float64)[None])
 
 
 def _order_plan(request: Request, kind: Literal["orders", "chain"], order_RL: Floats) -> Plan:
+    """All of the target, in each order."""
     draws, every_RL = len(order_RL), np.ones(order_RL.shape, dtype=bool)
     weight_R = np.full(draws, 1 / draws)
     return Plan(request, kind, every_RL, every_RL, weight_R, np.zeros(draws), order_RL)
@@ -496,7 +489,10 @@ class Scorer:
             return make_plan(request, self.estimator, seed=seed, uses_time=self.uses_time)
         if self.run.framework.is_exact:
             return chain_plan(request)
-        return make_order_plan(request, self.estimator, seed=seed)
+        key, place_L = self.estimator.key(request, seed), torch.arange(len(request.target))
+        draws = range(self.estimator.draws)
+        orders = [uniform(stream_key(key, "orders", draw), place_L) for draw in draws]
+        return _order_plan(request, "orders", torch.stack(orders).numpy())
 
     def _width(self, request: Request) -> int:
         """Tokens of the request's padded rows."""

@@ -217,41 +217,25 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
     return text.name.rstrip("0123456789") in [name.rstrip("0123456789") for name in trained]
 
 
-def find_missing(runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy) -> dict[str, str]:
-    """Sets that cannot be had, and why; nothing is read but what tells a file from another."""
-
-    def find(text: TextSet) -> None:
-        for run in runs:
-            locate(set_options(run, text, eos), run.tokenizer, "valid")
-
-    return _try_each(sets, find)[1]
-
-
-def load_sets(
-    runs: Sequence[Loaded],
-    sets: Sequence[TextSet],
-    eos: EosPolicy,
-    progress: Progress = NO_PROGRESS,
+def load_blocks(
+    runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy, *, skip_missing: bool = False
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """(blocks of each set, one for each run; sets that cannot be read, and why)."""
+    """(blocks of each set, one for each run; sets that cannot be had, and why).
 
-    def load(text: TextSet) -> list[Blocks]:
-        return [
-            prepare(set_options(run, text, eos), run.tokenizer, "valid", progress) for run in runs
-        ]
-
-    return _try_each(sets, load)
-
-
-def _try_each(
-    sets: Sequence[TextSet], work: Callable[[TextSet], Any]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    found, missing = {}, {}
-    for text in sets:
-        try:
-            found[text.name] = work(text)
-        except UserError as error:
-            missing[text.name] = str(error).partition(" Offline?")[0]
+    All sets are looked for before the first one is read.
+    """
+    found: dict[str, list[Any]] = {}
+    missing: dict[str, str] = {}
+    with progress_bar("preparing", "documents") as progress:
+        for work in (locate, partial(prepare, progress=progress)):
+            for text in (text for text in sets if text.name not in missing):
+                options = [(set_options(run, text, eos), run.tokenizer) for run in runs]
+                try:
+                    found[text.name] = [work(data, own, "valid") for data, own in options]
+                except UserError as error:
+                    missing[text.name] = str(error).partition(" Offline?")[0]
+                    found.pop(text.name, None)
+            refuse_missing(missing, sets, skip_missing)
     return found, missing
 
 
@@ -589,23 +573,6 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 # The command
 
 
-def _load_blocks(
-    options: ZeroShotOptions, runs: Sequence[Loaded], sets: Sequence[TextSet]
-) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """Everything that will be measured, prepared before the first measurement; what is missing."""
-    for run in runs:
-        check_run(run, options.eos)
-    missing = find_missing(runs, sets, options.eos)
-    refuse_missing(missing, sets, options.skip_missing)
-    here = [text for text in sets if text.name not in missing]
-    with progress_bar("preparing", "documents") as progress:
-        found, unreadable = load_sets(runs, here, options.eos, progress)
-    missing = {**missing, **unreadable}
-    refuse_missing(missing, sets, options.skip_missing)
-    used = {name: [b.spread(options.blocks) for b in blocks] for name, blocks in found.items()}
-    return used, missing
-
-
 def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
     noisy = [case for case in cases if not case.is_exact]
     if not noisy or options.draws is not None:
@@ -625,7 +592,12 @@ def main(args: Sequence[str]) -> int:
     sets = parse_sets(options)
 
     runs = {name: options.load(folder) for name, folder in by_folder(options.runs).items()}
-    blocks, missing = _load_blocks(options, list(runs.values()), sets)
+    for run in runs.values():
+        check_run(run, options.eos)
+    found, missing = load_blocks(
+        [*runs.values()], sets, options.eos, skip_missing=options.skip_missing
+    )
+    blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
     cases = make_cases(runs, sets, blocks, options.batch_size)
     pilot = _choose_draws(options, cases)
     only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")

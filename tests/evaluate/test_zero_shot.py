@@ -22,7 +22,7 @@ from bellmask.evaluate.zero_shot import (
     Case,
     TextSet,
     choose_draws,
-    load_sets,
+    load_blocks,
     make_cases,
     mask_noise,
 )
@@ -172,7 +172,7 @@ def news(tmp_path):
 def test_blocks_are_the_texts_cut_without_overlap(bell, news, eos, change):
     """AG News has no detokenizer: title and text as they are; rows as the run's own are framed."""
     run = with_data(bell, **change)
-    found, missing = load_sets([run], [news], eos)
+    found, missing = load_blocks([run], [news], eos)
     assert not missing
     end, ids = ([run.tokenizer.eos_id] if eos == "mdlm" else []), []
     for n in range(40):
@@ -227,30 +227,29 @@ def test_missing_sets_are_all_named_before_any_is_read(bell, news, tmp_path, mon
 
     monkeypatch.setattr("bellmask.data.corpora.hub_source", unreachable)
     sets = [TextSet("ptb"), news, TextSet("arxiv")]
-    missing = zero_shot.find_missing([bell], sets, "mdlm")
-    assert list(missing) == ["ptb", "arxiv"]
-    assert "Offline" not in missing["ptb"]
-    with pytest.raises(UserError) as error:
-        zero_shot.refuse_missing(missing, sets, skip_missing=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(zero_shot, "prepare", lambda *_, **__: 1 / 0)
+        with pytest.raises(UserError) as error:
+            load_blocks([bell], sets, "mdlm")
     for words in ("2 of 3", "--from ptb=PATH --from arxiv=PATH", "--skip-missing", "network"):
         assert words in str(error.value)
-    zero_shot.refuse_missing(missing, sets, skip_missing=True)
+    assert "Offline" not in str(error.value)
+    found, missing = load_blocks([bell], sets, "mdlm", skip_missing=True)
+    assert (list(found), list(missing)) == (["ag_news"], ["ptb", "arxiv"])
     # one that turns out unreadable is missing too
     path = tmp_path / "papers.jsonl"
     path.write_text('{"body": "text"}\n' * 50, encoding="utf-8")
     text = TextSet("arxiv", str(path))
-    assert not zero_shot.find_missing([bell], [text], "mdlm")
-    found, missing = load_sets([bell], [text], "mdlm")
-    assert not found
-    assert "'article'" in missing["arxiv"]
-    assert load_sets([bell], [replace(text, column="body")], "mdlm")[0]["arxiv"]
+    with pytest.raises(UserError, match="'article'"):
+        load_blocks([bell], [text, news], "mdlm", skip_missing=True)
+    assert load_blocks([bell], [replace(text, column="body")], "mdlm")[0]["arxiv"]
 
 
 def test_a_stored_evaluation_is_not_made_again_and_exact_ones_stay_paired(
     bell, news, zoo, tmp_path
 ):
     runs = {"bell": bell, "arm": load(zoo / "arm")}
-    found, _ = load_sets(list(runs.values()), [news], "mdlm")
+    found, _ = load_blocks(list(runs.values()), [news], "mdlm")
     blocks = {"ag_news": [b.spread(8) for b in found["ag_news"]]}
     sets, seeds, progress = [news, TextSet("ptb")], (1, 2), Counted()
     cases = make_cases(runs, sets, blocks, batch_size=5)
