@@ -159,15 +159,6 @@ def test_random_orders_and_masks_have_one_expectation_for_a_model_blind_to_order
             assert error < 0.03 * truth
 
 
-def test_a_model_that_knows_the_order_breaks_the_equality():
-    truth = over_orders(wrong_by_order)
-    mean, error = over_seeds(wrong_by_order, any_order())
-    assert abs(mean - truth) < 4 * error
-    masked, masked_error = over_seeds(wrong_by_order, Mdm())
-    assert abs(masked - over_masks(wrong_by_order)) < 4 * masked_error
-    assert abs(mean - masked) > 10 * math.hypot(error, masked_error)
-
-
 @pytest.mark.parametrize(
     ("schedule", "alpha", "slope"),
     [

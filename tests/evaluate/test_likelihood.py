@@ -18,8 +18,6 @@ from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
-from bellmask.diffusion.frameworks import Mdm
-from bellmask.diffusion.schedules import Cosine
 from bellmask.evaluate.likelihood import (
     BlockScorer,
     Likelihood,
@@ -155,23 +153,6 @@ def test_errors_between_documents_are_honest_and_the_trend_over_strata_is_not_no
     assert coverage(nll, blind, 3.0) < 0.8
 
 
-@pytest.mark.parametrize("draws", [1, 2])
-def test_the_error_is_that_of_a_ratio(draws):
-    """Long blocks score higher: the token-weighted ratio moves less than the mean of blocks."""
-    rng, nll, error = np.random.default_rng(1), [], []
-    for _ in range(600):
-        length = rng.integers(1, 33, 200)
-        value = 1 + 0.1 * length + 0.5 * rng.standard_normal(200)
-        level = shuffled_strata(200, rng)
-        result = made_up(value, level_B=level, length_B=length, draws=draws)
-        nll.append(result.nll)
-        error.append(result.standard_error)
-    every = np.arange(1, 33)
-    truth = (every * (1 + 0.1 * every)).sum() / every.sum()
-    assert np.mean(error) == pytest.approx(np.std(nll), rel=0.1)
-    assert 0.92 <= coverage(nll, error, truth) <= 0.98
-
-
 @pytest.mark.parametrize(
     ("documents", "is_clustered"),
     [([*range(20)] * 2, True), ([*range(19)] * 2, False), ([*range(40)], False)],
@@ -296,26 +277,6 @@ def test_pads_are_never_masked_scored_or_seen(batch_size):
     result = measure(model, constant_rows(lengths.tolist(), 9), batch_size=batch_size)
     assert sum(batches) == 6
     assert result.ce_BR.tolist() == [[1.0]] * 6
-
-
-@pytest.mark.parametrize("schedule", [None, Cosine()])
-def test_the_visible_share_given_the_context_count_is_beta(schedule):
-    """alpha(t) ~ Beta(N_c + 1, L - N_c): its distribution function makes it uniform."""
-    lengths, told = np.array([12, 12, 7, 3] * 1000), []
-
-    def model(x_BL, rows_N, targets_N, *, t_B, **_):
-        told.append((t_B.double().numpy(), (x_BL == MASK).sum(1).numpy()))
-        return torch.ones(len(rows_N))
-
-    tokens = np.where(np.arange(12) < lengths[:, None], 0, PAD)
-    blocks = Blocks(tokens, lengths, np.arange(4000), "times")
-    measure(model, blocks, framework=schedule and Mdm(schedule), batch_size=1000)
-    t, masked = (np.concatenate(part) for part in zip(*told, strict=True))
-    alpha = 1 - np.sin(np.pi * t / 2) if schedule else 1 - t
-    level = stats.beta(lengths - masked + 1, masked).cdf(alpha)
-    for length, low in ((12, True), (12, False), (7, True), (3, False)):
-        part = (lengths == length) & ((masked <= length / 2) == low)
-        assert stats.kstest(level[part], "uniform").pvalue > 1e-3
 
 
 def random_rows(lengths, block_length):
