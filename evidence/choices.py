@@ -24,14 +24,6 @@ from numpy.typing import NDArray
 
 from bellmask.analyze.base import Analysis, RunsOptions, run_analysis
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate.continuations import (
-    Ask,
-    ContinuationScorer,
-    Estimator,
-    Kind,
-    Score,
-    add_up,
-)
 from bellmask.evaluate.paper_suite import RunContestant
 from bellmask.evaluate.paper_tasks import (
     ChoiceItem,
@@ -39,6 +31,14 @@ from bellmask.evaluate.paper_tasks import (
     limit_items,
     make_items,
     open_task,
+)
+from bellmask.evaluate.scorer import (
+    Estimator,
+    Kind,
+    Request,
+    Score,
+    Scorer,
+    add_up,
 )
 from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded, LoadOptions
@@ -321,7 +321,7 @@ class Asker:
         self.run, self.longest_exact, self.batch_tokens = run, longest_exact, batch_tokens
         ours = Estimator(OURS, longest_exact=longest_exact)
         maker = RunContestant(run, ours, prompts=prompts)
-        self.asks: list[Ask] = []
+        self.asks: list[Request] = []
         self.place: list[tuple[int, int]] = []
         for number, item in enumerate(items):
             noise = stream_key(0, task, item.number) % (1 << 62)
@@ -338,13 +338,13 @@ class Asker:
             self.is_there_NC[place] = True
             self.is_drawn_NC[place] |= not maker.is_exact(ask)
 
-    def scorer(self, kind: Kind, draws: int, is_common: bool = True) -> ContinuationScorer:
+    def scorer(self, kind: Kind, draws: int, is_common: bool = True) -> Scorer:
         """The run with one way of estimating."""
         estimator = Estimator(kind, draws, self.longest_exact, is_common)
-        return ContinuationScorer(self.run, estimator, batch_tokens=self.batch_tokens)
+        return Scorer(self.run, estimator, batch_tokens=self.batch_tokens)
 
     def score(
-        self, scorer: ContinuationScorer, seed: int = 0, wanted_NC: NDArray[np.bool_] | None = None
+        self, scorer: Scorer, seed: int = 0, wanted_NC: NDArray[np.bool_] | None = None
     ) -> tuple[Floats, Floats]:
         """(log-probability per token, passes) of every choice, or of the wanted ones."""
         numbers = [n for n, place in enumerate(self.place) if wanted_NC is None or wanted_NC[place]]

@@ -26,7 +26,7 @@ from torch import Tensor
 from bellmask.analyze.base import Analysis, RunsOptions, finish_axes, run_analysis
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Mdm
-from bellmask.evaluate.likelihood import Scorer, evaluate_run, scorer_of
+from bellmask.evaluate.likelihood import BlockScorer, evaluate_run, scorer_of
 from bellmask.report.figures import COLOURS
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable
@@ -106,7 +106,7 @@ def mask_rates(
 
 
 @torch.no_grad()
-def weighted_sums(scorer: Scorer, index_B: Tensor, rate_B: Tensor, key: int) -> Tensor:
+def weighted_sums(scorer: BlockScorer, index_B: Tensor, rate_B: Tensor, key: int) -> Tensor:
     """Sum of hidden tokens' cross-entropies over the mask rate, for each block, float64 [B]."""
     framework, device = scorer.framework, scorer.world.device
     assert isinstance(framework, Mdm)
@@ -128,7 +128,7 @@ def weighted_sums(scorer: Scorer, index_B: Tensor, rate_B: Tensor, key: int) -> 
 
 
 def one_pass(
-    scorer: Scorer,
+    scorer: BlockScorer,
     seed: int,
     *,
     kind: Kind,
@@ -148,7 +148,12 @@ def one_pass(
 
 
 def low_rate_loss(
-    scorer: Scorer, seed: int, *, draws: int, time_floor: float = TIME_FLOOR, batch_size: int = 64
+    scorer: BlockScorer,
+    seed: int,
+    *,
+    draws: int,
+    time_floor: float = TIME_FLOOR,
+    batch_size: int = 64,
 ) -> NDArray[np.float64]:
     """Mean cross-entropy of hidden tokens at mask rates below the floor, for each block.
 
@@ -293,7 +298,7 @@ def _measure_run(
 
 
 def _single_passes(
-    scorer: Scorer,
+    scorer: BlockScorer,
     kind: Kind,
     most: int,
     options: EstimatorOptions,

@@ -75,7 +75,7 @@ def test_code_of_a_model_folder_is_not_run(what, tmp_path, monkeypatch):
     """Nor is the user asked for a yes that a pipe could give."""
     pytest.importorskip("transformers")
     from bellmask.data.tokenizers import from_transformers
-    from bellmask.evaluate.scorers import load_scorer
+    from bellmask.evaluate.scorer import load_scorer
     from bellmask.model.causal_lm import read_causal_lm
 
     folder, mark = tmp_path / "model", tmp_path / "mark"

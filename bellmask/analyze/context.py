@@ -23,7 +23,7 @@ from torch import Tensor
 from bellmask.analyze.base import Analysis, StageOptions, finish_axes
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Framework
-from bellmask.evaluate.likelihood import Scorer, references, scorer_of, weighted_mean
+from bellmask.evaluate.likelihood import BlockScorer, references, scorer_of, weighted_mean
 from bellmask.report.figures import COLOURS
 from bellmask.storage.runs import NamedRun, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError
@@ -87,7 +87,7 @@ def context_bins(length: int, num_bins: int) -> list[tuple[int, int]]:
 
 
 def losses_by_bin(
-    scorer: Scorer, bins: Sequence[tuple[int, int]], seed: int, batch_size: int
+    scorer: BlockScorer, bins: Sequence[tuple[int, int]], seed: int, batch_size: int
 ) -> NDArray[np.float64]:
     """[C, B]: each block's loss in each bin; nan where the block is too short for it."""
     length_B = scorer.blocks.num_maskable(slice(None))
@@ -109,7 +109,7 @@ def losses_by_bin(
 
 
 def _causal_bins(
-    scorer: Scorer, part: Tensor, bins: Sequence[tuple[int, int]], seed: int
+    scorer: BlockScorer, part: Tensor, bins: Sequence[tuple[int, int]], seed: int
 ) -> NDArray[np.float64]:
     """All context counts come from one pass; a bin is their mean."""
     ce_BL = scorer.by_context(part, stream_key(seed, "context masks", 0)).numpy()

@@ -25,8 +25,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.diffusion.theory import context_weights
-from bellmask.evaluate.likelihood import binned_curve
-from bellmask.evaluate.result import Likelihood
+from bellmask.evaluate.likelihood import Likelihood, binned_curve
 from bellmask.storage.build import (
     build_law,
     build_objective,

@@ -31,7 +31,6 @@ from torch import Tensor
 from bellmask.data.blocks import Blocks
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.evaluate.scorers import key_of
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
@@ -41,6 +40,7 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.files import read_json, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
+from bellmask.utils.store import content_key
 
 Gap = int | Literal["own"]
 """Tokens of the gap for all examples, or each row's own."""
@@ -274,5 +274,5 @@ class Exam:
         }
 
     def _path(self, folder: Path, step: int, seed: int) -> Path:
-        key = key_of(self._settings(folder, step, seed))
+        key = content_key(self._settings(folder, step, seed))
         return folder / "exact_match" / f"seed-{seed}-{key}.json"

@@ -2,9 +2,9 @@
 
 Each (run, NFE, seed) is a cell: samples are drawn, decoded, tokenized again by a scorer and scored
 under it; perplexity = exp(total NLL / total counted tokens) over the cell. A run's own validation
-text, in as many blocks, gives the reference. Samples of a cell are cached as JSONL, its numbers
-beside them, both keyed by all that decides them: what is there is not made again. Diversity is
-measured on the same samples, and both tables and the figure show it beside the perplexity.
+text, in as many blocks, gives the reference. Samples and the numbers of each cell are cached, keyed
+by all that decides them: what is there is not made again. Diversity is measured on the same
+samples, and both tables and the figure show it beside the perplexity.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +28,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
-from bellmask.evaluate.result import perplexity_of
-from bellmask.evaluate.scorers import SampleFiles, TextSample, TextScorer, key_of, load_scorer
+from bellmask.evaluate.likelihood import perplexity_of
+from bellmask.evaluate.scorer import TextScorer, load_scorer
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
@@ -36,11 +37,12 @@ from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLOURS, save_figure
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import by_folder
-from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, write_text
+from bellmask.utils.files import check_folder, has_kinds, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
-from bellmask.utils.table import Table, in_markdown
+from bellmask.utils.stats import Estimate, plus_minus
+from bellmask.utils.store import Store, content_key
+from bellmask.utils.table import Table, in_markdown, markdown_page
 
 # Options
 
@@ -88,6 +90,11 @@ class GenerativeOptions(LoadOptions):
     out: str | None = None
     """Folder for the results; default RUN/generative for a single run, else runs/generative."""
 
+    @property
+    def all_seeds(self) -> list[int]:
+        """Sampling seeds."""
+        return list(range(self.seed, self.seed + self.seeds))
+
 
 def _check(options: GenerativeOptions) -> None:
     check_folder(options.out)
@@ -108,21 +115,18 @@ def _check(options: GenerativeOptions) -> None:
     options.sampling.check()
 
 
-# Samples: what is asked of every run, and whose samples are measured.
+# Samples: whose are measured, and how they are drawn.
 
 
 @dataclass(frozen=True)
-class GenerativeRequest:
-    """What is asked of every run."""
+class TextSample:
+    """One generated row, or one block of text."""
 
-    num: int = 100
-    nfe: tuple[int, ...] = (512, 1024, 2048)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    length: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    batch_size: int = 64
-    """Samples drawn at once; the samples do not depend on it."""
-    scorer_batch_size: int = 8
+    documents: list[str]
+    ids: list[int]
+    """The model's own tokens that the text came from."""
+    calls: float | None = None
+    """Network calls for a sample, the mean of its cell; None for text that nobody sampled."""
 
 
 @dataclass(frozen=True)
@@ -136,44 +140,44 @@ class Subject:
     settings: list[int | None]
     """NFE values; None alone where there is nothing to choose."""
     seeds: list[int]
+    num: int
+    """Samples of each cell."""
     draw: Callable[[int | None, int, Progress], list[TextSample]]
 
 
-def run_subject(name: str, run: Loaded, fingerprint: str, request: GenerativeRequest) -> Subject:
+def run_subject(name: str, run: Loaded, options: GenerativeOptions) -> Subject:
     """A run's samples, after a trial on a few tokens that finds settings it cannot do."""
-    length = len(run_canvas(run, length=request.length))
+    length = len(run_canvas(run, length=options.length))
     framework = run.config.framework.name
     if framework == "sigma_arm" and length > run.config.data.block_length:
         raise UserError(
             f"{run.folder} has an order for {run.config.data.block_length} tokens; --length "
             f"{length} is more"
         )
-    has_steps = request.sampling.has_steps and not run.framework.is_causal
-    settings = list(dict.fromkeys(request.nfe)) if has_steps else [None]
-    trial = sampling_for(run, request.sampling, 1 if settings != [None] else None)
+    has_steps = options.sampling.has_steps and not run.framework.is_causal
+    settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
+    trial = sampling_for(run, options.sampling, 1 if has_steps else None)
     fill_canvas(run, run_canvas(run, length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
-    kept = asdict(sampling_for(run, request.sampling, None))
-    data, schedule = run.config.data, asdict(run.config.schedule)
-    texts = [run.tokenizer.fingerprint, run.is_wrapped, data.packing, schedule]
-    key = key_of(__version__, fingerprint, kept, request.num, length, texts)
-    about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
-    return Subject(
-        name,
-        key,
-        {**about, "is_causal": run.framework.is_causal},
-        [*settings],
-        list(request.seeds),
-        lambda nfe, seed, progress: draw_samples(run, request, nfe, seed, progress),
+    key = content_key(
+        __version__,
+        hash_weights(run.model),
+        asdict(sampling_for(run, options.sampling, None)),
+        [options.num, length, run.is_wrapped],
+        [run.tokenizer.fingerprint, run.config.data.packing, asdict(run.config.schedule)],
     )
+    about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
+    about["is_causal"] = run.framework.is_causal
+    draw = partial(draw_samples, run, options)
+    return Subject(name, key, about, [*settings], options.all_seeds, options.num, draw)
 
 
-def text_subject(name: str, run: Loaded, request: GenerativeRequest) -> Subject:
+def text_subject(run: Loaded, options: GenerativeOptions) -> Subject:
     """The run's validation text: a group of ``num`` blocks for each seed, as far as it goes."""
     train, valid = run.blocks()
     run.check_same_data(train)
-    num_groups = max(1, min(len(request.seeds), len(valid) // request.num))
-    blocks = valid.spread(num_groups * request.num)
-    longest = min(len(run_canvas(run, length=request.length)), blocks.block_length)
+    num_groups = max(1, min(options.seeds, len(valid) // options.num))
+    blocks = valid.spread(num_groups * options.num)
+    longest = min(len(run_canvas(run, length=options.length)), blocks.block_length)
 
     def draw(_: int | None, group: int, progress: Progress) -> list[TextSample]:
         index = np.arange(group, len(blocks), num_groups)
@@ -184,13 +188,15 @@ def text_subject(name: str, run: Loaded, request: GenerativeRequest) -> Subject:
         progress.advance(len(found))
         return found
 
-    key = key_of(__version__, blocks.fingerprint, run.tokenizer.fingerprint, num_groups, longest)
+    parts = [blocks.fingerprint, run.tokenizer.fingerprint, num_groups, longest]
     about = {"blocks": len(blocks), "tokens": longest}
-    return Subject(name, key, about, [None], list(range(num_groups)), draw)
+    num = len(blocks) // num_groups
+    groups = list(range(num_groups))
+    return Subject("real text", content_key(__version__, parts), about, [None], groups, num, draw)
 
 
 def draw_samples(
-    run: Loaded, request: GenerativeRequest, nfe: int | None, seed: int, progress: Progress
+    run: Loaded, options: GenerativeOptions, nfe: int | None, seed: int, progress: Progress
 ) -> list[TextSample]:
     """The samples of a cell: the one place that calls the sampler."""
 
@@ -200,11 +206,11 @@ def draw_samples(
 
     made = fill_canvas(
         run,
-        run_canvas(run, length=request.length),
-        request.num,
-        sampling_for(run, request.sampling, nfe),
+        run_canvas(run, length=options.length),
+        options.num,
+        sampling_for(run, options.sampling, nfe),
         seed=seed,
-        batch_size=request.batch_size,
+        batch_size=options.batch_size,
         on_step=on_step,
     )
     cut = [cut_row(run, row.numpy()) for row in made.ids_BL]
@@ -213,9 +219,7 @@ def draw_samples(
 
 def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
     """The settings that apply to a run: to a causal one only how a token is chosen."""
-    if run.framework.is_causal:
-        return sampling.for_causal()
-    return replace(sampling, steps=nfe)
+    return sampling.for_causal() if run.framework.is_causal else replace(sampling, steps=nfe)
 
 
 def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
@@ -237,16 +241,6 @@ def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
 Tokens = Sequence[int]
 REPETITION_LENGTH = 4
 """Tokens in a row that count as a repetition when they come a second time."""
-
-
-@dataclass(frozen=True)
-class Diversity:
-    """Of a set of samples; None where no sample is long enough."""
-
-    distinct_1: float | None
-    distinct_2: float | None
-    distinct_3: float | None
-    repetition: float | None
 
 
 def unigram_entropy(ids: Tokens) -> float:
@@ -278,111 +272,20 @@ def repetition(ids: Tokens, n: int = REPETITION_LENGTH) -> float | None:
     return 1 - len(set(found)) / len(found) if found else None
 
 
-def diversity(samples: Sequence[Tokens]) -> Diversity:
-    """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples."""
+def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
+    """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples.
+
+    None where no sample is long enough.
+    """
     repeated = [share for ids in samples if (share := repetition(ids)) is not None]
-    return Diversity(
-        distinct(samples, 1),
-        distinct(samples, 2),
-        distinct(samples, 3),
-        float(np.mean(repeated)) if repeated else None,
-    )
-
-
-# Measurement: every cell is sampled and scored, unless its numbers are there.
-
-NUMBERS = (
-    "perplexity",
-    "entropy",
-    "distinct_1",
-    "distinct_2",
-    "distinct_3",
-    "repetition",
-    "length",
-    "calls",
-)
-"""What a cell measures; the table has mean and deviation over seeds of each."""
-
-
-def measure(
-    subjects: Sequence[Subject],
-    scorer: TextScorer,
-    request: GenerativeRequest,
-    folder: Path,
-    progress: Progress = NO_PROGRESS,
-) -> list[dict[str, Any]]:
-    """Every cell of every subject: a record per subject, its cells by setting and seed."""
-    cells = [
-        (subject, nfe, seed, SampleFiles.of(folder, subject.name, subject.key, nfe, seed, scorer))
-        for subject in subjects
-        for nfe in subject.settings
-        for seed in subject.seeds
-    ]
-    missing = [place for *_, place in cells if place.read_numbers() is None]
-    progress.start(len(missing) * request.num)
-    half = progress.scaled(0.5)
-    found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
-    for subject, nfe, seed, place in cells:
-        numbers = place.read_numbers()
-        if numbers is None:
-            samples = place.read_samples()
-            if samples is None:
-                place.write_samples(subject.draw(nfe, seed, half))
-                samples = place.read_samples()
-            else:
-                half.advance(request.num)
-            assert samples is not None
-            numbers = measure_cell(samples, scorer, request.scorer_batch_size, half)
-            place.write_numbers(numbers)
-        kept = {name: numbers[name] for name in (*NUMBERS, "samples", "left_out", "cut")}
-        found.setdefault((subject.name, nfe), []).append({"seed": seed, **kept})
-    return [
-        {
-            "name": subject.name,
-            **subject.about,
-            "settings": [_summary(nfe, found[subject.name, nfe]) for nfe in subject.settings],
-        }
-        for subject in subjects
-    ]
-
-
-def measure_cell(
-    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, progress: Progress
-) -> dict[str, Any]:
-    """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
-    scores = scorer.score(
-        [sample.documents for sample in samples], batch_size=batch_size, progress=progress
-    )
-    kept = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
-    total, count = sum(b.nll for _, b in kept), sum(b.num_tokens for _, b in kept)
-    if not math.isfinite(total):
-        raise UserError(f"scorer {scorer.name!r} gives text no finite likelihood; use another one")
     return {
-        "perplexity": perplexity_of(total / count) if count else None,
-        "entropy": float(np.mean([unigram_entropy(a.ids) for a, _ in kept])) if kept else None,
-        **asdict(diversity([b.ids for _, b in kept])),
-        "length": count / len(kept) if kept else None,
-        "calls": samples[0].calls if samples else None,
-        "samples": len(samples),
-        "left_out": len(samples) - len(kept),
-        "cut": sum(b.is_cut for b in scores),
-        "nll": [b.nll for b in scores],
-        "counted_tokens": [b.num_tokens for b in scores],
+        **{f"distinct_{n}": distinct(samples, n) for n in (1, 2, 3)},
+        "repetition": float(np.mean(repeated)) if repeated else None,
     }
 
 
-def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
-    mean: dict[str, float | None] = {}
-    deviation: dict[str, float | None] = {}
-    for name in NUMBERS:
-        values = [cell[name] for cell in cells if cell[name] is not None]
-        mean[name] = float(np.mean(values)) if values else None
-        deviation[name] = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": cells}
+# Measurement: every cell is sampled and scored, unless its samples or numbers are there.
 
-
-# Tables of generative perplexity: the paper's Table 8, never without diversity beside it.
 _COLUMNS = (
     ("gen. perplexity", "perplexity", 2),
     ("entropy", "entropy", 3),
@@ -393,39 +296,123 @@ _COLUMNS = (
     ("length", "length", 1),
     ("calls", "calls", 1),
 )
+"""What a cell measures; the table has mean and deviation over seeds of each."""
+
+
+def measure(
+    subjects: Sequence[Subject],
+    scorer: TextScorer,
+    folder: Path,
+    *,
+    batch_size: int = 8,
+    progress: Progress = NO_PROGRESS,
+) -> list[dict[str, Any]]:
+    """Every cell of every subject: a record per subject, its cells by setting and seed."""
+    samples = Store(folder / "samples.jsonl", _is_sample)
+    scores = Store(folder / "scores.jsonl")
+    progress.start(sum(s.num * len(s.settings) * len(s.seeds) for s in subjects))
+    half = progress.scaled(0.5)
+
+    def cell(subject: Subject, nfe: int | None, seed: int) -> dict[str, Any]:
+        place = content_key(subject.key, nfe, seed)
+        keys = [f"{place}/{number}" for number in range(subject.num)]
+        if samples.missing(keys):
+            about = {"of": subject.name, "nfe": nfe, "seed": seed}
+            drawn = zip(keys, subject.draw(nfe, seed, half), strict=True)
+            samples.add({"key": key, **about, **asdict(sample)} for key, sample in drawn)
+        else:
+            half.advance(subject.num)
+        stored = [[samples[key][name] for name in ("documents", "ids", "calls")] for key in keys]
+        mine = [TextSample(*fields) for fields in stored]
+        key = content_key(__version__, scorer.fingerprint, scorer.context, stored)
+        if key in scores:
+            half.advance(subject.num)
+        make = partial(measure_cell, mine, scorer, batch_size, half)
+        numbers = scores.get_or_make(key, make)
+        names = [name for _, name, _ in _COLUMNS]
+        return {"seed": seed, **{n: numbers[n] for n in (*names, "samples", "left_out", "cut")}}
+
+    return [
+        {
+            "name": subject.name,
+            **subject.about,
+            "settings": [
+                _summary(nfe, [cell(subject, nfe, seed) for seed in subject.seeds])
+                for nfe in subject.settings
+            ],
+        }
+        for subject in subjects
+    ]
+
+
+def _is_sample(record: dict[str, Any]) -> bool:
+    return has_kinds(
+        record, {"documents": list, "ids": list, "calls": (int, float, type(None))}
+    ) and all(isinstance(text, str) for text in record["documents"])
+
+
+def measure_cell(
+    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, progress: Progress
+) -> dict[str, Any]:
+    """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
+    documents = [sample.documents for sample in samples]
+    scores = scorer.score(documents, batch_size=batch_size, progress=progress)
+    counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
+    total, count = sum(b.nll for _, b in counted), sum(b.num_tokens for _, b in counted)
+    if not math.isfinite(total):
+        raise UserError(f"scorer {scorer.name!r} gives text no finite likelihood; use another one")
+    entropies = [unigram_entropy(a.ids) for a, _ in counted]
+    return {
+        "perplexity": perplexity_of(total / count) if count else None,
+        "entropy": float(np.mean(entropies)) if counted else None,
+        **diversity([b.ids for _, b in counted]),
+        "length": count / len(counted) if counted else None,
+        "calls": samples[0].calls if samples else None,
+        "samples": len(samples),
+        "left_out": len(samples) - len(counted),
+        "cut": sum(b.is_cut for b in scores),
+        "nll": [b.nll for b in scores],
+        "counted_tokens": [b.num_tokens for b in scores],
+    }
+
+
+def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
+    mean: dict[str, float | None] = {}
+    deviation: dict[str, float | None] = {}
+    for _, name, _ in _COLUMNS:
+        values = [cell[name] for cell in cells if cell[name] is not None]
+        found = Estimate.over_seeds(values) if values else None
+        mean[name], deviation[name] = (found.value, found.deviation) if found else (None, None)
+    return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": cells}
+
+
+# Tables of generative perplexity: the paper's Table 8, never without diversity beside it.
+
 _WITH_DEVIATION = {"perplexity", "entropy"}
 _NO_STEPS = "no NFE to choose"
+
+
+def full_table(numbers: Mapping[str, Any]) -> Table:
+    """A row for each run and NFE, real text last."""
+    columns = ["run", "NFE", *(label for label, _, _ in _COLUMNS), "nats per sample"]
+    rows = []
+    for record in [*numbers["runs"], *numbers["real_text"]]:
+        for setting in record["settings"]:
+            mean, sd = setting["mean"], setting["sd"]
+            values = [
+                plus_minus(mean[name], sd[name] if name in _WITH_DEVIATION else None, digits)
+                for _, name, digits in _COLUMNS
+            ]
+            nfe, nats = setting["nfe"], plus_minus(nats_per_sample(setting), None, 1)
+            rows.append([record["name"], "-" if nfe is None else str(nfe), *values, nats])
+    return Table(title(numbers), columns, rows, notes(numbers))
 
 
 def title(numbers: Mapping[str, Any]) -> str:
     """What was measured, in a line."""
     scorer, asked = numbers["scorer"]["name"], f"{numbers['num']} samples, {numbers['over']}"
     return f"generative perplexity under {scorer}: {asked}; {numbers['how']}"
-
-
-def rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of the whole table: a row for each run and NFE, real text last."""
-    columns = ["run", "NFE", *(name for name, _, _ in _COLUMNS), "nats per sample"]
-    found = []
-    for record in [*numbers["runs"], *numbers["real_text"]]:
-        for setting in record["settings"]:
-            nfe = "-" if setting["nfe"] is None else str(setting["nfe"])
-            values = [
-                _value(setting, name, digits, with_deviation=name in _WITH_DEVIATION)
-                for _, name, digits in _COLUMNS
-            ]
-            whole = nats_per_sample(setting)
-            values.append("-" if whole is None else f"{whole:.1f}")
-            found.append([record["name"], nfe, *values])
-    return columns, found
-
-
-def _value(setting: Mapping[str, Any], name: str, digits: int, *, with_deviation: bool) -> str:
-    mean, deviation = setting["mean"][name], setting["sd"][name]
-    if mean is None:
-        return "-"
-    error = f" ± {deviation:.{digits}f}" if with_deviation and deviation is not None else ""
-    return f"{mean:.{digits}f}{error}"
 
 
 def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
@@ -442,31 +429,31 @@ def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def paper_rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) as in Table 8: a column for each NFE, the entropy in brackets."""
+def paper_table(numbers: Mapping[str, Any]) -> Table:
+    """As Table 8: a column for each NFE, the entropy in brackets."""
     records = [*numbers["runs"], *numbers["real_text"]]
-    asked = sorted({s["nfe"] for r in records for s in r["settings"] if s["nfe"] is not None})
-    columns = ["NFE", *map(str, asked)]
-    if any(s["nfe"] is None for r in records for s in r["settings"]):
-        columns.append(_NO_STEPS)
-    found = []
+    asked = {setting["nfe"] for record in records for setting in record["settings"]}
+    columns = [*sorted(asked - {None}), *([None] if None in asked else [])]
+    rows = []
     for record in records:
-        by_nfe = {str(s["nfe"] or _NO_STEPS): s for s in record["settings"]}
-        found.append([record["name"], *(_cell(by_nfe.get(c)) for c in columns[1:])])
-    return columns, found
+        by_nfe = {setting["nfe"]: setting for setting in record["settings"]}
+        rows.append([record["name"], *(_cell(by_nfe.get(nfe)) for nfe in columns)])
+    names = [_NO_STEPS if nfe is None else str(nfe) for nfe in columns]
+    return Table("As in Table 8 of the paper, unigram entropy in brackets", ["NFE", *names], rows)
 
 
 def _cell(setting: Mapping[str, Any] | None) -> str:
     if setting is None:
         return ""
-    perplexity = _value(setting, "perplexity", 2, with_deviation=True)
-    return f"{perplexity} ({_value(setting, 'entropy', 2, with_deviation=False)})"
+    mean, sd = setting["mean"], setting["sd"]
+    return (
+        f"{plus_minus(mean['perplexity'], sd['perplexity'])} ({plus_minus(mean['entropy'], None)})"
+    )
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:
     """How it was counted, and what to be careful about."""
-    scorer = numbers["scorer"]
-    lines = [f"{numbers['counting']}", f"scorer: {scorer['rule']}"]
+    lines = [numbers["counting"], f"scorer: {numbers['scorer']['rule']}"]
     causal = [run["name"] for run in numbers["runs"] if run["is_causal"]]
     if causal:
         lines.append(f"{', '.join(causal)}: one network call per token, whatever the NFE")
@@ -486,13 +473,9 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
 
 def markdown(numbers: Mapping[str, Any]) -> str:
     """Both tables and the notes."""
-    parts = [f"# Generative perplexity\n\n{title(numbers)[0].upper()}{title(numbers)[1:]}.\n"]
-    parts.append("As in Table 8 of the paper, unigram entropy in brackets:\n")
-    parts.append(Table("", *paper_rows(numbers)).markdown())
-    parts.append("Mean over seeds, ± standard deviation:\n")
-    parts.append(Table("", *rows(numbers)).markdown())
-    parts.append("\n".join(f"- {in_markdown(line)}" for line in notes(numbers)) + "\n")
-    return "\n".join(parts)
+    full = replace(full_table(numbers), title="Mean over seeds, ± standard deviation")
+    about = in_markdown(title(numbers)) + "."
+    return markdown_page("Generative perplexity", paper_table(numbers), full, introduction=about)
 
 
 # Quality against diversity: generative perplexity over unigram entropy.
@@ -564,17 +547,15 @@ COUNTING = (
 )
 
 
-def _subjects(
-    options: GenerativeOptions, request: GenerativeRequest
-) -> tuple[list[Subject], list[Subject]]:
+def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]:
     """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
     runs: list[Subject] = []
     texts: dict[str, tuple[Subject, str]] = {}
     for name, folder in by_folder(options.runs).items():
         loaded = options.load(folder)
-        runs.append(run_subject(name, loaded, hash_weights(loaded.model), request))
+        runs.append(run_subject(name, loaded, options))
         try:
-            text = text_subject("real text", loaded, request)
+            text = text_subject(loaded, options)
         except UserError as error:
             print(f"note: no real text beside {name}: {error}", file=sys.stderr)
             continue
@@ -582,28 +563,6 @@ def _subjects(
     if len(texts) < 2:
         return runs, [text for text, _ in texts.values()]
     return runs, [replace(text, name=f"real text of {name}") for text, name in texts.values()]
-
-
-def _numbers(
-    options: GenerativeOptions,
-    request: GenerativeRequest,
-    scorer: TextScorer,
-    runs: list[dict[str, Any]],
-    texts: list[dict[str, Any]],
-) -> dict[str, Any]:
-    return {
-        "suite": "generative",
-        "bellmask": __version__,
-        "scorer": {"name": scorer.name, "context": scorer.context, "rule": scorer.rule},
-        "counting": COUNTING,
-        "sampling": {**asdict(options.sampling), "steps": list(options.nfe)},
-        "how": _describe(options.sampling),
-        "num": options.num,
-        "seeds": list(request.seeds),
-        "over": f"{options.seeds} seed" + ("s" if options.seeds > 1 else ""),
-        "runs": runs,
-        "real_text": texts,
-    }
 
 
 def _describe(sampling: Sampling) -> str:
@@ -614,42 +573,37 @@ def _describe(sampling: Sampling) -> str:
     return said + "".join(f", {name.replace('_', '-')} {value}" for name, value in more.items())
 
 
-def _write(numbers: dict[str, Any], folder: Path) -> None:
-    content = json.dumps(numbers, indent=1, allow_nan=False)
-    write_text(folder / "generative.json", content + "\n")
-    write_text(folder / "generative.md", markdown(numbers))
-    save_figure(quality_diversity_figure(numbers), folder / "quality_diversity")
-
-
-def _show(numbers: Mapping[str, Any]) -> None:
-    Table(title(numbers), *rows(numbers)).print()
-    print_lines(notes(numbers))
-
-
 def main(args: Sequence[str]) -> int:
     """Sample, score, write."""
     options = parse_command(GenerativeOptions, args, command="evaluate --suite generative")
     _check(options)
 
-    request = GenerativeRequest(
-        options.num,
-        options.nfe,
-        tuple(range(options.seed, options.seed + options.seeds)),
-        options.length,
-        options.sampling,
-        options.batch_size,
-        options.scorer_batch_size,
-    )
-    runs, texts = _subjects(options, request)
+    runs, texts = _subjects(options)
     scorer = load_scorer(options.scorer, device=options.device, context=options.context)
-    single = Path(options.runs[0]) / "generative" if len(options.runs) == 1 else None
-    folder = Path(options.out) if options.out else single or Path("runs/generative")
+    only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")
+    folder = Path(options.out) if options.out else only / "generative"
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bar("sampling and scoring", "samples") as progress:
-        records = measure([*runs, *texts], scorer, request, folder, progress)
-    numbers = _numbers(options, request, scorer, records[: len(runs)], records[len(runs) :])
-    _write(numbers, folder)
-    _show(numbers)
+        size = options.scorer_batch_size
+        found = measure([*runs, *texts], scorer, folder, batch_size=size, progress=progress)
+    numbers = {
+        "suite": "generative",
+        "bellmask": __version__,
+        "scorer": {"name": scorer.name, "context": scorer.context, "rule": scorer.rule},
+        "counting": COUNTING,
+        "sampling": {**asdict(options.sampling), "steps": list(options.nfe)},
+        "how": _describe(options.sampling),
+        "num": options.num,
+        "seeds": options.all_seeds,
+        "over": f"{options.seeds} seed" + ("s" if options.seeds > 1 else ""),
+        "runs": found[: len(runs)],
+        "real_text": found[len(runs) :],
+    }
+    content = json.dumps(numbers, indent=1, allow_nan=False)
+    write_text(folder / "generative.json", content + "\n")
+    write_text(folder / "generative.md", markdown(numbers))
+    save_figure(quality_diversity_figure(numbers), folder / "quality_diversity")
+    full_table(numbers).print()
     print(f"written: {folder}/generative.json, generative.md, quality_diversity.png and .svg")
-    print(f"samples: {folder}/samples")
+    print(f"samples: {folder}/samples.jsonl")
     return 0

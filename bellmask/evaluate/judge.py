@@ -65,7 +65,7 @@ from bellmask.evaluate.judge_stats import (
     seed_numbers,
     summarize,
 )
-from bellmask.evaluate.scorers import TextScore, TextScorer, load_scorer
+from bellmask.evaluate.scorer import TextScore, TextScorer, load_scorer
 from bellmask.generate.answers import DEFAULT_LENGTH
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,16 +35,22 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
-from bellmask.evaluate.result import Likelihood
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import write_text
+from bellmask.utils.files import read_arrays, without_nan, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
-from bellmask.utils.stats import Floats, Labels, clustered_error, document_clusters
+from bellmask.utils.stats import (
+    Floats,
+    Labels,
+    clustered_error,
+    collapsed_strata_error,
+    document_clusters,
+    plus_minus,
+)
 from bellmask.utils.table import Table
 
 # Options
@@ -87,6 +95,179 @@ class EvaluateOptions(LoadOptions):
     or RUN/evaluation-NAME for --data NAME."""
 
 
+# What an evaluation measured, block by block, and the views of it.
+
+MOST_NATS = 1e30
+"""No cross-entropy of float32 logits comes near; larger ones have no finite variance."""
+
+
+def perplexity_of(nll: float) -> float:
+    """exp(nll); infinite for a model that is beyond all measure."""
+    return math.exp(nll) if nll < 700 else math.inf if nll >= 700 else math.nan
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Per-block values of one evaluation; everything else is a view of them."""
+
+    length_B: NDArray[np.int64]
+    """Maskable tokens of each block."""
+    level_B: Floats
+    """Where in [0, 1) each block's mask counts start: what the strata are strata of."""
+    count_BR: NDArray[np.int64]
+    """Tokens that each draw does not show: L_b - N_c; 0 where a short block has no such draw."""
+    ce_BR: Floats
+    """Mean cross-entropy of the draw's targets, nats."""
+    document_B: NDArray[np.int64]
+    num_bytes: float
+    """Bytes of text that the tokens stand for."""
+    fingerprint: str = ""
+    """Of the blocks and the seed: what must agree for two evaluations to be paired."""
+    is_causal: bool = False
+    """Every context count of a block was scored, once per order."""
+    is_exact: bool = False
+    """The NLL is exact; otherwise an upper bound."""
+
+    @property
+    def num_draws(self) -> int:
+        """Masks per block; for causal ones orders, each of which starts with nothing shown."""
+        if self.is_causal:
+            longest = int(self.length_B.argmax())  # a row may have nothing to score
+            return int((self.count_BR[longest] == self.length_B[longest]).sum())
+        return self.count_BR.shape[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Scored tokens."""
+        return int(self.length_B.sum())
+
+    @property
+    def block_nll(self) -> Floats:
+        """NLL (bound) per token of each block, nats: the mean over its draws."""
+        is_drawn = self.count_BR > 0
+        return (self.ce_BR * is_drawn).sum(axis=1) / is_drawn.sum(axis=1).clip(min=1)
+
+    @property
+    def nll(self) -> float:
+        """NLL (bound) per token, nats: a token-weighted ratio, not a mean over blocks."""
+        return float((self.length_B * self.block_nll).sum() / self.num_tokens)
+
+    @property
+    def is_finite(self) -> bool:
+        """False for a model that diverged: nothing can be calculated with its values."""
+        return bool((np.abs(self.ce_BR) < MOST_NATS).all())
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll)."""
+        return perplexity_of(self.nll)
+
+    def checked(self, whose: Path) -> Likelihood:
+        """Itself, or a UserError where nobody could use it."""
+        if not math.isfinite(self.perplexity):
+            raise UserError(
+                f"the NLL of {whose} is {self.nll:.4g} nats per token: its training diverged, or "
+                "its weights are damaged; take another checkpoint"
+            )
+        return self
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of text; nan where the bytes are not known."""
+        if not self.num_bytes:
+            return math.nan
+        return self.nll * self.num_tokens / self.num_bytes / math.log(2)
+
+    @property
+    def clusters(self) -> NDArray[np.int64] | None:
+        """Document of each block, when documents span blocks and there are enough of them."""
+        return document_clusters(self.document_B)
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of ``nll``: what another sample of documents and masks would change."""
+        return self._error_of(self.block_nll)
+
+    @property
+    def draw_errors(self) -> Floats:
+        """What other masks or orders would change in each block's value; nan for a single draw."""
+        num_blocks, draws = len(self.ce_BR), self.num_draws
+        if self.is_exact or draws == 1:
+            return np.full(num_blocks, 0.0 if self.is_exact else np.nan)
+        if self.is_causal:  # an order is a draw, its value the mean over slots
+            value_BR = self.ce_BR.reshape(num_blocks, draws, -1).sum(2)
+            value_BR = value_BR / self.length_B[:, None].clip(min=1)
+            return value_BR.std(axis=1, ddof=1) / math.sqrt(draws)
+        order = np.arange(draws, dtype=np.float64)
+        return np.array([collapsed_strata_error(ce_R, order) for ce_R in self.ce_BR])
+
+    def difference(self, other: Likelihood) -> tuple[float, float]:
+        """(this nll - the other's, its standard error), paired: same blocks and masks."""
+        if not self.is_paired_with(other):
+            raise ValueError("only evaluations on the same blocks and masks can be paired")
+        stratified = other if self.is_causal else self
+        error = stratified._error_of(self.block_nll - other.block_nll)
+        return self.nll - other.nll, error
+
+    def is_paired_with(self, other: Likelihood) -> bool:
+        """The same blocks, and for two that were masked the same masks."""
+        if self.fingerprint != other.fingerprint:
+            return False
+        return self.is_causal or other.is_causal or np.array_equal(self.count_BR, other.count_BR)
+
+    def _error_of(self, value_B: Floats) -> float:
+        """Delta method for the ratio, then strata (one draw) or blocks (several)."""
+        if len(value_B) < 2:
+            return math.nan
+        mean = (self.length_B * value_B).sum() / self.num_tokens
+        residual_B = self.length_B * (value_B - mean) / self.length_B.mean()
+        if self.count_BR.shape[1] == 1:
+            return collapsed_strata_error(residual_B, self.level_B, self.clusters)
+        return clustered_error(residual_B, self.clusters)
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers people ask for; None for what is not finite, which JSON does not know."""
+        return without_nan(
+            {
+                "nll": self.nll,
+                "nll_se": self.standard_error,
+                "perplexity": self.perplexity,
+                "bits_per_byte": self.bits_per_byte,
+                "num_blocks": len(self.length_B),
+                "num_tokens": self.num_tokens,
+                "num_draws": self.num_draws,
+                "is_exact": self.is_exact,
+            }
+        )
+
+    def save(self, path: Path) -> None:
+        """Write all arrays as .npz, beside and renamed."""
+        scratch = path.with_name(f".{path.name}")
+        np.savez_compressed(scratch, **vars(self))
+        scratch.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Likelihood:
+        """Read what ``save`` wrote; OSError or ValueError where that cannot be."""
+        arrays = read_arrays(path)
+        kinds = {"num_bytes": float, "fingerprint": str, "is_causal": bool, "is_exact": bool}
+        try:
+            values = {name: kind(arrays[name].item()) for name, kind in kinds.items()}
+            found = Likelihood(**{**arrays, **values})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an evaluation: {error}") from None
+        counts, numbers = (found.length_B, found.count_BR, found.document_B), found.ce_BR
+        blocks = found.count_BR.shape[:1]
+        is_right = all(one.dtype.kind in "iu" for one in counts)
+        is_right &= numbers.dtype.kind == found.level_B.dtype.kind == "f"
+        is_right &= numbers.ndim == 2 and numbers.size > 0
+        is_right &= numbers.shape == found.count_BR.shape
+        is_right &= found.length_B.shape == found.level_B.shape == found.document_B.shape == blocks
+        if not is_right or found.length_B.min() < 0 or found.length_B.sum() < 1:
+            raise ValueError("its arrays do not fit together")
+        return found
+
+
 # The NLL of a model on blocks.
 
 
@@ -114,7 +295,7 @@ def evaluate(
     of ``row_keys[b]``, by default b itself. ``draws`` counts masks, or random orders. ``in_step``:
     all ranks call the model equally often, as sharded weights need it.
     """
-    scorer = Scorer(model, blocks, mask_id, framework, world, precision, rules)
+    scorer = BlockScorer(model, blocks, mask_id, framework, world, precision, rules)
     world, is_causal = scorer.world, scorer.framework.is_causal
     length_B = blocks.num_maskable(slice(None))
     level_B, count_BR = mask_counts(length_B, draws, seed, row_keys)
@@ -187,7 +368,7 @@ def _parts(
             yield slice(start, min(start + size, total)), is_extra
 
 
-class Scorer:
+class BlockScorer:
     """Cross-entropies of a model on blocks, in contexts that its framework draws."""
 
     def __init__(
@@ -212,15 +393,9 @@ class Scorer:
 
         nan where N_c tokens leave none to ask for; 0 for a block that has none at all.
         """
-        rows = self._draw(index_B, key, row_keys_B)
-        problem = self.framework.given(
-            rows.x0_BL,
-            context_B,
-            rows.u_BL,
-            mask_id=self.mask_id,
-            is_real_BL=rows.is_maskable_BL,
-        )
-        ce_N, owner_N = self._score(problem, rows), problem.rows_N // rows.x0_BL.shape[1]
+        ask = partial(self.framework.given, context_B=context_B)
+        problem, ce_N = self._score(ask, index_B, key, row_keys_B)
+        owner_N = problem.rows_N // problem.x_BL.shape[1]
         total_B = torch.zeros(len(index_B), dtype=torch.float64).index_add_(0, owner_N, ce_N)
         is_empty_B = self.blocks.num_maskable(index_B) == 0
         return (total_B / owner_N.bincount(minlength=len(index_B))).where(~is_empty_B, 0.0)
@@ -228,48 +403,34 @@ class Scorer:
     def by_context(self, index_B: Tensor, key: int, row_keys_B: Tensor | None = None) -> Tensor:
         """Cross-entropy at every N_c, float64 [B, L], of a causal framework; 0 beyond a row."""
         assert isinstance(self.framework, Ordered)
-        rows = self._draw(index_B, key, row_keys_B)
-        problem = self.framework.every_context(
-            rows.x0_BL, rows.u_BL, mask_id=self.mask_id, is_real_BL=rows.is_maskable_BL
-        )
-        ce_BL = torch.zeros(rows.x0_BL.shape, dtype=torch.float64)
-        ce_BL[problem.rows_N // ce_BL.shape[1], problem.context_N] = self._score(problem, rows)
+        problem, ce_N = self._score(self.framework.every_context, index_B, key, row_keys_B)
+        ce_BL = torch.zeros(problem.x_BL.shape, dtype=torch.float64)
+        ce_BL[problem.rows_N // ce_BL.shape[1], problem.context_N] = ce_N
         return ce_BL
 
-    def _draw(self, index_B: Tensor, key: int, row_keys_B: Tensor | None) -> _Rows:
-        x0_BL, length_B = self.blocks.rows(index_B), self.blocks.row_lengths(index_B)
-        full = length = x0_BL.shape[1]
-        if self.blocks.starts is not None and not self.framework.is_causal:
-            length = max(1, int(length_B.max()))  # nobody sees what is beyond the longest row
-        u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, full)
-        place = torch.arange(length)
-        is_real_BL = place < length_B[:, None]
-        is_given_BL = place < self.blocks.row_starts(index_B)[:, None]
-        return _Rows(x0_BL[:, :length], u_BL[:, :length], is_real_BL, is_given_BL)
-
     @torch.no_grad()
-    def _score(self, problem: Problem, rows: _Rows) -> Tensor:
+    def _score(
+        self, ask: Callable[..., Problem], index_B: Tensor, key: int, row_keys_B: Tensor | None
+    ) -> tuple[Problem, Tensor]:
+        """(what was asked of the model, each scored row's cross-entropy)."""
+        x0_BL, length_B = self.blocks.rows(index_B), self.blocks.row_lengths(index_B)
+        u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, x0_BL.shape[1])
+        if self.blocks.starts is not None and not self.framework.is_causal:
+            width = max(1, int(length_B.max()))  # nobody sees what is beyond the longest row
+            x0_BL, u_BL = x0_BL[:, :width], u_BL[:, :width]
+        place = torch.arange(x0_BL.shape[1])
+        is_real_BL = place < length_B[:, None]
+        is_maskable_BL = is_real_BL & (place >= self.blocks.row_starts(index_B)[:, None])
+        problem = ask(
+            x0_BL, u_BL=u_BL, mask_id=self.mask_id, is_real_BL=_unless_all(is_maskable_BL)
+        )
         mask = None
         if not self.framework.is_causal:
-            mask = self.rules.mask(rows.x0_BL, _unless_all(rows.is_real_BL))
+            mask = self.rules.mask(x0_BL, _unless_all(is_real_BL))
         device = self.world.device
         with autocast(device, self.precision):
             ce_N = problem.ask(self.model, device, mask=mask, reduce=False)
-        return ce_N.double().cpu()
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Blocks to be scored, their noise, and what of them is padding or given."""
-
-    x0_BL: Tensor
-    u_BL: Tensor
-    is_real_BL: Tensor
-    is_given_BL: Tensor
-
-    @property
-    def is_maskable_BL(self) -> Tensor | None:
-        return _unless_all(self.is_real_BL & ~self.is_given_BL)
+        return problem, ce_N.double().cpu()
 
 
 def _unless_all(is_true_BL: Tensor) -> Tensor | None:
@@ -278,6 +439,17 @@ def _unless_all(is_true_BL: Tensor) -> Tensor | None:
 
 
 # The same of a run, on blocks or on texts.
+
+
+def _settings(run: Loaded) -> dict[str, Any]:
+    """How a run is asked."""
+    return {
+        "mask_id": run.tokenizer.mask_id,
+        "framework": run.framework,
+        "world": World(device=run.device),
+        "precision": pick_precision(run.config.train.precision, run.device),
+        "rules": build_rules(run.config.data, run.tokenizer),
+    }
 
 
 def evaluate_run(
@@ -294,30 +466,18 @@ def evaluate_run(
     return evaluate(
         run.model,
         blocks.starting_at(run.model.first_maskable),
-        mask_id=run.tokenizer.mask_id,
-        framework=run.framework,
+        **_settings(run),
         draws=draws,
         seed=seed,
         batch_size=batch_size,
-        world=World(device=run.device),
-        precision=pick_precision(run.config.train.precision, run.device),
-        rules=build_rules(run.config.data, run.tokenizer),
         row_keys=row_keys,
         progress=progress,
     ).checked(run.folder)
 
 
-def scorer_of(run: Loaded, blocks: Blocks) -> Scorer:
+def scorer_of(run: Loaded, blocks: Blocks) -> BlockScorer:
     """Cross-entropies on blocks in contexts of given size, for curves by context count."""
-    return Scorer(
-        run.model,
-        blocks.starting_at(run.model.first_maskable),
-        run.tokenizer.mask_id,
-        run.framework,
-        World(device=run.device),
-        pick_precision(run.config.train.precision, run.device),
-        build_rules(run.config.data, run.tokenizer),
-    )
+    return BlockScorer(run.model, blocks.starting_at(run.model.first_maskable), **_settings(run))
 
 
 @dataclass(frozen=True)
@@ -416,7 +576,7 @@ def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
 
 
 def exact_curve(
-    scorer: Scorer, contexts: Sequence[int], *, seed: int = 1234, batch_size: int = 64
+    scorer: BlockScorer, contexts: Sequence[int], *, seed: int = 1234, batch_size: int = 64
 ) -> list[ContextPoint]:
     """The loss at exactly these context counts, over the tokens of blocks that are long enough."""
     blocks = scorer.blocks
@@ -456,44 +616,50 @@ class References:
 
 def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> float:
     """The first of the two references alone: one count per token, whatever the block length."""
-    counts = np.ones(num_tokens)
-    for tokens, is_real in _columns(train.slice(0, min(len(train), REFERENCE_BLOCKS))):
-        counts += np.bincount(tokens[is_real], minlength=num_tokens)
+    train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
+    counts = np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(train))
     log_share = np.log(counts / counts.sum())
-    parts = [log_share[tokens[is_real]] for tokens, is_real in _columns(valid)]
-    return -float(sum(part.sum() for part in parts)) / sum(len(part) for part in parts)
+    scored = np.concatenate([log_share[tokens] for tokens in _columns(valid)])
+    return -float(scored.mean())
 
 
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
     """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
-    counts = np.zeros((train.block_length, num_tokens), dtype=np.int64)
-    for position, (tokens, is_real) in enumerate(_columns(train)):
-        counts[position] = np.bincount(tokens[is_real], minlength=num_tokens)
+    counts = np.stack([_counts(tokens, num_tokens) for tokens in _columns(train)])
     unigram = counts.sum(0) + 1.0
     unigram /= unigram.sum()
     own = counts + POSITION_PRIOR * unigram
     own /= own.sum(1, keepdims=True)
-    total, by_position, scored = 0.0, 0.0, 0
-    for position, (tokens, is_real) in enumerate(_columns(valid)):
-        real = tokens[is_real]
-        total -= float(np.log(unigram[real]).sum())
-        by_position -= float(np.log(own[position][real]).sum())
-        scored += len(real)
-    return References(total / scored, by_position / scored)
+    columns = _columns(valid)
+    shares = [
+        np.concatenate([unigram[tokens] for tokens in columns]),
+        np.concatenate([own[position][tokens] for position, tokens in enumerate(columns)]),
+    ]
+    return References(*(-float(np.log(share).mean()) for share in shares))
 
 
-def _columns(blocks: Blocks) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """At each position the tokens of all rows, and whether each is maskable."""
+def _counts(tokens: Labels, num_tokens: int) -> Labels:
+    return np.bincount(tokens, minlength=num_tokens)
+
+
+def _columns(blocks: Blocks) -> list[Labels]:
+    """At each position the maskable tokens of all rows."""
     tokens, lengths = np.asarray(blocks.tokens), np.asarray(blocks.lengths)
     starts = blocks.row_starts(slice(None)).numpy()
     return [
-        (tokens[:, position].astype(np.int64), (starts <= position) & (position < lengths))
+        tokens[(starts <= position) & (position < lengths), position].astype(np.int64)
         for position in range(blocks.block_length)
     ]
 
 
 # Tables and the figure
+
+REFERENCES = {
+    "unigram": "unigram_cross_entropy",
+    "position-wise": "position_wise_cross_entropy",
+}
+"""As they are called in tables, and in evaluation.json."""
 
 
 def _write(report: dict[str, Any], folder: Path) -> None:
@@ -502,35 +668,27 @@ def _write(report: dict[str, Any], folder: Path) -> None:
     write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
     plot_context_curve(
         report["context_curve"],
-        {
-            name: report[key]
-            for name, key in (
-                ("unigram", "unigram_cross_entropy"),
-                ("position-wise", "position_wise_cross_entropy"),
-            )
-            if report[key] is not None
-        },
+        {name: report[key] for name, key in REFERENCES.items() if report[key] is not None},
         folder / "context_curve",
-        title=f"{report['run']}, step {report['step']}, on {report['data']}: "
-        f"{report['nll']:.4f} nats/token",
+        title=f"{_title(report)}: {report['nll']:.4f} nats/token",
     )
 
 
-def _show(report: dict[str, Any], folder: Path) -> None:
-    bits = report["bits_per_byte"]
+def _title(report: dict[str, Any]) -> str:
+    return f"{report['run']}, step {report['step']}, on {report['data']}"
+
+
+def _show(report: dict[str, Any]) -> None:
     what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
-    Table(
-        f"{report['run']}, step {report['step']}, on {report['data']}",
-        ["quantity", "value"],
-        [
-            [f"{what}, nats per token", f"{report['nll']:.4f} ± {_number(report['nll_se'])}"],
-            [f"perplexity{bound}", f"{report['perplexity']:.3f}"],
-            [f"bits per byte{bound}", _number(bits)],
-            ["unigram cross-entropy", _number(report["unigram_cross_entropy"])],
-            ["position-wise cross-entropy", _number(report["position_wise_cross_entropy"])],
-            ["blocks x draws", f"{report['num_blocks']} x {report['num_draws']}"],
-        ],
-    ).print()
+    references = {f"{name} cross-entropy": report[key] for name, key in REFERENCES.items()}
+    numbers = {
+        f"{what}, nats per token": plus_minus(report["nll"], report["nll_se"], 4),
+        f"perplexity{bound}": f"{report['perplexity']:.3f}",
+        f"bits per byte{bound}": plus_minus(report["bits_per_byte"], None, 4),
+        **{name: plus_minus(value, None, 4) for name, value in references.items()},
+        "blocks x draws": f"{report['num_blocks']} x {report['num_draws']}",
+    }
+    Table(_title(report), ["quantity", "value"], list(map(list, numbers.items()))).print()
     for title, points in (
         ("NLL by context count: bins of the draws above", report["context_curve"]),
         ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
@@ -546,11 +704,6 @@ def _show(report: dict[str, Any], folder: Path) -> None:
         ]
         if rows:  # few blocks make no bins
             Table(title, ["observed tokens", "nats", "standard error", "draws"], rows).print()
-    print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4f}"
 
 
 # The command
@@ -563,38 +716,19 @@ SUITES = {
 """Suites by name; the module's ``main(args)`` is the command, with options of its own."""
 
 
-def _blocks(loaded: Loaded, options: EvaluateOptions) -> tuple[Blocks | None, Blocks]:
-    if options.data is not None:
-        data = replace(loaded.config.data, valid=options.data)
-        valid = prepare(data, loaded.tokenizer, "valid")
-        train = _training_blocks(loaded)
-    else:
+def _blocks(loaded: Loaded, data: str | None) -> tuple[Blocks | None, Blocks]:
+    """(training text for the references, None where it is gone and not needed; text to measure)."""
+    try:
         train, valid = loaded.blocks()
         loaded.check_same_data(train)
-    return train, valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
-
-
-def _training_blocks(loaded: Loaded) -> Blocks | None:
-    """For the reference cross-entropies; None where the training text is gone."""
-    try:
-        train, _ = loaded.blocks()
-        loaded.check_same_data(train)
     except UserError as error:
+        if data is None:
+            raise
         print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
-        return None
-    return train
-
-
-def _with_progress(loaded: Loaded, blocks: Blocks, options: EvaluateOptions) -> Any:
-    with progress_bar("evaluating", "blocks", len(blocks)) as progress:
-        return evaluate_run(
-            loaded,
-            blocks,
-            draws=options.draws,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            progress=progress,
-        )
+        train = None
+    if data is not None:
+        valid = prepare(replace(loaded.config.data, valid=data), loaded.tokenizer, "valid")
+    return train, valid
 
 
 def main(args: Sequence[str]) -> int:
@@ -609,19 +743,16 @@ def main(args: Sequence[str]) -> int:
         raise UserError("--draws and --batch-size must be at least 1, --blocks at least 0")
 
     loaded = options.load(options.run)
-    train_blocks, blocks = _blocks(loaded, options)
-    result = _with_progress(loaded, blocks, options)
+    train, valid = _blocks(loaded, options.data)
+    blocks = valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
+    how: dict[str, Any] = {"seed": options.seed, "batch_size": options.batch_size}
+    with progress_bar("evaluating", "blocks", len(blocks)) as progress:
+        result = evaluate_run(loaded, blocks, draws=options.draws, progress=progress, **how)
     length = blocks.block_length
     ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
-    exact = exact_curve(
-        scorer_of(loaded, blocks.slice(0, min(512, len(blocks)))),
-        ends,
-        seed=options.seed,
-        batch_size=options.batch_size,
-    )
-    known = None
-    if train_blocks is not None:
-        known = references(train_blocks, blocks, loaded.tokenizer.num_tokens)
+    first = blocks.slice(0, min(512, len(blocks)))
+    exact = exact_curve(scorer_of(loaded, first), ends, **how)
+    known = references(train, blocks, loaded.tokenizer.num_tokens) if train else None
     report: dict[str, Any] = {
         "run": loaded.folder.name,
         "step": loaded.step,
@@ -639,5 +770,6 @@ def main(args: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     result.save(folder / "blocks.npz")
     _write(report, folder)
-    _show(report, folder)
+    _show(report)
+    print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")
     return 0

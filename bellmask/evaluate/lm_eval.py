@@ -28,8 +28,8 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.example_files import Record, read_records
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import SUFFIXES, VALIDATION, validation_records
-from bellmask.evaluate.continuations import RequestOptions
 from bellmask.evaluate.paper_tasks import find_in
+from bellmask.evaluate.scorer import RequestOptions
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, without_nan, write_text

@@ -1,7 +1,7 @@
 """A bellmask run as a model of lm-eval, and lm-eval's tasks evaluated on it.
 
 The only file that imports lm_eval; import it where it is needed. Log-probabilities are those of
-:mod:`bellmask.evaluate.continuations`: a lower bound for masked models and AoARMs, exact for
+:mod:`bellmask.evaluate.scorer`: a lower bound for masked models and AoARMs, exact for
 ARMs. Choices of one document share their random numbers. Noise is a function of the seed, the task
 and the document: neither the order of requests, nor the batch, nor the global generators (which
 lm-eval seeds anew at every call) have a say in it.
@@ -31,12 +31,12 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from bellmask.config.config import parse_options
-from bellmask.evaluate.continuations import (
-    Ask,
-    ContinuationScorer,
+from bellmask.evaluate.scorer import (
     Estimator,
+    Request,
     RequestOptions,
     Score,
+    Scorer,
     add_up,
 )
 from bellmask.generate.fill import fill_rows
@@ -102,7 +102,7 @@ class WriteRequest:
 class Writer:
     """Writes with a run."""
 
-    scorer: ContinuationScorer
+    scorer: Scorer
     options: RequestOptions
     _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Settings that were seen before."""
@@ -216,7 +216,7 @@ class BellmaskLM(LM):
         estimator = Estimator(
             options.estimator, options.draws, options.longest_exact, options.common
         )
-        self.scorer = ContinuationScorer(self.run, estimator, batch_tokens=options.batch_tokens)
+        self.scorer = Scorer(self.run, estimator, batch_tokens=options.batch_tokens)
         self.writer = Writer(self.scorer, options)
         self._scored: list[RequestScore] = []
 
@@ -286,7 +286,9 @@ class BellmaskLM(LM):
         tasks = sorted({task for task, _ in self._scored})
         return {name: _summary([s for task, s in self._scored if task == name]) for name in tasks}
 
-    def _score(self, requests: Sequence[Instance], asks: Sequence[Sequence[Ask]]) -> list[Score]:
+    def _score(
+        self, requests: Sequence[Instance], asks: Sequence[Sequence[Request]]
+    ) -> list[Score]:
         """One score per request; its windows added up."""
         flat = [ask for own in asks for ask in own]
         with progress_bar("scoring", "continuations", len(flat)) as progress:
@@ -295,7 +297,7 @@ class BellmaskLM(LM):
         self._scored += [(str(r.task_name), score) for r, score in zip(requests, scores)]
         return scores
 
-    def _is_greedy(self, asks: Sequence[Sequence[Ask]]) -> list[bool]:
+    def _is_greedy(self, asks: Sequence[Sequence[Request]]) -> list[bool]:
         flat = [ask for own in asks for ask in own]
         with progress_bar("is it what the model writes", "continuations", len(flat)) as progress:
             parts = iter(self.scorer.is_greedy(flat, progress=progress))

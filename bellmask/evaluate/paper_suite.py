@@ -32,15 +32,6 @@ from bellmask.data.chat_templates import join, response_after
 from bellmask.data.example_files import Message
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.evaluate.continuations import (
-    Ask,
-    AskMaker,
-    ContinuationScorer,
-    Estimator,
-    Score,
-    Tokens,
-    add_up,
-)
 from bellmask.evaluate.likelihood import REFERENCE_BLOCKS
 from bellmask.evaluate.paper_tasks import (
     CHOICE_SCORES,
@@ -64,6 +55,15 @@ from bellmask.evaluate.paper_tasks import (
     matches_exactly,
     open_task,
     rouge,
+)
+from bellmask.evaluate.scorer import (
+    Estimator,
+    Request,
+    RequestMaker,
+    Score,
+    Scorer,
+    Tokens,
+    add_up,
 )
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
@@ -209,16 +209,16 @@ class Contestant(Protocol):
         """How a row begins: the begin sign and the last tokens that have room."""
         ...
 
-    def asks(self, context: str, continuation: str, noise: int) -> list[Ask]:
+    def asks(self, context: str, continuation: str, noise: int) -> list[Request]:
         """What to ask for a continuation's probability: one ask or several windows."""
         ...
 
-    def is_exact(self, ask: Ask) -> bool:
+    def is_exact(self, ask: Request) -> bool:
         """Every seed gives this ask the same score."""
         ...
 
     def score(
-        self, asks: Sequence[Ask], seed: int, progress: Progress = NO_PROGRESS
+        self, asks: Sequence[Request], seed: int, progress: Progress = NO_PROGRESS
     ) -> list[Score]:
         """Log-probabilities."""
         ...
@@ -252,7 +252,7 @@ class RunContestant:
     ) -> None:
         self.run, self.tokenizer = run, run.tokenizer
         self.block_length = run.config.data.block_length
-        self._scorer = ContinuationScorer(run, estimator, batch_tokens=batch_tokens)
+        self._scorer = Scorer(run, estimator, batch_tokens=batch_tokens)
         answerer = Answerer(run)
         self._is_tuned = answerer.is_tuned
         self._is_conversation = answerer.is_tuned and answerer.knows_turns
@@ -298,7 +298,7 @@ class RunContestant:
         """How a row begins: the begin sign and the last tokens that have room."""
         return self._scorer.maker.before(tokens, room)
 
-    def asks(self, context: str, continuation: str, noise: int) -> list[Ask]:
+    def asks(self, context: str, continuation: str, noise: int) -> list[Request]:
         """With the EOS behind the continuation, if it is to be scored."""
         before, target = self.pair(context, continuation)
         if not target:
@@ -307,14 +307,14 @@ class RunContestant:
             target = (*target, self.tokenizer.eos_id)
         return self._scorer.maker.windows(before, target, (), noise)
 
-    def is_exact(self, ask: Ask) -> bool:
+    def is_exact(self, ask: Request) -> bool:
         """Short continuations, and any of an ARM."""
         return self._scorer.is_exact(ask)
 
     def score(
-        self, asks: Sequence[Ask], seed: int, progress: Progress = NO_PROGRESS
+        self, asks: Sequence[Request], seed: int, progress: Progress = NO_PROGRESS
     ) -> list[Score]:
-        """See :class:`bellmask.evaluate.continuations.ContinuationScorer`."""
+        """See :class:`bellmask.evaluate.scorer.Scorer`."""
         return self._scorer.score(asks, seed=seed, progress=progress)
 
     def write(
@@ -368,8 +368,8 @@ class Unigram:
         return f"unigram/{self.tokenizer.fingerprint}/{mark}"
 
     @cached_property
-    def _maker(self) -> AskMaker:
-        return AskMaker(self.tokenizer, self.block_length, ())
+    def _maker(self) -> RequestMaker:
+        return RequestMaker(self.tokenizer, self.block_length, ())
 
     def about(self) -> dict[str, Any]:
         """Facts for the files."""
@@ -384,16 +384,16 @@ class Unigram:
         """The last tokens that have room."""
         return self._maker.before(tokens, room)
 
-    def asks(self, context: str, continuation: str, noise: int) -> list[Ask]:
+    def asks(self, context: str, continuation: str, noise: int) -> list[Request]:
         """As lm-eval cuts them."""
         return self._maker.asks(context, continuation, noise=noise)
 
-    def is_exact(self, ask: Ask) -> bool:
+    def is_exact(self, ask: Request) -> bool:
         """There is no noise."""
         return True
 
     def score(
-        self, asks: Sequence[Ask], seed: int, progress: Progress = NO_PROGRESS
+        self, asks: Sequence[Request], seed: int, progress: Progress = NO_PROGRESS
     ) -> list[Score]:
         """Sums of log-frequencies."""
         return [
@@ -660,7 +660,7 @@ class SuiteUnits:
 
     # Log-probabilities
 
-    def _asks(self, task: TaskItems, item: ChoiceItem, choice: int) -> list[Ask]:
+    def _asks(self, task: TaskItems, item: ChoiceItem, choice: int) -> list[Request]:
         """The choices of a question share their noise."""
         noise = stream_key(0, "question", task.name, item.number) % (1 << 62)
         return self.contestant.asks(item.contexts[choice], item.continuations[choice], noise)

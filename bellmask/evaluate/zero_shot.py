@@ -9,10 +9,8 @@ that was stopped continues.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -28,17 +26,16 @@ from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import locate, parse_mixture, prepare
-from bellmask.evaluate.likelihood import evaluate_run
-from bellmask.evaluate.result import Likelihood, perplexity_of
-from bellmask.model.transformer import hash_weights
-from bellmask.storage.loading import Loaded, LoadOptions
+from bellmask.evaluate.likelihood import Likelihood, evaluate_run, perplexity_of
+from bellmask.storage.loading import Loaded, LoadOptions, run_fingerprint
 from bellmask.storage.runs import by_folder
-from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import stream_key
-from bellmask.utils.table import Table, in_markdown
+from bellmask.utils.stats import Estimate, plus_minus
+from bellmask.utils.store import FileStore, content_key
+from bellmask.utils.table import Table, markdown_page
 
 # Options
 
@@ -220,39 +217,25 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
     return text.name.rstrip("0123456789") in [name.rstrip("0123456789") for name in trained]
 
 
-def find_missing(runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy) -> dict[str, str]:
-    """Sets that cannot be had, and why; nothing is read but what tells a file from another."""
-    return _try_each(sets, lambda text: [_locate(run, text, eos) for run in runs])[1]
-
-
-def _locate(run: Loaded, text: TextSet, eos: EosPolicy) -> Path:
-    return locate(set_options(run, text, eos), run.tokenizer, "valid")[0]
-
-
-def load_sets(
-    runs: Sequence[Loaded],
-    sets: Sequence[TextSet],
-    eos: EosPolicy,
-    progress: Progress = NO_PROGRESS,
+def load_blocks(
+    runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy, *, skip_missing: bool = False
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """(blocks of each set, one for each run; sets that cannot be read, and why)."""
+    """(blocks of each set, one for each run; sets that cannot be had, and why).
 
-    def load(text: TextSet) -> list[Blocks]:
-        wanted = [set_options(run, text, eos) for run in runs]
-        return [prepare(o, run.tokenizer, "valid", progress) for o, run in zip(wanted, runs)]
-
-    return _try_each(sets, load)
-
-
-def _try_each(
-    sets: Sequence[TextSet], work: Callable[[TextSet], Any]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    found, missing = {}, {}
-    for text in sets:
-        try:
-            found[text.name] = work(text)
-        except UserError as error:
-            missing[text.name] = str(error).partition(" Offline?")[0]
+    All sets are looked for before the first one is read.
+    """
+    found: dict[str, list[Any]] = {}
+    missing: dict[str, str] = {}
+    with progress_bar("preparing", "documents") as progress:
+        for work in (locate, partial(prepare, progress=progress)):
+            for text in (text for text in sets if text.name not in missing):
+                options = [(set_options(run, text, eos), run.tokenizer) for run in runs]
+                try:
+                    found[text.name] = [work(data, own, "valid") for data, own in options]
+                except UserError as error:
+                    missing[text.name] = str(error).partition(" Offline?")[0]
+                    found.pop(text.name, None)
+            refuse_missing(missing, sets, skip_missing)
     return found, missing
 
 
@@ -260,14 +243,13 @@ def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_mis
     """A file that was given must be readable; a set that was not may be left out if so wished."""
     given = {text.name for text in sets if text.files}
     bad = {n: why for n, why in missing.items() if n in given or not skip_missing}
+    if not bad and len(missing) == len(sets):
+        raise UserError("none of the sets is here: " + "; ".join(missing.values()))
     if not bad:
-        if len(missing) == len(sets):
-            raise UserError("none of the sets is here: " + "; ".join(missing.values()))
         return
     lines = [f"{len(bad)} of {len(sets)} sets cannot be had; nothing was measured:"]
     lines += [f"  {name}: {why}" for name, why in bad.items()]
-    absent = [name for name in bad if name not in given]
-    if absent:
+    if absent := [name for name in bad if name not in given]:
         files = " ".join(f"--from {name}=PATH" for name in absent)
         lines += [f"give local files, read by the set's own rules: {files}"]
         lines += ["or leave them out with --skip-missing, or name others with --corpora"]
@@ -284,8 +266,6 @@ LADDER = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Draws that are tried. At least 2: then each block covers all context counts by itself."""
 PILOT_BLOCKS = 32
 """Blocks of each set that a trial evaluates; the noise found is good to about an eighth."""
-Evaluate = Callable[..., Likelihood]
-"""Called as ``evaluate(blocks, draws=, seed=)``."""
 
 
 @dataclass(frozen=True)
@@ -293,9 +273,49 @@ class Case:
     """One run on one set, with the blocks that will be used."""
 
     run: str
-    set: str
+    text: TextSet
     blocks: Blocks
-    evaluate: Evaluate
+    evaluate: Callable[..., Likelihood]
+    """Called as ``evaluate(blocks, draws=, seed=, progress=)``."""
+    is_exact: bool = False
+    key: str = ""
+    """What decides a measurement besides draws and seed, which an exact NLL has none of."""
+
+    def measure(
+        self,
+        draws: int,
+        seeds: Sequence[int],
+        store: FileStore[Likelihood],
+        progress: Progress = NO_PROGRESS,
+    ) -> list[Likelihood]:
+        """One evaluation per seed, unless it is in the store; a single one of an exact NLL."""
+        results = []
+        for seed in seeds[:1] if self.is_exact else seeds:
+            key = self.key if self.is_exact else f"{self.key}-{draws}-{seed}"
+            if store.get(key) is not None:
+                progress.advance(len(self.blocks))
+            make = partial(self.evaluate, self.blocks, draws=draws, seed=seed, progress=progress)
+            results.append(store.get_or_make(key, make))
+        return results
+
+
+def make_cases(
+    runs: Mapping[str, Loaded],
+    sets: Sequence[TextSet],
+    blocks: Mapping[str, Sequence[Blocks]],
+    batch_size: int = 64,
+) -> list[Case]:
+    """Every run on every set that is here."""
+    marks = {name: run_fingerprint(run) for name, run in runs.items()}
+    cases = []
+    for text in sets:
+        for (name, run), own in zip(runs.items(), blocks.get(text.name, ())):
+            data = run.config.data
+            parts = [marks[name], own.fingerprint, data.document_attention, data.pads]
+            key = f"{run.folder.name}-{text.name}-{content_key(__version__, parts)}"
+            evaluate = partial(evaluate_run, run, batch_size=batch_size)
+            cases.append(Case(name, text, own, evaluate, run.framework.is_exact, key))
+    return cases
 
 
 @dataclass(frozen=True)
@@ -350,7 +370,7 @@ def choose_draws(
             progress.advance()
             done += 1
         worst = max(range(len(left)), key=noise.__getitem__)
-        where = f"{left[worst].set}, {left[worst].run}"
+        where = f"{left[worst].text.title}, {left[worst].run}"
         tried.append({"draws": draws, "noise": noise[worst], "where": where})
         left = [case for case, value in zip(left, noise) if value > precision]
         if not left:
@@ -372,54 +392,7 @@ def mask_noise(case: Case, draws: int, seed: int, num_seeds: int = 1) -> float:
     return math.sqrt(float(((one - two) ** 2).mean()) / 2 / len(case.blocks) / num_seeds)
 
 
-# Measurement: an evaluation for each set, run and seed, and what they say together.
-
-
-def measure(
-    run: Loaded,
-    blocks: Blocks,
-    *,
-    draws: int,
-    seeds: Sequence[int],
-    batch_size: int = 64,
-    keep: Sequence[Path] = (),
-    progress: Progress = NO_PROGRESS,
-) -> list[Likelihood]:
-    """One evaluation per seed; an exact NLL has no masks and needs a single one.
-
-    ``keep`` are files for the seeds' evaluations: one that is there is not made again.
-    """
-    results = []
-    for number, seed in enumerate(seeds[:1] if run.framework.is_exact else seeds):
-        path = keep[number] if keep else None
-        if path is not None and (kept := _kept(path)):
-            results.append(kept)
-            progress.advance(len(blocks))
-            continue
-        result = evaluate_run(
-            run, blocks, draws=draws, seed=seed, batch_size=batch_size, progress=progress
-        )
-        if path is not None:
-            result.save(path)
-        results.append(result)
-    return results
-
-
-def _kept(path: Path) -> Likelihood | None:
-    """A kept evaluation; None where there is none, or a damaged one."""
-    try:
-        return Likelihood.load(path)
-    except (OSError, ValueError):
-        return None
-
-
-def result_key(run: Loaded, weights: str, blocks: Blocks, draws: int) -> str:
-    """What decides a measurement besides its seed: the hash of the weights, blocks and draws."""
-    data, schedule = run.config.data, run.config.schedule
-    parts = [__version__, run.config.framework.name, weights, blocks.fingerprint]
-    parts += [str(schedule), str(data.document_attention), data.pads]
-    parts += ["exact"] if run.framework.is_exact else [str(draws)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+# What the evaluations of all seeds say together.
 
 
 def join_seeds(results: Sequence[Likelihood], blocks: Blocks, seeds: Sequence[int]) -> Likelihood:
@@ -442,14 +415,15 @@ def summarize(results: Sequence[Likelihood], joined: Likelihood) -> dict[str, An
     The standard error is carried from nats by the delta method: d ppl = ppl d nll.
     """
     each = [result.perplexity for result in results]
+    over_seeds = Estimate.over_seeds(each)
     return {
         **joined.summary(),
         "num_draws": results[0].num_draws,
         "num_seeds": len(results),
         "perplexity_se": joined.perplexity * joined.standard_error,
         "seed_perplexities": each,
-        "seed_mean": statistics.fmean(each),
-        "seed_deviation": statistics.stdev(each) if len(each) > 1 else math.nan,
+        "seed_mean": over_seeds.value,
+        "seed_deviation": over_seeds.deviation,
     }
 
 
@@ -464,17 +438,15 @@ def compare(joined: Likelihood, first: Likelihood) -> dict[str, float] | None:
 def collect(
     runs: Mapping[str, Loaded],
     sets: Sequence[TextSet],
-    blocks: Mapping[str, Sequence[Blocks]],
     missing: Mapping[str, str],
-    results: Mapping[tuple[str, str], Sequence[Likelihood]],
+    results: Sequence[tuple[Case, Sequence[Likelihood]]],
     seeds: Sequence[int],
 ) -> dict[str, Any]:
-    """All numbers of the table, ready for JSON; results go by (set, run)."""
+    """All numbers of the table, ready for JSON."""
     told = []
     for text in sets:
-        here = zip(runs.items(), blocks.get(text.name, ()))
-        joined = {n: join_seeds(results[text.name, n], own, seeds) for (n, _), own in here}
-        names = list(joined)
+        here = [(case, found) for case, found in results if case.text == text]
+        joined = {case.run: join_seeds(found, case.blocks, seeds) for case, found in here}
         told.append(
             {
                 "name": text.name,
@@ -482,24 +454,27 @@ def collect(
                 "files": text.files,
                 "missing": missing.get(text.name),
                 "results": {
-                    name: {
-                        **summarize(results[text.name, name], joined[name]),
-                        "is_own_text": own_family(runs[name], text),
-                        "data_fingerprint": own.fingerprint,
+                    case.run: {
+                        **summarize(found, joined[case.run]),
+                        "is_own_text": own_family(runs[case.run], text),
+                        "data_fingerprint": case.blocks.fingerprint,
                     }
-                    for name, own in zip(names, blocks.get(text.name, ()))
+                    for case, found in here
                 },
-                "differences": {n: compare(joined[n], joined[names[0]]) for n in names[1:]},
+                "differences": {
+                    name: compare(joined[name], joined[here[0][0].run]) for name in [*joined][1:]
+                },
             }
         )
-    kinds = [
+    about = [
         {"name": name, "run": run.folder.name, "step": run.step, "wraps_rows": run.is_wrapped}
         for name, run in runs.items()
     ]
-    return {"runs": kinds, "sets": told}
+    return {"runs": about, "sets": told}
 
 
-# Zero-shot perplexities as tables: on the screen, and like the paper's Table 7 in Markdown.
+# Tables: on the screen, and like the paper's Table 7 in Markdown.
+
 NOT_HERE = "not here"
 EOS = {
     "mdlm": "Each document ends with EOS (mdlm's policy)",
@@ -507,209 +482,107 @@ EOS = {
 }
 
 
-def plus_minus(value: float | None, error: float | None, digits: int = 2) -> str:
-    """``31.42 ± 0.27``; a dash for what is not known."""
-    if value is None:
-        return "-"
-    return f"{value:.{digits}f} ± " + ("-" if error is None else f"{error:.{digits}f}")
-
-
-def over_seeds(result: Mapping[str, Any]) -> str:
+def _over_seeds(result: Mapping[str, Any] | None) -> str:
     """Mean ± deviation over evaluation seeds; an exact value has none."""
+    if result is None:
+        return NOT_HERE
+    star = " *" if result["is_own_text"] else ""
     if result["is_exact"]:
-        return f"{result['perplexity']:.2f} (exact)"
-    return plus_minus(result["seed_mean"], result["seed_deviation"])
+        return f"{result['perplexity']:.2f} (exact){star}"
+    return plus_minus(result["seed_mean"], result["seed_deviation"]) + star
 
 
-def _name(result: Mapping[str, Any], name: str) -> str:
-    return f"{name} *" if result["is_own_text"] else name
+def paper_table(numbers: Mapping[str, Any]) -> Table:
+    """The paper's Table 7: runs by sets."""
+    sets = numbers["sets"]
+    rows = [
+        [
+            f"{run['name']}, step {run['step']}",
+            *(_over_seeds(text["results"].get(run["name"])) for text in sets),
+        ]
+        for run in numbers["runs"]
+    ]
+    return Table("", ["run", *(text["title"] for text in sets)], rows)
 
 
-def result_rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows): a row for each set and run."""
+def result_table(numbers: Mapping[str, Any]) -> Table:
+    """A row for each set and run."""
     columns = ["set", "run", "perplexity ± error"]
     columns += [f"mean ± deviation, {len(numbers['seeds'])} seeds", "bits per byte"]
-    columns += ["blocks", "tokens"]
     rows = []
     for text in numbers["sets"]:
         if text["missing"] is not None:
             rows.append([text["title"], "-", NOT_HERE, *["-"] * 4])
-        for name, result in text["results"].items():
-            bits = result["bits_per_byte"]
-            row = [text["title"], _name(result, name)]
-            row += [plus_minus(result["perplexity"], result["perplexity_se"]), over_seeds(result)]
-            row += ["-" if bits is None else f"{bits:.4f}"]
-            rows.append([*row, str(result["num_blocks"]), f"{result['num_tokens']:,}"])
-    return columns, rows
+        rows += [
+            [
+                text["title"],
+                name,
+                plus_minus(result["perplexity"], result["perplexity_se"]),
+                _over_seeds(result),
+                plus_minus(result["bits_per_byte"], None, 4),
+                str(result["num_blocks"]),
+                f"{result['num_tokens']:,}",
+            ]
+            for name, result in text["results"].items()
+        ]
+    title = "zero-shot perplexity (Table 7)"
+    return Table(title, [*columns, "blocks", "tokens"], rows, notes(numbers))
 
 
-def difference_rows(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows): each later run against the first, paired."""
+def difference_table(numbers: Mapping[str, Any]) -> Table:
+    """Each later run against the first, paired."""
     columns = ["set", "run", "nats per token ± paired error", "perplexity ratio"]
     rows = []
     for text in numbers["sets"]:
         for name, found in text["differences"].items():
-            if found is None:
-                rows.append([text["title"], name, "other tokens: not comparable", "-"])
-                continue
-            value = f"{found['difference']:+.4f} ± " + (
-                "-" if found["se"] is None else f"{found['se']:.4f}"
-            )
-            rows.append([text["title"], name, value, f"{found['perplexity_ratio']:.4f}"])
-    return columns, rows
+            cells = ["other tokens: not comparable", "-"]
+            if found is not None:
+                nats = plus_minus(found["difference"], found["se"], 4, sign="+")
+                cells = [nats, f"{found['perplexity_ratio']:.4f}"]
+            rows.append([text["title"], name, *cells])
+    return Table(f"difference to {numbers['runs'][0]['name']}", columns, rows)
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:
     """What a reader must know to compare these numbers with others."""
-    lines = [f"{EOS[numbers['eos']]}; {numbers['draws_reason']}."]
-    lines += ["Error: another sample of documents (and what is left of the masks' noise)."]
-    lines += ["Deviation: one seed's masks against another's, on the same blocks."]
     results = [r for text in numbers["sets"] for r in text["results"].values()]
-    if any(result["is_own_text"] for result in results):
-        lines += ["* trained on this corpus: held-out text, but not zero-shot."]
-    if any(result["is_own_text"] is None for result in results):
-        lines += ["Imported runs: what they were trained on is not known here."]
-    lines += ["Bits per byte take the whole set's bytes per token, also of some of its blocks."]
-    if any(not result["is_exact"] for result in results):
-        lines += ["Perplexities of masked models and AoARMs are upper bounds; exact ones say so."]
-    return lines
-
-
-def show(numbers: Mapping[str, Any]) -> None:
-    """Both tables and the notes, on the screen."""
-    Table("zero-shot perplexity (Table 7)", *result_rows(numbers)).print()
-    columns, rows = difference_rows(numbers)
-    if rows:
-        Table(f"difference to {numbers['runs'][0]['name']}", columns, rows).print()
-    print_lines(notes(numbers))
+    owns = [result["is_own_text"] for result in results]
+    lines = {
+        f"{EOS[numbers['eos']]}; {numbers['draws_reason']}.": True,
+        "Error: another sample of documents (and what is left of the masks' noise).": True,
+        "Deviation: one seed's masks against another's, on the same blocks.": True,
+        "* trained on this corpus: held-out text, but not zero-shot.": any(owns),
+        "Imported runs: what they were trained on is not known here.": None in owns,
+        "Bits per byte take the whole set's bytes per token, also of some of its blocks.": True,
+        "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": not all(
+            result["is_exact"] for result in results
+        ),
+    }
+    return [line for line, is_said in lines.items() if is_said]
 
 
 def markdown(numbers: Mapping[str, Any]) -> str:
     """The paper's Table 7 (runs by sets, mean ± deviation over seeds), then all the rest."""
-    sets = numbers["sets"]
-    paper = []
-    for run in numbers["runs"]:
-        found = [text["results"].get(run["name"]) for text in sets]
-        cells = [
-            over_seeds(r) + (" *" if r["is_own_text"] else "") if r else NOT_HERE for r in found
-        ]
-        paper.append([f"{run['name']}, step {run['step']}", *cells])
-    seeds = len(numbers["seeds"])
-    parts = [
-        "# Zero-shot perplexity",
-        f"Mean ± deviation over {seeds} evaluation seeds (the paper's Table 7).",
-        Table("", ["run", *(text["title"] for text in sets)], paper).markdown().rstrip(),
-        "## In full",
-        Table("", *result_rows(numbers)).markdown().rstrip(),
-    ]
-    columns, rows = difference_rows(numbers)
-    if rows:
-        parts += [
-            f"## Difference to {numbers['runs'][0]['name']}",
-            Table("", columns, rows).markdown().rstrip(),
-        ]
-    return (
-        "\n\n".join([*parts, "\n".join(f"- {in_markdown(line)}" for line in notes(numbers))]) + "\n"
-    )
+    full = replace(result_table(numbers), title="In full")
+    about = f"Mean ± deviation over {len(numbers['seeds'])} evaluation seeds (the paper's Table 7)."
+    differences = [table] if (table := difference_table(numbers)).rows else []
+    tables = [paper_table(numbers), full, *differences]
+    return markdown_page("Zero-shot perplexity", *tables, introduction=about)
 
 
 # The command
 
 
-def _load_runs(options: ZeroShotOptions) -> dict[str, Loaded]:
-    """Runs by the name of their folder."""
-    return {name: options.load(folder) for name, folder in by_folder(options.runs).items()}
-
-
-def _load_blocks(
-    options: ZeroShotOptions, runs: Sequence[Loaded], sets: Sequence[TextSet]
-) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """Everything that will be measured, prepared before the first measurement."""
-    for run in runs:
-        check_run(run, options.eos)
-    missing = find_missing(runs, sets, options.eos)
-    refuse_missing(missing, sets, options.skip_missing)
-    here = [text for text in sets if text.name not in missing]
-    with progress_bar("preparing", "documents") as progress:
-        found, unreadable = load_sets(runs, here, options.eos, progress)
-    missing = {**missing, **unreadable}
-    refuse_missing(missing, sets, options.skip_missing)
-    used = {name: [b.spread(options.blocks) for b in blocks] for name, blocks in found.items()}
-    return used, missing
-
-
 def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
-    if not cases:  # exact ones only
-        return Pilot(1)
-    if options.draws is not None:
-        return Pilot(options.draws)
+    noisy = [case for case in cases if not case.is_exact]
+    if not noisy or options.draws is not None:
+        return Pilot(options.draws if noisy and options.draws else 1)
     with progress_bar("pilot", "trials") as progress:
         pilot = choose_draws(
-            cases,
-            options.precision,
-            seed=options.seed,
-            num_seeds=options.seeds,
-            progress=progress,
+            noisy, options.precision, seed=options.seed, num_seeds=options.seeds, progress=progress
         )
     print(f"pilot: {pilot.reason}")
     return pilot
-
-
-class _Measurer:
-    """Measures runs on sets, keeping each evaluation in the folder of the results."""
-
-    def __init__(self, options: ZeroShotOptions, runs: Mapping[str, Loaded], folder: Path) -> None:
-        self.options, self.runs, self.kept = options, runs, folder / "blocks"
-        self.seeds = [options.seed + number for number in range(options.seeds)]
-
-    def cases(self, blocks: Mapping[str, Sequence[Blocks]], sets: Sequence[TextSet]) -> list[Case]:
-        """What the pilot tries: all but exact ones."""
-        return [
-            Case(
-                name,
-                text.title,
-                own,
-                partial(evaluate_run, run, batch_size=self.options.batch_size),
-            )
-            for text in sets
-            for (name, run), own in zip(self.runs.items(), blocks.get(text.name, ()))
-            if not run.framework.is_exact
-        ]
-
-    def measure(
-        self, blocks: Mapping[str, Sequence[Blocks]], sets: Sequence[TextSet], draws: int
-    ) -> dict[tuple[str, str], list[Likelihood]]:
-        """(set, run) → an evaluation per seed."""
-        work = [
-            (text.name, name, run, own)
-            for text in sets
-            for (name, run), own in zip(self.runs.items(), blocks.get(text.name, ()))
-        ]
-        sizes = [len(own) * (1 if r.framework.is_exact else len(self.seeds)) for *_, r, own in work]
-        self.kept.mkdir(parents=True, exist_ok=True)
-        weights = {name: hash_weights(run.model) for name, run in self.runs.items()}
-        found = {}
-        with progress_bar("zero-shot", "blocks", sum(sizes)) as progress:
-            for text, name, run, own in work:
-                key = result_key(run, weights[name], own, draws)
-                start = f"{run.folder.name}-{text}-{key}"
-                found[text, name] = measure(
-                    run,
-                    own,
-                    draws=draws,
-                    seeds=self.seeds,
-                    batch_size=self.options.batch_size,
-                    keep=[self.kept / f"{start}-{seed}.npz" for seed in self.seeds],
-                    progress=progress,
-                )
-        return found
-
-
-def _folder(options: ZeroShotOptions) -> Path:
-    if options.out:
-        return Path(options.out)
-    only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")
-    return only / "zero-shot"
 
 
 def main(args: Sequence[str]) -> int:
@@ -718,26 +591,39 @@ def main(args: Sequence[str]) -> int:
     _check(options)
     sets = parse_sets(options)
 
-    runs = _load_runs(options)
-    blocks, missing = _load_blocks(options, list(runs.values()), sets)
-    folder = _folder(options)
-    measurer = _Measurer(options, runs, folder)
-    pilot = _choose_draws(options, measurer.cases(blocks, sets))
-    results = measurer.measure(blocks, sets, pilot.draws)
-    numbers = {
-        "bellmask": __version__,
-        "suite": "zero-shot",
-        "eos": options.eos,
-        "weights": options.weights,
-        "seeds": measurer.seeds,
-        "draws": pilot.draws,
-        "draws_reason": pilot.reason,
-        "pilot": asdict(pilot),
-        **collect(runs, sets, blocks, missing, results, measurer.seeds),
-    }
-    numbers = without_nan(numbers)
+    runs = {name: options.load(folder) for name, folder in by_folder(options.runs).items()}
+    for run in runs.values():
+        check_run(run, options.eos)
+    found, missing = load_blocks(
+        [*runs.values()], sets, options.eos, skip_missing=options.skip_missing
+    )
+    blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
+    cases = make_cases(runs, sets, blocks, options.batch_size)
+    pilot = _choose_draws(options, cases)
+    only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")
+    folder = Path(options.out) if options.out else only / "zero-shot"
+    store = FileStore(folder / "blocks", ".npz", Likelihood.load, Likelihood.save)
+    seeds = [options.seed + number for number in range(options.seeds)]
+    total = sum(len(case.blocks) * (1 if case.is_exact else len(seeds)) for case in cases)
+    with progress_bar("zero-shot", "blocks", total) as progress:
+        results = [(case, case.measure(pilot.draws, seeds, store, progress)) for case in cases]
+    numbers = without_nan(
+        {
+            "bellmask": __version__,
+            "suite": "zero-shot",
+            "eos": options.eos,
+            "weights": options.weights,
+            "seeds": seeds,
+            "draws": pilot.draws,
+            "draws_reason": pilot.reason,
+            "pilot": asdict(pilot),
+            **collect(runs, sets, missing, results, seeds),
+        }
+    )
     write_text(folder / "zero_shot.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
     write_text(folder / "zero_shot.md", markdown(numbers))
-    show(numbers)
+    result_table(numbers).print()
+    if (differences := difference_table(numbers)).rows:
+        differences.print()
     print(f"written: {folder}/zero_shot.json, zero_shot.md, blocks/")
     return 0

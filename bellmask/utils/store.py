@@ -1,7 +1,9 @@
-"""Results by key in a file that only grows, so that nothing is computed or asked twice.
+"""Results by content key, on disk, so that nothing is computed or asked twice.
 
-One JSON object per line, ``{"key": ..., ...}``. A line is on disk before :meth:`Store.add` returns;
-the torn last line of a process that was killed is dropped, and what it held is done again.
+A :class:`Store` is a file that only grows, one JSON object per line, ``{"key": ..., ...}``. A line
+is on disk before :meth:`Store.add` returns; the torn last line of a process that was killed is
+dropped, and what it held is done again. A :class:`FileStore` is a folder with a file per key, for
+arrays.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import load_json
+
+T = TypeVar("T")
 
 
 def content_key(*parts: Any) -> str:
@@ -100,3 +104,39 @@ class Store:
         with self.path.open("r+b") as stream:
             content = stream.read()
             stream.truncate(content.rfind(b"\n") + 1)
+
+
+class FileStore(Generic[T]):
+    """Values by key, each in a file of its own; a damaged file is one that is not there.
+
+    ``write`` writes beside and renames; ``read`` fails with an OSError or a ValueError.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        suffix: str,
+        read: Callable[[Path], T],
+        write: Callable[[T, Path], object],
+    ) -> None:
+        self.folder, self.suffix = folder, suffix
+        self._read, self._write = read, write
+
+    def get(self, key: str) -> T | None:
+        """The value of a key; None where there is none, or a damaged one."""
+        try:
+            return self._read(self._path(key))
+        except (OSError, ValueError):
+            return None
+
+    def get_or_make(self, key: str, make: Callable[[], T]) -> T:
+        """The value of a key; made now, and stored, where there is none."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(found, self._path(key))
+        return found
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{self.suffix}"

@@ -25,7 +25,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
-from bellmask.evaluate.likelihood import Scorer
+from bellmask.evaluate.likelihood import BlockScorer
 from bellmask.model.transformer import Denoiser
 from bellmask.run import load_run
 
@@ -75,7 +75,7 @@ def test_the_exact_models_loss_in_a_bin_is_the_mean_entropy_of_its_contexts(fram
     truth = enumerated_entropy(UNEVEN).numpy()
     bins = [(0, 0), (1, 2), (3, 4), (1, 4)]
     exact = ExactDenoiser(UNEVEN, is_causal=framework is not None)
-    scorer = Scorer(exact, UNEVEN.blocks(8000, seeded(1)), 3, framework)
+    scorer = BlockScorer(exact, UNEVEN.blocks(8000, seeded(1)), 3, framework)
     values = losses_by_bin(scorer, bins, seed=5, batch_size=4000)
     for value, (low, high) in zip(values, bins):
         error = value.std() / math.sqrt(len(value))
@@ -89,7 +89,7 @@ def test_every_context_of_a_bin_is_asked_alike():
     """The loss tells the number of masks, L - N_c: 4000 blocks, 3 or 4 contexts in a bin."""
     blocks = rows_of(np.zeros((4000, 8), dtype=np.int64), [8] * 4000)
     bins = [(0, 0), (1, 3), (4, 7)]
-    values = losses_by_bin(Scorer(masks_as_loss, blocks, MASK), bins, seed=1, batch_size=1000)
+    values = losses_by_bin(BlockScorer(masks_as_loss, blocks, MASK), bins, seed=1, batch_size=1000)
     for value, (low, high) in zip(values, bins):
         found, counts = np.unique(8 - value, return_counts=True)
         assert found.tolist() == list(range(low, high + 1))
@@ -103,7 +103,7 @@ def test_a_short_block_is_asked_what_it_can_be_and_left_out_beyond():
     lengths = [1, 3, 8] * 200
     rows = [[0] * n + [PAD] * (8 - n) for n in lengths]
     bins = [(0, 0), (1, 4), (5, 7)]
-    scorer = Scorer(masks_as_loss, rows_of(rows, lengths), MASK)
+    scorer = BlockScorer(masks_as_loss, rows_of(rows, lengths), MASK)
     values = losses_by_bin(scorer, bins, seed=3, batch_size=64)
     for start, length in enumerate((1, 3, 8)):
         for value, (low, high) in zip(values[:, start::3], bins):
@@ -134,7 +134,7 @@ def test_a_causal_bin_is_the_mean_of_its_slots(order):
     bins = [(0, 0), (1, 2), (3, 4)]
     framework = arm(5) if order == (0, 1, 2, 3, 4) else sigma_arm(torch.tensor(order))
     exact = ExactDenoiser(UNEVEN, is_causal=True)
-    scorer = Scorer(exact, rows_of(padded.numpy(), lengths), 3, framework)
+    scorer = BlockScorer(exact, rows_of(padded.numpy(), lengths), 3, framework)
     values = losses_by_bin(scorer, bins, seed=0, batch_size=16)
     for x_L, length, value in zip(x_BL, lengths, values.T):
         slots = chain_rule(UNEVEN, x_L, [place for place in order if place < length])

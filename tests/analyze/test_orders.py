@@ -11,7 +11,7 @@ import pytest
 from changed_runs import change_run
 
 from bellmask.analyze.orders import ORDERS, OrdersOptions
-from bellmask.evaluate.result import Likelihood
+from bellmask.evaluate.likelihood import Likelihood
 from bellmask.storage.run_folder import read_metrics
 from bellmask.utils.progress import NO_PROGRESS
 

@@ -21,7 +21,7 @@ from bellmask.compare.results import (
 from bellmask.compare.variants import parse_variant
 from bellmask.config import presets
 from bellmask.config.options import LawOptions
-from bellmask.evaluate.result import Likelihood
+from bellmask.evaluate.likelihood import Likelihood
 
 STEPS = (100, 200, 300, 400)
 A, B = 5.0, 0.5

@@ -17,7 +17,7 @@ from bellmask.compare.stages import (
 )
 from bellmask.config import presets
 from bellmask.evaluate.exact_match import ExactMatch
-from bellmask.evaluate.result import Likelihood
+from bellmask.evaluate.likelihood import Likelihood
 
 CELLS = [("base", None), ("bell", None)]
 CELLS += [("base", "base"), ("base", "bell"), ("bell", "base"), ("bell", "bell")]

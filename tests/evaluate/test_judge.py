@@ -30,7 +30,7 @@ from bellmask.evaluate.judge_prompts import (
     open_style,
     pairs_of,
 )
-from bellmask.evaluate.scorers import TextScore, load_scorer
+from bellmask.evaluate.scorer import TextScore, load_scorer
 from bellmask.utils.errors import UserError
 from bellmask.utils.store import content_key
 

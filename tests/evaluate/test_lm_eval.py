@@ -23,9 +23,9 @@ from pretrained_tools import make_config, make_lm, make_tokenizer
 
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import VALIDATION, validation_records
-from bellmask.evaluate.continuations import Ask, Estimator
 from bellmask.evaluate.lm_eval import STOCK_TASKS, load_split, task_name, write_overlays
 from bellmask.evaluate.paper_tasks import make_items
+from bellmask.evaluate.scorer import Estimator, Request
 from bellmask.generate.fill import Filled, fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
@@ -118,7 +118,7 @@ def test_short_continuations_are_the_sum_over_all_masks(masked):
         given, whole = encode(context.rstrip()).tolist(), encode(context + text).tolist()
         target = whole[len(given) :]
         given = given[max(0, len(whole) - 16) :]  # the block has 16 tokens
-        assert value == pytest.approx(bound(masked, Ask(tuple(given), tuple(target))), abs=1e-5)
+        assert value == pytest.approx(bound(masked, Request(tuple(given), tuple(target))), abs=1e-5)
     assert model.loglikelihood_rolling([ask("r", ("",))]) == [0.0]
 
 

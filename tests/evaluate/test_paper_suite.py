@@ -23,7 +23,6 @@ from bellmask.data.example_files import Example, Message
 from bellmask.data.examples import ExampleRules, encode_example
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate import paper_suite as work_file
-from bellmask.evaluate.continuations import ContinuationScorer, Estimator, Score
 from bellmask.evaluate.paper_suite import (
     RunContestant,
     Suite,
@@ -39,6 +38,7 @@ from bellmask.evaluate.paper_suite import (
     unigram_of,
 )
 from bellmask.evaluate.paper_tasks import ChoiceItem, Completion, Infilling, rouge
+from bellmask.evaluate.scorer import Estimator, Score, Scorer
 from bellmask.model.pretrained import Backbone
 from bellmask.run import load_run
 from bellmask.utils.errors import UserError
@@ -423,7 +423,7 @@ def test_a_plain_run_is_asked_as_by_hand(small_config, tmp_path):
     run, estimator = random_run(small_config(*EXACT)), Estimator(draws=2, longest_exact=3)
     (ask,) = RunContestant(run, ending="eos").asks("a cat", " sat", 0)
     assert ask.target == (*ids(" sat"), run.tokenizer.eos_id)
-    one, scorer = RunContestant(run, estimator, batch_tokens=64), ContinuationScorer(run, estimator)
+    one, scorer = RunContestant(run, estimator, batch_tokens=64), Scorer(run, estimator)
     assert (one.prompts, one.has_eos, one.own_length) == ("plain", False, None)
     found = measure(one, tmp_path, "piqa", "winogrande", seeds=(5, 6))
     for task in same_items(loaded("piqa", "winogrande"), ["plain"], 0)["plain"]:

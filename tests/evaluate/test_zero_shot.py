@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 from functools import partial
@@ -17,18 +16,18 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
 from bellmask.data.packing import Row
 from bellmask.evaluate import zero_shot
-from bellmask.evaluate.likelihood import evaluate
+from bellmask.evaluate.likelihood import Likelihood, evaluate
 from bellmask.evaluate.zero_shot import (
     PILOT_BLOCKS,
     Case,
     TextSet,
     choose_draws,
-    load_sets,
+    load_blocks,
+    make_cases,
     mask_noise,
-    measure,
 )
-from bellmask.model.transformer import hash_weights
 from bellmask.utils.errors import UserError
+from bellmask.utils.store import FileStore
 
 MASK = 50
 
@@ -52,11 +51,12 @@ def rising_noise(draws, length, num_blocks):
     return math.sqrt(((length / draws) ** 2 - 1) / 12) / length / math.sqrt(num_blocks)
 
 
-def rising_case(num_blocks, length=64):
-    return Case("run", "set", rows(num_blocks, length), partial(evaluate, rising, mask_id=MASK))
+def rising_case(num_blocks, length=64, name="ptb"):
+    score = partial(evaluate, rising, mask_id=MASK)
+    return Case("run", TextSet(name), rows(num_blocks, length), score)
 
 
-@pytest.mark.parametrize("draws", [2, 4, 8])
+@pytest.mark.parametrize("draws", [2, 8])
 def test_noise_is_that_of_the_closed_form(draws):
     case = rising_case(400)
     found = [mask_noise(case, draws, seed) for seed in range(25)]
@@ -77,7 +77,6 @@ def test_the_fewest_draws_that_suffice_are_taken():
     assert choose_draws([case], allowed, seed=1, num_seeds=64).draws == 2
     out_of_reach = choose_draws([rising_case(16)], 1e-9, seed=1, ladder=(2, 3))
     assert out_of_reach.draws == 3
-    assert out_of_reach.noise > out_of_reach.precision
     assert "--blocks" in out_of_reach.reason
     assert "--blocks" not in pilot.reason
 
@@ -85,21 +84,19 @@ def test_the_fewest_draws_that_suffice_are_taken():
 def test_the_noisiest_case_decides_and_others_are_not_tried_again():
     calls = []
 
-    def counted(name, case):
+    def counted(case):
         def run(blocks, *, draws, seed):
-            calls.append((name, draws))
+            calls.append((case.text.name, draws))
             assert len(blocks) <= PILOT_BLOCKS
             return case.evaluate(blocks, draws=draws, seed=seed)
 
-        return replace(case, set=name, evaluate=run)
+        return replace(case, evaluate=run)
 
-    cases = [counted("many", rising_case(40_000, 16)), counted("few", rising_case(10, 16))]
-    allowed = 1.4 * rising_noise(4, 16, 10)
-    progress = Counted()
-    options = {"ladder": (2, 4, 8), "progress": progress}
-    pilot = choose_draws(cases, allowed, seed=1, **options)
-    assert (pilot.draws, pilot.where) == (4, "few, run")
-    assert calls == [("many", 2)] * 2 + [("few", 2)] * 2 + [("few", 4)] * 2
+    cases = [counted(rising_case(40_000, 16)), counted(rising_case(10, 16, "lm1b"))]
+    progress, allowed = Counted(), 1.4 * rising_noise(4, 16, 10)
+    pilot = choose_draws(cases, allowed, seed=1, ladder=(2, 4, 8), progress=progress)
+    assert (pilot.draws, pilot.where) == (4, "LM1B, run")
+    assert calls == [("ptb", 2)] * 2 + [("lm1b", 2)] * 2 + [("lm1b", 4)] * 2
     assert (progress.totals, progress.done) == ([2, 2, 3], 3)
 
 
@@ -118,31 +115,34 @@ def three_seeds(model, blocks):
     return results, zero_shot.join_seeds(results, blocks, seeds)
 
 
-def test_the_summary_by_hand():
+def test_the_summary_by_hand_and_differences_are_paired():
     results, joined = three_seeds(noisy, rows(30, 12))
     block_values = np.mean([result.block_nll for result in results], axis=0)
-    assert joined.nll == pytest.approx(block_values.mean())
-    assert joined.standard_error == pytest.approx(block_values.std(ddof=1) / math.sqrt(30))
-    assert joined.num_draws == 9
-    found = zero_shot.summarize(results, joined)
+    nll, se = block_values.mean(), block_values.std(ddof=1) / math.sqrt(30)
     each = [math.exp(float(result.block_nll.mean())) for result in results]
-    assert found["seed_perplexities"] == pytest.approx(each)
-    assert found["seed_mean"] == pytest.approx(np.mean(each))
-    assert found["seed_deviation"] == pytest.approx(np.std(each, ddof=1))
-    assert found["perplexity"] == pytest.approx(math.exp(joined.nll))
-    assert found["perplexity_se"] == pytest.approx(math.exp(joined.nll) * joined.standard_error)
-    assert found["bits_per_byte"] == pytest.approx(joined.nll / math.log(2) / 2)
-    assert (found["num_draws"], found["num_seeds"], found["num_tokens"]) == (3, 3, 360)
-    assert math.isnan(zero_shot.summarize(results[:1], joined)["seed_deviation"])
-
-
-def test_differences_are_paired():
-    _, joined = three_seeds(noisy, rows(30, 12))
+    assert joined.num_draws == 9
+    assert zero_shot.summarize(results, joined) == {
+        "nll": pytest.approx(nll),
+        "nll_se": pytest.approx(se),
+        "perplexity": pytest.approx(math.exp(nll)),
+        "perplexity_se": pytest.approx(math.exp(nll) * se),
+        "bits_per_byte": pytest.approx(nll / math.log(2) / 2),
+        "num_blocks": 30,
+        "num_tokens": 360,
+        "num_draws": 3,
+        "num_seeds": 3,
+        "is_exact": False,
+        "seed_perplexities": pytest.approx(each),
+        "seed_mean": pytest.approx(np.mean(each)),
+        "seed_deviation": pytest.approx(np.std(each, ddof=1)),
+    }
+    assert zero_shot.summarize(results[:1], joined)["seed_deviation"] is None
     _, worse = three_seeds(lambda *args, **more: noisy(*args, **more) + 0.25, rows(30, 12))
-    found = zero_shot.compare(worse, joined)
-    assert found["difference"] == pytest.approx(0.25)
-    assert found["se"] == pytest.approx(0, abs=1e-9), "although each has an error of its own"
-    assert found["perplexity_ratio"] == pytest.approx(math.exp(0.25))
+    assert zero_shot.compare(worse, joined) == {
+        "difference": pytest.approx(0.25),
+        "se": pytest.approx(0, abs=1e-9),  # although each has an error of its own
+        "perplexity_ratio": pytest.approx(math.exp(0.25)),
+    }
     assert joined.standard_error > 0.05
     assert zero_shot.compare(three_seeds(noisy, rows(29, 12))[1], joined) is None
 
@@ -159,11 +159,6 @@ def bell(zoo):
     return load(zoo / "bell")
 
 
-@pytest.fixture(scope="module")
-def arm(zoo):
-    return load(zoo / "arm")
-
-
 @pytest.fixture
 def news(tmp_path):
     path = tmp_path / "news.csv"
@@ -177,7 +172,7 @@ def news(tmp_path):
 def test_blocks_are_the_texts_cut_without_overlap(bell, news, eos, change):
     """AG News has no detokenizer: title and text as they are; rows as the run's own are framed."""
     run = with_data(bell, **change)
-    found, missing = load_sets([run], [news], eos)
+    found, missing = load_blocks([run], [news], eos)
     assert not missing
     end, ids = ([run.tokenizer.eos_id] if eos == "mdlm" else []), []
     for n in range(40):
@@ -204,8 +199,6 @@ def test_a_set_keeps_its_own_rules_and_the_run_its_own(bell):
     assert not zero_shot.own_family(run, TextSet("lm1b"))
     assert zero_shot.own_family(with_data(bell, train="wikitext2"), TextSet("wikitext103"))
     assert zero_shot.own_family(with_data(bell, train="imported"), TextSet("ptb")) is None
-    names = "ptb wikitext2 wikitext103 lm1b lambada ag_news pubmed arxiv".split()
-    assert list(zero_shot.TITLES) == names, "the paper's table"
     assert TextSet("text8").title == "text8"
 
 
@@ -228,84 +221,70 @@ def test_runs_that_cannot_read_the_sets_are_refused(bell):
         zero_shot.check_run(with_data(bell, train="toy:sticky"), "mdlm")
 
 
-def test_missing_sets_are_all_named_and_given_files_must_be_there(bell, news, monkeypatch):
+def test_missing_sets_are_all_named_before_any_is_read(bell, news, tmp_path, monkeypatch):
     def unreachable(name, *_, **__):
         raise UserError(f"cannot reach {name} on the hub (no network). Offline? Download it")
 
     monkeypatch.setattr("bellmask.data.corpora.hub_source", unreachable)
     sets = [TextSet("ptb"), news, TextSet("arxiv")]
-    missing = zero_shot.find_missing([bell], sets, "mdlm")
-    assert list(missing) == ["ptb", "arxiv"]
-    assert "Offline" not in missing["ptb"]
-    with pytest.raises(UserError) as error:
-        zero_shot.refuse_missing(missing, sets, skip_missing=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(zero_shot, "prepare", lambda *_, **__: 1 / 0)
+        with pytest.raises(UserError) as error:
+            load_blocks([bell], sets, "mdlm")
     for words in ("2 of 3", "--from ptb=PATH --from arxiv=PATH", "--skip-missing", "network"):
         assert words in str(error.value)
-    zero_shot.refuse_missing(missing, sets, skip_missing=True)
-    wrong = [TextSet("ptb", "no/such.txt"), news]
-    missing = zero_shot.find_missing([bell], wrong, "mdlm")
-    with pytest.raises(UserError, match=r"no/such\.txt") as error:
-        zero_shot.refuse_missing(missing, wrong, skip_missing=True)
-    assert "--from" not in str(error.value)
-
-
-def test_text_that_turns_out_unreadable_is_missing_too(bell, tmp_path):
+    assert "Offline" not in str(error.value)
+    found, missing = load_blocks([bell], sets, "mdlm", skip_missing=True)
+    assert (list(found), list(missing)) == (["ag_news"], ["ptb", "arxiv"])
+    # one that turns out unreadable is missing too
     path = tmp_path / "papers.jsonl"
     path.write_text('{"body": "text"}\n' * 50, encoding="utf-8")
     text = TextSet("arxiv", str(path))
-    assert not zero_shot.find_missing([bell], [text], "mdlm")
-    found, missing = load_sets([bell], [text], "mdlm")
-    assert not found
-    assert "'article'" in missing["arxiv"]
-    assert load_sets([bell], [replace(text, column="body")], "mdlm")[0]["arxiv"]
+    with pytest.raises(UserError, match="'article'"):
+        load_blocks([bell], [text, news], "mdlm", skip_missing=True)
+    assert load_blocks([bell], [replace(text, column="body")], "mdlm")[0]["arxiv"]
 
 
-def test_a_stored_evaluation_is_not_made_again(bell, news, tmp_path):
-    blocks = load_sets([bell], [news], "mdlm")[0]["ag_news"][0].spread(8)
-    progress, files = Counted(), [tmp_path / f"{seed}.npz" for seed in (1, 2)]
-    options = {"draws": 2, "seeds": (1, 2), "progress": progress, "keep": files}
-    first = measure(bell, blocks, batch_size=5, **options)
-    assert progress.seen == [5, 8, 13, 16]
-    for result, seed in zip(first, (1, 2)):
-        assert result.nll == pytest.approx(bell.evaluate(blocks, draws=2, seed=seed).nll)
-    files[1].write_bytes(b"half of it")
-    before = len(progress.seen)
-    again = measure(bell, blocks, batch_size=8, **options)
-    assert progress.seen[before:] == [24, 32], "the damaged one is made again, the other is not"
-    assert [r.nll for r in again] == pytest.approx([r.nll for r in first])
-    assert again[1].is_paired_with(first[1])
-
-
-def test_an_exact_run_is_measured_once_and_stays_paired(bell, arm, news):
-    runs = {"bell": bell, "arm": arm}
-    found, _ = load_sets(list(runs.values()), [news], "mdlm")
+def test_a_stored_evaluation_is_not_made_again_and_exact_ones_stay_paired(
+    bell, news, zoo, tmp_path
+):
+    runs = {"bell": bell, "arm": load(zoo / "arm")}
+    found, _ = load_blocks(list(runs.values()), [news], "mdlm")
     blocks = {"ag_news": [b.spread(8) for b in found["ag_news"]]}
-    results = {
-        ("ag_news", name): measure(run, own, draws=2, seeds=(1, 2))
-        for (name, run), own in zip(runs.items(), blocks["ag_news"])
-    }
-    assert len(results["ag_news", "arm"]) == 1
-    sets = [news, TextSet("ptb")]
-    text, gone = zero_shot.collect(runs, sets, blocks, {"ptb": "no network"}, results, [1, 2])[
-        "sets"
-    ]
+    sets, seeds, progress = [news, TextSet("ptb")], (1, 2), Counted()
+    cases = make_cases(runs, sets, blocks, batch_size=5)
+    assert [(case.run, case.is_exact) for case in cases] == [("bell", False), ("arm", True)]
+    store = FileStore(tmp_path / "blocks", ".npz", Likelihood.load, Likelihood.save)
+    first = [case.measure(2, seeds, store, progress) for case in cases]
+    assert progress.seen == [5, 8, 13, 16, 21, 24]
+    for result, seed in zip(first[0], seeds):
+        assert result.nll == bell.evaluate(cases[0].blocks, draws=2, seed=seed, batch_size=5).nll
+    files = sorted(store.folder.iterdir())
+    assert len(files) == 3, "one of the exact run"
+    files[1].write_bytes(b"half of it")
+    again = cases[0].measure(2, seeds, store, progress)
+    assert progress.seen[6:] in ([32, 37, 40], [29, 32, 40]), "the damaged one alone is made again"
+    assert [r.nll for r in again] == [r.nll for r in first[0]]
+
+    results = list(zip(cases, first))
+    text, gone = zero_shot.collect(runs, sets, {"ptb": "no network"}, results, seeds)["sets"]
     assert gone["missing"] == "no network"
     assert gone["results"] == gone["differences"] == {}
     masked, exact = text["results"].values()
-    gap = text["differences"]["arm"]
     assert (masked["is_exact"], exact["is_exact"]) == (False, True)
+    gap_B = first[1][0].block_nll - np.mean([result.block_nll for result in first[0]], axis=0)
+    gap = text["differences"]["arm"]
     assert gap["difference"] == pytest.approx(exact["nll"] - masked["nll"])
-    mean_B = np.mean([result.block_nll for result in results["ag_news", "bell"]], axis=0)
-    gap_B = results["ag_news", "arm"][0].block_nll - mean_B
     assert gap["se"] == pytest.approx(gap_B.std(ddof=1) / math.sqrt(8))
 
 
-def test_a_key_names_what_decides_a_measurement(bell, arm):
-    few, many = rows(4, 16), rows(5, 16)
-    key = partial(zero_shot.result_key, bell, "weights")
-    others = [key(many, 2), key(few, 3), zero_shot.result_key(bell, "other weights", few, 2)]
-    assert len({key(few, 2), *others}) == 4
-    exact = partial(zero_shot.result_key, arm, "weights", few)
-    assert exact(2) == exact(3), "an exact value has no draws"
-    assert hash_weights(bell.model) != hash_weights(arm.model)
-    assert hash_weights(bell.model) == hash_weights(copy.deepcopy(bell.model))
+def test_a_key_names_what_decides_a_measurement(bell, zoo):
+    others = [bell, load(zoo / "base"), with_data(bell, document_attention=True)]
+    texts = [TextSet("ptb"), TextSet("lm1b")]
+    keys = [
+        make_cases({"run": run}, [text], {text.name: [rows(count, 16)]})[0].key
+        for run in others
+        for text in texts
+        for count in (4, 5)
+    ]
+    assert len(set(keys)) == 12

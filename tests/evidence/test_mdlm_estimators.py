@@ -22,7 +22,7 @@ from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.diffusion.schedules import Cosine
-from bellmask.evaluate.likelihood import Scorer
+from bellmask.evaluate.likelihood import BlockScorer
 
 LENGTH, SYMBOLS = 5, 3
 SOURCE = ToySource.order_two(SYMBOLS, LENGTH, sharpness=4.0)
@@ -35,7 +35,7 @@ def copies(count):
 
 
 def toy_scorer(count):
-    return Scorer(ExactDenoiser(SOURCE), copies(count), SYMBOLS)
+    return BlockScorer(ExactDenoiser(SOURCE), copies(count), SYMBOLS)
 
 
 def mean_loss(count):
@@ -88,7 +88,7 @@ def test_the_bias_of_the_floor_is_that_of_the_integral():
         return (x_BL == SYMBOLS).sum(1).double()[rows_N // LENGTH]
 
     counts_B = low_rate_loss(
-        Scorer(number_of_masks, copies(2000), SYMBOLS), 7, draws=4, time_floor=floor
+        BlockScorer(number_of_masks, copies(2000), SYMBOLS), 7, draws=4, time_floor=floor
     )
     assert counts_B.mean() == pytest.approx(1 + (LENGTH - 1) * floor / 2, abs=0.04)
     nelbo_B = np.full(2000, np.mean(LOSSES))
@@ -141,7 +141,7 @@ def test_the_noise_of_weights_is_the_closed_form(kind):
     def constant_loss(x_BL, rows_N, targets_N, **_):
         return torch.ones(len(rows_N), dtype=torch.float64)
 
-    scorer = Scorer(constant_loss, Blocks.from_rows(rows), SYMBOLS)
+    scorer = BlockScorer(constant_loss, Blocks.from_rows(rows), SYMBOLS)
     values = [one_pass(scorer, seed, kind=kind, time_floor=floor) for seed in range(300)]
     variance = (math.log(1 / floor) / (1 - floor) - 1) / length / count
     assert np.var(values, ddof=1) == pytest.approx(variance, rel=0.2)
@@ -155,7 +155,7 @@ def test_rows_count_by_their_tokens_and_pads_do_not():
     def model(x_BL, rows_N, targets_N, **_):
         return targets_N.double() * 3 + 1
 
-    scorer = Scorer(model, Blocks.from_rows(rows), SYMBOLS)
+    scorer = BlockScorer(model, Blocks.from_rows(rows), SYMBOLS)
     values = [one_pass(scorer, seed, kind="stratified", time_floor=0.05) for seed in range(40)]
     error = np.std(values, ddof=1) / math.sqrt(40)
     assert abs(np.mean(values) - (2 * 1 + 8 * 4) / 10) < 4 * error < 0.1
@@ -178,7 +178,7 @@ def test_under_a_schedule_the_model_is_told_its_time():
 
     length = 4000
     rows = [Row(np.zeros(length, dtype=np.int64), length, n) for n in range(3)]
-    scorer = Scorer(model, Blocks.from_rows(rows), SYMBOLS, Mdm(Cosine()))
+    scorer = BlockScorer(model, Blocks.from_rows(rows), SYMBOLS, Mdm(Cosine()))
     rate = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     sums = weighted_sums(scorer, torch.arange(3), rate, 11)
     assert torch.allclose(seen["hidden"], rate, atol=0.04)

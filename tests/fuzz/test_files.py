@@ -18,7 +18,7 @@ from bellmask.evaluate.judge_endpoint import (
     read_reply,
 )
 from bellmask.evaluate.judge_prompts import read_alpaca
-from bellmask.evaluate.result import Likelihood
+from bellmask.evaluate.likelihood import Likelihood
 from bellmask.generate.generate import SideBySide
 from bellmask.generate.trace import Change, Trace, TracedSample, load_trace
 from bellmask.generate.trace_page import render_trace_page

