@@ -27,7 +27,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
-from bellmask.data.prepare import locate, parse_mixture, prepare
+from bellmask.data.prepare import Preparation, parse_mixture, prepare
 from bellmask.evaluate.likelihood import evaluate_run
 from bellmask.evaluate.result import Likelihood, perplexity_of
 from bellmask.model.transformer import hash_weights
@@ -226,7 +226,7 @@ def find_missing(runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy
 
 
 def _locate(run: Loaded, text: TextSet, eos: EosPolicy) -> Path:
-    return locate(set_options(run, text, eos), run.tokenizer, "valid")[0]
+    return Preparation(set_options(run, text, eos), run.tokenizer, "valid").folder
 
 
 def load_sets(

@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-import pickle
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bellmask.data.detokenize import (
-    DETOKENIZERS,
-    detokenizer,
-    lm1b,
-    ptb,
-    scientific_papers,
-    wikitext,
-)
+from bellmask.data.detokenize import DETOKENIZERS, detokenizer
 from bellmask.utils.errors import UserError
 
+lm1b, ptb, wikitext, scientific_papers = map(
+    detokenizer, ("lm1b", "ptb", "wikitext", "scientific_papers")
+)
 TRIGGERS = [
     *" '\"?!,:;/()[]{}$£#=°@\n\t\\",
     *("s", "N", "1", "word", "\u201c", "\u201d", "\u00a0"),
@@ -33,9 +28,6 @@ plain = st.lists(plain_word | joined_word).map(" ".join)
 
 def test_every_published_corpus_has_a_detokenizer():
     assert set(DETOKENIZERS) == {"none", "lm1b", "ptb", "wikitext", "lambada", "scientific_papers"}
-    for name, function in DETOKENIZERS.items():
-        assert detokenizer(name) is function
-        assert pickle.loads(pickle.dumps(function)) is function, "worker processes can take it"
     with pytest.raises(UserError, match=r"'wikitex'.*'wikitext'"):
         detokenizer("wikitex")
 
@@ -133,8 +125,8 @@ def quick(examples):
 @quick(50)
 @given(st.text() | noisy)
 def test_any_text_is_taken_and_rules_take_away_no_more_than_they_say(text):
-    for function in DETOKENIZERS.values():
-        assert isinstance(function(text), str)
+    for name in DETOKENIZERS:
+        assert isinstance(detokenizer(name)(text), str)
     assert detokenizer("none")(text) == text
     assert lm1b(text).replace(" ", "") == text.replace(" ", "")
     text = text.replace("@", "").replace("N", "")
@@ -144,8 +136,8 @@ def test_any_text_is_taken_and_rules_take_away_no_more_than_they_say(text):
 @quick(30)
 @given(plain)
 def test_plain_text_is_left_alone(text):
-    for name, function in DETOKENIZERS.items():
-        assert function(text) == ("\n" + text if name == "lambada" else text)
+    for name in DETOKENIZERS:
+        assert detokenizer(name)(text) == ("\n" + text if name == "lambada" else text)
 
 
 @quick(100)

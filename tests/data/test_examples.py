@@ -19,7 +19,6 @@ from bellmask.data.example_files import (
     Message,
     clean_conversation,
     clean_text,
-    conversation_id,
     tidy,
     turns,
 )
@@ -107,12 +106,12 @@ def test_the_identity_is_the_content(tmp_path):
         ('{"text": "a", "n": 1}', "record 1.*text, n"),
         ('{"prompt": 3, "response": "a"}', "record 1.*'prompt'"),
         ('{"messages": "hello"}', "'messages'"),
-        ('{"prompt": "a", "response": "b"}\n{"prompt"', "record 2"),
+        ('{"prompt": "a", "response": "b"}\n{"prompt"', "line 2"),
         ("[1]", "record 1"),
         ('["a"', r"a\.json"),
         ("[" * 100_000, r"a\.json"),
-        ('{"prompt": ' + "[" * 100_000, "record 1"),
-        ('{"prompt": ' + "1" * 5_000 + "}", "record 1"),
+        ('{"prompt": ' + "[" * 100_000, "line 1"),
+        ('{"prompt": ' + "1" * 5_000 + "}", "line 1"),
     ],
     ids=range(9),
 )
@@ -129,7 +128,6 @@ def test_what_is_no_example_is_named(tmp_path, text, words):
         ("toy:copi", "'copy'"),
         ("toy:copy:99", "1 to 12"),
         ("stories:", "stories:"),
-        ("sharegpt:hub:name", "'sharegpt:hub:name'"),
         ("no/such.jsonl", "no/such.jsonl"),
         (__file__, r"\.jsonl"),
     ],
@@ -262,7 +260,7 @@ def test_real_conversations(shared_file):
     assert (len(records), answers, begun) == (300, 1096, 90)
     assert len(found) == answers - begun - 2 == 1004
     assert counts == {"conversations": 300, FIRST: 90, "turns empty": 2, JOINED: 3}
-    names = {conversation_id(r) for r in records if len(r["conversations"]) > 1}
+    names = {re.sub(r"_\d+$", "", r["id"]) for r in records if len(r["conversations"]) > 1}
     assert len({number for number, _ in found}) == len(names)
     for _, example in found:
         assert example.response.strip()

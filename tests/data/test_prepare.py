@@ -22,7 +22,7 @@ from bellmask.data import blocks as blocks_module
 from bellmask.data import prepare as prepare_module
 from bellmask.data import prepare as writing
 from bellmask.data.corpora import CORPORA
-from bellmask.data.prepare import locate, make_tokenizer, prepare
+from bellmask.data.prepare import Preparation, make_tokenizer, prepare
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
@@ -204,7 +204,7 @@ def test_the_key_is_all_that_decides_the_rows(tmp_path, monkeypatch):
     data = options(tmp_path, lines(20), tokenizer="bpe:260")
 
     def key(tokenizer=BYTES, **changes):
-        return locate(replace(data, **changes), tokenizer, "train")[1]
+        return Preparation(replace(data, **changes), tokenizer, "train").key
 
     (tmp_path / "other").mkdir()
     moved = options(tmp_path / "other", lines(20)).train

@@ -236,7 +236,7 @@ def test_damage_is_refused_with_the_name_of_the_file(tmp_path, name, content, wo
 def test_other_rules_and_columns_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(as_csv([["a", "b"]]))
-    with pytest.raises(UserError, match="not the CSV"):
+    with pytest.raises(UserError, match="column '2'"):
         texts(path, column="2")
     with pytest.raises(UserError, match=r"'lines'.*'line'"):
         list(read_stream(io.BytesIO(b"a"), "a.txt", rule="lines", column="text", label="a"))

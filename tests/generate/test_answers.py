@@ -14,7 +14,7 @@ import bellmask.generate.fill
 from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Example, Message
 from bellmask.data.examples import ExampleRules, encode_example
-from bellmask.data.inputs import describe_blocks, load_inputs
+from bellmask.data.prepare import describe_blocks, load_inputs
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
 from bellmask.generate.chat import Talk
