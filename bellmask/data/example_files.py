@@ -49,10 +49,6 @@ class Example:
     is_conversation: bool = False
     """It came with roles, so that ``--sft.template auto`` marks them."""
 
-    def __post_init__(self) -> None:
-        if len(self.messages) < 2 or self.messages[-1].role != "assistant":
-            raise ValueError("an example ends with what the assistant says to something")
-
     @staticmethod
     def plain(prompt: str, response: str) -> Example:
         """A prompt and its response, without roles of their own."""

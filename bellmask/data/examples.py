@@ -11,7 +11,7 @@ import itertools
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from bellmask.data.blocks import (
 from bellmask.data.chat_templates import (
     Kind,
     PromptEncoder,
-    Template,
     join,
     make_template,
     response_after,
@@ -108,6 +107,8 @@ _SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"'\u201d\u2019]*\s*")
 _NAMED = re.compile(r"\b([a-z]+) (?:named|called) ([A-Z][a-z]+)\b(?!'|-| [A-Z])")
 _PAIRED = re.compile(r"\s*(?:,|and)\s*(?:and\s+)?[A-Z]")
 _LOVED = re.compile(r"(?:(?<=[.!?] )|^)([A-Z][a-z]+) (loved|liked) to ([a-z][a-z ]*)\.")
+_LOVERS = re.compile(r"\b([A-Z][a-z]+) (?:also |always )?(?:loved|liked)\b")
+_OTHERS_LOVED = re.compile(r"\b(?:[Hh]e|[Ss]he|[Ii]t|[Tt]hey) (?:also )?(?:loved|liked) to\b")
 _NOT_KINDS = frozenset("was is been were be and or it one other old him her them they who".split())
 _RELATIONS = frozenset("friend brother sister neighbor neighbour cousin toy pet lab".split())
 _NOT_NAMES = frozenset("Mr Mrs Ms Dr Everyone Everybody The He She It They".split())
@@ -126,65 +127,45 @@ def opening(story: str) -> str:
 
 def _named(text: str) -> list[tuple[str, str]]:
     """(kind, name) of each being that is introduced by name, in order; [] where two share one."""
-    found = []
-    for match in _NAMED.finditer(text):
-        is_plain = match[1] not in _NOT_KINDS and match[2] not in _NOT_NAMES
-        if is_plain and not _PAIRED.match(text, match.end()):
-            found.append((match[1], match[2]))
-    return found
+    return [
+        (match[1], match[2])
+        for match in _NAMED.finditer(text)
+        if match[1] not in _NOT_KINDS and match[2] not in _NOT_NAMES
+        if not _PAIRED.match(text, match.end())
+    ]
 
 
 def _is_single(kind: str, text: str) -> bool:
     """True when a story speaks of one such being only: 'boy' once with a or another, no 'boys'."""
-    words = re.findall(r"[a-z]+", text.lower())
-    begun = re.findall(
-        rf"\b(?:a|an|another|two|three)\b(?: [a-z,]+){{0,3}}? {kind}\b", text.lower()
-    )
-    return f"{kind}s" not in words and len(begun) <= 1
-
-
-def ask_name(text: str) -> Iterator[tuple[str, str]]:
-    """What somebody is called, where one being of the kind has a name."""
-    named = _named(text)
-    kinds = Counter(kind for kind, _ in named)
-    for kind, name in named:
-        if kinds[kind] == 1 and _is_single(kind, text):
-            yield f"What is the {kind}'s name?", name
-
-
-def ask_kind(text: str) -> Iterator[tuple[str, str]]:
-    """What somebody with a name is."""
-    named = _named(text)
-    names = Counter(name for _, name in named)
-    for kind, name in named:
-        if names[name] == 1 and kind not in _RELATIONS and not kind.endswith("s"):
-            yield f"What is {name}?", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def ask_love(text: str) -> Iterator[tuple[str, str]]:
-    """What somebody loved or liked to do, where it is said once, in one plain sentence."""
-    found = _LOVED.findall(text)
-    names = Counter(re.findall(r"\b([A-Z][a-z]+) (?:also |always )?(?:loved|liked)\b", text))
-    others = re.search(r"\b(?:He|She|It|They|he|she|it|they) (?:also )?(?:loved|liked) to\b", text)
-    for name, verb, what in found:
-        is_plain = name not in _NOT_NAMES and _UNCLEAR.search(what) is None
-        if names[name] == 1 and others is None and is_plain:
-            yield f"What did {name} {verb[:-1]} to do?", what.strip()
-
-
-KINDS: dict[str, Callable[[str], Iterator[tuple[str, str]]]] = {
-    "name": ask_name,
-    "kind": ask_kind,
-    "love": ask_love,
-}
+    text = text.lower()
+    begun = re.findall(rf"\b(?:a|an|another|two|three)\b(?: [a-z,]+){{0,3}}? {kind}\b", text)
+    return f"{kind}s" not in re.findall(r"[a-z]+", text) and len(begun) <= 1
 
 
 def questions(story: str) -> Iterator[tuple[str, Example]]:
     """(kind of question, example) for all that can be asked of a story."""
     text = opening(story)
-    for kind, ask in KINDS.items():
-        for question, answer in ask(text):
-            yield kind, Example.plain(f"Story: {text}\nQuestion: {question}\nAnswer:", answer)
+    for kind, question, answer in _ask(text):
+        yield kind, Example.plain(f"Story: {text}\nQuestion: {question}\nAnswer:", answer)
+
+
+def _ask(text: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, question, answer)."""
+    named = _named(text)
+    kinds, names = (Counter(column) for column in (zip(*named) if named else ((), ())))
+    for kind, name in named:
+        if kinds[kind] == 1 and _is_single(kind, text):
+            yield "name", f"What is the {kind}'s name?", name
+    for kind, name in named:
+        if names[name] == 1 and kind not in _RELATIONS and not kind.endswith("s"):
+            yield "kind", f"What is {name}?", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    if _OTHERS_LOVED.search(text):
+        return
+    lovers = Counter(_LOVERS.findall(text))
+    for name, verb, what in _LOVED.findall(text):
+        is_plain = name not in _NOT_NAMES and _UNCLEAR.search(what) is None
+        if lovers[name] == 1 and is_plain:
+            yield "love", f"What did {name} {verb[:-1]} to do?", what.strip()
 
 
 def open_stories(pattern: str) -> ExampleSource:
@@ -234,41 +215,31 @@ class _ToyTask:
     """Where none is given: these in turn."""
     most: int
     """Largest SIZE: up to it, all prompts can be numbered in 64 bits."""
-    count: Callable[[int], int]
-    """How many prompts of a size there are."""
-    ask: Callable[[int, int], tuple[str, str]]
-    """(number, size) → question and answer, to be spaced."""
-
-
-def _word(number: int, size: int) -> str:
-    """The word of ``size`` letters with this number."""
-    letters = string.ascii_lowercase
-    return "".join(letters[number // 26**place % 26] for place in range(size))
-
-
-def _smallest(size: int) -> int:
-    """The first digit of a summand is not 0 (but for SIZE 1)."""
-    return 10 ** (size - 1) if size > 1 else 0
-
-
-def _sum(number: int, size: int) -> tuple[str, str]:
-    a, b = (_smallest(size) + n for n in divmod(number, 10**size - _smallest(size)))
-    return f"{a}+{b}", str(a + b)
 
 
 TOY_TASKS = {
-    "copy": _ToyTask(
-        "Copy", (4, 5, 6, 7, 8), 12, lambda size: 26**size, lambda n, size: (_word(n, size),) * 2
-    ),
-    "reverse": _ToyTask(
-        "Reverse",
-        (4, 5, 6, 7, 8),
-        12,
-        lambda size: 26**size,
-        lambda n, size: (_word(n, size), _word(n, size)[::-1]),
-    ),
-    "sums": _ToyTask("Sum", (2,), 9, lambda size: (10**size - _smallest(size)) ** 2, _sum),
+    "copy": _ToyTask("Copy", (4, 5, 6, 7, 8), 12),
+    "reverse": _ToyTask("Reverse", (4, 5, 6, 7, 8), 12),
+    "sums": _ToyTask("Sum", (2,), 9),
 }
+
+
+def _toy_questions(kind: str, size: int, most: int) -> list[tuple[str, str]]:
+    """Different questions and answers of one size, in a keyed order: all, or the first ``most``."""
+    least = 10 ** (size - 1) if size > 1 else 0  # of a summand: no 0 in front
+    span = 10**size - least
+    count = span**2 if kind == "sums" else 26**size
+    order = IndexPermutation(count, stream_key(0, "toy examples", kind, size))
+    found = []
+    for number in order(torch.arange(min(count, most))).tolist():
+        if kind == "sums":
+            a, b = (least + part for part in divmod(number, span))
+            found.append((f"{a}+{b}", str(a + b)))
+        else:
+            letters = (string.ascii_lowercase[number // 26**n % 26] for n in range(size))
+            word = "".join(letters)
+            found.append((word, word if kind == "copy" else word[::-1]))
+    return found
 
 
 def open_toy(name: str) -> ExampleSource:
@@ -279,14 +250,10 @@ def open_toy(name: str) -> ExampleSource:
         raise UserError(f"toy:{name}: the size after toy:{kind} is a number from 1 to {toy.most}")
     sizes = (int(size),) if sign else toy.sizes
 
-    def asked(size: int) -> list[tuple[str, str]]:
-        """Different questions of one size, in a keyed order: all, or as many as are wanted."""
-        count, wanted = toy.count(size), -(-NUM_EXAMPLES // len(sizes))
-        order = IndexPermutation(count, stream_key(0, "toy examples", kind, size))
-        return [toy.ask(n, size) for n in order(torch.arange(min(count, wanted))).tolist()]
-
     def read(counts: Counter[str]) -> Iterator[Numbered]:
-        in_turn = itertools.chain.from_iterable(zip(*map(asked, sizes), strict=True))
+        each = -(-NUM_EXAMPLES // len(sizes))
+        columns = [_toy_questions(kind, size, each) for size in sizes]
+        in_turn = itertools.chain.from_iterable(zip(*columns, strict=True))
         for number, (question, answer) in enumerate(itertools.islice(in_turn, NUM_EXAMPLES)):
             prompt = f"{toy.title}: {' '.join(question)}\nAnswer:"
             yield number, Example.plain(prompt, " ".join(answer))
@@ -321,14 +288,6 @@ class ExampleRules:
 def canvas_length(num_tokens: int, round_to: int) -> int:
     """Tokens of a response with its EOS: one more, rounded up. Generation uses the same rule."""
     return -(-(num_tokens + 1) // round_to) * round_to
-
-
-def encode_example(
-    example: Example, tokenizer: Tokenizer, template: Template, rules: ExampleRules, number: int = 0
-) -> Row | None:
-    """The row of one example; None if its response does not fit."""
-    encoder = PromptEncoder(tokenizer, template)
-    return next(encode_examples([(number, example)], encoder, rules, Counter()))
 
 
 def encode_examples(
@@ -408,7 +367,13 @@ def load_example_blocks(
     """
     assert sft.train is not None
     rules = ExampleRules(data.block_length, sft.round_to, sft.template, bos_first)
-    _check(rules, tokenizer)
+    if rules.block_length <= rules.round_to:
+        raise UserError(
+            f"data.block_length={rules.block_length} has no room for a prompt and a response of "
+            f"sft.round_to={rules.round_to} tokens; make it longer, or --sft.round-to smaller"
+        )
+    if tokenizer.eos_id < 0:
+        raise UserError("examples end with EOS, which symbols do not have; use another tokenizer")
     encoder = PromptEncoder(tokenizer, make_template(sft.template, tokenizer, chat_template))
     cache = writable_cache(data)
     sources = [open_examples(name, sft, cache) for name in (sft.train, sft.valid) if name]
@@ -421,18 +386,6 @@ def load_example_blocks(
     if len(made) == 2:
         return LoadedData(blocks, made[1][0], counts=counts)
     return LoadedData(*_split(blocks, data.valid_fraction, sft.train), counts=counts)
-
-
-def _check(rules: ExampleRules, tokenizer: Tokenizer) -> None:
-    if rules.round_to < 1:
-        raise UserError(f"sft.round_to={rules.round_to} must be at least 1")
-    if rules.block_length <= rules.round_to:
-        raise UserError(
-            f"data.block_length={rules.block_length} has no room for a prompt and a response of "
-            f"sft.round_to={rules.round_to} tokens; make it longer, or --sft.round-to smaller"
-        )
-    if tokenizer.eos_id < 0:
-        raise UserError("examples end with EOS, which symbols do not have; use another tokenizer")
 
 
 def _prepare(

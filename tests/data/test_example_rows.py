@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from example_tools import encode_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from bellmask.data.example_files import Example
 from bellmask.data.examples import (
     ExampleRules,
     canvas_length,
-    encode_example,
     load_example_blocks,
     open_examples,
 )
@@ -236,7 +236,6 @@ def test_mistakes_are_named_and_leave_nothing_behind(load, tmp_path):
         (bad, {}, r"=64 \(left out: response longer"),
         (half, {}, "line 2"),
         ("toy:copy", {"length": 32}, r"data\.block_length=32"),
-        ("toy:copy", {"round_to": 0}, r"sft\.round_to=0"),
     ):
         with pytest.raises(UserError, match=words):
             load(train, **options)
