@@ -345,10 +345,8 @@ class BatchPlan:
         counts = share_out(self.weights, MIXTURE_PERIOD)
         corpus = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         pattern = corpus[shuffle(stream_key(self.seed, "mixture"), MIXTURE_PERIOD)]
-        rank = torch.zeros_like(pattern)
-        for number in range(len(counts)):
-            inside = pattern == number
-            rank[inside] = torch.arange(int(inside.sum()))
+        is_corpus = pattern[:, None] == torch.arange(len(counts))
+        rank = (is_corpus.cumsum(0) - 1).gather(1, pattern[:, None]).squeeze(1)
         return pattern, rank, counts
 
 

@@ -270,10 +270,6 @@ def open_toy(name: str) -> ExampleSource:
 # spans both. A prompt too long for the block loses its oldest tokens; a response that does not fit
 # with one token before it is left out and counted.
 
-TOO_LONG = "left out: response longer than the block"
-EMPTY = "left out: response without tokens"
-CUT = "prompts cut on the left"
-
 
 @dataclass(frozen=True)
 class ExampleRules:
@@ -285,21 +281,29 @@ class ExampleRules:
     bos_first: bool = False
 
 
-def canvas_length(num_tokens: int, round_to: int) -> int:
-    """Tokens of a response with its EOS: one more, rounded up. Generation uses the same rule."""
-    return -(-(num_tokens + 1) // round_to) * round_to
-
-
 def encode_examples(
     examples: Iterable[Numbered], encoder: PromptEncoder, rules: ExampleRules, counts: Counter[str]
 ) -> Iterator[Row | None]:
     """The row of each example, encoded together; None where a response does not fit."""
     numbers, kept = zip(*examples)
+    tokenizer = encoder.tokenizer
     prompts = [encoder.template.parts(e.prompt_messages, e.is_conversation) for e in kept]
     texts = [response_after(join(prompt), e.response) for prompt, e in zip(prompts, kept)]
-    encoded = zip(encoder.encode(prompts), encoder.tokenizer.encode_batch(texts), strict=True)
-    for number, (prompt, response) in zip(numbers, encoded, strict=True):
-        yield _row(prompt, response, encoder.tokenizer, rules, number, counts)
+    encoded = zip(numbers, encoder.encode(prompts), tokenizer.encode_batch(texts), strict=True)
+    for number, prompt, response in encoded:
+        canvas = -(-(len(response) + 1) // rules.round_to) * rules.round_to  # an EOS at least
+        room = rules.block_length - canvas
+        if room < 1 or not len(response):
+            reason = "longer than the block" if room < 1 else "without tokens"
+            counts[f"left out: response {reason}"] += 1
+            yield None
+            continue
+        given, is_cut = begin_row(prompt, room, tokenizer, rules.bos_first)
+        counts.update(["prompts cut on the left"] if is_cut else [])
+        padding = np.full(room - len(given), tokenizer.pad_id)
+        ends = np.full(canvas - len(response), tokenizer.eos_id)
+        ids = np.concatenate([given, response, ends, padding])
+        yield Row(ids, len(given) + canvas, number, len(given))
 
 
 def begin_row(prompt: Ids, room: int, tokenizer: Tokenizer, bos_first: bool) -> tuple[Ids, bool]:
@@ -314,30 +318,6 @@ def begin_row(prompt: Ids, room: int, tokenizer: Tokenizer, bos_first: bool) -> 
         first = [tokenizer.bos_id] if bos_first else first
         prompt = prompt[len(prompt) - (room - len(first)) :]
     return np.concatenate([np.array(first, dtype=np.int64), prompt]), is_cut
-
-
-def _row(
-    prompt: Ids,
-    response: Ids,
-    tokenizer: Tokenizer,
-    rules: ExampleRules,
-    number: int,
-    counts: Counter[str],
-) -> Row | None:
-    canvas = canvas_length(len(response), rules.round_to)
-    room = rules.block_length - canvas
-    if room < 1 or not len(response):
-        counts[TOO_LONG if room < 1 else EMPTY] += 1
-        return None
-    given, is_cut = begin_row(prompt, room, tokenizer, rules.bos_first)
-    if is_cut:
-        counts[CUT] += 1
-    start = len(given)
-    ids = np.full(rules.block_length, tokenizer.pad_id, dtype=np.int64)
-    ids[:start] = given
-    ids[start : start + canvas] = tokenizer.eos_id
-    ids[start : start + len(response)] = response
-    return Row(ids, start + canvas, number, start)
 
 
 # Examples → blocks on disk, in training and validation.

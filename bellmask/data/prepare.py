@@ -183,11 +183,12 @@ class Preparation:
                 raise ValueError("lost in a power cut")
             for path in self.scratch.glob("*.bin"):
                 os.truncate(path, sizes.get(path, 0))
-            self.done = dict(state["done"])
             self.packer.restore(state["packer"])
+            self.done = dict(state["done"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             shutil.rmtree(self.scratch)
             self.scratch.mkdir()
+            self.packer = Packer(self.rules)
             self.done = {"rows": 0, "bytes": 0, "tokens": 0, "real_tokens": 0}
 
     def _card(self) -> dict[str, Any]:

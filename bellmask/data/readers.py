@@ -329,8 +329,7 @@ class Wheel:
         return target
 
     def _verify(self, path: Path) -> None:
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = _hash_file(path)
         if found != self.sha256:
             raise UserError(
                 f"{path.name} has SHA-256 {found}, expected {self.sha256}: it is damaged or "

