@@ -41,7 +41,7 @@ print(json.dumps({"seconds": seconds, "peak": peak, "blocks": len(blocks)}))
 def write_text(path: Path, megabytes: int) -> None:
     """WikiText-2, over and over, each pass with another mark so that no two lines are the same."""
     source, _ = open_corpus(DataOptions(), "train", cache_folder())
-    lines = "".join(piece.text for piece in source.pieces()).splitlines()
+    lines = "".join(piece.text for piece in source.read()).splitlines()
     with path.open("w", encoding="utf-8") as stream:
         written, turn = 0, 0
         while written < megabytes * 1_000_000:

@@ -18,8 +18,7 @@ from bellmask.compare.stages import stage_figure, stage_notes, stage_table
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import preset
-from bellmask.data.inputs import load_inputs
-from bellmask.data.prepare import make_tokenizer
+from bellmask.data.prepare import load_inputs, make_tokenizer
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.report.figures import save_figure
 from bellmask.storage.build import build_framework, build_model

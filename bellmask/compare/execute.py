@@ -31,8 +31,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.config.options import Interval
-from bellmask.data.inputs import load_inputs
-from bellmask.data.prepare import make_tokenizer
+from bellmask.data.prepare import load_inputs, make_tokenizer
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.setup import open_start
 from bellmask.utils.allocator import keep_freed_memory

@@ -39,8 +39,7 @@ from bellmask.config.command_line import PresetOptions, parse_command, resolve, 
 from bellmask.config.config import RunConfig, load_config, parse_options
 from bellmask.config.presets import PRESETS
 from bellmask.data.blocks import Blocks
-from bellmask.data.inputs import describe_blocks, load_inputs
-from bellmask.data.prepare import LoadedData, make_tokenizer
+from bellmask.data.prepare import LoadedData, describe_blocks, load_inputs, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling

@@ -7,9 +7,11 @@ whole or absent: preparing writes beside it and renames.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bellmask.config.options import DataOptions
 from bellmask.data.packing import Row
+from bellmask.data.readers import cache_folder
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import is_whole, read_json
+from bellmask.utils.files import is_whole, read_json, write_text
 from bellmask.utils.rng import IndexPermutation, shuffle, stream_key
 
 TOKENS_PER_SHARD = 1 << 26
@@ -49,10 +54,6 @@ class ShardedTokens:
     def __len__(self) -> int:
         return len(self._span)
 
-    def part(self, start: int, stop: int) -> ShardedTokens:
-        """A run of rows, without reading them."""
-        return ShardedTokens(self._shards, self._span[start:stop])
-
     def arrays(self) -> list[NDArray[Any]]:
         """The rows as arrays one after another, without reading them."""
         first, last = self._span.start, self._span.stop
@@ -62,12 +63,11 @@ class ShardedTokens:
         ]
         return [shard for shard in cut if len(shard)]
 
-    def __getitem__(self, index: NDArray[np.int64] | slice) -> NDArray[Any]:
-        """The given rows, read."""
+    def __getitem__(self, index: NDArray[np.int64] | slice) -> NDArray[Any] | ShardedTokens:
+        """The given rows, read; a run of rows is not read yet."""
         if isinstance(index, slice):
-            index = np.arange(len(self))[index]
-        index = np.asarray(index)
-        if len(index) and not (index.min() >= 0 and index.max() < len(self)):
+            return ShardedTokens(self._shards, self._span[index])
+        if len(index) and not 0 <= index.min() <= index.max() < len(self):
             raise IndexError(f"rows run from 0 to {len(self) - 1}")
         place = index + self._span.start
         rows = np.empty((len(place), self.shape[1]), dtype=self.dtype)
@@ -78,7 +78,7 @@ class ShardedTokens:
         return rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        rows = self[slice(None)]
+        rows = np.concatenate([np.empty((0, self.shape[1]), self.dtype), *self.arrays()])
         return rows if dtype is None else rows.astype(dtype)
 
 
@@ -113,66 +113,50 @@ class Blocks:
 
     def rows(self, index: Tensor | slice) -> Tensor:
         """Tokens of the given rows, int64."""
-        picked = index.numpy() if isinstance(index, Tensor) else index
-        return torch.from_numpy(np.asarray(self.tokens[picked], dtype=np.int64))
+        return _picked(self.tokens, index)
 
     def row_lengths(self, index: Tensor | slice) -> Tensor:
         """Tokens before padding in the given rows, int64."""
-        picked = index.numpy() if isinstance(index, Tensor) else index
-        return torch.from_numpy(np.asarray(self.lengths[picked], dtype=np.int64))
+        return _picked(self.lengths, index)
 
     def row_starts(self, index: Tensor | slice) -> Tensor:
         """First maskable position of the given rows, int64."""
-        picked = index.numpy() if isinstance(index, Tensor) else index
-        starts = np.zeros(len(self), dtype=np.int64) if self.starts is None else self.starts
-        return torch.from_numpy(np.asarray(starts[picked], dtype=np.int64))
+        return _picked(np.zeros_like(self.lengths) if self.starts is None else self.starts, index)
 
     def num_maskable(self, index: Tensor | slice) -> Tensor:
         """Maskable tokens of the given rows, int64."""
         return (self.row_lengths(index) - self.row_starts(index)).clamp(min=0)
 
-    def _share(self, index: Tensor | slice) -> float:
-        """The given rows' part of all maskable tokens."""
-        return float(self.num_maskable(index).sum() / self.num_maskable(slice(None)).sum().clamp(1))
+    def _part(self, index: NDArray[np.int64] | slice, mark: str) -> Blocks:
+        maskable = self.num_maskable(slice(None))
+        return Blocks(
+            self.tokens[index],
+            self.lengths[index],
+            self.documents[index],
+            _sha256(f"{self.fingerprint}{mark}"),
+            self.num_bytes * float(maskable[index].sum() / maskable.sum().clamp(1)),
+            None if self.starts is None else self.starts[index],
+        )
 
     def starting_at(self, first: int) -> Blocks:
         """The same rows with nothing before position ``first`` maskable."""
         if not first or (self.starts is not None and self.starts.min() >= first):
             return self
-        mark = hashlib.sha256(f"{self.fingerprint}/from {first}".encode()).hexdigest()
         starts = np.maximum(self.row_starts(slice(None)).numpy(), first)
-        made = replace(self, starts=starts, fingerprint=mark)
+        made = replace(self, starts=starts, fingerprint=_sha256(f"{self.fingerprint}/from {first}"))
         left, before = (int(blocks.num_maskable(slice(None)).sum()) for blocks in (made, self))
         return replace(made, num_bytes=self.num_bytes * left / max(1, before))
 
     def slice(self, start: int, stop: int) -> Blocks:
         """A run of rows; its fingerprint says which. Bytes are shared out by tokens."""
-        mark = hashlib.sha256(f"{self.fingerprint}[{start}:{stop}]".encode()).hexdigest()
-        part, tokens = slice(start, stop), self.tokens
-        return replace(
-            self,
-            tokens=tokens.part(start, stop) if isinstance(tokens, ShardedTokens) else tokens[part],
-            lengths=self.lengths[part],
-            documents=self.documents[part],
-            fingerprint=mark,
-            num_bytes=self.num_bytes * self._share(part),
-            starts=None if self.starts is None else self.starts[part],
-        )
+        return self._part(slice(start, stop), f"[{start}:{stop}]")
 
     def spread(self, count: int) -> Blocks:
         """``count`` rows evenly over all of them (0: all): more documents than the first ones."""
         if not 0 < count < len(self):
             return self
         index = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
-        mark = hashlib.sha256(f"{self.fingerprint}/{count} spread".encode()).hexdigest()
-        return Blocks(
-            self.tokens[index],
-            self.lengths[index],
-            self.documents[index],
-            mark,
-            self.num_bytes * self._share(torch.from_numpy(index)),
-            None if self.starts is None else self.starts[index],
-        )
+        return self._part(index, f"/{count} spread")
 
     @staticmethod
     def from_rows(rows: Iterable[Row], num_bytes: float = 0.0) -> Blocks:
@@ -180,34 +164,51 @@ class Blocks:
         kept = list(rows)
         tokens = np.stack([row.ids for row in kept])
         lengths = np.array([row.length for row in kept], dtype=np.int64)
-        content = hashlib.sha256(tokens.tobytes() + lengths.tobytes())
         documents = np.array([row.document for row in kept], dtype=np.int64)
         starts = np.array([row.start for row in kept], dtype=np.int64)
-        if not starts.any():
-            return Blocks(tokens, lengths, documents, content.hexdigest(), num_bytes)
-        content.update(starts.tobytes())
-        return Blocks(tokens, lengths, documents, content.hexdigest(), num_bytes, starts)
+        held = [tokens, lengths, *([starts] if starts.any() else [])]
+        content = hashlib.sha256(b"".join(array.tobytes() for array in held)).hexdigest()
+        return Blocks(tokens, lengths, documents, content, num_bytes, *held[2:])
+
+
+def _picked(values: NDArray[Any] | ShardedTokens, index: Tensor | slice) -> Tensor:
+    picked = values[index.numpy() if isinstance(index, Tensor) else index]
+    return torch.from_numpy(np.asarray(picked, dtype=np.int64))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def join(parts: Sequence[Blocks]) -> Blocks:
     """Several sets of rows one after another, for mixtures."""
-    if len({part.block_length for part in parts}) != 1:
-        raise ValueError("only blocks of one length can be joined")
     arrays: list[NDArray[Any]] = []
     for part in parts:
         tokens = part.tokens
         arrays += tokens.arrays() if isinstance(tokens, ShardedTokens) else [tokens]
-    fingerprint = hashlib.sha256("/".join(part.fingerprint for part in parts).encode())
     has_starts = any(part.starts is not None for part in parts)
     starts = [part.row_starts(slice(None)).numpy() for part in parts] if has_starts else []
     return Blocks(
         ShardedTokens(arrays),
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.documents for part in parts]),
-        fingerprint.hexdigest(),
+        _sha256("/".join(part.fingerprint for part in parts)),
         sum(part.num_bytes for part in parts),
         np.concatenate(starts) if starts else None,
     )
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """Blocks to train and to validate on."""
+
+    train: Blocks
+    valid: Blocks
+    sizes: tuple[int, ...] = ()
+    """Of a mixture: blocks of each corpus, in the order they are joined."""
+    weights: tuple[float, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Of prompts with responses: what was taken and what was left out, and why."""
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -218,48 +219,80 @@ def shard_path(folder: Path, number: int) -> Path:
 def read_card(folder: Path) -> dict[str, Any]:
     """The data card of prepared blocks."""
     try:
-        card = read_json(folder / "card.json")
-    except (OSError, ValueError):
+        return dict(read_json(folder / "card.json"))
+    except (OSError, ValueError, TypeError):
         raise _damaged(folder) from None
-    if not isinstance(card, dict):
-        raise _damaged(folder)
-    return card
 
 
 def open_blocks(folder: Path, key: str) -> Blocks:
     """Prepared blocks; UserError when any file is not as long as the card says."""
     card = read_card(folder)
     try:
-        count, length = card["num_blocks"], card["block_length"]
-        per_shard = card["rows_per_shard"]
-        if not all(is_whole(n, 1) for n in (count, length, per_shard)):
-            raise ValueError("sizes that are none")
-        if card["dtype"] not in ("uint16", "uint32"):
-            raise ValueError("not a type of tokens")
+        count, length, per_shard = sizes = [
+            card[name] for name in ("num_blocks", "block_length", "rows_per_shard")
+        ]
+        is_right = all(is_whole(size, 1) for size in sizes) and card["fingerprint"] == key
+        if not is_right or card["dtype"] not in ("uint16", "uint32"):
+            raise ValueError("not a card of these blocks")
         shards = []
         for number in range(-(-count // per_shard)):
             rows = min(per_shard, count - number * per_shard)
             shard = np.memmap(shard_path(folder, number), dtype=card["dtype"], mode="r")
             shards.append(shard.reshape(rows, length))
-        lengths = np.fromfile(folder / "lengths.bin", dtype=np.int64)
-        documents = np.fromfile(folder / "documents.bin", dtype=np.int64)
-        starts = None
-        if card.get("has_starts"):
-            starts = np.fromfile(folder / "starts.bin", dtype=np.int64)
-        fits = card["fingerprint"] == key and len(lengths) == len(documents) == count
-        fits &= starts is None or len(starts) == count
-        fits = fits and bool((lengths >= 0).all() and (lengths <= length).all())
-        fits = fits and (starts is None or bool((starts >= 0).all() and (starts <= length).all()))
+        names = ["documents", "lengths", *(["starts"] if card.get("has_starts") else [])]
+        columns = [np.fromfile(folder / f"{name}.bin", dtype=np.int64) for name in names]
+        is_inside = all(bool(((c >= 0) & (c <= length)).all()) for c in columns[1:])
+        if not is_inside or {len(column) for column in columns} != {count}:
+            raise ValueError("not a value for each row")
+        documents, lengths, *starts = columns
         num_bytes = float(card["num_bytes"])
+        return Blocks(ShardedTokens(shards), lengths, documents, key, num_bytes, *starts)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise _damaged(folder) from None
-    if not fits:
-        raise _damaged(folder)
-    return Blocks(ShardedTokens(shards), lengths, documents, key, num_bytes, starts)
 
 
 def _damaged(folder: Path) -> UserError:
     return UserError(f"the data cache {folder} is damaged; delete that folder and run again")
+
+
+# The cache: folders of blocks by fingerprint.
+
+
+def writable_cache(options: DataOptions) -> Path:
+    """The cache's folder, made if need be; UserError where that cannot be."""
+    cache = cache_folder(options.cache)
+    try:
+        (cache / "blocks").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write the data cache {cache}: {error.strerror}") from None
+    return cache
+
+
+def fingerprint_of(parts: Any) -> str:
+    """The key of blocks: a hash of all that decides them."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """The smallest type that holds every id."""
+    return np.dtype(np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32)
+
+
+def write_card(folder: Path, card: dict[str, Any]) -> None:
+    """The data card; a folder that has one is whole."""
+    write_text(folder / "card.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+
+
+def cached_blocks(folder: Path, key: str, make: Callable[[], None]) -> Blocks:
+    """Blocks from the cache; of processes that want the same new ones, the first makes them."""
+    if not (folder / "card.json").exists():
+        locks = folder.parent.parent / "locks"
+        locks.mkdir(exist_ok=True)
+        with (locks / folder.name).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                make()
+    return open_blocks(folder, key)
 
 
 # Step → global batch → this rank's slice: a function of (seed, step), without state.
@@ -312,10 +345,8 @@ class BatchPlan:
         counts = share_out(self.weights, MIXTURE_PERIOD)
         corpus = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         pattern = corpus[shuffle(stream_key(self.seed, "mixture"), MIXTURE_PERIOD)]
-        rank = torch.zeros_like(pattern)
-        for number in range(len(counts)):
-            inside = pattern == number
-            rank[inside] = torch.arange(int(inside.sum()))
+        is_corpus = pattern[:, None] == torch.arange(len(counts))
+        rank = (is_corpus.cumsum(0) - 1).gather(1, pattern[:, None]).squeeze(1)
         return pattern, rank, counts
 
 

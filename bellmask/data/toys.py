@@ -57,15 +57,6 @@ class ToySource:
     """Row s: the distribution of the symbol in state s."""
     length: int
 
-    def __post_init__(self) -> None:
-        size = len(self.initial_S)
-        assert self.transition_SS.shape == (size, size)
-        assert len(self.emission_SV) == size
-        for table in (self.initial_S[None], self.transition_SS, self.emission_SV):
-            assert table.dtype == torch.float64
-            assert bool((table >= 0).all())
-            assert bool(((table.sum(1) - 1).abs() < 1e-9).all())
-
     @staticmethod
     def markov(initial_V: Tensor, transition_VV: Tensor, length: int) -> ToySource:
         """An order-1 chain: the state is the symbol."""
@@ -102,12 +93,7 @@ class ToySource:
         return ToySource(start, move, random_rows("hidden", num_states, num_tokens), length)
 
     @staticmethod
-    def local(
-        num_tokens: int,
-        length: int,
-        locality: float,
-        num_topics: int = 4,
-    ) -> ToySource:
+    def local(num_tokens: int, length: int, locality: float, num_topics: int = 4) -> ToySource:
         """Tunable locality: p(x^i | x^(i-1), k) = locality P[x^(i-1), x^i] + (1 - locality) Q_k.
 
         The topic k is drawn once per row, and the row is stationary given its topic. At locality 1
@@ -321,54 +307,30 @@ _OWN_OPTIONS = ("train", "tokenizer", "block_length", "cache")
 
 @dataclass(frozen=True)
 class _Toy:
-    """A toy by name; where ``default`` is None it takes no number."""
+    """A toy by name; without a ``number`` of its own it takes none."""
 
-    build: Callable[[int, float], ToySource]
-    """(length, number) → source."""
-    default: float | None = None
+    build: Callable[..., ToySource]
+    """(symbols, length, and the number if it takes one) → source."""
     number: str = ""
-    highest: float = 1.0
+    default: float = 0.0
+    highest: float = 0.0
     """The number runs from 0 to this."""
 
 
 TOYS = {
-    "sticky": _Toy(
-        lambda length, stay: ToySource.sticky(NUM_SYMBOLS, length, stay), 0.8, "stay", 0.999
-    ),
-    "order2": _Toy(lambda length, _: ToySource.order_two(NUM_SYMBOLS, length)),
-    "hidden": _Toy(lambda length, _: ToySource.hidden(NUM_SYMBOLS, length)),
-    "local": _Toy(
-        lambda length, locality: ToySource.local(NUM_SYMBOLS, length, locality), 0.5, "locality"
-    ),
+    "sticky": _Toy(ToySource.sticky, "stay", 0.8, 0.999),
+    "order2": _Toy(ToySource.order_two),
+    "hidden": _Toy(ToySource.hidden),
+    "local": _Toy(ToySource.local, "locality", 0.5, 1.0),
 }
-
-
-def toy_source(options: DataOptions) -> ToySource:
-    """The exact source of a run's rows."""
-    name, number = _parse(options.train)
-    return TOYS[name].build(options.block_length, number)
-
-
-def toy_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Blocks]:
-    """Training and validation rows, held in memory."""
-    source = toy_source(options)
-    _check(options)
-    if tokenizer.num_tokens != source.num_tokens:
-        raise UserError(
-            f"data.train={options.train} has {source.num_tokens} symbols; give "
-            f"--data.tokenizer symbols:{source.num_tokens}, not {options.tokenizer}"
-        )
-    return _draw(options, source, "train"), _draw(options, source, "valid")
 
 
 def _parse(train: str) -> tuple[str, float]:
     """(name, number) of ``toy:NAME[:NUMBER]``."""
     name, colon, text = train.removeprefix(TOY_PREFIX).partition(":")
     toy = look_up("toy corpus", name, TOYS)
-    if toy.default is None:
-        if colon:
-            raise UserError(f"data.train={train}: {TOY_PREFIX}{name} takes no number")
-        return name, 0.0
+    if colon and not toy.number:
+        raise UserError(f"data.train={train}: {TOY_PREFIX}{name} takes no number")
     try:
         number = float(text) if colon else toy.default
     except ValueError:
@@ -381,8 +343,20 @@ def _parse(train: str) -> tuple[str, float]:
     return name, number
 
 
-def _check(options: DataOptions) -> None:
-    """Refuse options about text and documents."""
+def toy_source(options: DataOptions) -> ToySource:
+    """The exact source of a run's rows."""
+    name, number = _parse(options.train)
+    numbers = [number] if TOYS[name].number else []
+    return TOYS[name].build(NUM_SYMBOLS, options.block_length, *numbers)
+
+
+def toy_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Blocks]:
+    """Training and validation rows, held in memory."""
+    if tokenizer.num_tokens != NUM_SYMBOLS:
+        raise UserError(
+            f"data.train={options.train} has {NUM_SYMBOLS} symbols; give "
+            f"--data.tokenizer symbols:{NUM_SYMBOLS}, not {options.tokenizer}"
+        )
     plain = DataOptions()
     given = [
         "--data.from" if field.name == "from_files" else f"--data.{field.name.replace('_', '-')}"
@@ -395,26 +369,23 @@ def _check(options: DataOptions) -> None:
             f"data.train={options.train} is drawn symbol by symbol, not read from text: "
             f"leave out {', '.join(given)}"
         )
+    return _draw(options, "train"), _draw(options, "valid")
 
 
-def _draw(options: DataOptions, source: ToySource, split: str) -> Blocks:
-    name, number = _parse(options.train)
-    count = NUM_ROWS[split]
-    parts = {
-        "toy": name,
-        "number": number,
-        "symbols": source.num_tokens,
-        "length": source.length,
-        "rows": count,
-        "split": split,
-        "format": FORMAT,
-    }
+def _draw(options: DataOptions, split: str) -> Blocks:
+    (name, number), source = _parse(options.train), toy_source(options)
+    count, length = NUM_ROWS[split], source.length
+    parts = {"toy": name, "number": number, "symbols": NUM_SYMBOLS, "length": length}
+    parts |= {"rows": count, "split": split, "format": FORMAT}
     mark = json.dumps(parts, sort_keys=True)
     key = stream_key(0, "toy corpus", mark)
-    tokens = np.empty((count, source.length), dtype=np.uint8)
+    tokens = np.empty((count, length), dtype=np.uint8)
     for rows in torch.arange(count).split(_ROWS_AT_ONCE):
         drawn = source.draw(uniform_rows(key, rows, source.num_uniforms))
         tokens[rows[0] : rows[-1] + 1] = drawn.numpy()
-    lengths = np.full(count, source.length, dtype=np.int64)
-    fingerprint = hashlib.sha256(mark.encode()).hexdigest()
-    return Blocks(tokens, lengths, np.arange(count, dtype=np.int64), fingerprint)
+    return Blocks(
+        tokens,
+        np.full(count, length, dtype=np.int64),
+        np.arange(count, dtype=np.int64),
+        hashlib.sha256(mark.encode()).hexdigest(),
+    )

@@ -25,7 +25,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
-from bellmask.data.prepare import locate, parse_mixture, prepare
+from bellmask.data.prepare import Preparation, parse_mixture, prepare
 from bellmask.evaluate.likelihood import Likelihood, evaluate_run, perplexity_of
 from bellmask.storage.loading import Loaded, LoadOptions, run_fingerprint
 from bellmask.storage.runs import by_folder
@@ -227,7 +227,7 @@ def load_blocks(
     found: dict[str, list[Any]] = {}
     missing: dict[str, str] = {}
     with progress_bar("preparing", "documents") as progress:
-        for work in (locate, partial(prepare, progress=progress)):
+        for work in (Preparation, partial(prepare, progress=progress)):
             for text in (text for text in sets if text.name not in missing):
                 options = [(set_options(run, text, eos), run.tokenizer) for run in runs]
                 try:

@@ -19,7 +19,7 @@ from torch import Tensor
 from bellmask.config.config import RunConfig, load_config
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
-from bellmask.data.inputs import load_inputs
+from bellmask.data.prepare import load_inputs
 from bellmask.data.tokenizers import FastTokenizer, Ids, Tokenizer
 from bellmask.diffusion.frameworks import Framework
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from bellmask.config.config import RunConfig, is_free_option, load_config
-from bellmask.data.inputs import describe_blocks, load_inputs
-from bellmask.data.prepare import LoadedData, make_tokenizer
+from bellmask.data.prepare import LoadedData, describe_blocks, load_inputs, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.objectives import Objective
 from bellmask.evaluate.likelihood import unigram_cross_entropy

@@ -1,10 +1,9 @@
-"""Blocks on disk and in memory, and the wheels that data comes in."""
+"""Blocks on disk and in memory, and which block is sample i of step s."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -15,15 +14,23 @@ from hypothesis import strategies as st
 
 from bellmask.config.options import DataOptions
 from bellmask.data import blocks as blocks_module
-from bellmask.data.blocks import Blocks, ShardedTokens, join, read_card
+from bellmask.data.blocks import (
+    MIXTURE_PERIOD,
+    BatchPlan,
+    Blocks,
+    ShardedTokens,
+    join,
+    rank_share,
+    read_card,
+    share_out,
+)
 from bellmask.data.packing import Row
-from bellmask.data.prepare import load_blocks, prepare
-from bellmask.data.readers import Wheel
+from bellmask.data.prepare import load_blocks, parse_mixture, prepare
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
+from bellmask.utils.rng import IndexPermutation, stream_key
 
 BYTES = ByteTokenizer()
-ALPHABET = "".join(chr(97 + i % 26) for i in range(800))
 
 
 def options(tmp_path, text, **changes):
@@ -52,38 +59,15 @@ def test_blocks_hold_the_text_and_the_card_says_how(tmp_path):
         "fingerprint": blocks.fingerprint,
         "num_documents": 3,
         "num_blocks": 3,
-        "block_length": 8,
         "num_tokens": 13 + 3 * 2,
         "text_bytes": 10,
         "text_tokens": 13,
         "num_bytes": 10,
-        "tokenizer_fingerprint": BYTES.fingerprint,
         "origin": {"text.txt": hashlib.sha256(b"abc\ndefgh\n\nij\n").hexdigest()},
     }
     assert read_card(folder).items() >= expected.items()
-    assert isinstance(blocks.tokens, ShardedTokens)
     assert all(isinstance(shard, np.memmap) for shard in blocks.tokens.arrays())
     assert (folder / "tokens-00000.bin").stat().st_size == 3 * 8 * 2, "two bytes for a token"
-
-
-def test_a_cached_copy_is_used_and_a_change_is_noticed(tmp_path):
-    data = options(tmp_path, "hello world " * 9)
-    first = prepare(data, BYTES, "train").fingerprint
-    (card,) = (tmp_path / "cache").glob("blocks/*/card.json")
-    written = card.stat().st_mtime_ns
-    assert prepare(data, BYTES, "train").fingerprint == first
-    assert (len(folders(tmp_path)), card.stat().st_mtime_ns) == (1, written)
-    assert prepare(options(tmp_path, "hello World " * 9), BYTES, "train").fingerprint != first
-
-
-def test_validation_is_the_end_of_the_text_where_none_is_given(tmp_path):
-    train, valid = load_blocks(options(tmp_path, ALPHABET, valid_fraction=0.25), BYTES)
-    assert (len(train), len(valid)) == (75, 25)
-    joined = torch.cat([train.rows(slice(None)), valid.rows(slice(None))]).flatten()
-    assert BYTES.decode(joined.numpy()) == ALPHABET
-    assert train.fingerprint != valid.fingerprint
-    own = load_blocks(options(tmp_path, ALPHABET, valid=str(tmp_path / "text.txt")), BYTES)
-    assert [len(part) for part in own] == [100, 100]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +78,6 @@ def test_validation_is_the_end_of_the_text_where_none_is_given(tmp_path):
         (b"abc\xff\xfe" * 20, {}, "0xff"),
         (b"abcd\n" * 9, {"train": "none*.txt"}, r"none\*.txt"),
         (b"abcd\n" * 9, {"train": "{folder}"}, "folder"),
-        (b"abcd\n" * 9, {"train": "wikitext3"}, "wikitext2"),
         (b"abcd\n" * 9, {"cache": "{folder}/text.txt/cache"}, "text.txt/cache"),
         (b"abcd\n" * 9, {"wrap": True, "block_length": 2}, "at least 3"),
     ],
@@ -111,40 +94,25 @@ def test_unusable_text_is_refused_and_leaves_nothing(tmp_path, text, changes, wo
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ["tokens-00000.bin", "lengths.bin", "documents.bin", "card.json", "no shard", "long shard",
-     "no card", "another card"],
-)  # fmt: skip
-def test_a_damaged_cache_is_refused(tmp_path, monkeypatch, damage):
-    monkeypatch.setattr(blocks_module, "TOKENS_PER_SHARD", 40)
+    "damage", ["tokens-00000.bin", "lengths.bin", "documents.bin", "card.json", "long", "no card"]
+)
+def test_a_damaged_cache_is_refused(tmp_path, damage):
     data = options(tmp_path, "hello world " * 9)
     prepare(data, BYTES, "train")
     (folder,) = folders(tmp_path)
     card = folder / "card.json"
-    if damage == "no shard":
-        (folder / "tokens-00001.bin").unlink()
-    elif damage == "long shard":
+    if damage == "long":
         with (folder / "tokens-00000.bin").open("ab") as stream:
             stream.write(bytes(16))
     elif damage == "no card":
         card.unlink()
-    elif damage == "another card":
+    elif damage == "card.json":
         card.write_text(json.dumps(json.loads(card.read_text()) | {"fingerprint": "0" * 64}))
     else:
         content = (folder / damage).read_bytes()
         (folder / damage).write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=folder.name):
         prepare(data, BYTES, "train")
-
-
-def test_bytes_of_text_are_counted_without_eos(tmp_path):
-    blocks = prepare(options(tmp_path, "äb\ncde\n" * 40, documents="line"), BYTES, "train")
-    # a pair of lines has 6 bytes of text and 8 tokens
-    assert blocks.num_bytes == pytest.approx(len(blocks) * 8 * 6 / 8)
-    assert blocks.slice(0, 5).num_bytes == pytest.approx(5 * 6)
-
-
-# --- rows over several arrays ----------------------------------------------------------------
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -156,86 +124,86 @@ def test_sharded_rows_are_indexed_like_one_array(sizes, data):
     assert tokens.shape == whole.shape
     np.testing.assert_array_equal(tokens[index], whole[index])
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
-    cut, part = whole[start:stop], tokens.part(start, stop)
-    inner = part.part(0, len(part) // 2)
-    for found in (tokens[start:stop], part, np.concatenate([whole[:0], *part.arrays()])):
+    cut, part = whole[start:stop], tokens[start:stop]
+    for found in (part, np.concatenate([whole[:0], *part.arrays()])):
         np.testing.assert_array_equal(np.asarray(found), cut)
-    np.testing.assert_array_equal(np.asarray(inner), cut[: len(part) // 2])
+    np.testing.assert_array_equal(np.asarray(part[: len(part) // 2]), cut[: len(part) // 2])
+    inside = np.arange(len(part))[::-2]
+    np.testing.assert_array_equal(part[inside], cut[inside])
 
 
 def test_shards_read_the_same_as_one_file(tmp_path, monkeypatch):
-    one = prepare(options(tmp_path, ALPHABET), BYTES, "train")
+    text = "".join(chr(97 + i % 26) for i in range(800))
+    one = prepare(options(tmp_path, text), BYTES, "train")
     monkeypatch.setattr(blocks_module, "TOKENS_PER_SHARD", 100)
-    many = prepare(options(tmp_path, ALPHABET, cache=str(tmp_path / "other")), BYTES, "train")
+    many = prepare(options(tmp_path, text, cache=str(tmp_path / "other")), BYTES, "train")
     assert len(many.tokens.arrays()) == 9, "12 rows of 8 in each file, 100 rows"
     assert one.fingerprint == many.fingerprint
-    index = torch.tensor([99, 0, 50, 11, 12, 50])
-    for rows in (slice(None), index):
-        assert torch.equal(one.rows(rows), many.rows(rows))
-    assert torch.equal(one.slice(7, 60).rows(index[2:5]), many.slice(7, 60).rows(index[2:5]))
+    assert torch.equal(one.rows(slice(None)), many.rows(slice(None)))
 
 
-def in_memory(first, count, length=4):
-    rows = [Row(np.full(length, first + i), length - i % 2, i) for i in range(count)]
+def in_memory(first, count, start=0):
+    rows = [Row(np.full(4, first + i), 4 - i % 2, i, start) for i in range(count)]
     return Blocks.from_rows(rows, num_bytes=float(count))
 
 
-def test_joined_blocks_are_one_after_another(tmp_path):
-    a, b = in_memory(10, 3), in_memory(20, 5)
-    c = prepare(options(tmp_path, ALPHABET[:80], block_length=4), BYTES, "train").slice(3, 9)
-    joined = join([a, b, c])
+def test_joined_blocks_are_one_after_another():
+    a, b, c = in_memory(10, 3), in_memory(20, 5, start=1), in_memory(30, 9).slice(3, 9)
+    joined = join([a, b, join([c])])
     expected = torch.cat([part.rows(slice(None)) for part in (a, b, c)])
     assert torch.equal(joined.rows(slice(None)), expected)
     assert joined.lengths.tolist() == [*a.lengths, *b.lengths, *c.lengths]
     assert joined.documents.tolist() == [*a.documents, *b.documents, *c.documents]
+    assert joined.starts.tolist() == [0] * 3 + [1] * 5 + [0] * 6
     assert joined.num_bytes == pytest.approx(a.num_bytes + b.num_bytes + c.num_bytes)
     assert torch.equal(joined.slice(2, 5).rows(slice(None)), expected[2:5])
-    assert joined.is_padded
-    assert not c.is_padded
     assert len({join(parts).fingerprint for parts in ([a, b], [b, a], [a], [a, b, c])}) == 4
-    with pytest.raises(ValueError, match="length"):
-        join([a, in_memory(0, 2, length=5)])
 
 
-def test_slices_know_which_rows_they_are():
-    blocks = in_memory(0, 6)
-    first, again, last = (blocks.slice(*ends) for ends in ((0, 3), (0, 3), (3, 6)))
-    assert first.fingerprint == again.fingerprint != last.fingerprint
-    assert first.num_bytes + last.num_bytes == pytest.approx(blocks.num_bytes)
+# --- batches ---------------------------------------------------------------------------------
 
 
-# --- wheels ----------------------------------------------------------------------------------
+def run_of(plan, steps):
+    return torch.cat([plan.rows(step) for step in range(steps)])
 
 
-@pytest.fixture
-def wheel_file(tmp_path, monkeypatch):
-    """A minimal wheel with one data file, which pip finds by the user's settings."""
-    path = tmp_path / "bellmask_testdata-1.0-py3-none-any.whl"
-    info = "bellmask_testdata-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data/text.txt", "hello")
-        archive.writestr(f"{info}/METADATA", "Name: bellmask-testdata\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    return path
+def test_an_epoch_is_a_permutation_and_batches_may_span_epochs():
+    plan = BatchPlan(num_blocks=7, batch_size=4, seed=3)
+    expected = [IndexPermutation(7, stream_key(3, "data", e))(torch.arange(7)) for e in range(4)]
+    assert torch.equal(run_of(plan, 7), torch.cat(expected))
+    assert [i for r in range(3) for i in rank_share(12, r, 3)] == list(range(12))
 
 
-def test_a_wheel_is_fetched_once_with_the_users_pip_settings(wheel_file, tmp_path):
-    digest = hashlib.sha256(wheel_file.read_bytes()).hexdigest()
-    wheel = Wheel("bellmask-testdata", "1.0", digest)
-    assert wheel.read("data/text.txt", tmp_path / "cache") == b"hello"
-    wheel_file.unlink()
-    assert wheel.read("data/text.txt", tmp_path / "cache") == b"hello"
-    with pytest.raises(UserError, match="bellmask-testdata"):
-        wheel.read("data/none.txt", tmp_path / "cache")
+def test_weights_hold_in_every_thousand_samples_and_each_corpus_has_its_own_epochs():
+    sizes = (40, 7, 300)
+    plan = BatchPlan(sum(sizes), 250, 5, sizes, (0.62, 0.3, 0.08))
+    run = run_of(plan, 24)
+    corpus = torch.bucketize(run, torch.tensor([40, 47]), right=True)
+    for period in corpus.reshape(6, MIXTURE_PERIOD):
+        assert torch.bincount(period, minlength=3).tolist() == [620, 300, 80]
+        assert 25 < int((period[:100] == 0).sum()) < 90, "mixed, not one after another"
+    for number, size in enumerate(sizes):
+        own = run[corpus == number] - sum(sizes[:number])
+        epochs = own[: len(own) // size * size].reshape(-1, size).tolist()
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
+        assert len(set(map(tuple, epochs))) > 0.9 * len(epochs) > 0, "7! orders meet but rarely"
+    assert torch.equal(run_of(replace(plan, batch_size=8), 125), run[:1000])
+    assert not torch.equal(replace(plan, seed=6).rows(0), plan.rows(0))
 
 
-@pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_wheel_with_the_wrong_hash_or_none_is_refused(wheel_file, tmp_path, is_there):
-    if not is_there:
-        wheel_file.unlink()
-    with pytest.raises(UserError, match="expected 0000" if is_there else "no network"):
-        Wheel("bellmask-testdata", "1.0", "0" * 64).fetch(tmp_path / "cache")
-    assert not list((tmp_path / "cache" / "wheels").iterdir())
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(1, 2000))
+def test_shares_add_up_and_are_rounded_to_a_neighbor(weights, total):
+    counts = share_out(weights, total)
+    assert sum(counts) == total
+    for count, weight in zip(counts, weights):
+        assert abs(count - weight / sum(weights) * total) < 1 + 1e-9
+
+
+def test_a_mixture_is_written_as_names_and_weights():
+    assert parse_mixture(("ptb=0.3", "a=b/c.txt=0.001")) == {"ptb": 0.3, "a=b/c.txt": 0.001}
+    for items in (
+        "ptb", "ptb=x", "=0.3", "ptb=0", "ptb=1", "ptb=nan", "ptb=0.5 b=0.5", "ptb=0.1 ptb=0.2"
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"data\.mixture.*(ptb|=0.3)"):
+            parse_mixture(items.split())

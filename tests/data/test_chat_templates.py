@@ -9,7 +9,6 @@ from tokenizers import Tokenizer as Inner
 from bellmask.data import chat_templates as templates
 from bellmask.data.chat_templates import (
     PromptEncoder,
-    PromptPart,
     Template,
     make_template,
     special_ids,
@@ -41,9 +40,6 @@ def tokenizer():
     return FastTokenizer(inner, eos=257, mask=256)
 
 
-# --- our own ---------------------------------------------------------------------------------
-
-
 def test_plain_is_the_prompt_and_answer_once():
     template = Template("plain")
     for given, asked in {
@@ -68,15 +64,6 @@ def test_chat_marks_roles_and_auto_is_chat_for_conversations_alone():
         auto, chat = Template("auto", source), Template("chat", source)
         assert auto.prompt(TALK) == chat.prompt(TALK)
         assert auto.prompt(HELLO) == Template("plain").prompt(HELLO)
-
-
-def test_the_identity_is_all_that_decides_the_text():
-    kinds = [Template("auto"), Template("plain"), Template("auto", CHAT), Template("auto", "x")]
-    kinds += [Template("auto", CHAT, bos_token="<s>"), Template("auto", CHAT, eos_token="<s>")]
-    assert len({template.identity for template in kinds}) == len(kinds)
-
-
-# --- a tokenizer's own -----------------------------------------------------------------------
 
 
 def test_a_chat_template_is_rendered_in_parts():
@@ -116,24 +103,12 @@ def test_special_tokens_of_the_template_are_ids_and_those_of_a_user_are_text(tok
         assert tokenizer.mask_id not in found
 
 
-def test_prompts_encoded_together_are_as_if_alone(tokenizer):
-    encoder = PromptEncoder(tokenizer, Template("auto", CHAT))
-    prompts = [
-        encoder.template.parts(e.prompt_messages, e.is_conversation) for e in (HELLO, TALK, HELLO)
-    ]
-    together = encoder.encode([*prompts, (), [PromptPart("")]])
-    for prompt, found in zip(prompts, together[:3], strict=True):
-        assert found.tolist() == encoder.encode([prompt])[0].tolist()
-    assert [len(found) for found in together[3:]] == [0, 0]
-
-
 def test_begin_and_end_signs_come_from_the_tokenizer(tokenizer):
     template = make_template("auto", tokenizer, "{{ bos_token }}{{ messages[-1].content }}")
     assert template.bos_token == template.eos_token == "<eos>"
     found = PromptEncoder(tokenizer, template).encode_one([Message("user", "a")])
     assert found.tolist() == [tokenizer.eos_id, *tokenizer.encode("a").tolist()]
     assert make_template("plain", tokenizer, CHAT).source is None
-    assert special_ids(ByteTokenizer()) == {}
     plain = PromptEncoder(ByteTokenizer(), Template("chat", CHAT))
     assert ByteTokenizer().decode(plain.encode_one([Message("user", "a")])).startswith("<|im_s")
 
@@ -144,7 +119,6 @@ def test_begin_and_end_signs_come_from_the_tokenizer(tokenizer):
         ("{% for %}", "is not valid"),
         ("{{ raise_exception('no system here') }}", "roles system, user: no system here"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails on the roles"),
-        ("{{ messages.append(1) }}", "fails on the roles"),
         ("{{ strftime_now('%Y') }}", "'strftime_now' is undefined"),
     ],
 )
@@ -153,7 +127,6 @@ def test_a_bad_template_is_one_clear_error(source, message):
         Template("chat", source).prompt(TALK)
 
 
-# --- against transformers --------------------------------------------------------------------
 def test_ids_and_text_are_those_that_transformers_gives(tokenizer):
     transformers = pytest.importorskip("transformers")
     inner = Inner.from_str(tokenizer.description()["inner"])

@@ -6,7 +6,6 @@ import itertools
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,13 +77,3 @@ def test_rows_are_those_of_the_definition_in_pieces_and_from_a_state(pieces, rul
     assert second.num_documents == len(pieces)
     found = [(row.ids.tolist(), row.length, row.document) for row in [*rows, *second.finish()]]
     assert found == expected_rows([list(itertools.chain(*parts)) for parts in pieces], rules)
-
-
-@pytest.mark.parametrize("size", [1, 7])
-def test_rows_come_as_soon_as_they_are_full(size):
-    """Nothing looks ahead and less than a row is held, so memory does not grow with the corpus."""
-    packer, count = Packer(PackingRules(8, EOS, BOS, PAD)), 0
-    for number in range(50):
-        count += len(add(packer, [[number] * size]))
-        assert count == (number + 1) * (size + 1) // 8
-        assert len(packer.state()["buffer"]) < 8

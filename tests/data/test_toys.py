@@ -10,7 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
+from bellmask.config.options import DataOptions
+from bellmask.data.prepare import load_data, make_tokenizer
 from bellmask.data.toys import ExactDenoiser, ToySource, random_rows
+from bellmask.utils.errors import UserError
 
 
 def float64(values):
@@ -146,11 +149,6 @@ def test_entropy_is_that_of_enumeration():
         _ = NOISY.entropy
 
 
-def test_order_is_how_many_symbols_tell_the_state():
-    assert [s.order for s in KINDS.values()] == [1, None, 2, None, None]
-    assert REGISTER.order == ToySource.local(3, 4, locality=1.0).order == 1
-
-
 @every_kind
 def test_samples_have_the_frequencies_of_the_source(source):
     rows = source.sample(30_000, seeded(2))
@@ -168,45 +166,6 @@ def test_impossible_rows_are_never_drawn_even_at_the_edges_of_the_unit_interval(
     assert bool(REGISTER.log_probability(REGISTER.draw(u)).isfinite().all())
 
 
-def test_a_uniform_number_picks_the_state_whose_share_it_falls_in():
-    u = torch.linspace(0, 1 - 1e-9, 999, dtype=torch.float64)
-    for size in (1, 2, 3, 5, 8, 13):
-        p = torch.softmax(torch.arange(size).double().sin() * 2, 0)
-        source = ToySource.markov(p, torch.eye(size).double(), 1)
-        expected = np.searchsorted(np.cumsum(p.numpy())[:-1], u.numpy(), side="right")
-        assert source.draw(u[:, None])[:, 0].tolist() == expected.tolist()
-
-
-def test_sticky_stays_or_moves_anywhere():
-    sticky = ToySource.sticky(4, length=3, stay=0.8)
-    expected = np.full((4, 4), 0.05) + np.diag([0.8] * 4)
-    np.testing.assert_allclose(sticky.transition_SS.numpy(), expected, atol=1e-15)
-    np.testing.assert_allclose(sticky.initial_S.numpy(), [0.25] * 4)
-
-
-def test_in_a_chain_of_order_two_the_pair_decides():
-    """L = 3: p(x3 | a, b) is row 8 a + b of the drawn table, and b alone says much less."""
-    source = ToySource.order_two(8, 3)
-    pairs = torch.tensor(list(itertools.product(range(8), repeat=2)))
-    x = torch.cat([pairs, torch.full((64, 1), 8)], dim=1)
-    table = random_rows("order_two", 64, 8)
-    torch.testing.assert_close(source.log_conditionals(x)[:, 2].exp(), table)
-    p = source.log_probability(torch.from_numpy(all_rows(source))).exp().numpy().reshape(8, 8, 8)
-    by_pair = stats.entropy(p.reshape(64, 8), axis=1) @ p.sum(2).flatten()
-    by_last = stats.entropy(p.sum(0), axis=1) @ p.sum((0, 2))
-    assert by_last - by_pair > 0.8
-
-
-def test_drawn_sources_are_stationary_and_hidden_states_follow_in_a_cycle():
-    for source in (PAIRS, LOCAL, HIDDEN, *(ToySource.local(3, 4, one) for one in (0.0, 1.0))):
-        p = row_probabilities(source).reshape(3, 3, 3, 3)
-        np.testing.assert_allclose(p.sum(3), p.sum(0), atol=1e-14)
-    assert bool((torch.linalg.matrix_power(PAIRS.transition_SS, 2) > 0).all())
-    expected = [[0.9, 0.1, 0], [0, 0.9, 0.1], [0.1, 0, 0.9]]
-    np.testing.assert_allclose(HIDDEN.transition_SS.numpy(), expected, atol=1e-15)
-    assert bool((HIDDEN.emission_SV > 0).all())
-
-
 def test_local_rows_mix_a_chain_and_a_topic():
     """The formula of the docstring, with the start of each topic left to its own chain."""
     chain, topics = random_rows("local/chain", 3, 3), random_rows("local/topics", 2, 3)
@@ -218,55 +177,6 @@ def test_local_rows_mix_a_chain_and_a_topic():
             p = p * move[rows[:, i], rows[:, i + 1]]
         expected = expected + p / 2
     torch.testing.assert_close(LOCAL.log_probability(rows).exp(), expected)
-
-
-def test_at_locality_zero_places_can_be_exchanged_and_above_it_not():
-    rows = torch.from_numpy(all_rows(LOCAL))
-    mixed = rows[:, [2, 0, 3, 1]]
-    loose = ToySource.local(3, 4, locality=0.0, num_topics=2)
-    torch.testing.assert_close(loose.log_probability(rows), loose.log_probability(mixed))
-    gap = LOCAL.log_probability(rows) - LOCAL.log_probability(mixed)
-    assert float(gap.abs().max()) > 0.5
-
-
-def far_symbol_matters(locality):
-    """How much p(x4 | x1, x3) depends on x1."""
-    x = torch.tensor([[first, 3, 1, 3] for first in range(3)])
-    source = ToySource.local(3, 4, locality, num_topics=2)
-    p = source.log_conditionals(x)[:, 3].exp()
-    return float((p - p.mean(0)).abs().max())
-
-
-def test_at_locality_one_only_neighbours_matter():
-    assert far_symbol_matters(1.0) < 1e-14
-    assert far_symbol_matters(0.6) > 0.01
-    chain = ToySource.local(3, 4, locality=1.0)
-    assert len(chain.initial_S) == 3
-    torch.testing.assert_close(chain.transition_SS, random_rows("local/chain", 3, 3))
-    rows, almost = torch.from_numpy(all_rows(chain)), ToySource.local(3, 4, 1 - 1e-9)
-    gap = almost.log_probability(rows) - chain.log_probability(rows)
-    assert float(gap.abs().max()) < 1e-4
-
-
-def test_blocks_are_whole_rows_each_its_own_document():
-    blocks = UNEVEN.blocks(7, seeded(3))
-    assert blocks.rows(slice(None)).equal(UNEVEN.sample(7, seeded(3)))
-    assert (blocks.lengths.tolist(), blocks.documents.tolist()) == ([4] * 7, list(range(7)))
-
-
-def test_exact_losses_add_up_to_the_entropy():
-    """Prop 3.1: sum over n of E[mean cross-entropy of n masked symbols] = H(X)."""
-    rows, p = torch.from_numpy(all_rows(UNEVEN)), row_probabilities(UNEVEN)
-    model, total = ExactDenoiser(UNEVEN), 0.0
-    for n in range(1, 5):
-        masks = list(itertools.combinations(range(4), n))
-        for masked in masks:
-            x = rows.clone()
-            x[:, masked] = 3
-            is_masked = (x == 3).flatten()
-            ce = model(x, is_masked.nonzero().squeeze(1), rows.flatten()[is_masked], reduce=False)
-            total += float(p @ ce.view(81, n).mean(1).numpy()) / len(masks)
-    assert total == pytest.approx(stats.entropy(p), abs=1e-12)
 
 
 def test_the_denoiser_returns_log_probabilities_rows_a_sum_or_a_weighted_sum():
@@ -307,38 +217,45 @@ def test_a_causal_denoiser_sees_the_slots_up_to_its_own_in_every_order(source, m
     found = model(x, rows, positions=held, target_positions=sought).exp().numpy()
     expected = [causal_truth(source, row, order, s) for order in orders for s in range(4)]
     np.testing.assert_allclose(found, np.array(expected)[::-1], atol=1e-12)
+    assert model(x[:1], rows[-4:]).equal(torch.from_numpy(found[-4:]).log()), "left to right"
 
 
-def test_one_order_serves_a_whole_batch_and_left_to_right_is_the_default():
-    rows = [[2, 0, 1, 2], [1, 1, 0, 0]]
-    model, everything = ExactDenoiser(UNEVEN, is_causal=True), torch.arange(8)
-    for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
-        x = torch.tensor([slots_of(row, order, 3) for row in rows])
-        where = {
-            "positions": torch.tensor([0, *(place + 1 for place in order[:-1])]),
-            "target_positions": torch.tensor(order) + 1,
-        }
-        expected = [causal_truth(UNEVEN, row, order, slot) for row in rows for slot in range(4)]
-        found = model(x, everything, **where).exp().numpy()
-        np.testing.assert_allclose(found, expected, atol=1e-12)
-        if order == [0, 1, 2, 3]:
-            assert model(x, everything).equal(model(x, everything, **where))
+# --- toy corpora -----------------------------------------------------------------------------
 
 
-def test_causal_losses_of_a_row_add_up_to_its_log_probability():
-    order = [3, 1, 0, 2]
-    rows = NOISY.sample(5, seeded(4))
-    x = torch.cat([torch.full((5, 1), 3), rows[:, order[:-1]]], dim=1)
-    loss = ExactDenoiser(NOISY, is_causal=True)(
-        x,
-        torch.arange(20),
-        rows[:, order].flatten(),
-        positions=torch.tensor([0, 4, 2, 1]),
-        target_positions=torch.tensor([4, 2, 1, 3]),
-        reduce=False,
-    )
-    torch.testing.assert_close(-loss.view(5, 4).sum(1), NOISY.log_probability(rows))
-    # what comes later, and the begin sign, change nothing
-    model, seen = ExactDenoiser(UNEVEN, is_causal=True), torch.tensor([0, 1, 2])
-    x, changed = torch.tensor([[[3, 0, 1, 2]], [[0, 0, 1, 0]]])
-    assert model(x, seen).equal(model(changed, seen))
+def toy(train, **more):
+    return DataOptions(train=train, **{"tokenizer": "symbols:8", "block_length": 4, **more})
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "words"),
+    [
+        ("toy:stick", {}, "'sticky'"),
+        ("toy:sticky:1", {}, "stay of toy:sticky"),
+        ("toy:local:1.1", {}, "locality of toy:local"),
+        ("toy:local:", {}, "locality"),
+        ("toy:order2:1", {}, "toy:order2"),
+        ("toy:sticky", {"from_files": "x"}, "--data.from$"),
+        ("toy:sticky", {"packing": "unpacked", "wrap": False}, "--data.packing, --data.wrap$"),
+        ("toy:sticky", {"tokenizer": "symbols:7"}, "symbols:8, not symbols:7"),
+        ("toy:sticky", {"tokenizer": "bpe:300"}, "toy:sticky has no text"),
+        ("{text}", {"tokenizer": "bytes", "mixture": ("toy:sticky=0.3",)}, "toy:sticky has no"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path, name, more, words):
+    (tmp_path / "text.txt").write_text("abc " * 100)
+    options = toy(name.format(text=tmp_path / "text.txt"), **{"cache": str(tmp_path), **more})
+    with pytest.raises(UserError, match=words):
+        load_data(options, make_tokenizer(options))
+
+
+def test_text_in_symbols_has_no_ends_of_documents(tmp_path):
+    (tmp_path / "a.txt").write_text("abcabc\nabc")
+    rules = {"documents": "line", "valid_fraction": 0.3, "cache": str(tmp_path)}
+    options = toy(str(tmp_path / "a.txt"), tokenizer="symbols:3", block_length=3, **rules)
+    data = load_data(options, make_tokenizer(options))
+    assert data.train.rows(slice(None)).tolist() == [[0, 1, 2]] * 2
+    assert data.valid.rows(slice(None)).tolist() == [[0, 1, 2]]
+    for bad in ({"wrap": True}, {"packing": "unpacked"}, {"document_attention": True}):
+        with pytest.raises(UserError, match="symbols:3"):
+            load_data(dataclasses.replace(options, **bad), make_tokenizer(options))

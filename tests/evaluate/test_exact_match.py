@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from counted_progress import Counted
+from example_tools import encode_example
 from sampling_tools import SAMPLINGS, seeded
 
 from bellmask.config.options import ModelOptions
@@ -17,7 +18,7 @@ from bellmask.config.presets import tiny
 from bellmask.data.blocks import Blocks
 from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Example
-from bellmask.data.examples import ExampleRules, encode_example
+from bellmask.data.examples import ExampleRules
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.exact_match import (

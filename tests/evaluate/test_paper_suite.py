@@ -17,10 +17,11 @@ import torch
 from continuation_tools import EXACT, ids, random_run
 from counted_progress import Counted
 from downstream_tools import NOUNS, TASKS, loaded
+from example_tools import encode_example
 
 from bellmask.data.chat_templates import make_template
 from bellmask.data.example_files import Example, Message
-from bellmask.data.examples import ExampleRules, encode_example
+from bellmask.data.examples import ExampleRules
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate import paper_suite as work_file
 from bellmask.evaluate.paper_suite import (

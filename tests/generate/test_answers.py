@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from example_tools import encode_example
 from hub_tools import install_hub
 from sampling_tools import SAMPLINGS
 from tuned_runs import tuned
@@ -13,8 +14,8 @@ from tuned_runs import tuned
 import bellmask.generate.fill
 from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Example, Message
-from bellmask.data.examples import ExampleRules, encode_example
-from bellmask.data.inputs import describe_blocks, load_inputs
+from bellmask.data.examples import ExampleRules
+from bellmask.data.prepare import describe_blocks, load_inputs
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
 from bellmask.generate.chat import Talk
