@@ -28,7 +28,7 @@ from bellmask.data.tokenizers import (
     Tokenizer,
 )
 from bellmask.exchange.card import exported_options, model_card
-from bellmask.exchange.mdlm import METADATA, from_ours, write_safetensors
+from bellmask.exchange.mdlm import METADATA, OPTIONS, from_ours, write_safetensors
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
 from bellmask.storage.loading import (
     MODEL,
@@ -141,16 +141,10 @@ def export_mdlm(run: Loaded, out: Path) -> None:
     check_exportable(run, "mdlm")
     config = run.config
     theirs = from_ours(_parameters(run), config.model.num_layers, map_ids(run.tokenizer))
-    about = {
-        "n_heads": config.model.num_heads,
-        "model_length": config.data.block_length,
-        "time_conditioning": config.model.modulation == "time",
-        "dropout": config.model.dropout,
-        "wrap": run.is_wrapped,
-        "packing": config.data.packing,
-        "pads": config.data.pads,
-        "step": run.step,
-    }
+    flat = config.flat()
+    about = {theirs: flat[option] for theirs, option in OPTIONS.items()}
+    about |= {"time_conditioning": config.model.modulation == "time"}
+    about |= {"wrap": run.is_wrapped, "step": run.step}
     tensors = {f"backbone.{name}": tensor for name, tensor in theirs.items()}
     with whole_file(out, "the weights") as scratch:
         write_safetensors(tensors, scratch, **{METADATA: json.dumps(about)})

@@ -23,7 +23,7 @@ from bellmask.config.options import (
     ScheduleOptions,
 )
 from bellmask.exchange.huggingface import export_mdlm
-from bellmask.exchange.mdlm import ImportRequest, import_checkpoint
+from bellmask.exchange.mdlm import ImportOptions, read_import, write_import
 from bellmask.run import load_run
 from bellmask.storage.loading import map_ids
 from bellmask.utils.errors import UserError
@@ -154,8 +154,8 @@ def save(network, path, prefix=""):
 
 
 def import_(source, out, **more):
-    request = replace(ImportRequest(tokenizer="bytes", block_length=12), **more)
-    import_checkpoint(str(source), out, request)
+    options = ImportOptions(str(source), "mdlm", str(out), "bytes", block_length=12)
+    write_import(read_import(replace(options, **more)), out)
     return load_run(out)
 
 
@@ -191,7 +191,7 @@ def test_an_imported_model_predicts_the_same_with_and_without_time_input(run_of,
     assert run.config.model.modulation == "constant"
     assert run.config.model.num_heads == 2, "known from the rotary buffer"
     assert_same_predictions(run, network, None)
-    run = import_(path, tmp_path / "timed", tokenizer=tokenizer, has_time=True)
+    run = import_(path, tmp_path / "timed", tokenizer=tokenizer, time_input=True)
     for time in (0.0, 0.37, 1.0):
         assert_same_predictions(run, network, time)
 
