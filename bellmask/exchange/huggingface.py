@@ -132,7 +132,7 @@ def _parameters(run: Loaded) -> dict[str, Tensor]:
 
 # The Hugging Face folder.
 
-CODE = ("configuration_bellmask.py", "modeling_bellmask.py")
+CODE = "modeling_bellmask.py"
 CAUSAL_CODE = "modeling_bellmask_causal.py"
 _KEPT = (
     "id parameters num_tokens mask_id tokenizer_fingerprint train_fingerprint valid_fingerprint "
@@ -212,7 +212,7 @@ def _trunk_files(run: Loaded) -> ModelFiles:
         "model_type": "bellmask",
         "architectures": ["BellmaskForMaskedLM"],
         "auto_map": {
-            "AutoConfig": "configuration_bellmask.BellmaskConfig",
+            "AutoConfig": "modeling_bellmask.BellmaskConfig",
             "AutoModelForMaskedLM": "modeling_bellmask.BellmaskForMaskedLM",
         },
         "vocab_size": num_ids,
@@ -227,7 +227,7 @@ def _trunk_files(run: Loaded) -> ModelFiles:
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
-    return ModelFiles(tensors, config, special_ids(run.tokenizer), num_ids, CODE)
+    return ModelFiles(tensors, config, special_ids(run.tokenizer), num_ids, (CODE,))
 
 
 def _causal_files(run: Loaded) -> ModelFiles:

@@ -15,6 +15,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,38 +61,24 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.out(F.silu(self.into(waves))))
 
 
-class ConstantModulation(nn.Module):
-    """Learned vectors, the same for every input; zero at first."""
+class Modulation(nn.Module):
+    """Learned vectors, or AdaLN, a linear map of the time's embedding; all zero at first."""
 
-    def __init__(self, width: int, num_vectors: int) -> None:
+    def __init__(self, has_time: bool, width: int, num_vectors: int) -> None:
         super().__init__()
-        self.vectors = nn.Parameter(torch.zeros(num_vectors, width))
-
-    def forward(self, condition: Tensor | None) -> tuple[Tensor, ...]:
-        """Vectors of shape [D]."""
-        return self.vectors.unbind(0)
-
-
-class TimeModulation(nn.Module):
-    """AdaLN: a linear map of the time's embedding; zero at first."""
-
-    def __init__(self, width: int, num_vectors: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(CONDITION_WIDTH, num_vectors * width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
         self.num_vectors = num_vectors
+        if has_time:
+            self.linear = nn.Linear(CONDITION_WIDTH, num_vectors * width)
+            nn.init.zeros_(self.linear.weight)
+            nn.init.zeros_(self.linear.bias)
+        else:
+            self.vectors = nn.Parameter(torch.zeros(num_vectors, width))
 
     def forward(self, condition: Tensor | None) -> tuple[Tensor, ...]:
-        """Vectors of shape [B, 1, D]."""
-        assert condition is not None
+        """Vectors of shape [D], or [B, 1, D] with the time's embedding."""
+        if condition is None:
+            return self.vectors.unbind(0)
         return self.linear(condition)[:, None].chunk(self.num_vectors, dim=-1)
-
-
-def make_modulation(kind: str, width: int, num_vectors: int) -> nn.Module:
-    """The modulation of a kind that the options allow."""
-    table = {"constant": ConstantModulation, "time": TimeModulation}
-    return table[kind](width, num_vectors)
 
 
 class ModulatedNorm(nn.Module):
@@ -150,7 +137,7 @@ class Block(nn.Module):
         super().__init__()
         width, hidden = options.width, options.mlp_ratio * options.width
         self.num_heads, self.is_causal, self.dropout = options.num_heads, is_causal, options.dropout
-        self.modulation = make_modulation(options.modulation, width, 6)
+        self.modulation = Modulation(options.modulation == "time", width, 6)
         self.attention_norm = ModulatedNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
@@ -256,7 +243,7 @@ class Denoiser(nn.Module):
         encoding: str = "source",
     ) -> None:
         super().__init__()
-        self.num_tokens, self.dropout = num_tokens, options.dropout
+        self.num_tokens, self.mask_id, self.dropout = num_tokens, num_tokens, options.dropout
         self.second_half = ENCODINGS[encoding]
         self.head_size = options.width // options.num_heads
         self.embedding = nn.Embedding(num_tokens + 1, options.width)
@@ -264,7 +251,7 @@ class Denoiser(nn.Module):
         has_time = options.modulation == "time"
         self.time_embedding = TimeEmbedding(options.time_input) if has_time else None
         self.blocks = nn.ModuleList(Block(options, is_causal) for _ in range(options.num_layers))
-        self.final_modulation = make_modulation(options.modulation, options.width, 2)
+        self.final_modulation = Modulation(has_time, options.width, 2)
         self.final_norm = ModulatedNorm(options.width)
         self.head = nn.Linear(options.width, num_tokens)
         nn.init.zeros_(self.head.weight)
@@ -272,11 +259,6 @@ class Denoiser(nn.Module):
 
     first_maskable = 0
     """Every position can be predicted."""
-
-    @property
-    def mask_id(self) -> int:
-        """The last row of the embedding."""
-        return self.num_tokens
 
     @property
     def uses_time(self) -> bool:
@@ -291,11 +273,6 @@ class Denoiser(nn.Module):
         """The transformer blocks."""
         return list(self.blocks)
 
-    def compile_blocks(self) -> None:
-        """Fuse the operations of each block (``torch.compile``), from the next call on."""
-        for block in self.block_modules():
-            block.compile()
-
     def forward(
         self,
         x_BL: Tensor,
@@ -303,24 +280,14 @@ class Denoiser(nn.Module):
         targets_N: Tensor | None = None,
         *,
         weight_N: Tensor | None = None,
-        t_B: Tensor | None = None,
-        positions: Tensor | None = None,
-        target_positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: KeyValues | None = None,
         reduce: bool = True,
+        **inputs: Any,
     ) -> Tensor:
-        """Logits or cross-entropies of the rows: see :func:`bellmask.model.head.predict`."""
-        h_ND = self.hidden(
-            x_BL,
-            rows_N,
-            t_B=t_B,
-            positions=positions,
-            target_positions=target_positions,
-            mask=mask,
-            cache=cache,
-        )
-        head = self.head
+        """Logits or cross-entropies of the rows: see :func:`bellmask.model.head.predict`.
+
+        ``inputs`` (times, positions, mask, cache) are those of :meth:`hidden`.
+        """
+        h_ND, head = self.hidden(x_BL, rows_N, **inputs), self.head
         return predict(h_ND, head.weight, head.bias, targets_N, weight_N, reduce=reduce)
 
     def hidden(

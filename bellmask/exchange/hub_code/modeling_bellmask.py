@@ -15,13 +15,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
-
-from .configuration_bellmask import BellmaskConfig
 
 ROPE_BASE = 10_000.0
 NUM_SINUSOIDS, CONDITION_WIDTH = 256, 128
+
+
+class BellmaskConfig(PretrainedConfig):
+    """Sizes and conventions of the network; ids are those of the tokenizer beside it."""
+
+    model_type = "bellmask"
+
+    def __init__(self, **kwargs: Any) -> None:
+        sizes = {"vocab_size": 260, "hidden_size": 64, "intermediate_size": 256}
+        sizes |= {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 64}
+        kind = {"modulation": "constant", "time_input": "stretched", "schedule": "linear"}
+        ids = {"mask_token_id": 259, "tie_word_embeddings": False}
+        super().__init__(**{**sizes, **kind, **ids, **kwargs})
 
 
 class TimeEmbedding(nn.Module):
