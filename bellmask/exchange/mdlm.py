@@ -39,7 +39,7 @@ from bellmask.storage.run_folder import write_description
 from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_free, inside, is_whole, load_json, read_json, whole_folder
+from bellmask.utils.files import check_free, inside, is_whole, load_json, read_object, whole_folder
 from bellmask.utils.table import Table
 
 
@@ -321,7 +321,7 @@ def read_checkpoint(path: Path) -> Stored:
         raise UserError(f"{path} holds no weights: neither {' nor '.join(_WEIGHT_FILES)}")
     weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
     config = path / "config.json"
-    about = parts[0].about | (_read_object(config) if config.exists() else {})
+    about = parts[0].about | (read_object(config) if config.exists() else {})
     return replace(parts[0], source=path, weights=weights, about=about)
 
 
@@ -329,31 +329,22 @@ def _weight_files(folder: Path) -> list[Path]:
     """The file of weights, or those that an index names, all of its own folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        named = _read_object(index).get("weight_map")
+        named = read_object(index).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
             raise UserError(f"{index} does not say which file holds which weights")
         return [inside(folder, name, str(index)) for name in sorted(set(named.values()))]
     return [folder / name for name in _WEIGHT_FILES if (folder / name).exists()][:1]
 
 
-def _read_object(path: Path, text: str | None = None) -> dict[str, Any]:
-    """What a JSON file, or a text that it holds, says."""
-    try:
-        found = read_json(path) if text is None else load_json(text)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} must hold an object, not {type(found).__name__}")
-    return found
-
-
 def _read_file(path: Path) -> Stored:
-    if path.suffix == ".safetensors":
+    stored = _read_torch(path) if path.suffix != ".safetensors" else None
+    if stored is None:
         weights, metadata = read_safetensors(path)
-        about = _read_object(path, metadata.get(METADATA, "{}"))
+        try:
+            about = dict(load_json(metadata.get(METADATA, "{}")))
+        except (ValueError, TypeError):
+            raise UserError(f"{path}: what it says under {METADATA!r} is damaged") from None
         stored = Stored(path, weights, step=about.get("step", 0), about=about)
-    else:
-        stored = _read_torch(path)
     tensors = [*stored.weights.values(), *(stored.shadow or ())]
     if not is_whole(stored.step) or not all(map(_is_plain, tensors)):
         raise UserError(f"{path} is damaged: its tensors, step or moving average are none")
