@@ -21,12 +21,7 @@ from torch import Tensor
 
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
-from bellmask.data.tokenizers import (
-    ByteTokenizer,
-    FastTokenizer,
-    SymbolTokenizer,
-    Tokenizer,
-)
+from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer, Tokenizer
 from bellmask.exchange.card import exported_options, model_card
 from bellmask.exchange.mdlm import METADATA, OPTIONS, from_ours, write_safetensors
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
@@ -132,8 +127,8 @@ def _parameters(run: Loaded) -> dict[str, Tensor]:
 
 # The Hugging Face folder.
 
-CODE = "modeling_bellmask.py"
-CAUSAL_CODE = "modeling_bellmask_causal.py"
+CODE = ("exchange/hub_code/modeling_bellmask.py", "model/dit.py")
+CAUSAL_CODE = ("exchange/hub_code/modeling_bellmask_causal.py",)
 _KEPT = (
     "id parameters num_tokens mask_id tokenizer_fingerprint train_fingerprint valid_fingerprint "
     "train_blocks valid_blocks unigram_nll response_tokens has_turns imported_from"
@@ -155,7 +150,7 @@ class ModelFiles:
     num_ids: int
     """Entries of the exported tokenizer."""
     code: tuple[str, ...] = ()
-    """Files of hub_code."""
+    """Files of the package that come along."""
     own: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that bellmask alone reads."""
 
@@ -188,8 +183,8 @@ def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | Non
         if parts.own:
             write_safetensors(parts.own, own / OWN_TENSORS)
         for file in parts.code:
-            code = files("bellmask.exchange").joinpath("hub_code", file)
-            write_text(folder / file, code.read_text(encoding="utf-8"))
+            code = files("bellmask").joinpath(file)
+            write_text(folder / code.name, code.read_text(encoding="utf-8"))
         write_text(folder / "README.md", model_card(run, name or out.name, weights=weights))
 
 
@@ -227,7 +222,7 @@ def _trunk_files(run: Loaded) -> ModelFiles:
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
-    return ModelFiles(tensors, config, special_ids(run.tokenizer), num_ids, (CODE,))
+    return ModelFiles(tensors, config, special_ids(run.tokenizer), num_ids, CODE)
 
 
 def _causal_files(run: Loaded) -> ModelFiles:
@@ -258,7 +253,7 @@ def _causal_files(run: Loaded) -> ModelFiles:
         }
         ids = {"bos": ids["bos"], "eos": ids["eos"], "pad": pad}
         return ModelFiles(causal_weights(model), config, ids, num_ids, own=mask_row(model))
-    num_ids, module = tokenizer.num_tokens + 1, CAUSAL_CODE.removesuffix(".py")
+    num_ids, module = tokenizer.num_tokens + 1, "modeling_bellmask_causal"
     config = {
         "model_type": "bellmask_causal",
         "architectures": ["BellmaskCausalForMaskedLM"],
@@ -272,7 +267,7 @@ def _causal_files(run: Loaded) -> ModelFiles:
         "silent_token_ids": silent_ids(model, tokenizer),
         "dtype": "float32",
     }
-    return ModelFiles(masked_weights(model, tokenizer), config, ids, num_ids, (CAUSAL_CODE,))
+    return ModelFiles(masked_weights(model, tokenizer), config, ids, num_ids, CAUSAL_CODE)
 
 
 # Our tokenizers as the files that ``AutoTokenizer`` loads.

@@ -25,7 +25,7 @@ from bellmask.config.config import RunConfig
 from bellmask.data.corpora import IMPORTED
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
-from bellmask.model.transformer import CONDITION_WIDTH, NUM_SINUSOIDS
+from bellmask.model.dit import CONDITION_WIDTH, NUM_SINUSOIDS
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore
 from bellmask.storage.loading import (
     IdMap,

@@ -7,7 +7,8 @@ from sampling_tools import seeded
 
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.generate.causal import generate_in_order
-from bellmask.model.attention import attend, attention_mask
+from bellmask.model.attention import attention_mask
+from bellmask.model.dit import attend
 
 V, L, B = 7, 8, 3
 FRAMEWORKS = {

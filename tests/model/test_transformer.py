@@ -15,18 +15,9 @@ from bellmask.model.attention import (
     AttentionRules,
     attention_mask,
     document_ids,
-    rotary_table,
-    rotate,
 )
-from bellmask.model.transformer import (
-    LEVELS,
-    Denoiser,
-    TimeEmbedding,
-    count_parameters,
-    draw_kept,
-    dropout_scale,
-    gelu,
-)
+from bellmask.model.dit import LEVELS, TimeEmbedding, dropout_scale, gelu, rotary_table, rotate
+from bellmask.model.transformer import Denoiser, count_parameters, draw_kept
 
 SMALL = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
 V, L = 7, 10
