@@ -77,7 +77,8 @@ def our_training(size: Size, objective: str, is_compiled: bool = False) -> Calla
     planner = make_planner(size, objective)
     model = Denoiser(size.model, size.vocabulary)
     if is_compiled:
-        model.compile_blocks()
+        for block in model.block_modules():
+            block.compile()
     optimizer, ema = Optimizer(model, OptimOptions()), Ema(model, 0.9999)
     step = TrainStep(
         model,

@@ -26,7 +26,7 @@ from bellmask.data.blocks import open_blocks, shard_path
 from bellmask.data.readers import read_file
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, from_description, load_tokenizer
 from bellmask.evaluate.judge_endpoint import Transcript
-from bellmask.exchange.mdlm import ImportRequest, read_checkpoint, read_import
+from bellmask.exchange.mdlm import ImportOptions, read_checkpoint, read_import
 from bellmask.generate.canvas import canvas_from_text
 from bellmask.generate.generate import read_prompts, write_out
 from bellmask.generate.trace import load_trace
@@ -190,7 +190,7 @@ def test_a_block_number_is_no_number_of_blocks(tmp_path):
     weights = {name: torch.zeros(2, 2) for name in names}
     save_file({**weights, "blocks.999999.x": torch.zeros(1)}, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="missing"):
-        read_import(str(tmp_path / "w.safetensors"), ImportRequest(tokenizer="bytes", heads=1))
+        read_import(ImportOptions(str(tmp_path / "w.safetensors"), "mdlm", "", "bytes", heads=1))
 
 
 @pytest.mark.parametrize("length", ["99999999999999", "9" * 5000, "1048577"])

@@ -16,9 +16,8 @@ B batch, L block length (and number of slots), N scored rows.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,7 +70,10 @@ def mask_exactly(
     return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL
 
 
-# The frameworks.
+# The frameworks. Each has ``training``, a training step's contexts from uniform numbers (only MDM
+# looks at the times), and ``given``, contexts of exactly N_c tokens, each with all targets that it
+# may be asked for. ``is_causal``: slots see earlier slots only, so one pass scores every context
+# count of a row. ``is_exact``: the NLL is -log p of the model; otherwise an upper bound on it.
 
 Model = Callable[..., Tensor]
 """Called as :class:`bellmask.model.transformer.Denoiser` is."""
@@ -103,8 +105,8 @@ class Problem:
         reduce: bool = True,
     ) -> Tensor:
         """The model's (weighted) sum of cross-entropies, or each row's with ``reduce=False``."""
-        more = {"weight_N": weight_N} if reduce else {"reduce": False}
-        return self._call(model, device, mask, self.targets_N.to(device), **more)
+        how = {"weight_N": weight_N} if reduce else {"reduce": False}
+        return self._call(model, device, mask, self.targets_N.to(device), **how)
 
     def logits(self, model: Model, device: torch.device, mask: Tensor | None = None) -> Tensor:
         """The model's logits [N, V] of the scored rows."""
@@ -124,41 +126,8 @@ class Problem:
         return model(self.x_BL.to(device), self.rows_N.to(device), *targets, **more)
 
 
-class Framework(ABC):
-    """How contexts and targets are drawn; noise comes in as uniform numbers."""
-
-    is_causal: bool
-    """Slots see earlier slots only, so one pass scores every context count of a row."""
-    is_exact: bool
-    """The NLL is -log p of the model; otherwise an upper bound on it."""
-
-    @abstractmethod
-    def training(
-        self,
-        x0_BL: Tensor,
-        t_B: Tensor,
-        u_BL: Tensor,
-        *,
-        mask_id: int,
-        is_real_BL: Tensor | None = None,
-    ) -> Problem:
-        """A training step's contexts; only MDM looks at the times."""
-
-    @abstractmethod
-    def given(
-        self,
-        x0_BL: Tensor,
-        context_B: Tensor,
-        u_BL: Tensor,
-        *,
-        mask_id: int,
-        is_real_BL: Tensor | None = None,
-    ) -> Problem:
-        """Contexts of exactly N_c tokens, each with all targets that it may be asked for."""
-
-
 @dataclass(frozen=True)
-class Mdm(Framework):
+class Mdm:
     """Masked rows: the fourth and fifth row of the table (a model without time input ignores t)."""
 
     schedule: Schedule = field(default_factory=Linear)
@@ -226,7 +195,7 @@ def _masked_problem(
 
 
 @dataclass(frozen=True)
-class Ordered(Framework):
+class Ordered:
     """Tokens one by one: slot r holds the r-th token of an order and predicts the one after it.
 
     Slot 0 holds the begin sign (the mask's row of the embedding, which nothing else needs here).
@@ -238,7 +207,7 @@ class Ordered(Framework):
     is_causal = True
 
     @property
-    def is_exact(self) -> bool:  # type: ignore[override]
+    def is_exact(self) -> bool:
         """A fixed order is the chain rule; over random ones the mean of -log p bounds it."""
         return self.rank_L is not None
 
@@ -268,9 +237,7 @@ class Ordered(Framework):
         order = self.orders(u_BL, is_real_BL)
         tokens_BL = x0_BL.gather(1, order.expand_as(x0_BL))
         begin = torch.full_like(tokens_BL[:, :1], mask_id)
-        is_scored_BL = torch.ones_like(x0_BL, dtype=torch.bool)
-        if is_real_BL is not None:
-            is_scored_BL = torch.arange(x0_BL.shape[1]) < is_real_BL.sum(1, keepdim=True)
+        is_scored_BL = torch.arange(x0_BL.shape[1]) < _lengths(x0_BL, is_real_BL)[:, None]
         rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
         places = order + 1
         return Problem(
@@ -294,14 +261,11 @@ class Ordered(Framework):
         """The slot of each row that sees N_c tokens."""
         whole = self.every_context(x0_BL, u_BL, mask_id=mask_id, is_real_BL=is_real_BL)
         wanted_N = whole.context_N == context_B[whole.rows_N // x0_BL.shape[1]]
-        return Problem(
-            whole.x_BL,
-            whole.rows_N[wanted_N],
-            whole.targets_N[wanted_N],
-            whole.context_N[wanted_N],
-            None,
-            whole.positions,
-            whole.target_positions,
+        return replace(
+            whole,
+            rows_N=whole.rows_N[wanted_N],
+            targets_N=whole.targets_N[wanted_N],
+            context_N=whole.context_N[wanted_N],
         )
 
 
@@ -315,15 +279,14 @@ class Shifted(Ordered):
         self, x0_BL: Tensor, u_BL: Tensor, *, mask_id: int, is_real_BL: Tensor | None = None
     ) -> Problem:
         """All maskable tokens, each seeing what is before it; N_c counts maskable ones of those."""
-        is_scored_BL = torch.ones_like(x0_BL, dtype=torch.bool)
-        if is_real_BL is not None:
-            is_scored_BL = is_real_BL.clone()
-        is_scored_BL[:, 0] = False
+        is_real_BL = torch.ones_like(x0_BL) if is_real_BL is None else is_real_BL
+        is_scored_BL = is_real_BL.bool() & (torch.arange(x0_BL.shape[1]) > 0)
         rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
         context_BL = is_scored_BL.cumsum(1) - 1
-        return Problem(
-            x0_BL, rows_N, x0_BL.flatten()[rows_N], context_BL.flatten()[rows_N], positions=None
-        )
+        return Problem(x0_BL, rows_N, x0_BL.flatten()[rows_N], context_BL.flatten()[rows_N])
+
+
+Framework = Mdm | Ordered
 
 
 def shifted_arm(block_length: int) -> Shifted:

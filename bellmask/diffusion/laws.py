@@ -13,7 +13,6 @@ and density agree to about 1e-13 (relative), the inverse cdf to about 1e-16 (abs
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -58,16 +57,12 @@ _END_PANELS = 50
 
 
 @cache
-def _legendre(count: int) -> tuple[Tensor, Tensor]:
+def gauss_legendre(count: int = NODES_PER_PANEL) -> tuple[Tensor, Tensor]:
+    """Nodes in (0, 1) and weights that sum to one (Golub and Welsch's eigenvalue method)."""
     k = torch.arange(1, count, dtype=torch.float64)
     off_diagonal = k / torch.sqrt(4 * k * k - 1)
     values, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
     return (values + 1) / 2, vectors[0] ** 2
-
-
-def gauss_legendre(count: int = NODES_PER_PANEL) -> tuple[Tensor, Tensor]:
-    """Nodes in (0, 1) and weights that sum to one (Golub and Welsch's eigenvalue method)."""
-    return _legendre(count)
 
 
 def panel_edges(breaks: Iterable[float] = (), max_width: float = 1 / 16) -> Tensor:
@@ -75,9 +70,8 @@ def panel_edges(breaks: Iterable[float] = (), max_width: float = 1 / 16) -> Tens
     geometric = [2.0**-k for k in range(1, _END_PANELS)]
     uniform = torch.linspace(0, 1, max(2, int(1 / max_width) + 1), dtype=torch.float64).tolist()
     inside = [b for b in breaks if 0 < b < 1]
-    return torch.tensor(
-        sorted({*uniform, *geometric, *(1 - g for g in geometric), *inside}), dtype=torch.float64
-    )
+    edges = sorted({*uniform, *geometric, *(1 - g for g in geometric), *inside})
+    return torch.tensor(edges, dtype=torch.float64)
 
 
 def composite_rule(edges: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,10 +199,9 @@ class DensityLaw(TimeLaw):
         if bool((values < 0).any()) or float(values.sum()) <= 0:
             raise ValueError("a density must be non-negative and not zero everywhere on (0, 1)")
         mass = (weights * values).reshape(len(edges) - 1, -1).sum(1)
+        cumulative = torch.cat([torch.zeros(1), mass.cumsum(0)]).double()
         object.__setattr__(self, "_edges", edges)
-        object.__setattr__(
-            self, "_cumulative", torch.cat([torch.zeros(1), mass.cumsum(0)]).double()
-        )
+        object.__setattr__(self, "_cumulative", cumulative)
 
     def breaks(self) -> Sequence[float]:
         """The edges of the panels the law was normalised on."""
@@ -282,13 +275,12 @@ class TruncatedGaussian(TimeLaw):
         # differences of nearly equal numbers cancel: integrate there instead
         is_narrow = (drop < 0.5) & (width < self.sigma)
         nodes, weights = gauss_legendre(16)
-        inside = torch.exp(
-            -self._exponent(low[..., None] + width[..., None] * nodes) + start[..., None]
-        )
+        exponent = self._exponent(low[..., None] + width[..., None] * nodes)
+        inside = torch.exp(-exponent + start[..., None])
         narrow = torch.log(width / self.sigma) + torch.log((inside * weights).sum(-1)) - start
         return torch.where(is_narrow, narrow, result)
 
-    @functools.cache  # noqa: B019 - laws are few, small and compare by value
+    @cache  # noqa: B019 - laws are few, small and compare by value
     def _log_total(self) -> float:
         return float(self._log_mass(as_float64(0.0), as_float64(1.0)))
 

@@ -33,6 +33,8 @@ class Objective(ABC):
 
     law: TimeLaw
     schedule: Schedule
+    is_unweighted = False
+    """True when w(t) = 1 for all t, so that plain sums of cross-entropy suffice."""
 
     @abstractmethod
     def times(self, u_B: Tensor) -> Tensor:
@@ -46,11 +48,6 @@ class Objective(ABC):
     @abstractmethod
     def normaliser(self) -> float:
         """The constant c = E[w(t) (1 - alpha_t)] over the drawing law."""
-
-    @property
-    def is_unweighted(self) -> bool:
-        """True when w(t) = 1 for all t, so that plain sums of cross-entropy suffice."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -109,6 +106,7 @@ class Bell(Objective):
 
     law: TimeLaw = field(default_factory=TruncatedGaussian)
     schedule: Schedule = field(default_factory=Linear)
+    is_unweighted = True
 
     def __post_init__(self) -> None:
         if not self.normaliser > 0:
@@ -129,11 +127,6 @@ class Bell(Objective):
             return self.law.mean
         return self.law.expectation(lambda t: 1 - self.schedule.alpha(t))
 
-    @property
-    def is_unweighted(self) -> bool:
-        """True."""
-        return True
-
 
 @dataclass(frozen=True)
 class Importance(Objective):
@@ -150,9 +143,7 @@ class Importance(Objective):
         if not isinstance(self.schedule, Linear):
             raise ValueError("objective importance is defined for the linear schedule only")
         if not self.law.has_density:
-            raise ValueError(
-                f"objective importance weighs by the law's density; {self.law} has none"
-            )
+            raise ValueError(f"objective importance weighs by the density; {self.law} has none")
 
     def times(self, u_B: Tensor) -> Tensor:
         """Uniform: u itself."""
@@ -170,29 +161,15 @@ class Importance(Objective):
 
 
 @dataclass(frozen=True)
-class ChainRule(Objective):
+class ChainRule(Bell):
     """Causal frameworks: every context count of every row once, each with weight one.
 
     It has no times; those it gives are looked at by nobody.
     """
 
     law: TimeLaw = field(default_factory=Uniform)
-    schedule: Schedule = field(default_factory=Linear)
-
-    def times(self, u_B: Tensor) -> Tensor:
-        """The levels themselves."""
-        return as_float64(u_B).clone()
-
-    def weight(self, t_B: Tensor) -> Tensor:
-        """One."""
-        return torch.ones_like(as_float64(t_B))
 
     @property
     def normaliser(self) -> float:
         """One: each token of a row is scored once."""
         return 1.0
-
-    @property
-    def is_unweighted(self) -> bool:
-        """True."""
-        return True

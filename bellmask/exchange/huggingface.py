@@ -21,14 +21,9 @@ from torch import Tensor
 
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
-from bellmask.data.tokenizers import (
-    ByteTokenizer,
-    FastTokenizer,
-    SymbolTokenizer,
-    Tokenizer,
-)
+from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer, Tokenizer
 from bellmask.exchange.card import exported_options, model_card
-from bellmask.exchange.mdlm import METADATA, from_ours, write_safetensors
+from bellmask.exchange.mdlm import METADATA, OPTIONS, from_ours, write_safetensors
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
 from bellmask.storage.loading import (
     MODEL,
@@ -80,77 +75,47 @@ class ExportOptions(LoadOptions):
     """With --push: a repository that only its owners see."""
 
 
-# What cannot be exported.
-
-
 def check_exportable(run: Loaded, format: str) -> None:
     """Refuse, before anything is written, what the format cannot say."""
-    framework, model = run.config.framework.name, run.config.model
-    if model.backbone == "causal_lm":
-        check_causal_export(run, format)
-        return
-    if framework != "mdm":
-        raise UserError(
-            f"{run.folder} is a causal model (framework {framework}) on our own trunk; only masked "
-            "diffusion models (framework mdm) can be exported so far"
-        )
-    if format != "mdlm":
-        return
-    if model.modulation == "time" and model.time_input != "sigma":
-        raise UserError(
-            f"{run.folder} feeds its time embedding with 1000 t, and mdlm's is fed with sigma; "
-            "only models trained with --model.time-input sigma, or without time input, fit"
-        )
-    if model.modulation == "time" and run.config.schedule.name != "linear":
-        raise UserError(
-            f"{run.folder} was told times of the {run.config.schedule.name} schedule; mdlm's "
-            "layout is read with the linear one"
-        )
-    if model.mlp_ratio != 4:
-        raise UserError(f"mdlm's MLP is 4 widths wide; {run.folder} has {model.mlp_ratio}")
-    if run.config.data.document_attention:
-        raise UserError(f"{run.folder} keeps attention inside documents, which mdlm does not")
-
-
-def check_causal_export(run: Loaded, format: str) -> None:
-    """Refuse what cannot be said of a run on a causal LM."""
-    if format == "mdlm":
-        kind = run.backbone.language_model.get("model_type") if run.backbone else "causal_lm"
-        raise UserError(
-            f"{run.folder} is a Hugging Face causal LM ({kind}); mdlm's layout is for our own "
-            "trunk: use --format hf"
-        )
-    if run.config.framework.name == "arm" and _has_mask(run):
-        raise UserError(
-            f"{run.folder} is an ARM whose tokenizer has a mask of its own, for which the model "
-            "has no row; it cannot be exported as a plain causal LM"
-        )
-
-
-def _has_mask(run: Loaded) -> bool:
-    """True where the wrapped tokenizer itself has a mask."""
-    words = run.tokenizer
-    return isinstance(words, FastTokenizer) and bool(words.original_ids[words.mask_id] >= 0)
-
-
-# mdlm's file.
+    config, tokenizer = run.config, run.tokenizer
+    framework, model = config.framework.name, config.model
+    is_own, has_time = model.backbone != "causal_lm", model.modulation == "time"
+    is_mdlm = format == "mdlm"
+    has_mask = isinstance(tokenizer, FastTokenizer) and tokenizer.original_ids[-1] >= 0
+    problems = {
+        f"a causal model (framework {framework}) on the built-in DiT; only masked diffusion models "
+        "(framework mdm) can be exported": is_own and framework != "mdm",
+        "a Hugging Face causal LM, and mdlm's layout is for the built-in DiT: use --format hf": (
+            is_mdlm and not is_own
+        ),
+        "an ARM whose tokenizer has a mask of its own, for which the model has no row; it cannot "
+        "be exported as a plain causal LM": not is_own and framework == "arm" and has_mask,
+        "fed with 1000 t as its time, and mdlm's models with sigma; only models trained with "
+        "--model.time-input sigma, or without time input, fit": (
+            is_mdlm and has_time and model.time_input != "sigma"
+        ),
+        f"trained on times of the {config.schedule.name} schedule; mdlm's layout is read with the "
+        "linear one": is_mdlm and has_time and config.schedule.name != "linear",
+        f"a model whose MLP is {model.mlp_ratio} widths wide; mdlm's are 4": (
+            is_mdlm and model.mlp_ratio != 4
+        ),
+        "a model whose attention stays inside documents, and mdlm's does not": (
+            is_mdlm and config.data.document_attention
+        ),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise UserError(f"{run.folder} is {problem}")
 
 
 def export_mdlm(run: Loaded, out: Path) -> None:
     """One safetensors file in mdlm's layout, with the prefix that its Lightning module has."""
     check_exportable(run, "mdlm")
-    config = run.config
+    config, flat = run.config, run.config.flat()
     theirs = from_ours(_parameters(run), config.model.num_layers, map_ids(run.tokenizer))
-    about = {
-        "n_heads": config.model.num_heads,
-        "model_length": config.data.block_length,
-        "time_conditioning": config.model.modulation == "time",
-        "dropout": config.model.dropout,
-        "wrap": run.is_wrapped,
-        "packing": config.data.packing,
-        "pads": config.data.pads,
-        "step": run.step,
-    }
+    about = {name: flat[option] for name, option in OPTIONS.items()}
+    about |= {"wrap": run.is_wrapped, "step": run.step}
+    about["time_conditioning"] = config.model.modulation == "time"
     tensors = {f"backbone.{name}": tensor for name, tensor in theirs.items()}
     with whole_file(out, "the weights") as scratch:
         write_safetensors(tensors, scratch, **{METADATA: json.dumps(about)})
@@ -162,12 +127,16 @@ def _parameters(run: Loaded) -> dict[str, Tensor]:
 
 # The Hugging Face folder.
 
-CODE = ("configuration_bellmask.py", "modeling_bellmask.py")
+CODE = ("exchange/hub_code/modeling_bellmask.py", "model/dit.py")
+CAUSAL_CODE = ("exchange/hub_code/modeling_bellmask_causal.py",)
 _KEPT = (
     "id parameters num_tokens mask_id tokenizer_fingerprint train_fingerprint valid_fingerprint "
     "train_blocks valid_blocks unigram_nll response_tokens has_turns imported_from"
 ).split()
 """What run.json says of the model; what it says of the machine stays at home."""
+
+SpecialIds = dict[str, int | None]
+"""Ids of bos, eos, pad and mask as the export has them; None where there is no such token."""
 
 
 @dataclass(frozen=True)
@@ -176,13 +145,12 @@ class ModelFiles:
 
     tensors: dict[str, Tensor]
     config: dict[str, Any]
-    """config.json."""
-    code: tuple[str, ...]
-    """Files of hub_code."""
+    """config.json, but for the special ids."""
     ids: SpecialIds
     num_ids: int
     """Entries of the exported tokenizer."""
-    chat_template: str | None = None
+    code: tuple[str, ...] = ()
+    """Files of the package that come along."""
     own: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that bellmask alone reads."""
 
@@ -195,63 +163,54 @@ def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | Non
     the model, by default the folder.
     """
     check_exportable(run, "hf")
-    is_causal_lm = run.config.model.backbone == "causal_lm"
-    parts = causal_files(run) if is_causal_lm else _trunk_files(run)
+    parts = _causal_files(run) if run.config.model.backbone == "causal_lm" else _trunk_files(run)
+    options = exported_options(run.config, is_pushed=name is not None)
+    about = read_description(run.folder)
+    about = {key: about[key] for key in _KEPT if key in about}
+    about |= {"bellmask": __version__, "step": run.step, "weights": weights}
+    special = {f"{role}_token_id": number for role, number in parts.ids.items()}
     with whole_folder(out, "the export") as folder:
+        own = folder / OWN
+        own.mkdir()
         write_safetensors(parts.tensors, folder / MODEL)
-        _write_json(folder / "config.json", parts.config)
-        write_tokenizer(
-            run.tokenizer,
-            folder,
-            run.config.data.block_length,
-            parts.ids,
-            parts.num_ids,
-            parts.chat_template,
-        )
+        write_tokenizer(run, folder, parts)
+        _write_json(folder / "config.json", parts.config | special)
+        _write_json(folder / "run.json", about)
+        _write_json(own / "config.json", options)
+        _write_json(own / "tokenizer.json", run.tokenizer.description())
+        if run.backbone is not None:
+            write_backbone(own, run.backbone)
+        if parts.own:
+            write_safetensors(parts.own, own / OWN_TENSORS)
         for file in parts.code:
-            code = files("bellmask.exchange").joinpath("hub_code", file)
-            write_text(folder / file, code.read_text(encoding="utf-8"))
-        _write_own(run, folder, parts, weights=weights, is_pushed=name is not None)
+            code = files("bellmask").joinpath(file)
+            write_text(folder / code.name, code.read_text(encoding="utf-8"))
         write_text(folder / "README.md", model_card(run, name or out.name, weights=weights))
 
 
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
 def _trunk_files(run: Loaded) -> ModelFiles:
-    """Of our own trunk."""
-    return ModelFiles(
-        _hf_weights(run),
-        _hf_config(run),
-        CODE,
-        special_ids(run.tokenizer),
-        run.tokenizer.num_tokens + 1,
-    )
-
-
-def _hf_weights(run: Loaded) -> dict[str, Tensor]:
     """Our parameters with rows in the tokenizer's order, and a row of zeros for the mask's logit,
     which the exported model never reads.
     """
+    model, num_ids = run.config.model, run.tokenizer.num_tokens + 1
     order = torch.from_numpy(map_ids(run.tokenizer).completed())
     tensors = _parameters(run)
-    head = tensors["head.weight"]
-    tensors["head.weight"] = torch.cat([head, torch.zeros_like(head[:1])])
-    tensors["head.bias"] = torch.cat([tensors["head.bias"], torch.zeros(1)])
     for name in ("embedding.weight", "head.weight", "head.bias"):
-        rows = torch.empty_like(tensors[name])
-        rows[order] = tensors[name]
+        rows = tensors[name].new_zeros(num_ids, *tensors[name].shape[1:])
+        rows[order[: len(tensors[name])]] = tensors[name]
         tensors[name] = rows
-    return tensors
-
-
-def _hf_config(run: Loaded) -> dict[str, Any]:
-    model, ids = run.config.model, special_ids(run.tokenizer)
-    return {
+    config = {
         "model_type": "bellmask",
         "architectures": ["BellmaskForMaskedLM"],
         "auto_map": {
-            "AutoConfig": "configuration_bellmask.BellmaskConfig",
+            "AutoConfig": "modeling_bellmask.BellmaskConfig",
             "AutoModelForMaskedLM": "modeling_bellmask.BellmaskForMaskedLM",
         },
-        "vocab_size": run.tokenizer.num_tokens + 1,
+        "vocab_size": num_ids,
         "hidden_size": model.width,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
@@ -260,115 +219,55 @@ def _hf_config(run: Loaded) -> dict[str, Any]:
         "modulation": model.modulation,
         "time_input": model.time_input,
         "schedule": run.config.schedule.name,
-        "mask_token_id": ids.mask,
-        "pad_token_id": ids.pad,
-        "bos_token_id": ids.bos,
-        "eos_token_id": ids.eos,
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
+    return ModelFiles(tensors, config, special_ids(run.tokenizer), num_ids, CODE)
 
 
-def _write_own(
-    run: Loaded, folder: Path, parts: ModelFiles, *, weights: str, is_pushed: bool
-) -> None:
-    """What bellmask reads beside the model."""
-    own = folder / OWN
-    own.mkdir()
-    _write_json(own / "config.json", exported_options(run.config, is_pushed=is_pushed))
-    _write_json(own / "tokenizer.json", run.tokenizer.description())
-    if run.backbone is not None:
-        write_backbone(own, run.backbone)
-    if parts.own:
-        write_safetensors(parts.own, own / OWN_TENSORS)
-    about = read_description(run.folder)
-    kept = {name: about[name] for name in _KEPT if name in about}
-    more = {"bellmask": __version__, "step": run.step, "weights": weights}
-    _write_json(folder / "run.json", {**kept, **more})
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
-
-
-# What an export of a run on a causal LM holds.
-#
-# A masked model becomes ``AutoModelForMaskedLM`` with code of its own, an ARM the plain
-# ``AutoModelForCausalLM`` that it is. Low-rank updates are merged.
-
-CAUSAL_CODE = "modeling_bellmask_causal.py"
-_CAUSAL_MODULE = CAUSAL_CODE.removesuffix(".py")
-
-
-def causal_files(run: Loaded) -> ModelFiles:
-    """The files of a masked model, or of an ARM."""
-    model = _merged(run)
-    return _arm_files(run, model) if model.is_causal else _masked_files(run, model)
-
-
-def _merged(run: Loaded) -> PretrainedDenoiser:
-    """The run's network with low-rank updates added to its weights; the run stays as it is."""
+def _causal_files(run: Loaded) -> ModelFiles:
+    """Of a run on a causal LM: a masked model becomes ``AutoModelForMaskedLM`` with code of its
+    own, an ARM the plain ``AutoModelForCausalLM`` that it is. Low-rank updates are merged.
+    """
     assert isinstance(run.model, PretrainedDenoiser)
-    if not run.config.start.lora_rank:
-        return run.model
-    model = copy.deepcopy(run.model)
-    merge_lora(model)
-    return model
-
-
-def _masked_files(run: Loaded, model: PretrainedDenoiser) -> ModelFiles:
-    ids, num_ids = special_ids(run.tokenizer), run.tokenizer.num_tokens + 1
+    assert run.backbone is not None
+    model, tokenizer, ids = run.model, run.tokenizer, special_ids(run.tokenizer)
+    if run.config.start.lora_rank:
+        model = copy.deepcopy(model)  # the run stays as it is
+        merge_lora(model)
+    # the causal LM's config as the run began with it, with the dropout that it trained with
+    made = model.language_model.config
+    inner = {
+        name: getattr(made, name, value) if isinstance(value, float) else value
+        for name, value in run.backbone.language_model.items()
+    }
+    if model.is_causal:
+        # our ids are the tokenizer's own here; a pad that the model has no row for is left out
+        num_ids = model.num_logits
+        pad = tokenizer.pad_id if ids["pad"] is not None and tokenizer.pad_id < num_ids else None
+        config = {
+            **inner,
+            "architectures": [type(model.language_model).__name__],
+            "vocab_size": num_ids,
+            "dtype": "float32",
+        }
+        ids = {"bos": ids["bos"], "eos": ids["eos"], "pad": pad}
+        return ModelFiles(causal_weights(model), config, ids, num_ids, own=mask_row(model))
+    num_ids, module = tokenizer.num_tokens + 1, "modeling_bellmask_causal"
     config = {
         "model_type": "bellmask_causal",
         "architectures": ["BellmaskCausalForMaskedLM"],
         "auto_map": {
-            "AutoConfig": f"{_CAUSAL_MODULE}.BellmaskCausalConfig",
-            "AutoModelForMaskedLM": f"{_CAUSAL_MODULE}.BellmaskCausalForMaskedLM",
+            "AutoConfig": f"{module}.BellmaskCausalConfig",
+            "AutoModelForMaskedLM": f"{module}.BellmaskCausalForMaskedLM",
         },
-        "text_config": {**_inner_config(run, model), "vocab_size": num_ids},
+        "text_config": {**inner, "vocab_size": num_ids},
         "is_shifted": True,
         "has_windows": model.has_windows,
-        "mask_token_id": ids.mask,
-        "silent_token_ids": silent_ids(model, run.tokenizer),
-        "pad_token_id": ids.pad,
-        "bos_token_id": ids.bos,
-        "eos_token_id": ids.eos,
+        "silent_token_ids": silent_ids(model, tokenizer),
         "dtype": "float32",
     }
-    tensors = masked_weights(model, run.tokenizer)
-    return ModelFiles(tensors, config, (CAUSAL_CODE,), ids, num_ids, _template(run))
-
-
-def _arm_files(run: Loaded, model: PretrainedDenoiser) -> ModelFiles:
-    """Our ids are the tokenizer's own here; a pad that the model has no row for is left out."""
-    found, num_ids = special_ids(run.tokenizer), model.num_logits
-    has_pad = found.pad is not None and run.tokenizer.pad_id < num_ids
-    ids = SpecialIds(found.bos, found.eos, run.tokenizer.pad_id if has_pad else None, None)
-    config = {
-        **_inner_config(run, model),
-        "architectures": [type(model.language_model).__name__],
-        "vocab_size": num_ids,
-        "pad_token_id": ids.pad,
-        "bos_token_id": ids.bos,
-        "eos_token_id": ids.eos,
-        "dtype": "float32",
-    }
-    tensors = causal_weights(model)
-    return ModelFiles(tensors, config, (), ids, num_ids, _template(run), mask_row(model))
-
-
-def _inner_config(run: Loaded, model: PretrainedDenoiser) -> dict[str, Any]:
-    """The causal LM's config as the run began with it, with the dropout that it trained with."""
-    assert run.backbone is not None
-    made = model.language_model.config
-    return {
-        name: getattr(made, name, value) if isinstance(value, float) else value
-        for name, value in run.backbone.language_model.items()
-    }
-
-
-def _template(run: Loaded) -> str | None:
-    return None if run.backbone is None else run.backbone.chat_template
+    return ModelFiles(masked_weights(model, tokenizer), config, ids, num_ids, CAUSAL_CODE)
 
 
 # Our tokenizers as the files that ``AutoTokenizer`` loads.
@@ -377,88 +276,69 @@ def _template(run: Loaded) -> str | None:
 # a pad where there is none, are added at the end. Nothing is put around a text: the ids are those
 # that the model was trained on. Written with ``tokenizers`` alone: transformers is not needed.
 
-_NAMES = {
-    "bos": ("<bos>", "[BOS]", "<|bos|>"),
-    "eos": ("<eos>", "[EOS]", "<|eos|>"),
-    "pad": ("<pad>", "[PAD]", "<|pad|>"),
-    "mask": ("<mask>", "[MASK]", "<|mask|>"),
-}
-"""What a special token may be called that the vocabulary has no name for; the first free one."""
-
-
-@dataclass(frozen=True)
-class SpecialIds:
-    """Ids as the exported model and tokenizer have them; None where there is no such token."""
-
-    bos: int | None
-    eos: int | None
-    pad: int | None
-    mask: int | None
-
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     """The special tokens in the exported order."""
-    order = map_ids(tokenizer).completed()
+    order, roles = map_ids(tokenizer).completed(), ("bos", "eos", "pad", "mask")
     if isinstance(tokenizer, SymbolTokenizer):
-        return SpecialIds(None, None, None, int(order[tokenizer.mask_id]))
-    ours = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id)
-    return SpecialIds(*(int(order[number]) for number in ours))
+        return {**dict.fromkeys(roles), "mask": int(order[tokenizer.mask_id])}
+    return {role: int(order[getattr(tokenizer, f"{role}_id")]) for role in roles}
 
 
-def write_tokenizer(
-    tokenizer: Tokenizer,
-    folder: Path,
-    max_length: int,
-    ids: SpecialIds,
-    num_ids: int,
-    chat_template: str | None = None,
-) -> None:
-    """tokenizer.json and tokenizer_config.json, with ``num_ids`` entries, the mask included."""
-    inner = _inner(tokenizer)
-    names = _add_specials(inner, ids)
+def write_tokenizer(run: Loaded, folder: Path, parts: ModelFiles) -> None:
+    """tokenizer.json and tokenizer_config.json; every special token has a name in them.
+
+    Those that the vocabulary lacks are added, lowest id first, under the first name that is free.
+    """
+    from tokenizers import AddedToken
+
+    inner, names, has_gaps = _inner(run.tokenizer), {}, False
+    found = {role: number for role, number in parts.ids.items() if number is not None}
+    for role, number in sorted(found.items(), key=lambda item: item[1]):
+        name = inner.id_to_token(number)
+        if name is None:
+            options = (f"<{role}>", f"[{role.upper()}]", f"<|{role}|>", f"<|bellmask {role}|>")
+            name = next(option for option in options if inner.token_to_id(option) is None)
+        inner.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+        names[f"{role}_token"] = name
+        has_gaps |= inner.token_to_id(name) != number
     size = inner.get_vocab_size(with_added_tokens=True)
-    if size != num_ids:
+    if has_gaps or size != parts.num_ids:
         raise UserError(
-            f"the tokenizer's vocabulary has gaps: {size} entries where the model has {num_ids} "
-            "rows, the mask's included; it cannot be exported"
+            f"the tokenizer's vocabulary has gaps: {size} entries where the model has "
+            f"{parts.num_ids} rows, the mask's included; it cannot be exported"
         )
-    write_text(folder / "tokenizer.json", inner.to_str(pretty=True) + "\n")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
+        "model_max_length": run.config.data.block_length,
         "clean_up_tokenization_spaces": False,
-        **{f"{role}_token": name for role, name in names.items()},
+        **names,
     }
-    if (unknown := getattr(inner.model, "unk_token", None)) is not None:
-        config["unk_token"] = unknown
-    if chat_template is not None:
-        config["chat_template"] = chat_template
-    write_text(folder / "tokenizer_config.json", json.dumps(config, indent=1) + "\n")
+    more = {"unk_token": getattr(inner.model, "unk_token", None)}
+    more["chat_template"] = run.backbone.chat_template if run.backbone else None
+    config |= {name: value for name, value in more.items() if value is not None}
+    write_text(folder / "tokenizer.json", inner.to_str(pretty=True) + "\n")
+    _write_json(folder / "tokenizer_config.json", config)
 
 
 def _inner(tokenizer: Tokenizer) -> Any:
     """A ``tokenizers.Tokenizer`` that encodes as ours does, in its own ids."""
     from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers
 
     if isinstance(tokenizer, FastTokenizer):
         tree = json.loads(tokenizer.description()["inner"])
         tree["post_processor"] = None  # nothing around a text
         return Inner.from_str(json.dumps(tree))
-    if isinstance(tokenizer, ByteTokenizer):
-        return _byte_inner()
-    if isinstance(tokenizer, SymbolTokenizer):
-        return _symbol_inner(tokenizer.num_tokens)
-    raise UserError(f"a {type(tokenizer).__name__} has no form that transformers can load")
-
-
-def _byte_inner() -> Any:
-    """Every byte is a token: byte-level BPE without a merge."""
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers
-
-    inner = Inner(models.BPE(vocab=_byte_letters(), merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
+    if isinstance(tokenizer, ByteTokenizer):  # byte-level BPE without a merge
+        inner = Inner(models.BPE(vocab=_byte_letters(), merges=[]))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner.decoder = decoders.ByteLevel()
+        return inner
+    letters = {letter: i for i, letter in enumerate(string.ascii_letters[: tokenizer.num_tokens])}
+    inner = Inner(models.BPE(vocab=letters, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.decoder = decoders.Fuse()
     return inner
 
 
@@ -472,70 +352,16 @@ def _byte_letters() -> dict[str, int]:
     return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-def _symbol_inner(num_tokens: int) -> Any:
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers
-
-    letters = {letter: i for i, letter in enumerate(string.ascii_letters[:num_tokens])}
-    inner = Inner(models.BPE(vocab=letters, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.decoder = decoders.Fuse()
-    return inner
-
-
-def _add_specials(inner: Any, ids: SpecialIds) -> dict[str, str]:
-    """Name every special token; those that the vocabulary lacks are added, lowest id first."""
-    from tokenizers import AddedToken
-
-    names: dict[str, str] = {}
-    found = {role: number for role, number in vars(ids).items() if number is not None}
-    for role, number in sorted(found.items(), key=lambda item: item[1]):
-        name = inner.id_to_token(number)
-        if name is None:
-            free = [n for n in _NAMES[role] if inner.token_to_id(n) is None]
-            name = free[0] if free else f"<|bellmask {role}|>"
-        inner.add_special_tokens([AddedToken(name, special=True, normalized=False)])
-        if inner.token_to_id(name) != number:
-            raise UserError(f"the tokenizer has no room for a {role} token at id {number}")
-        names[role] = name
-    return names
-
-
 # The command.
 
 
-def _check_export(options: ExportOptions, out: Path) -> None:
-    if options.format == "mdlm" and out.suffix != ".safetensors":
-        raise UserError(f"--format mdlm writes one file: give --out NAME.safetensors, not {out}")
-    if options.push is not None and options.format != "hf":
-        raise UserError("--push goes with --format hf: the hub wants a folder")
-    if options.push is not None and not is_hub_name(options.push):
-        raise UserError(f"--push takes OWNER/NAME, not {options.push!r}")
-    if options.private and options.push is None:
-        raise UserError("--private is about the repository that --push makes")
-
-
-def _kind(loaded: Loaded, weights: str) -> str:
-    """Which weights a run was loaded with."""
-    known = read_description(loaded.folder).get("weights")
-    if known is not None:
-        return str(known)
-    return "raw" if weights == "raw" or not loaded.config.optim.ema else "ema"
-
-
-def push_folder(folder: Path, name: str, *, is_private: bool = False, api: Any = None) -> str:
+def push_folder(folder: Path, name: str, *, is_private: bool) -> str:
     """Upload a whole folder as one commit to a model repository; its address."""
-    if not is_hub_name(name):
-        raise UserError(f"--push takes OWNER/NAME, not {name!r}")
-    api = api or hub_library().HfApi()
+    api, kind = hub_library().HfApi(), {"repo_type": "model"}
+    message = "Exported with bellmask"
     try:
-        made = api.create_repo(name, repo_type="model", private=is_private, exist_ok=True)
-        api.upload_folder(
-            repo_id=name,
-            folder_path=str(folder),
-            repo_type="model",
-            commit_message="Exported with bellmask",
-        )
+        made = api.create_repo(name, **kind, private=is_private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message=message, **kind)
     except Exception as error:  # the export stays; only the upload must be done again
         raise UserError(
             f"{folder} is written, but could not be pushed to {name} ({first_line(error)}); log in "
@@ -547,21 +373,27 @@ def push_folder(folder: Path, name: str, *, is_private: bool = False, api: Any =
 def main(args: Sequence[str]) -> int:
     """Export, and push where asked."""
     options = parse_command(ExportOptions, args, command="export")
-    out = Path(options.out)
-    _check_export(options, out)
-    check_free(out, "the export", is_file=options.format == "mdlm")
+    out, is_mdlm = Path(options.out), options.format == "mdlm"
+    if is_mdlm and out.suffix != ".safetensors":
+        raise UserError(f"--format mdlm writes one file: give --out NAME.safetensors, not {out}")
+    if options.push is not None and (is_mdlm or not is_hub_name(options.push)):
+        raise UserError(f"--push takes OWNER/NAME and --format hf, got {options.push!r}")
+    if options.private and options.push is None:
+        raise UserError("--private is about the repository that --push makes")
+    check_free(out, "the export", is_file=is_mdlm)
     loaded = options.load(options.run)
     check_exportable(loaded, options.format)
     print(f"writing {out} ...", file=sys.stderr)
-    if options.format == "mdlm":
+    if is_mdlm:
         export_mdlm(loaded, out)
         print(f"written: {out}, weights in mdlm's layout")
         return 0
-    kind = _kind(loaded, options.weights)
-    export_hugging_face(loaded, out, weights=kind, name=options.push)
+    # an export of an export has the same kind of weights
+    is_raw = options.weights == "raw" or not loaded.config.optim.ema
+    weights = str(read_description(loaded.folder).get("weights", "raw" if is_raw else "ema"))
+    export_hugging_face(loaded, out, weights=weights, name=options.push)
     print(f"written: {out}; load it with bellmask.load({str(out)!r})")
     if options.push is not None:
         print(f"pushing to {options.push} ...", file=sys.stderr)
-        address = push_folder(out, options.push, is_private=options.private)
-        print(f"pushed: {address}")
+        print(f"pushed: {push_folder(out, options.push, is_private=options.private)}")
     return 0

@@ -10,8 +10,8 @@ import pickle
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,19 +22,10 @@ from torch import Tensor
 
 from bellmask.config.command_line import parse_command
 from bellmask.config.config import RunConfig
-from bellmask.config.options import (
-    CheckpointOptions,
-    DataOptions,
-    LawOptions,
-    ModelOptions,
-    ObjectiveOptions,
-    OptimOptions,
-    TrainOptions,
-)
 from bellmask.data.corpora import IMPORTED
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
-from bellmask.model.transformer import CONDITION_WIDTH, NUM_SINUSOIDS
+from bellmask.model.dit import CONDITION_WIDTH, NUM_SINUSOIDS
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore
 from bellmask.storage.loading import (
     IdMap,
@@ -42,23 +33,14 @@ from bellmask.storage.loading import (
     local_folder,
     map_ids,
     read_own_tokenizer,
+    read_safetensors,
 )
 from bellmask.storage.run_folder import write_description
 from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
-from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import (
-    check_free,
-    inside,
-    is_number,
-    is_whole,
-    load_json,
-    read_json,
-    whole_folder,
-)
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_free, inside, is_whole, load_json, read_object, whole_folder
 from bellmask.utils.table import Table
-
-Format = Literal["mdlm", "duo"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +61,7 @@ class ImportOptions:
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A .safetensors file, a torch file of weights, a folder with config.json beside the weights,
     or OWNER/NAME on the hub."""
-    format: Format
+    format: Literal["mdlm", "duo"]
     """Whose recipe the rows follow. Both share the layout; they differ in how LM1B is packed."""
     out: str
     """Run folder to make."""
@@ -114,23 +96,47 @@ Tensors = Mapping[str, Tensor]
 NEVER = -1e6
 """The logit of what must not be predicted (mdlm's own minus infinity): exp of it is zero."""
 
-_BLOCK = {
-    "norm1.weight": "attention_norm.weight",
-    "attn_qkv.weight": "qkv.weight",
-    "attn_out.weight": "attention_out.weight",
-    "norm2.weight": "mlp_norm.weight",
-    "mlp.0.weight": "mlp_in.weight",
-    "mlp.0.bias": "mlp_in.bias",
-    "mlp.2.weight": "mlp_out.weight",
-    "mlp.2.bias": "mlp_out.bias",
+# Their name, ours (of a model with time input), and the shape: V rows of the embedding, D width,
+# H hidden width of the MLP, C width of the time's embedding, S sinusoids. In the order in which
+# their module registers the parameters.
+_FIRST = (
+    ("vocab_embed.embedding", "embedding.weight", "V D"),
+    ("sigma_map.mlp.0.weight", "time_embedding.into.weight", "C S"),
+    ("sigma_map.mlp.0.bias", "time_embedding.into.bias", "C"),
+    ("sigma_map.mlp.2.weight", "time_embedding.out.weight", "C C"),
+    ("sigma_map.mlp.2.bias", "time_embedding.out.bias", "C"),
+)
+_BLOCK = (
+    ("norm1.weight", "attention_norm.weight", "D"),
+    ("attn_qkv.weight", "qkv.weight", "3D D"),
+    ("attn_out.weight", "attention_out.weight", "D D"),
+    ("norm2.weight", "mlp_norm.weight", "D"),
+    ("mlp.0.weight", "mlp_in.weight", "H D"),
+    ("mlp.0.bias", "mlp_in.bias", "H"),
+    ("mlp.2.weight", "mlp_out.weight", "D H"),
+    ("mlp.2.bias", "mlp_out.bias", "D"),
+    ("adaLN_modulation.weight", "modulation.linear.weight", "6D C"),
+    ("adaLN_modulation.bias", "modulation.linear.bias", "6D"),
+)
+_LAST = (
+    ("output_layer.norm_final.weight", "final_norm.weight", "D"),
+    ("output_layer.linear.weight", "head.weight", "V D"),
+    ("output_layer.linear.bias", "head.bias", "V"),
+    ("output_layer.adaLN_modulation.weight", "final_modulation.linear.weight", "2D C"),
+    ("output_layer.adaLN_modulation.bias", "final_modulation.linear.bias", "2D"),
+)
+_ABSENT_ROWS = {"embedding.weight": 0.0, "head.weight": 0.0, "head.bias": NEVER}
+"""What has a row for each token, and what a row holds that the other side lacks."""
+
+OPTIONS = {
+    "n_heads": "model.num_heads",
+    "model_length": "data.block_length",
+    "dropout": "model.dropout",
+    "wrap": "data.wrap",
+    "packing": "data.packing",
+    "pads": "data.pads",
 }
-_TIME = {
-    "sigma_map.mlp.0.weight": "time_embedding.into.weight",
-    "sigma_map.mlp.0.bias": "time_embedding.into.bias",
-    "sigma_map.mlp.2.weight": "time_embedding.out.weight",
-    "sigma_map.mlp.2.bias": "time_embedding.out.bias",
-}
-_EMBEDDING, _HEAD = "vocab_embed.embedding", "output_layer.linear"
+"""What config.json, or our own metadata, says of a model, and which option of a run that is."""
 
 
 @dataclass(frozen=True)
@@ -145,65 +151,45 @@ class Shape:
     vocabulary: int
     """Rows of the embedding, the mask's included."""
 
+    def parameters(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """(their name, ours, shape) of every parameter, in their order."""
+        sizes = {"V": self.vocabulary, "H": self.mlp_width, "C": self.condition, "S": NUM_SINUSOIDS}
+        sizes |= {f"{n}D".lstrip("1"): n * self.width for n in (1, 2, 3, 6)}
+        blocks = [
+            (f"blocks.{number}.{theirs}", f"blocks.{number}.{ours}", shape)
+            for number in range(self.num_layers)
+            for theirs, ours, shape in _BLOCK
+        ]
+        return [
+            (theirs, ours, tuple(sizes[letter] for letter in shape.split()))
+            for theirs, ours, shape in (*_FIRST, *blocks, *_LAST)
+        ]
+
     def layout(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter and its shape, in the order in which their module registers them."""
-        width, hidden, condition = self.width, self.mlp_width, self.condition
-        shapes: dict[str, tuple[int, ...]] = {
-            _EMBEDDING: (self.vocabulary, width),
-            "sigma_map.mlp.0.weight": (condition, NUM_SINUSOIDS),
-            "sigma_map.mlp.0.bias": (condition,),
-            "sigma_map.mlp.2.weight": (condition, condition),
-            "sigma_map.mlp.2.bias": (condition,),
-        }
-        for number in range(self.num_layers):
-            block: dict[str, tuple[int, ...]] = {
-                "norm1.weight": (width,),
-                "attn_qkv.weight": (3 * width, width),
-                "attn_out.weight": (width, width),
-                "norm2.weight": (width,),
-                "mlp.0.weight": (hidden, width),
-                "mlp.0.bias": (hidden,),
-                "mlp.2.weight": (width, hidden),
-                "mlp.2.bias": (width,),
-                "adaLN_modulation.weight": (6 * width, condition),
-                "adaLN_modulation.bias": (6 * width,),
-            }
-            shapes |= {f"blocks.{number}.{name}": shape for name, shape in block.items()}
-        return shapes | {
-            "output_layer.norm_final.weight": (width,),
-            f"{_HEAD}.weight": (self.vocabulary, width),
-            f"{_HEAD}.bias": (self.vocabulary,),
-            "output_layer.adaLN_modulation.weight": (2 * width, condition),
-            "output_layer.adaLN_modulation.bias": (2 * width,),
-        }
+        """Every parameter's shape by their name."""
+        return {theirs: shape for theirs, _, shape in self.parameters()}
 
 
-def plain_names(stored: Tensors) -> dict[str, Tensor]:
-    """Without what Lightning, torch.compile and DDP put before the names."""
+def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
+    """Without what Lightning, torch.compile and DDP put before the names, and without RoPE's
+    buffers; then the size of a head, if a buffer tells it.
+    """
     found: dict[str, Tensor] = {}
+    head_size = None
     for name, tensor in stored.items():
         plain = name.replace("_orig_mod.", "").removeprefix("module.").removeprefix("backbone.")
-        if plain in found:
+        if "rotary_emb." in plain:
+            head_size = 2 * tensor.numel() if plain.endswith("inv_freq") else head_size
+        elif plain in found:
             raise UserError(f"the checkpoint holds {plain} twice, once as {name}")
-        found[plain] = tensor
-    return found
-
-
-def drop_rotary(weights: Tensors) -> tuple[dict[str, Tensor], int | None]:
-    """The weights without RoPE's buffers, and the size of a head if a buffer tells it."""
-    head_size = None
-    kept = {}
-    for name, tensor in weights.items():
-        if "rotary_emb." not in name:
-            kept[name] = tensor
-        elif name.endswith("inv_freq"):
-            head_size = 2 * tensor.numel()
-    return kept, head_size
+        else:
+            found[plain] = tensor
+    return found, head_size
 
 
 def find_shape(weights: Tensors) -> Shape:
     """The sizes, checked against every tensor; one error lists all that does not fit."""
-    needed = (_EMBEDDING, "sigma_map.mlp.0.weight", "blocks.0.mlp.0.weight")
+    needed = ("vocab_embed.embedding", "sigma_map.mlp.0.weight", "blocks.0.mlp.0.weight")
     absent = [name for name in needed if name not in weights or weights[name].ndim != 2]
     if absent:
         held = ", ".join(sorted(weights)[:8]) or "nothing"
@@ -213,14 +199,10 @@ def find_shape(weights: Tensors) -> Shape:
             "sigma_map; they are not masked diffusion and cannot be imported"
         )
     numbers = [int(m[1]) for m in map(re.compile(r"blocks\.([0-9]{1,6})\.").match, weights) if m]
-    vocabulary, width = weights[_EMBEDDING].shape
-    shape = Shape(
-        num_layers=min(max(numbers) + 1, len(weights)),  # a missing one is named, not a million
-        width=width,
-        mlp_width=len(weights["blocks.0.mlp.0.weight"]),
-        condition=len(weights["sigma_map.mlp.0.weight"]),
-        vocabulary=vocabulary,
-    )
+    embedding, time, mlp = (weights[name] for name in needed)
+    # a missing block is named, not a million
+    num_layers = min(max(numbers) + 1, len(weights))
+    shape = Shape(num_layers, embedding.shape[1], len(mlp), len(time), len(embedding))
     check_layout(weights, shape)
     return shape
 
@@ -244,98 +226,63 @@ def check_layout(weights: Tensors, shape: Shape) -> None:
 
 def to_ours(weights: Tensors, shape: Shape, ids: IdMap, *, has_time: bool) -> dict[str, Tensor]:
     """Our parameters, float32; with ``has_time`` AdaLN stays, else it is folded into constants."""
-    if has_time and shape.condition != CONDITION_WIDTH:
-        raise UserError(
-            f"the time's embedding is {shape.condition} wide, and only {CONDITION_WIDTH} can keep "
-            "its time input; without it any width can be imported"
-        )
-    theirs = {name: tensor.detach().float() for name, tensor in weights.items()}
-    found = {ours: theirs[name] for name, ours in _renamed(shape.num_layers).items()}
+    found = {ours: weights[name].detach().float() for name, ours, _ in shape.parameters()}
+    num_tokens = len(ids.tokens_V)
+    ours, theirs = [*ids.ours, num_tokens], [*ids.theirs, ids.mask]
+    _move_rows(found, theirs, ours, num_tokens + 1)
+    for name in ("head.weight", "head.bias"):  # nobody reads the mask's logit
+        found[name] = found[name][:-1]
     if has_time:
-        found |= {ours: theirs[name] for name, ours in _TIME.items()}
-    condition = constant_condition(theirs)
-    for name, ours in _modulations(shape.num_layers).items():
-        linear = {part: theirs[f"{name}.{part}"] for part in ("weight", "bias")}
-        if has_time:
-            found |= {f"{ours}.linear.{part}": tensor for part, tensor in linear.items()}
-        else:
-            folded = linear["weight"].double() @ condition + linear["bias"].double()
-            found[f"{ours}.vectors"] = folded.float().view(-1, shape.width)
-    return found | _rows_to_ours(theirs, ids)
+        if shape.condition != CONDITION_WIDTH:
+            raise UserError(
+                f"the time's embedding is {shape.condition} wide, and only {CONDITION_WIDTH} can "
+                "keep its time input; without it any width can be imported"
+            )
+        return found
+    # what AdaLN is fed at sigma = 0: cosines of 0, sines of 0, two layers, SiLU
+    condition = (torch.arange(NUM_SINUSOIDS) < NUM_SINUSOIDS // 2).double()
+    for layer in ("time_embedding.into", "time_embedding.out"):
+        condition = F.silu(_pop_linear(found, layer, condition))
+    for name in _modulations(found, ".linear.weight"):
+        vectors = _pop_linear(found, f"{name}.linear", condition)
+        found[f"{name}.vectors"] = vectors.float().view(-1, shape.width)
+    return found
 
 
 def from_ours(tensors: Tensors, num_layers: int, ids: IdMap) -> dict[str, Tensor]:
     """Their parameters, float32: what :func:`to_ours` makes ours of again, exactly."""
-    ours = {name: tensor.detach().float() for name, tensor in tensors.items()}
-    width, mlp_width = ours["final_norm.weight"].numel(), ours["blocks.0.mlp_in.bias"].numel()
+    found = {name: tensor.detach().float() for name, tensor in tensors.items()}
+    ours, theirs = [*ids.ours, len(ids.tokens_V)], [*ids.theirs, ids.mask]
+    for name in ("head.weight", "head.bias"):
+        absent = torch.full_like(found[name][:1], _ABSENT_ROWS[name])
+        found[name] = torch.cat([found[name], absent])
+    _move_rows(found, ours, theirs, ids.size)
+    for name in _modulations(found, ".vectors"):  # constants: a bias behind weights of zero
+        found[f"{name}.linear.bias"] = found[f"{name}.vectors"].flatten()
+    width, mlp_width = found["final_norm.weight"].numel(), found["blocks.0.mlp_in.bias"].numel()
     shape = Shape(num_layers, width, mlp_width, CONDITION_WIDTH, ids.size)
-    found = {name: torch.zeros(size) for name, size in shape.layout().items()}
-    found |= {name: ours[mine] for name, mine in _renamed(num_layers).items()}
-    found |= {name: ours[mine] for name, mine in _TIME.items() if mine in ours}
-    for name, mine in _modulations(num_layers).items():
-        if f"{mine}.vectors" in ours:  # constants: a bias behind weights of zero
-            found[f"{name}.bias"] = ours[f"{mine}.vectors"].flatten()
-        else:
-            found |= {
-                f"{name}.{part}": ours[f"{mine}.linear.{part}"] for part in ("weight", "bias")
-            }
-    return found | _rows_from_ours(ours, ids)
-
-
-def constant_condition(theirs: Tensors) -> Tensor:
-    """What AdaLN is fed at sigma = 0, float64: cosines of 0, sines of 0, two layers, SiLU."""
-    waves = torch.cat([torch.ones(NUM_SINUSOIDS // 2), torch.zeros(NUM_SINUSOIDS // 2)]).double()
-    layers = [
-        (theirs[f"sigma_map.mlp.{n}.weight"].double(), theirs[f"sigma_map.mlp.{n}.bias"].double())
-        for n in (0, 2)
-    ]
-    for weight, bias in layers:
-        waves = F.silu(weight @ waves + bias)
-    return waves
-
-
-def _renamed(num_layers: int) -> dict[str, str]:
-    """Their names and ours of what needs no change."""
-    blocks = {
-        f"blocks.{number}.{theirs}": f"blocks.{number}.{ours}"
-        for number in range(num_layers)
-        for theirs, ours in _BLOCK.items()
+    return {
+        theirs: found[ours] if ours in found else torch.zeros(size)
+        for theirs, ours, size in shape.parameters()
     }
-    return blocks | {"output_layer.norm_final.weight": "final_norm.weight"}
 
 
-def _modulations(num_layers: int) -> dict[str, str]:
-    blocks = {f"blocks.{n}.adaLN_modulation": f"blocks.{n}.modulation" for n in range(num_layers)}
-    return blocks | {"output_layer.adaLN_modulation": "final_modulation"}
+def _move_rows(
+    tensors: dict[str, Tensor], source: Sequence[int], target: Sequence[int], size: int
+) -> None:
+    for name, absent in _ABSENT_ROWS.items():
+        moved = tensors[name].new_full((size, *tensors[name].shape[1:]), absent)
+        moved[target] = tensors[name][source]
+        tensors[name] = moved
 
 
-def _rows_to_ours(theirs: Tensors, ids: IdMap) -> dict[str, Tensor]:
-    embedding, weight = theirs[_EMBEDDING], theirs[f"{_HEAD}.weight"]
-    num_tokens, width = len(ids.tokens_V), embedding.shape[1]
-    found = {
-        "embedding.weight": torch.zeros(num_tokens + 1, width),
-        "head.weight": torch.zeros(num_tokens, width),
-        "head.bias": torch.full((num_tokens,), NEVER),
-    }
-    found["embedding.weight"][ids.ours] = embedding[ids.theirs]
-    found["embedding.weight"][num_tokens] = embedding[ids.mask]
-    found["head.weight"][ids.ours] = weight[ids.theirs]
-    found["head.bias"][ids.ours] = theirs[f"{_HEAD}.bias"][ids.theirs]
-    return found
+def _modulations(tensors: Tensors, ending: str) -> list[str]:
+    return [n.removesuffix(ending) for n in tensors if n.endswith(f"modulation{ending}")]
 
 
-def _rows_from_ours(ours: Tensors, ids: IdMap) -> dict[str, Tensor]:
-    width = ours["head.weight"].shape[1]
-    found = {
-        _EMBEDDING: torch.zeros(ids.size, width),
-        f"{_HEAD}.weight": torch.zeros(ids.size, width),
-        f"{_HEAD}.bias": torch.full((ids.size,), NEVER),
-    }
-    found[_EMBEDDING][ids.theirs] = ours["embedding.weight"][ids.ours]
-    found[_EMBEDDING][ids.mask] = ours["embedding.weight"][-1]
-    found[f"{_HEAD}.weight"][ids.theirs] = ours["head.weight"][ids.ours]
-    found[f"{_HEAD}.bias"][ids.theirs] = ours["head.bias"][ids.ours]
-    return found
+def _pop_linear(tensors: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """A linear map of x in float64, taken out of the tensors."""
+    return tensors.pop(f"{name}.weight").double() @ x + tensors.pop(f"{name}.bias").double()
 
 
 # Weights in files, read without running anything that a file holds.
@@ -355,72 +302,61 @@ class Stored:
 
     source: Path
     weights: dict[str, Tensor]
-    shadow: list[Tensor] | None = None
+    shadow: Sequence[Tensor] | None = None
     """The moving average, in the order of the parameters."""
-    decay: float | None = None
+    decay: Any = None
     step: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
     """What config.json (or our own metadata) says of the model."""
 
 
 def read_checkpoint(path: Path) -> Stored:
     """Read a file or folder; a UserError says what is wrong with it."""
-    if path.is_dir():
-        return _read_folder(path)
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}; give a file, a folder or OWNER/NAME")
-    if path.suffix == ".safetensors":
-        weights, options = _read_safetensors(path)
-        return Stored(path, weights, step=options.get("step", 0), options=options)
-    return _from_torch(path, _read_torch(path))
+    if not path.is_dir():
+        return _read_file(path)
+    parts = [_read_file(file) for file in _weight_files(path)]
+    if not parts:
+        raise UserError(f"{path} holds no weights: neither {' nor '.join(_WEIGHT_FILES)}")
+    weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
+    config = path / "config.json"
+    about = parts[0].about | (read_object(config) if config.exists() else {})
+    return replace(parts[0], source=path, weights=weights, about=about)
 
 
-def _read_folder(folder: Path) -> Stored:
-    options = _read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+def _weight_files(folder: Path) -> list[Path]:
+    """The file of weights, or those that an index names, all of its own folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        weights: dict[str, Tensor] = {}
-        for shard in _shards(index):
-            weights |= _read_safetensors(shard)[0]
-        return Stored(folder, weights, options=options)
-    for name in _WEIGHT_FILES:
-        if (folder / name).exists():
-            found = read_checkpoint(folder / name)
-            merged = {**found.options, **options}
-            return Stored(folder, found.weights, found.shadow, found.decay, found.step, merged)
-    raise UserError(f"{folder} holds no weights: neither {' nor '.join(_WEIGHT_FILES)} is there")
+        named = read_object(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
+            raise UserError(f"{index} does not say which file holds which weights")
+        return [inside(folder, name, str(index)) for name in sorted(set(named.values()))]
+    return [folder / name for name in _WEIGHT_FILES if (folder / name).exists()][:1]
 
 
-def _shards(index: Path) -> list[Path]:
-    """The files that an index names, all of its own folder."""
-    named = _read_json(index).get("weight_map")
-    if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
-        raise UserError(f"{index} does not say which file holds which weights")
-    return [inside(index.parent, name, str(index)) for name in sorted(set(named.values()))]
+def _read_file(path: Path) -> Stored:
+    stored = _read_torch(path) if path.suffix != ".safetensors" else None
+    if stored is None:
+        weights, metadata = read_safetensors(path)
+        try:
+            about = dict(load_json(metadata.get(METADATA, "{}")))
+        except (ValueError, TypeError):
+            raise UserError(f"{path}: what it says under {METADATA!r} is damaged") from None
+        stored = Stored(path, weights, step=about.get("step", 0), about=about)
+    tensors = [*stored.weights.values(), *(stored.shadow or ())]
+    if not is_whole(stored.step) or not all(map(_is_plain, tensors)):
+        raise UserError(f"{path} is damaged: its tensors, step or moving average are none")
+    return stored
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} must hold an object, not {type(found).__name__}")
-    return found
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as stream:
-            weights = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-            options = load_json((stream.metadata() or {}).get(METADATA, "{}"))
-    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(options, dict) or not is_whole(options.get("step", 0)):
-        raise UserError(f"{path}: what it says of its model under {METADATA!r} is damaged")
-    return weights, options
+def _is_plain(value: Any) -> bool:
+    """Numbers that are all in the file: not sparse, not without memory, none read repeatedly."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+        return False
+    is_here = value.device.type == "cpu"
+    return is_here and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
@@ -429,19 +365,41 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str
 
     path.touch()
     mode = path.stat().st_mode
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(kept, path, metadata={"format": "pt", **metadata})
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, path, metadata={"format": "pt", **metadata})
     path.chmod(mode)
 
 
-def _read_torch(path: Path) -> Any:
+def _read_torch(path: Path) -> Stored:
+    content = _load_torch(path)
+    content = content if isinstance(content, Mapping) else {}
+    inner = next((content[key] for key in ("state_dict", "model") if key in content), content)
+    named = inner.items() if isinstance(inner, Mapping) else ()
+    weights = {name: t for name, t in named if isinstance(t, Tensor) and isinstance(name, str)}
+    if not weights:
+        raise UserError(f"{path} holds no tensors by name")
+    if inner is content:
+        return Stored(path, weights)
+    average = content.get("ema")
+    average = average if isinstance(average, Mapping) else {}
+    shadow = average.get("shadow_params")
+    shadow = shadow if isinstance(shadow, list | tuple | None) else [shadow]
+    return Stored(path, weights, shadow, average.get("decay"), content.get("global_step", 0))
+
+
+def _load_torch(path: Path) -> Any:
     try:
-        _refuse_packed(path)
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip:  # torch stores its files unpacked; a packed one may grow a thousandfold
+            with zipfile.ZipFile(path) as archive:
+                size = sum(info.file_size for info in archive.infolist())
+            if size > path.stat().st_size:
+                raise UserError(f"{path} is packed, which torch's files never are: not read")
         return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except Exception as error:  # a file that is none fails in many ways
-        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+        if isinstance(error, pickle.UnpicklingError) and is_zip:
             raise UserError(
                 f"{path} holds Python objects beside its weights, and opening those could run any "
                 "code. If you trust the file, save the weights alone where its project is "
@@ -454,61 +412,12 @@ def _read_torch(path: Path) -> Any:
         raise UserError(f"{path} is not a torch file, or a damaged one: {reason}") from None
 
 
-def _refuse_packed(path: Path) -> None:
-    """torch stores its files unpacked; a packed one may grow a thousandfold when it is read."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            size = sum(info.file_size for info in archive.infolist())
-        if size > path.stat().st_size:
-            raise UserError(f"{path} is packed, which torch's files never are: not read")
-
-
-def _from_torch(path: Path, content: Any) -> Stored:
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path} holds a {type(content).__name__}, not weights by name")
-    inner = next((content[k] for k in ("state_dict", "model") if k in content), content)
-    inner = inner if isinstance(inner, Mapping) else {}
-    weights = {k: v for k, v in inner.items() if isinstance(v, Tensor) and isinstance(k, str)}
-    if not weights:
-        raise UserError(f"{path} holds no tensors by name")
-    average = content.get("ema") if inner is not content else None
-    shadow, decay = None, None
-    if isinstance(average, Mapping) and average.get("shadow_params") is not None:
-        shadow, decay = average["shadow_params"], average.get("decay")
-    step = content.get("global_step", 0) if inner is not content else 0
-    is_right = shadow is None or isinstance(shadow, list | tuple)
-    is_right &= is_whole(step) and (decay is None or (is_number(decay) and 0 <= decay <= 1))
-    if not is_right or not all(map(_is_plain, [*weights.values(), *(shadow or ())])):
-        raise UserError(f"{path} is damaged: its tensors, step or moving average are none")
-    return Stored(path, weights, None if shadow is None else list(shadow), decay, step)
-
-
-def _is_plain(value: Any) -> bool:
-    """Numbers that are all in the file: not sparse, not without memory, none read repeatedly."""
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
-        return False
-    is_here = value.device.type == "cpu"
-    return is_here and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-
-
 # A checkpoint of mdlm or duo as a run folder of ours, which every command then takes.
 
 VOCABULARIES = {50_258: "gpt2", 30_522: "bert-base-uncased"}
 """Rows of their embeddings, by which a published model's tokenizer is known."""
 LENGTHS = {"gpt2": 1024, "bert-base-uncased": 128}
 """Block lengths of their OpenWebText and LM1B recipes."""
-
-
-@dataclass(frozen=True)
-class ImportRequest:
-    """What the user says of a checkpoint; None where the files may tell."""
-
-    format: Format = "mdlm"
-    tokenizer: str | None = None
-    heads: int | None = None
-    block_length: int | None = None
-    has_time: bool = False
-    weights: Weights = "auto"
 
 
 @dataclass(frozen=True)
@@ -529,22 +438,118 @@ class Imported:
         return sum(tensor.numel() for tensor in self.model.values())
 
 
-def read_import(source: str, request: ImportRequest) -> Imported:
+def read_import(options: ImportOptions) -> Imported:
     """Read and check everything; a UserError names all that does not fit."""
-    look_up("format", request.format, {"mdlm": 0, "duo": 0})
+    source = options.checkpoint
     stored = read_checkpoint(local_folder(source))
-    _check_kind(stored)
-    weights, head_size = drop_rotary(plain_names(stored.weights))
+    kind = str(stored.about.get("model_type", "mdlm")).lower()
+    if kind != "mdlm":
+        raise UserError(
+            f"{stored.source} is a {kind} model by its config.json, not mdlm: only masked "
+            "diffusion in mdlm's layout can be imported (duo's own models replace tokens by "
+            "other tokens instead of a mask; its mdlm baselines are fine)"
+            + ("; load this one with bellmask.load" if kind == "bellmask" else "")
+        )
+    weights, head_size = plain_names(stored.weights)
     shape = find_shape(weights)
-    shadow = _shadow(stored, shape, request.weights)
-    name, tokenizer = _find_tokenizer(request.tokenizer, shape)
-    config = _config(request, stored, shape, head_size, name, tokenizer)
-    has_time = config.model.modulation == "time"
-    ids = map_ids(tokenizer)
-    model = to_ours(weights, shape, ids, has_time=has_time)
-    ema = to_ours(shadow, shape, ids, has_time=has_time) if shadow else None
+    if options.weights == "raw":
+        stored = replace(stored, shadow=None)
+    elif options.weights == "ema" and stored.shadow is None:
+        raise UserError(f"{stored.source} holds no moving average; leave --weights ema out")
+    name, tokenizer = _find_tokenizer(options.tokenizer, shape)
+    heads = _num_heads(options.heads, stored.about.get("n_heads"), shape, head_size)
+    config = _config(options, stored, shape, heads, name, tokenizer)
+    has_time, ids = config.model.modulation == "time", map_ids(tokenizer)
+    model, ema = to_ours(weights, shape, ids, has_time=has_time), None
+    if stored.shadow is not None:
+        averaged = dict(zip(shape.layout(), stored.shadow))
+        if len(stored.shadow) != len(weights):
+            raise UserError(
+                f"the moving average in {stored.source} has {len(stored.shadow)} tensors, the "
+                f"model {len(weights)}; take the trained weights with --weights raw"
+            )
+        check_layout(averaged, shape)
+        ema = to_ours(averaged, shape, ids, has_time=has_time)
     origin = Path(source).name if Path(source).exists() else source
     return Imported(origin, stored, config, tokenizer, model, ema)
+
+
+def _find_tokenizer(name: str | None, shape: Shape) -> tuple[str, Tokenizer]:
+    name = name or VOCABULARIES.get(shape.vocabulary)
+    if name is None:
+        raise UserError(
+            f"the embedding has {shape.vocabulary} rows, neither GPT-2's 50258 nor BERT's 30522: "
+            "say with --tokenizer which one the model was trained with"
+        )
+    tokenizer = read_own_tokenizer(Path(name)) or load_tokenizer(name, cache_folder(None))
+    size = map_ids(tokenizer).size
+    if size != shape.vocabulary:
+        raise UserError(
+            f"tokenizer {name} needs an embedding of {size} rows with its mask, and this one has "
+            f"{shape.vocabulary}; give the tokenizer the model was trained with by --tokenizer"
+        )
+    return name, tokenizer
+
+
+def _num_heads(given: int | None, told: Any, shape: Shape, head_size: int | None) -> Any:
+    """From the command, RoPE's buffer or config.json, which must agree."""
+    counted = shape.width // head_size if head_size else None
+    sources = {"--heads": given, "the rotary buffer": counted, "config.json": told}
+    known = {where: number for where, number in sources.items() if number is not None}
+    if not known or any(number != next(iter(known.values())) for number in known.values()):
+        said = ", ".join(f"{number} by {where}" for where, number in known.items())
+        raise UserError(
+            f"the number of attention heads is not clear ({said or 'not in the file'}); give "
+            "--heads as the model was trained (their small model has 12, medium 16)"
+        )
+    return next(iter(known.values()))
+
+
+def _config(
+    options: ImportOptions,
+    stored: Stored,
+    shape: Shape,
+    heads: Any,
+    name: str,
+    tokenizer: Tokenizer,
+) -> RunConfig:
+    """The options of a run that would train such a model: their recipe, base objective."""
+    if shape.mlp_width % shape.width:
+        raise UserError(
+            f"the MLP is {shape.mlp_width} wide, no multiple of the model's {shape.width}"
+        )
+    # mdlm's LM1B has a sentence per padded row; all other rows are packed
+    is_padded = options.format == "mdlm" and name == "bert-base-uncased"
+    has_time = options.time_input or bool(stored.about.get("time_conditioning", False))
+    told = {OPTIONS[k]: v for k, v in stored.about.items() if k in OPTIONS and v is not None}
+    told |= {"model.num_heads": heads, "optim.ema": 0.0}
+    if stored.shadow is not None:
+        told["optim.ema"] = stored.decay or 0.9999
+    if options.block_length is not None:
+        told["data.block_length"] = options.block_length
+    elif "data.block_length" not in told and name not in LENGTHS:
+        raise UserError("how long the model's rows are is not in the file; give --block-length")
+    for option, value in told.items():
+        if not isinstance(value, bool | int | float | str):
+            raise UserError(f"{stored.source}: {option} cannot be {value!s:.40}")
+    recipe = {
+        "data.train": IMPORTED,
+        "data.tokenizer": name,
+        "data.block_length": LENGTHS.get(name),
+        "data.wrap": tokenizer.eos_id >= 0,
+        "data.packing": "unpacked" if is_padded else "packed",
+        "data.pads": "noised" if is_padded else "ignored",
+        "model.num_layers": shape.num_layers,
+        "model.width": shape.width,
+        "model.mlp_ratio": shape.mlp_width // shape.width,
+        "model.modulation": "time" if has_time else "constant",
+        "model.time_input": "sigma" if has_time else "stretched",
+        "law.name": "uniform",
+        "objective.name": "nelbo",
+        "train.steps": max(1, stored.step),
+        "checkpoint.keep_steps": (stored.step,) if stored.step else (),
+    }
+    return RunConfig().with_options({**recipe, **told})
 
 
 def write_import(imported: Imported, out: Path) -> None:
@@ -563,216 +568,34 @@ def write_import(imported: Imported, out: Path) -> None:
     state |= {"tokens": 0, "seconds": 0.0, "nll": None, "window": Window().state()}
     with whole_folder(out, "the run") as folder:
         write_description(folder, config, tokenizer, description, {})
-        CheckpointStore(folder / "checkpoints", config.checkpoint, World()).save(
-            step, tensors, state
-        )
-
-
-def import_checkpoint(
-    source: str,
-    out: str | Path,
-    request: ImportRequest | None = None,
-    on_stage: Callable[[str], None] = lambda _: None,
-) -> Imported:
-    """Make a run folder of a file, a folder or a hub repository in mdlm's layout."""
-    check_free(Path(out), "the run")
-    on_stage(f"reading {source}")
-    imported = read_import(source, request or ImportRequest())
-    on_stage(f"writing {out}")
-    write_import(imported, Path(out))
-    return imported
-
-
-def _check_kind(stored: Stored) -> None:
-    """Refuse what says of itself that it is another kind of model."""
-    kind = str(stored.options.get("model_type", "mdlm")).lower()
-    if kind != "mdlm":
-        raise UserError(
-            f"{stored.source} is a {kind} model by its config.json, not mdlm: only masked "
-            "diffusion in mdlm's layout can be imported (duo's own models replace tokens by "
-            "other tokens instead of a mask; its mdlm baselines are fine)"
-            + ("; load this one with bellmask.load" if kind == "bellmask" else "")
-        )
-
-
-def _shadow(stored: Stored, shape: Shape, which: str) -> dict[str, Tensor] | None:
-    """The moving average by name, checked; None where there is none or it is not wanted."""
-    look_up("weights", which, {"auto": 0, "ema": 0, "raw": 0})
-    if which == "raw" or (which == "auto" and stored.shadow is None):
-        return None
-    if stored.shadow is None:
-        raise UserError(f"{stored.source} holds no moving average; leave --weights ema out")
-    names = list(shape.layout())
-    if len(stored.shadow) != len(names):
-        raise UserError(
-            f"the moving average in {stored.source} has {len(stored.shadow)} tensors, the model "
-            f"{len(names)}; take the trained weights with --weights raw"
-        )
-    shadow = dict(zip(names, stored.shadow, strict=True))
-    check_layout(shadow, shape)
-    return shadow
-
-
-def _find_tokenizer(name: str | None, shape: Shape) -> tuple[str, Tokenizer]:
-    if name is None:
-        name = VOCABULARIES.get(shape.vocabulary)
-    if name is None:
-        raise UserError(
-            f"the embedding has {shape.vocabulary} rows, neither GPT-2's 50258 nor BERT's 30522: "
-            "say with --tokenizer which one the model was trained with"
-        )
-    tokenizer = read_own_tokenizer(Path(name)) or load_tokenizer(name, cache_folder(None))
-    size = map_ids(tokenizer).size
-    if size != shape.vocabulary:
-        raise UserError(
-            f"tokenizer {name} needs an embedding of {size} rows with its mask, and this one has "
-            f"{shape.vocabulary}; give the tokenizer the model was trained with by --tokenizer"
-        )
-    return name, tokenizer
-
-
-def _config(
-    request: ImportRequest,
-    stored: Stored,
-    shape: Shape,
-    head_size: int | None,
-    name: str,
-    tokenizer: Tokenizer,
-) -> RunConfig:
-    """The options of a run that would train such a model: their recipe, base objective."""
-    options = stored.options
-    length = request.block_length or _number(options, "model_length") or LENGTHS.get(name)
-    if length is None:
-        raise UserError("how long the model's rows are is not in the file; give --block-length")
-    has_time = request.has_time or bool(options.get("time_conditioning", False))
-    step = max(1, stored.step)
-    average = 0.0 if stored.shadow is None or request.weights == "raw" else stored.decay or 0.9999
-    return RunConfig(
-        data=_data_options(request.format, options, name, length, tokenizer),
-        model=ModelOptions(
-            num_layers=shape.num_layers,
-            width=shape.width,
-            num_heads=_num_heads(request.heads, options, shape, head_size),
-            mlp_ratio=_mlp_ratio(shape),
-            dropout=_share(options, "dropout", ModelOptions.dropout),
-            modulation="time" if has_time else "constant",
-            time_input="sigma" if has_time else "stretched",
-        ),
-        law=LawOptions("uniform"),
-        objective=ObjectiveOptions("nelbo"),
-        optim=OptimOptions(ema=average),
-        train=TrainOptions(steps=step),
-        checkpoint=CheckpointOptions(keep_steps=(stored.step,) if stored.step else ()),
-    ).check()
-
-
-def _data_options(
-    format: Format, options: dict[str, Any], name: str, length: int, tokenizer: Tokenizer
-) -> DataOptions:
-    """How their rows look: wrapped, packed; but mdlm's LM1B has a sentence per padded row."""
-    is_padded = format == "mdlm" and name == "bert-base-uncased"
-    recipe: dict[str, Any] = {
-        "wrap": tokenizer.eos_id >= 0,
-        "packing": "unpacked" if is_padded else "packed",
-        "pads": "noised" if is_padded else "ignored",
-    }
-    kinds = {"wrap": (True, False), "packing": ("packed", "unpacked")}
-    for key, allowed in (kinds | {"pads": ("ignored", "noised")}).items():
-        if key in options and options[key] not in allowed:
-            raise UserError(f"config.json says {key}={options[key]!r:.40}: none of {allowed}")
-    recipe |= {key: options[key] for key in recipe if key in options}
-    return DataOptions(train=IMPORTED, tokenizer=name, block_length=length, **recipe)
-
-
-def _num_heads(
-    given: int | None, options: dict[str, Any], shape: Shape, head_size: int | None
-) -> int:
-    """From the command, RoPE's buffer or config.json, which must agree."""
-    told = {
-        "--heads": given,
-        "the file's rotary buffer": shape.width // head_size if head_size else None,
-        "what the file or its config.json says": _number(options, "n_heads"),
-    }
-    known = {where: number for where, number in told.items() if number is not None}
-    if not known:
-        raise UserError(
-            "how many heads the attention has is not in the file; give --heads "
-            "(their small model has 12, medium 16)"
-        )
-    if len(set(known.values())) > 1:
-        said = ", ".join(f"{number} by {where}" for where, number in known.items())
-        raise UserError(f"the number of heads is not clear: {said}")
-    return next(iter(known.values()))
-
-
-def _number(options: dict[str, Any], key: str) -> int | None:
-    """A count that config.json may hold."""
-    value = options.get(key)
-    if value is not None and not is_whole(value, 1):
-        raise UserError(f"config.json says {key}={value!r}, which must be a count of 1 or more")
-    return value
-
-
-def _share(options: dict[str, Any], key: str, otherwise: float) -> float:
-    """A share that config.json may hold."""
-    value = options.get(key, otherwise)
-    if not is_number(value) or not 0 <= value < 1:
-        raise UserError(f"config.json says {key}={value!r:.40}, which must be in [0, 1)")
-    return value
-
-
-def _mlp_ratio(shape: Shape) -> int:
-    if shape.mlp_width % shape.width:
-        raise UserError(
-            f"the MLP is {shape.mlp_width} wide, no multiple of the model's {shape.width}"
-        )
-    return shape.mlp_width // shape.width
-
-
-# The command.
-
-
-def _say(stage: str) -> None:
-    print(f"{stage} ...", file=sys.stderr)
-
-
-def _show(imported: Imported, out: str) -> None:
-    model, data = imported.config.model, imported.config.data
-    size = sum(t.numel() * t.element_size() for t in imported.stored.weights.values())
-    average = "trained weights" if imported.ema is None else "trained weights, moving average"
-    time = {"constant": "none (AdaLN folded into constants)", "time": "kept (sigma)"}
-    Table(
-        f"imported {imported.origin}",
-        ["quantity", "value"],
-        [
-            ["tensors read", f"{len(imported.stored.weights)} ({size / 1e6:,.1f} MB)"],
-            ["blocks, width, heads", f"{model.num_layers}, {model.width}, {model.num_heads}"],
-            ["tokenizer", f"{data.tokenizer}, {imported.tokenizer.num_tokens:,} tokens"],
-            ["row length", f"{data.block_length}"],
-            ["time input", time[model.modulation]],
-            ["weights", average],
-            ["step", f"{imported.stored.step:,}"],
-            ["parameters here", f"{imported.num_parameters:,}"],
-        ],
-    ).print()
-    print(f"run folder {out}; measure it with: bellmask evaluate {out} --data TEXT")
+        store = CheckpointStore(folder / "checkpoints", config.checkpoint, World())
+        store.save(step, tensors, state)
 
 
 def main(args: Sequence[str]) -> int:
     """Import, say what was read."""
     options = parse_command(ImportOptions, args, command="import")
-    for name, value in (("--heads", options.heads), ("--block-length", options.block_length)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
+    check_free(Path(options.out), "the run")
+    print(f"reading {options.checkpoint} ...", file=sys.stderr)
+    imported = read_import(options)
+    print(f"writing {options.out} ...", file=sys.stderr)
+    write_import(imported, Path(options.out))
 
-    request = ImportRequest(
-        format=options.format,
-        tokenizer=options.tokenizer,
-        heads=options.heads,
-        block_length=options.block_length,
-        has_time=options.time_input,
-        weights=options.weights,
-    )
-    imported = import_checkpoint(options.checkpoint, options.out, request, on_stage=_say)
-    _show(imported, options.out)
+    model, data = imported.config.model, imported.config.data
+    read = imported.stored.weights.values()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in read)
+    time = {"constant": "none (AdaLN folded into constants)", "time": "kept (sigma)"}
+    average = "" if imported.ema is None else ", moving average"
+    rows = {
+        "tensors read": f"{len(read)} ({size / 1e6:,.1f} MB)",
+        "blocks, width, heads": f"{model.num_layers}, {model.width}, {model.num_heads}",
+        "tokenizer": f"{data.tokenizer}, {imported.tokenizer.num_tokens:,} tokens",
+        "row length": f"{data.block_length}",
+        "time input": time[model.modulation],
+        "weights": f"trained weights{average}",
+        "step": f"{imported.stored.step:,}",
+        "parameters here": f"{imported.num_parameters:,}",
+    }
+    Table(f"imported {imported.origin}", ["quantity", "value"], list(rows.items())).print()
+    print(f"run folder {options.out}; evaluate it: bellmask evaluate {options.out} --data TEXT")
     return 0

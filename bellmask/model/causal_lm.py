@@ -17,7 +17,7 @@ from bellmask.data.tokenizers import FastTokenizer, from_transformers
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, mean_row
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import read_json
-from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
+from bellmask.utils.libraries import check_shards, import_transformers, quiet
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2-tiny": {
@@ -36,28 +36,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 def read_architecture(name: str) -> tuple[Backbone, str]:
     """(a backbone by name or from a config.json, what identifies it)."""
-    values = ARCHITECTURES[name] if name in ARCHITECTURES else _read_config(Path(name))
-    transformers = import_transformers("--start")
-    try:
-        with quiet():
-            made = transformers.AutoConfig.for_model(**values).to_dict()
-    except Exception as error:  # unknown kinds, impossible sizes
-        raise UserError(f"start.architecture={name}: {first_line(error)}") from None
+    transformers, path = import_transformers("--start"), Path(name)
+    known = ", ".join(ARCHITECTURES)
+    with quiet(f"start.architecture={name} is neither {known} nor a Hugging Face config.json"):
+        file = path / "config.json" if path.is_dir() else path
+        values = ARCHITECTURES[name] if name in ARCHITECTURES else read_json(file)
+        made = transformers.AutoConfig.for_model(**values).to_dict()
     return Backbone(_plain(made)), json.dumps(values, sort_keys=True)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        values = read_json(file)
-        if not isinstance(values["model_type"], str):
-            raise ValueError("model_type is not a name")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"start.architecture: {file} is not a Hugging Face config.json "
-            f"({type(error).__name__}: {error}); built in: {', '.join(ARCHITECTURES)}"
-        ) from None
-    return values
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -70,25 +55,17 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 def read_causal_lm(path: str) -> tuple[FastTokenizer, Backbone]:
     """The tokenizer and backbone of a folder or hub name, without its weights."""
     transformers = import_transformers("--start")
-    try:
-        with quiet():
-            values = transformers.AutoConfig.from_pretrained(
-                path, trust_remote_code=False
-            ).to_dict()
-    except Exception as error:  # no network, no such name, damaged files
-        raise UserError(
-            f"start.model={path}: cannot load it ({first_line(error)}); give a run folder, a "
-            "folder that holds a Hugging Face causal LM, its name on the hub, or smollm2"
-        ) from None
-    tokenizer = from_transformers(path)
-    with quiet():
+    allowed = "a run folder, a folder with a Hugging Face causal LM, its name on the hub, smollm2"
+    with quiet(f"start.model={path} cannot be loaded (give {allowed})"):
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = from_transformers(path)
         reader = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     template = reader.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     # a pad that is also EOS would never learn; ours are never looked at
     changed = {"vocab_size": len(_rows(tokenizer)), "pad_token_id": None}
-    return tokenizer, Backbone({**_plain(values), **changed}, template)
+    return tokenizer, Backbone({**_plain(config.to_dict()), **changed}, template)
 
 
 def _rows(tokenizer: FastTokenizer) -> list[int]:
@@ -99,14 +76,11 @@ def _rows(tokenizer: FastTokenizer) -> list[int]:
 
 def _load_causal_lm(path: str) -> Any:
     transformers = import_transformers("--start")
-    try:
-        with quiet():
-            check_shards(path)
-            source, about = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
-            )
-    except Exception as error:  # no weights, damaged ones, others than the config says
-        raise UserError(f"{path}: cannot load its weights ({first_line(error)})") from None
+    with quiet(f"{path}: cannot load its weights"):
+        check_shards(path)
+        source, about = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        )
     if missing := sorted(about["missing_keys"]):
         raise UserError(f"{path}: not a whole causal LM, it has no weights {missing[0]} ...")
     return source

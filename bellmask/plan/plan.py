@@ -258,7 +258,8 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     config, network = planned.config, planned.network.to(device)
     if config.train.compile:
         check_compiler(device)
-        network.compile_blocks()
+        for block in network.block_modules():
+            block.compile()
     size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
     rows = tracer.scored_rows(config, size, network.first_maskable)
     is_weighted = not build_objective(config).is_unweighted

@@ -225,7 +225,7 @@ def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Lo
 def _fill(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> None:
     """Copy the weights in, rows back in our order."""
     path, more = folder / MODEL, folder / OWN / OWN_TENSORS
-    stored = _read(path) | (_read(more) if more.exists() else {})
+    stored = read_safetensors(path)[0] | (read_safetensors(more)[0] if more.exists() else {})
     if isinstance(model, PretrainedDenoiser):
         stored = from_export(stored, model, tokenizer)
     else:
@@ -238,12 +238,14 @@ def _fill(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> None:
             parameter.copy_(stored[name])
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and its metadata."""
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(path)
+        with safe_open(str(path), framework="pt") as stream:
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            return tensors, stream.metadata() or {}
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
 

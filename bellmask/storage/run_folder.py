@@ -29,6 +29,7 @@ from bellmask.utils.files import (
     is_whole,
     load_json,
     read_json,
+    read_object,
     scratch_of,
     write_text,
 )
@@ -98,13 +99,7 @@ def is_free(folder: Path) -> bool:
 
 def read_description(folder: Path) -> dict[str, Any]:
     """What run.json says."""
-    try:
-        found = read_json(folder / "run.json")
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {folder / 'run.json'}: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{folder / 'run.json'} is damaged")
-    return found
+    return read_object(folder / "run.json")
 
 
 def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:

@@ -265,7 +265,8 @@ def parallelize(model: Network, placing: ParallelPlan, config: RunConfig, world:
     blocks = model.block_modules()
     recompute_blocks(blocks, placing.recompute)
     if placing.is_compiled:
-        model.compile_blocks()
+        for block in blocks:
+            block.compile()
     if not placing.layout.is_sharded:
         return model.to(world.device)
     # moves each block to the device as it is cut: the whole model is never there at once

@@ -55,6 +55,17 @@ def read_json(path: Path) -> Any:
     return load_json(path.read_text(encoding="utf-8"))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; a UserError says what is wrong with the file."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged: it must hold an object, not {type(found).__name__}")
+    return found
+
+
 def inside(folder: Path, name: Any, where: str) -> Path:
     """``folder / name`` for a plain file name; UserError for one that would lead elsewhere.
 

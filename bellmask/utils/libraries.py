@@ -23,8 +23,12 @@ def import_transformers(what: str) -> Any:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Neither bars nor retries of the hub on the screen; loggers keep streams of their own."""
+def quiet(failure: str = "") -> Iterator[None]:
+    """Neither bars nor retries of the hub on the screen; loggers keep streams of their own.
+
+    With ``failure`` whatever goes wrong (no network, damaged files, impossible sizes: each package
+    fails in its own way) becomes one UserError that begins so.
+    """
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -32,6 +36,10 @@ def quiet() -> Iterator[None]:
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             yield
+    except Exception as error:
+        if not failure or isinstance(error, UserError):
+            raise
+        raise UserError(f"{failure}: {first_line(error)}") from None
     finally:
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)

@@ -6,8 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from law_tools import scipy_gaussian
-from scipy import integrate, special, stats
+from scipy import special, stats
 
 from bellmask.diffusion.laws import DensityLaw, Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
@@ -116,45 +115,6 @@ def test_uniform_bell_weighs_in_proportion_to_the_masked_tokens(length):
     n = torch.arange(length, dtype=torch.float64)
     got = context_weights(Bell(Uniform()), length)
     torch.testing.assert_close(got, (length - n) / (length + 1), rtol=1e-10, atol=0)
-
-
-def test_beta_bell_weighs_by_the_beta_binomial():
-    """t ~ Beta(3, 2): the count of observed tokens is beta-binomial."""
-    n = np.arange(64)
-    expected = (64 - n) * stats.betabinom(64, 2, 3).pmf(n)
-    got = context_weights(Bell(DensityLaw(lambda t: t**2 * (1 - t))), 64)
-    np.testing.assert_allclose(got, expected, rtol=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("objective", "alpha", "weight"),
-    [
-        (Bell(TruncatedGaussian(0.4, 0.1), Cosine()), lambda t: 1 - math.sin(math.pi * t / 2), 1),
-        (Bell(TruncatedGaussian(0.4, 0.1), Polynomial(3.0)), lambda t: 1 - t**3, 1),
-        (Bell(TruncatedGaussian(0.4, 0.1)), lambda t: 1 - t, 1),
-        (Importance(TruncatedGaussian(0.4, 0.1)), lambda t: 1 - t, 1),
-        (Importance(TruncatedGaussian(0.4, 0.1), True), lambda t: 1 - t, lambda t: 1 / t),
-    ],
-    ids=["cosine", "polynomial", "linear", "importance", "importance-over-t"],
-)
-def test_bell_under_a_schedule_is_the_integral_of_scipy(objective, alpha, weight):
-    """Importance sampling has the weights of the bell."""
-    pdf, length = scipy_gaussian(0.4, 0.1).pdf, 32
-    omega = context_weights(objective, length)
-    for n in (0, 3, 16, 31):
-
-        def integrand(t, n=n):
-            w = weight if weight == 1 else weight(t)
-            return w * pdf(t) * stats.binom.pmf(n, length, alpha(t)) * (length - n)
-
-        expected = integrate.quad(integrand, 0, 1, points=[0.2, 0.4, 0.6])[0]
-        assert float(omega[n]) == pytest.approx(expected, rel=1e-8, abs=0)
-
-
-def test_bell_under_middle_flat_is_the_bell_of_the_mirrored_law():
-    a = context_weights(Bell(Uniform(), MiddleFlat(TruncatedGaussian(0.4, 0.2))), 64)
-    b = context_weights(Bell(TruncatedGaussian(0.6, 0.2)), 64)
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("floor", [1e-3, 0.1, 0.5])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from law_tools import scipy_gaussian
-from scipy import integrate, stats
+from scipy import integrate
 
-from bellmask.diffusion.laws import Dirac, TruncatedGaussian, Uniform
+from bellmask.diffusion.laws import TruncatedGaussian, Uniform
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
 from bellmask.diffusion.schedules import Cosine
 from bellmask.diffusion.theory import CountLaw
@@ -56,23 +56,6 @@ def test_counts_and_weights_are_those_of_the_definition(name, length):
     weighted = [integral(lambda t, n=n: chance(n, t) * weight(t)) for n in counts]
     np.testing.assert_allclose(q, p / p.sum(), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(q * w, weighted, rtol=1e-6, atol=1e-9)
-
-
-def test_uniform_times_give_every_count_alike():
-    """The Beta integral: C(L, n) B(n + 1, L - n + 1) = 1 / (L + 1), so 1 / L given a mask."""
-    for length in (1, 7, 300):
-        q, w = CountLaw(Nelbo(time_floor=0.0)).table(length)
-        np.testing.assert_allclose(q, 1 / length, rtol=1e-9)
-        np.testing.assert_allclose(w, length / np.arange(1, length + 1), rtol=1e-9)
-
-
-def test_one_time_gives_a_binomial_without_its_zero():
-    for length in (1, 4, 40):
-        q, w = CountLaw(Bell(Dirac(0.3))).table(length)
-        some = 1 - 0.7**length
-        expected = stats.binom(length, 0.3).pmf(np.arange(1, length + 1)) / some
-        np.testing.assert_allclose(q, expected, rtol=1e-9)
-        np.testing.assert_allclose(w, some, rtol=1e-9)
 
 
 def test_a_floor_of_the_mask_rate_belongs_to_the_objective():

@@ -15,10 +15,9 @@ import torch
 from law_tools import float64, scipy_gaussian, scipy_laplace
 from scipy import integrate, optimize
 
-from bellmask.diffusion.frameworks import mask_tokens
 from bellmask.diffusion.laws import DensityLaw, Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
-from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.schedules import Cosine, MiddleFlat, Polynomial
 from bellmask.diffusion.theory import context_weights
 
 VOCABULARY, LENGTH, MASK = 3, 4, 3
@@ -213,27 +212,6 @@ def test_times_are_the_quantiles_of_the_drawing_law(case):
         assert sum(pieces) == pytest.approx(u, abs=1e-9)
 
 
-MONTE_CARLO = "nelbo nelbo-floor bell bell-dirac bell-cosine importance importance-over-t".split()
-
-
-@pytest.mark.parametrize("name", MONTE_CARLO)
-def test_a_large_batch_estimates_the_expected_loss(name):
-    """Times, masks and weights as a training loop uses them, against the exhaustive sum."""
-    case, count = ALL[name], 40_000
-    objective, generator = case.objective, torch.Generator().manual_seed(1)
-    u = torch.rand(count, dtype=torch.float64, generator=generator)
-    t = objective.times(u)
-    index = torch.from_numpy(np.random.default_rng(2).choice(len(BLOCKS), count, p=DATA))
-    x0 = torch.tensor(BLOCKS)[index]
-    xt, is_masked = mask_tokens(x0, objective.schedule.alpha(t), mask_id=MASK, generator=generator)
-    log_p = torch.from_numpy(np.log(MODEL))[tuple(xt.T)]  # [B, L, V]
-    ce = -log_p.gather(2, x0[:, :, None])[:, :, 0]
-    terms = objective.weight(t) * (ce * is_masked).sum(1) / (LENGTH * case.c)
-    error = float(terms.std()) / count**0.5
-    assert float(terms.mean()) == pytest.approx(case.expected_loss, abs=4 * error)
-    assert error < 0.02 * case.expected_loss
-
-
 LEVELS = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
 
 
@@ -259,40 +237,6 @@ def test_middle_flat_under_uniform_times_is_nelbo_with_the_mirrored_law(law, mir
         assert float(rate_flat.mean()) == pytest.approx(0.7, abs=2e-3)
 
 
-def test_effective_sample_size_of_importance_weights_is_0354():
-    """(E w)^2 / E w^2 = 1 / integral of f^2 = 2 sqrt(pi) sigma."""
-    levels = (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
-    objective = Importance(TruncatedGaussian(0.5, 0.1))
-    w = objective.weight(objective.times(levels))
-    size = float(w.mean() ** 2 / (w**2).mean())
-    assert size == pytest.approx(2 * math.sqrt(math.pi) * 0.1, rel=1e-5)
-    assert round(size, 3) == 0.354
-
-
-def test_importance_weight_is_the_density():
-    t, density = float64([0.1, 0.45, 0.5, 0.9]), gaussian_pdf(0.4, 0.2)
-    for divide_by_t in (False, True):
-        got = Importance(TruncatedGaussian(0.4, 0.2), divide_by_t).weight(t)
-        expected = density(t.numpy()) / (t.numpy() if divide_by_t else 1)
-        np.testing.assert_allclose(got, expected, rtol=1e-10)
-
-
-def test_nelbo_weight_is_one_over_t_and_the_density():
-    t, density = float64([0.1, 0.45, 0.5, 0.9]), gaussian_pdf(0.4, 0.2)
-    np.testing.assert_allclose(Nelbo().weight(t), 1 / t.numpy(), rtol=1e-14)
-    expected = 1 / t.numpy() / density(t.numpy())
-    np.testing.assert_allclose(Nelbo(TruncatedGaussian(0.4, 0.2)).weight(t), expected, rtol=1e-10)
-
-
-def test_time_floor_moves_times_and_weights_alike():
-    """mdlm's map: u to [floor, 1], and 1/t at the moved time."""
-    objective = Nelbo(time_floor=1e-3)
-    t = objective.times(float64([0.0, 0.5]))
-    assert t.tolist() == pytest.approx([1e-3, 0.5005])
-    assert objective.weight(t).tolist() == pytest.approx([1e3, 1 / 0.5005])
-    assert objective.normaliser == pytest.approx(1, abs=1e-15)
-
-
 def test_bell_leaves_rows_unweighted_and_says_so():
     for objective in (Bell(), ChainRule()):
         assert objective.is_unweighted
@@ -301,12 +245,6 @@ def test_bell_leaves_rows_unweighted_and_says_so():
     assert not Importance().is_unweighted
     assert ChainRule().times(float64([0.2, 0.7])).tolist() == [0.2, 0.7]
     assert ChainRule().normaliser == 1
-
-
-def test_defaults_are_those_of_the_paper():
-    assert Nelbo() == Nelbo(Uniform(), Linear(), time_floor=0.0)
-    assert Bell() == Bell(TruncatedGaussian(0.5, 0.1), Linear())
-    assert Importance() == Importance(TruncatedGaussian(0.5, 0.1), divide_by_t=False)
 
 
 @pytest.mark.parametrize(

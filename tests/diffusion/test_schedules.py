@@ -1,13 +1,11 @@
 """Schedules against autograd, central differences and closed forms."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 from law_tools import float64, scipy_gaussian
-from scipy import integrate, stats
 
 from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
@@ -42,14 +40,6 @@ def test_derivative_is_that_of_autograd(schedule):
     t = TIMES.clone().requires_grad_()
     (expected,) = torch.autograd.grad(schedule.alpha(t).sum(), t)
     torch.testing.assert_close(schedule.derivative(TIMES), expected, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize(("mu", "sigma"), [(0.5, 0.1), (0.3, 0.1), (0.9, 0.4)])
-def test_derivative_of_middle_flat_is_minus_one_over_the_density(mu, sigma):
-    reference = scipy_gaussian(mu, sigma)
-    expected = -1 / reference.pdf(reference.isf(TIMES.numpy()))
-    got = MiddleFlat(TruncatedGaussian(mu, sigma)).derivative(TIMES)
-    np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
 @every_schedule
@@ -98,37 +88,3 @@ def test_impossible_schedules_are_refused():
             Polynomial(power)
     with pytest.raises(ValueError, match="density"):
         MiddleFlat(Dirac(0.5))
-
-
-@pytest.mark.parametrize(("mu", "sigma"), [(0.5, 0.1), (0.3, 0.1), (0.8, 0.2)])
-def test_under_uniform_times_the_visible_share_follows_the_law(mu, sigma):
-    """And so the mask rate follows the mirrored one."""
-    t = torch.rand(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    alpha = MiddleFlat(TruncatedGaussian(mu, sigma)).alpha(t).numpy()
-    assert stats.kstest(alpha, scipy_gaussian(mu, sigma).cdf).pvalue > 1e-3
-    assert stats.kstest(1 - alpha, scipy_gaussian(1 - mu, sigma).cdf).pvalue > 1e-3
-    if mu != 0.5:
-        assert stats.kstest(1 - alpha, scipy_gaussian(mu, sigma).cdf).pvalue < 1e-6
-
-
-def test_two_of_512_stratified_samples_carry_42_percent_of_the_visible_shares():
-    """The first and the last stratum of times under middle-flat."""
-    edges = MiddleFlat().alpha(float64([1 / 512, 511 / 512]))
-    assert float(1 - edges[0] + edges[1]) == pytest.approx(0.42, abs=5e-3)
-
-
-def test_second_moment_of_the_middle_flat_weights_is_2815():
-    """E over uniform t of (w (1 - alpha))^2 = the integral of 1/f; 1 if linear."""
-    reference, schedule = scipy_gaussian(0.5, 0.1), MiddleFlat()
-
-    def from_the_code(a):
-        """The integrand at t = 1 - F(a), where dt = f(a) da."""
-        t = torch.from_numpy(reference.sf(a))
-        return reference.pdf(a) * (schedule.weight(t) * (1 - schedule.alpha(t))).numpy() ** 2
-
-    panels = itertools.pairwise([0, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 1])
-    moment = sum(integrate.fixed_quad(from_the_code, low, high, n=24)[0] for low, high in panels)
-    exact = integrate.quad(lambda a: 1 / reference.pdf(a), 0, 1, points=[0.1, 0.9])[0]
-    assert moment == pytest.approx(exact, rel=1e-5)
-    assert round(moment) == 2815
-    torch.testing.assert_close(Linear().weight(TIMES) * (1 - Linear().alpha(TIMES)), TIMES**0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,7 +41,6 @@ from bellmask.storage.run_folder import MetricsFile
 from bellmask.train.train_run import train_run
 from bellmask.utils.errors import UserError
 
-SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 TRUNKS = ("bytes", "bpe", "bert-like", "gpt2-like", "symbols")
 ARM = ("--framework", "arm")
 SIGN = "<|endoftext|>"
@@ -168,14 +167,8 @@ def assert_near(found, expected, atol=1e-5):
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "kind", [*TRUNKS, *CAUSAL, "cpt", pytest.param("stories260K", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("kind", [*TRUNKS, *CAUSAL, "cpt"])
 def test_text_gives_the_same_logits_three_ways(find_run, find_export, kind):
-    if kind == "stories260K":
-        kind = str(SHARED / kind)
-        if not Path(kind).exists():
-            pytest.skip("the small story model is not here")
     run, folder = find_run(kind), find_export(kind)
     loaded, model, tokenizer = bellmask.load(folder), auto_model(folder), auto_tokenizer(folder)
     order, first = torch.from_numpy(map_ids(run.tokenizer).completed()), run.model.first_maskable
@@ -462,28 +455,23 @@ def test_one_checkpoint_and_one_kind_of_weights(run_of, tmp_path):
 def test_damage_is_noticed_and_no_export_is_half(find_run, kind, tensor, tmp_path, monkeypatch):
     run = find_run(kind)
     out = exported(run, tmp_path / "out")
-    mode = (out / "model.safetensors").stat().st_mode
-    assert mode == (out / "config.json").stat().st_mode, "who may read one may read the other"
-    weights = load_file(out / "model.safetensors")
-    for changed in (torch.zeros(3), None):
-        others = {n: t for n, t in weights.items() if n != tensor}
-        save_file(
-            others | ({} if changed is None else {tensor: changed}), out / "model.safetensors"
-        )
-        with pytest.raises(UserError, match=r"model\.safetensors"):
+    model, mode = out / "model.safetensors", (out / "config.json").stat().st_mode
+    assert model.stat().st_mode == mode, "who may read one may read the other"
+    weights = load_file(model)
+    others = {name: t for name, t in weights.items() if name != tensor}
+    for damaged in (others, others | {tensor: torch.zeros(3)}, None):
+        save_file(damaged, model) if damaged else model.write_bytes(b"cut")
+        with pytest.raises(UserError, match=r"3 bytes|model\.safetensors"):
             bellmask.load(out)
-    (out / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(UserError, match=r"3 bytes|model\.safetensors"):
-        bellmask.load(out)
+    save_file(weights, model)
+    name, content = "tokenizer.json", '{"kind": "symbols", "num_tokens": 5}'
     if kind == "gpt2":
-        (out / "bellmask" / "backbone.json").write_text("{")
-        with pytest.raises(UserError, match=r"backbone\.json"):
-            bellmask.load(out)
         (out / "bellmask" / "backbone.json").unlink()
         with pytest.raises(UserError, match=r"backbone\.json"):
             bellmask.load(out)
-    (out / "bellmask" / "tokenizer.json").write_text('{"kind": "symbols", "num_tokens": 5}')
-    with pytest.raises(UserError, match="token"):
+        name, content = "backbone.json", "{"
+    (out / "bellmask" / name).write_text(content)
+    with pytest.raises(UserError, match=name):
         bellmask.load(out)
     with pytest.raises(UserError, match="out"):
         exported(run, out)
@@ -560,16 +548,18 @@ def test_what_belongs_to_this_machine_stays_here(find_run, find_export, tmp_path
         start=replace(plain.start, model="owner/name"),
     )
     whole, cut = (exported_options(config, is_pushed=pushed) for pushed in (False, True))
+    names = [("sft", "train"), ("sft", "valid"), ("data", "mixture"), ("data", "cache")]
+    values = ["sharegpt:talk.json", "a:b.jsonl", ["more.txt=0.3"], None]
+    assert [cut[section][name] for section, name in names] == values
     assert whole["sft"]["train"] == "sharegpt:/home/me/talk.json"
-    assert (cut["sft"]["train"], cut["sft"]["valid"]) == ("sharegpt:talk.json", "a:b.jsonl")
-    assert cut["data"]["mixture"] == ["more.txt=0.3"]
-    assert cut["data"]["cache"] is whole["data"]["cache"] is None
+    assert whole["data"]["cache"] is None
     assert cut["start"]["model"] == whole["start"]["model"] == "owner/name"
 
 
 def test_the_shipped_code_needs_torch_and_transformers_only():
     imported = set()
-    for path in (Path(hugging_face.__file__).parent / "hub_code").glob("*.py"):
+    for name in (*hugging_face.CODE, *hugging_face.CAUSAL_CODE):
+        path = Path(bellmask.__file__).parent / name
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
@@ -578,33 +568,17 @@ def test_the_shipped_code_needs_torch_and_transformers_only():
     assert imported <= {"__future__", "collections", "math", "typing", "torch", "transformers"}
 
 
-class FakeHub:
-    """Notes what is uploaded."""
-
-    def __init__(self):
-        self.calls, self.fails = [], False
-
-    def create_repo(self, name, **options):
-        if self.fails:
-            raise OSError("401 Unauthorized\nlog in")
-        self.calls.append((name, options))
-        return f"https://hub/{name}"
-
-    def upload_folder(self, **options):
-        self.calls.append((options.pop("repo_id"), options))
-
-
 def test_an_export_is_pushed_after_it_is_whole(run_of, tmp_path, monkeypatch):
-    api, out = FakeHub(), tmp_path / "out"
-    monkeypatch.setattr(hugging_face, "hub_library", lambda: SimpleNamespace(HfApi=lambda: api))
+    api, out = Mock(), tmp_path / "out"
+    api.create_repo.return_value = "https://hub/me/small"
+    monkeypatch.setattr(hugging_face, "hub_library", lambda: Mock(HfApi=lambda: api))
     command = ["export", run_of("bytes"), "--format", "hf", "--push", "me/small", "--out"]
     assert "https://hub/me/small" in succeeds(*command, out, "--private").text
-    (made, options), (name, upload) = api.calls
-    assert (made, name) == ("me/small", "me/small")
-    assert (options["private"], options["exist_ok"]) == (True, True)
-    assert upload["folder_path"] == str(out)
+    api.create_repo.assert_called_with("me/small", repo_type="model", private=True, exist_ok=True)
+    upload = api.upload_folder.call_args.kwargs
+    assert (upload["repo_id"], upload["folder_path"]) == ("me/small", str(out))
     assert 'bellmask.load("me/small")' in (out / "README.md").read_text()
-    api.fails = True
+    api.create_repo.side_effect = OSError("401 Unauthorized\nlog in")
     assert "log in\n" not in refuses(*command, tmp_path / "again", names="401 Unauthorized")
     assert (tmp_path / "again" / "model.safetensors").exists()
 

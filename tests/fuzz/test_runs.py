@@ -18,7 +18,7 @@ from safetensors.torch import save
 from bellmask.compare.compare import write_report
 from bellmask.compare.results import Entry, read_run, summarize
 from bellmask.exchange.huggingface import export_hugging_face
-from bellmask.exchange.mdlm import ImportRequest, Shape, read_import
+from bellmask.exchange.mdlm import ImportOptions, Shape, read_import
 from bellmask.run import load_run
 from bellmask.storage.loading import load
 from bellmask.utils.errors import UserError
@@ -138,9 +138,9 @@ def test_weights_to_import(size, tmp_path):
         (folder / "model.safetensors").write_bytes(whole)
         path = tmp_path / pair[0]
         path.write_bytes(pair[1])
-        request = ImportRequest(tokenizer="bytes", heads=2, block_length=16)
         source = folder if path.parent == folder else path
-        assert read_import(str(source), request).num_parameters > 0
+        options = ImportOptions(str(source), "mdlm", "", "bytes", heads=2, block_length=16)
+        assert read_import(options).num_parameters > 0
 
     fuzz(20 * size, inputs, check)
 

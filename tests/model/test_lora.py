@@ -6,7 +6,6 @@ import pytest
 import torch
 from pretrained_tools import V, each_kind, make_denoiser, token_rows
 from safetensors.torch import load_file
-from torch import nn
 
 from bellmask.config.options import OptimOptions
 from bellmask.model.pretrained import add_lora, merge_lora
@@ -94,18 +93,6 @@ def test_frozen_weights_have_no_optimizer_state_and_do_not_move(name):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(0.1)
     assert {n for n, p in model.named_parameters() if not p.equal(before[n])} == learning
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_muon_takes_the_matrices_of_blocks_and_decay_spares_look_up_tables(kind):
-    model = make_denoiser(kind)
-    blocks = {id(p) for block in model.block_modules() for p in block.parameters() if p.ndim == 2}
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    matrices = {id(p) for p in model.parameters() if p.ndim == 2}
-    adamw, muon = Optimizer(model, OptimOptions(name="muon", weight_decay=0.1)).parts
-    assert {id(p) for g in muon.param_groups for p in g["params"]} == blocks
-    decayed = {id(p) for g in adamw.param_groups if g["weight_decay"] for p in g["params"]}
-    assert decayed == matrices - blocks - tables
 
 
 def test_a_run_with_updates_is_resumed_loaded_and_started_from(small_config, tmp_path, zoo):
