@@ -13,22 +13,21 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OutOptions, finish_axes, legend_below
+from bellmask.analyze.base import Analysis, OutOptions
 from bellmask.analyze.time_laws import SHIPPED_LAWS, check_length, parse_law
 from bellmask.diffusion.laws import TimeLaw, Uniform
 from bellmask.diffusion.objectives import Bell
 from bellmask.diffusion.theory import bell_test, context_weights
-from bellmask.report.figures import COLOURS
+from bellmask.report.figures import COLOURS, finish_axes, new_figure
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import Progress
 from bellmask.utils.table import Table
@@ -182,24 +181,24 @@ class Efficiency:
 
 def measure(options: InefficientMasksOptions, progress: Progress) -> dict[str, Any]:
     """Every k for the figure and the checks, every law at every k."""
-    ks, all_ks = run_lengths(options)
+    ks, all_ks, max_k = run_lengths(options)
     laws = {text: parse_law(text) for text in ("uniform", *options.laws, *SHIPPED_LAWS)}
-    length, results = options.length, []
     progress.start(len(laws) + len(all_ks))
     weights: dict[str, Tensor] = {}
     for text, law in laws.items():
-        weights[text] = mask_count_law(law, length)
+        weights[text] = mask_count_law(law, options.length)
         progress.advance()
-    in_time = time_weights(length)
+    in_time = time_weights(options.length)
+    results = []
     for k in all_ks:
-        counts = efficient_counts(length, k)
+        counts = efficient_counts(options.length, k)
         lemmas = check_counts(counts) | {"rises_in_time": rises_in_time(counts, in_time)}
         results.append({"k": k, "lemmas": lemmas, **_by_law(counts, weights, k in ks)})
         progress.advance()
     return {
-        "length": length,
+        "length": options.length,
         "ks": ks,
-        "max_k": options.max_k or min(DEFAULT_MAX_K, length),
+        "max_k": max_k,
         "shown": list(dict.fromkeys(["uniform", *options.laws])),
         "is_bell_shaped": {text: bell_test(law).is_bell_shaped for text, law in laws.items()},
         "accuracy": ACCURACY,
@@ -207,8 +206,8 @@ def measure(options: InefficientMasksOptions, progress: Progress) -> dict[str, A
     }
 
 
-def run_lengths(options: InefficientMasksOptions) -> tuple[list[int], list[int]]:
-    """(k of the left panel, every k that is measured); UserError unless 2 <= k <= L."""
+def run_lengths(options: InefficientMasksOptions) -> tuple[list[int], list[int], int]:
+    """(k of the left panel, every k that is measured, the right panel's last k)."""
     length = options.length
     check_length(length, shortest=2)
     ks = list(options.ks) or [k for k in DEFAULT_KS if k <= length] or [length]
@@ -216,18 +215,16 @@ def run_lengths(options: InefficientMasksOptions) -> tuple[list[int], list[int]]
     for name, k in [*(("--ks", k) for k in ks), ("--max-k", max_k)]:
         if not 2 <= k <= length:
             raise UserError(f"{name} {k} must be between 2 and the block length, {length}")
-    return sorted(set(ks)), sorted({*ks, *range(2, max_k + 1)})
+    return sorted(set(ks)), sorted({*ks, *range(2, max_k + 1)}), max_k
 
 
 def _by_law(counts: list[int], weights: dict[str, Tensor], with_curve: bool) -> dict[str, Any]:
     """What each law gives at one k; and q against N_c = L - n, where it is drawn."""
     efficiency = Efficiency.from_counts(counts)
-    uniform = weights["uniform"]
-    laws = {
-        text: efficiency.probability(w)
-        | ({} if text == "uniform" else efficiency.margin(w, uniform))
-        for text, w in weights.items()
-    }
+    laws = {text: efficiency.probability(weight) for text, weight in weights.items()}
+    for text, weight in weights.items():
+        if text != "uniform":
+            laws[text] |= efficiency.margin(weight, weights["uniform"])
     if not with_curve:
         return {"laws": laws}
     by_context = torch.ldexp(efficiency.scaled, torch.tensor(-efficiency.shift)).flip(0)
@@ -236,20 +233,43 @@ def _by_law(counts: list[int], weights: dict[str, Tensor], with_curve: bool) -> 
 
 # Tables
 
+LEMMAS = {
+    "q(n) = q(L-n)": "is_symmetric",
+    "q(n) <= q(n+1) up to the middle": "rises_to_the_middle",
+    f"R(t) strictly rises, t = 0, 1/{TIME_STEPS}, .., 1/2": "rises_in_time",
+}
+
 
 def tables(results: dict[str, Any]) -> list[Table]:
     """Probabilities, Prop. 4.4 law by law, and the lemmas."""
-    return [_probabilities(results), _proposition(results), _lemmas(results)]
-
-
-def _probabilities(results: dict[str, Any]) -> Table:
-    rows = []
-    for at in results["by_k"]:
-        if at["k"] in results["ks"]:
-            values = [at["laws"][text] for text in results["shown"]]
-            rows.append([str(at["k"]), *(_probability(value) for value in values)])
+    by_k, shown = results["by_k"], results["shown"]
+    probabilities = [
+        [str(at["k"]), *(_probability(at["laws"][text]) for text in shown)]
+        for at in by_k
+        if at["k"] in results["ks"]
+    ]
+    proposition = []
+    for text, is_bell in results["is_bell_shaped"].items():
+        if text != "uniform":
+            found = {at["k"]: at["laws"][text] for at in by_k}
+            least = [_least(found, name) for name in ("margin", "relative")]
+            undecided = _where("below double precision", found, "undecided")
+            verdict = "; ".join([*_where("fails", found, "fails"), *undecided])
+            verdict = verdict or f"holds at all {len(found)} k"
+            proposition.append([text, "yes" if is_bell else "no", *least, verdict])
+    lemmas = []
+    for text, key in LEMMAS.items():
+        broken = [str(at["k"]) for at in by_k if not at["lemmas"][key]]
+        lemmas.append([text, f"fails at k={', '.join(broken)}" if broken else "holds"])
     title = f"P(no run of k masks or k non-masks), L={results['length']}"
-    return Table(title, ["k", *results["shown"]], rows)
+    columns = ["law", "bell-shaped", "least margin", "least relative margin", "P(law) > P(uniform)"]
+    margins = "Prop. 4.4, at every k; relative to the smaller of P and 1 - P"
+    exact = f"lemmas of App. B.3, in exact integers, {len(by_k)} k"
+    return [
+        Table(title, ["k", *shown], probabilities),
+        Table(margins, columns, proposition),
+        Table(exact, ["lemma", "verdict"], lemmas),
+    ]
 
 
 def _probability(value: dict[str, Any]) -> str:
@@ -262,44 +282,16 @@ def _probability(value: dict[str, Any]) -> str:
     return "0 in float64" if log10 is None else f"{10 ** (log10 % 1):.2f}e{math.floor(log10)}"
 
 
-def _proposition(results: dict[str, Any]) -> Table:
-    rows = []
-    for text, is_bell in results["is_bell_shaped"].items():
-        if text != "uniform":
-            found = {at["k"]: at["laws"][text] for at in results["by_k"]}
-            least = [_least(found, name) for name in ("margin", "relative")]
-            rows.append([text, "yes" if is_bell else "no", *least, _verdict(found)])
-    columns = ["law", "bell-shaped", "least margin", "least relative margin", "P(law) > P(uniform)"]
-    return Table("Prop. 4.4, at every k; relative to the smaller of P and 1 - P", columns, rows)
-
-
 def _least(found: dict[int, dict[str, Any]], name: str) -> str:
     k = min(found, key=lambda k: found[k][name])
     underflows = found[k][name] == 0 and found[k]["relative"] > 0
     return f"{'< 1e-323' if underflows else format(found[k][name], '.3g')} (k={k})"
 
 
-def _verdict(found: dict[int, dict[str, Any]]) -> str:
-    """In words, naming k where it does not hold or cannot be told in double precision."""
-    fails = [str(k) for k, at in found.items() if at["verdict"] == "fails"]
-    undecided = [str(k) for k, at in found.items() if at["verdict"] == "undecided"]
-    parts = [f"fails at k={', '.join(fails)}"] if fails else []
-    parts += [f"below double precision at k={', '.join(undecided)}"] if undecided else []
-    return "; ".join(parts) or f"holds at all {len(found)} k"
-
-
-def _lemmas(results: dict[str, Any]) -> Table:
-    checks = {
-        "q(n) = q(L-n)": "is_symmetric",
-        "q(n) <= q(n+1) up to the middle": "rises_to_the_middle",
-        f"R(t) strictly rises, t = 0, 1/{TIME_STEPS}, .., 1/2": "rises_in_time",
-    }
-    rows = []
-    for text, key in checks.items():
-        broken = [str(at["k"]) for at in results["by_k"] if not at["lemmas"][key]]
-        rows.append([text, f"fails at k={', '.join(broken)}" if broken else "holds"])
-    title = f"lemmas of App. B.3, in exact integers, {len(results['by_k'])} k"
-    return Table(title, ["lemma", "verdict"], rows)
+def _where(what: str, found: dict[int, dict[str, Any]], verdict: str) -> list[str]:
+    """``fails at k=3, 4``, or nothing."""
+    ks = [str(k) for k, at in found.items() if at["verdict"] == verdict]
+    return [f"{what} at k={', '.join(ks)}"] if ks else []
 
 
 # Figure
@@ -307,50 +299,27 @@ def _lemmas(results: dict[str, Any]) -> Table:
 
 def inefficient_masks_figure(results: Mapping[str, Any]) -> Figure:
     """Fig. 4: P(not in E_k) by number of observed tokens, and by k for several time laws."""
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _draw_by_context(left, results)
-    _draw_by_k(right, results)
-    return figure
-
-
-def _draw_by_context(axes: Axes, results: Mapping[str, Any]) -> None:
+    figure, (left, right) = new_figure(11, 4.4, 2)
+    length = results["length"]
     curves = {at["k"]: at["by_context"] for at in results["by_k"] if "by_context" in at}
     shades = colormaps["viridis"].resampled(len(curves) + 1)
     for number, (k, values) in enumerate(curves.items()):
-        axes.plot(range(len(values)), values, color=shades(number), label=f"k = {k}")
-    length = results["length"]
-    finish_axes(
-        axes,
-        "observed tokens $N_c$ in the block",
-        "P(mask is not in $\\mathcal{E}_k$)",
-        f"masks with $L - N_c$ masked tokens, L = {length}",
-    )
-    axes.set_ylim(-0.02, 1.04)
-    axes.set_xticks(sorted({round(length * i / 4) for i in range(5)}))
-    legend_below(axes, 6)
-
-
-def _draw_by_k(axes: Axes, results: Mapping[str, Any]) -> None:
+        left.plot(range(len(values)), values, color=shades(number), label=f"k = {k}")
     inside = [at for at in results["by_k"] if at["k"] <= results["max_k"]]
-    for number, text in enumerate(results["shown"]):
-        axes.plot(
-            [at["k"] for at in inside],
-            [at["laws"][text]["efficient"] for at in inside],
-            "o-",
-            markersize=3,
-            color=COLOURS[number % len(COLOURS)],
-            label=text,
-        )
-    finish_axes(
-        axes,
-        "run length k",
-        "P(mask is not in $\\mathcal{E}_k$)",
-        f"masks drawn with times of a law, L = {results['length']}",
-    )
-    axes.set_ylim(-0.02, 1.04)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(axes, 3)
+    for text, colour in zip(results["shown"], cycle(COLOURS)):
+        chances = [at["laws"][text]["efficient"] for at in inside]
+        ks = [at["k"] for at in inside]
+        right.plot(ks, chances, "o-", markersize=3, color=colour, label=text)
+    y = "P(mask is not in $\\mathcal{E}_k$)"
+    title = f"masks with $L - N_c$ masked tokens, L = {length}"
+    finish_axes(left, "observed tokens $N_c$ in the block", y, title, legend=6)
+    title = f"masks drawn with times of a law, L = {length}"
+    finish_axes(right, "run length k", y, title, legend=3)
+    for axes in (left, right):
+        axes.set_ylim(-0.02, 1.04)
+    left.set_xticks(sorted({round(length * i / 4) for i in range(5)}))
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
 
 
 INEFFICIENT_MASKS = Analysis(

@@ -6,6 +6,7 @@ float64. Measured on one core: 2 s for the laws at length 128, 1 s for the sched
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +14,10 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, OutOptions, finish_axes, legend_below
+from bellmask.analyze.base import Analysis, OutOptions
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.options import LawName, ScheduleOptions
@@ -25,7 +25,7 @@ from bellmask.diffusion.laws import TimeLaw, TruncatedGaussian, Uniform, composi
 from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.schedules import MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.theory import bell_test, context_weights
-from bellmask.report.figures import COLOURS
+from bellmask.report.figures import COLOURS, draw_histogram, finish_axes, new_figure
 from bellmask.storage.build import build_law, build_schedule
 from bellmask.utils.errors import UserError, unknown
 from bellmask.utils.progress import Progress
@@ -57,7 +57,7 @@ def check_length(length: int, shortest: int = 1) -> None:
 
 # Time laws (Table 3, Definition 4.1)
 
-POINTS = 201
+TIMES = torch.linspace(0, 1, 201, dtype=torch.float64)
 """Of a curve over t in [0, 1]."""
 
 
@@ -92,7 +92,7 @@ def measure_time_laws(options: TimeLawsOptions, progress: Progress) -> dict[str,
     return {
         "length": options.length,
         "contexts": contexts(options.length),
-        "t": torch.linspace(0, 1, POINTS, dtype=torch.float64).tolist(),
+        "t": TIMES.tolist(),
         "laws": described,
     }
 
@@ -109,16 +109,14 @@ def describe_law(law: TimeLaw, length: int) -> dict[str, Any]:
     omega / c is relative to the base objective, whose omega and c are one. ``all_masked`` is
     E[t^L], how often a sequence shows nothing at all.
     """
-    t = torch.linspace(0, 1, POINTS, dtype=torch.float64)
-    mean = law.mean
-    relative = context_weights(Bell(law), length) / Bell(law).normaliser
+    mean, bell = law.mean, Bell(law)
     return {
-        "density": law.pdf(t).tolist() if law.has_density else None,
+        "density": law.pdf(TIMES).tolist() if law.has_density else None,
         "mean": mean,
         "sd": math.sqrt(max(0.0, law.expectation(lambda t: (t - mean) ** 2))),
         "bell_test": asdict(bell_test(law)),
-        "normaliser": Bell(law).normaliser,
-        "relative_weights": relative.tolist(),
+        "normaliser": bell.normaliser,
+        "relative_weights": (context_weights(bell, length) / bell.normaliser).tolist(),
         "all_masked": law.expectation(lambda t: t**length),
     }
 
@@ -126,7 +124,7 @@ def describe_law(law: TimeLaw, length: int) -> dict[str, Any]:
 BELL_COLUMNS = ["bell-shaped", "least margin", "largest margin", "at a"]
 
 
-def _bell_cells(test: dict[str, Any]) -> list[str]:
+def _bell(test: dict[str, Any]) -> list[str]:
     """Definition 4.1 in four cells; no largest margin, no place of it."""
     margins = [f"{round(test[name], 4) + 0:.4f}" for name in ("min_margin", "max_margin")]
     place = f"{test['argmax']:.3f}" if test["max_margin"] > 0 else "-"
@@ -137,23 +135,16 @@ def time_laws_tables(results: dict[str, Any]) -> list[Table]:
     """Definition 4.1, then the weights."""
     bells, weights = [], []
     for text, law in results["laws"].items():
-        moments = [f"{law['mean']:.4f}", f"{law['sd']:.4f}"]
-        bells.append([text, *moments, *_bell_cells(law["bell_test"])])
+        bells.append([text, f"{law['mean']:.4f}", f"{law['sd']:.4f}", *_bell(law["bell_test"])])
         relative = [f"{law['relative_weights'][n]:.2g}" for n in results["contexts"]]
         rare = f"{1e6 * law['all_masked']:.2g}"
         weights.append([text, f"{law['normaliser']:.4f}", *relative, rare])
-    at = [f"N_c={n}" for n in results["contexts"]]
+    title = "Definition 4.1: P(a <= t <= 1-a) - (1-2a), over a in (0, 1/2)"
+    columns = ["law", "c", *(f"N_c={n}" for n in results["contexts"]), "all masked, per 1M"]
+    weight = f"weight of a context count relative to the NELBO's, L={results['length']}"
     return [
-        Table(
-            "Definition 4.1: P(a <= t <= 1-a) - (1-2a), over a in (0, 1/2)",
-            ["law", "mean", "sd", *BELL_COLUMNS],
-            bells,
-        ),
-        Table(
-            f"weight of a context count relative to the NELBO's, L={results['length']}",
-            ["law", "c", *at, "all masked, per 1M"],
-            weights,
-        ),
+        Table(title, ["law", "mean", "sd", *BELL_COLUMNS], bells),
+        Table(weight, columns, weights),
     ]
 
 
@@ -162,30 +153,27 @@ STYLES = ["-", "--", ":", "-."]
 
 def time_laws_figure(results: Mapping[str, Any]) -> Figure:
     """Densities (Table 3), and the weight of each context count relative to the NELBO's."""
-    figure = Figure(figsize=(12.5, 4.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    for text, look in _looks(list(results["laws"])).items():
-        law = results["laws"][text]
+    figure, (left, middle, right) = new_figure(12.5, 4.6, 3)
+    laws, length = results["laws"], results["length"]
+    for text, look in _looks(list(laws)).items():
+        law = laws[text]
         if law["density"] is None:
             left.axvline(law["mean"], label=text, **look)
         else:
             left.plot(results["t"], law["density"], label=text, **look)
         for axes in (middle, right):
-            axes.plot(range(results["length"]), law["relative_weights"], **look)
+            axes.plot(range(length), law["relative_weights"], **look)
     finish_axes(left, "time t (mask rate)", "density", "time laws (vertical: a point mass)")
+    titles = f"weight in $L_\\pi$, L = {length}", "the same, logarithmic: the ends"
+    for axes, title in zip((middle, right), titles):
+        finish_axes(axes, "observed tokens $N_c$", "weight relative to the NELBO's", title)
+        axes.axhline(1, color="0.5", linewidth=0.8)
     left.set_ylim(bottom=0)
-    weight = "weight relative to the NELBO's"
-    context = "observed tokens $N_c$"
-    finish_axes(middle, context, weight, f"weight in $L_\\pi$, L = {results['length']}")
-    finish_axes(right, context, weight, "the same, logarithmic: the ends")
     middle.set_ylim(bottom=0)
     right.set_yscale("log")
-    smallest = min(min(law["relative_weights"]) for law in results["laws"].values())
+    smallest = min(min(law["relative_weights"]) for law in laws.values())
     right.set_ylim(bottom=max(1e-9, 0.5 * smallest))  # below, a run of millions sees nothing
-    for axes in (middle, right):
-        axes.axhline(1, color="0.5", linewidth=0.8)
-    columns = min(5, max(1, len(results["laws"])))
-    figure.legend(loc="outside lower center", ncols=columns, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=min(5, len(laws)), fontsize=8)
     return figure
 
 
@@ -196,11 +184,9 @@ def _looks(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         name, _, numbers = text.partition(":")
         families.setdefault(f"{name} {numbers.partition(',')[2]}", []).append(text)
     looks = {}
-    for number, family in enumerate(families.values()):
-        colour = COLOURS[number % len(COLOURS)]
+    for colour, family in zip(itertools.cycle(COLOURS), families.values()):
         for place, text in enumerate(sorted(family, key=_distance)):
-            style = STYLES[place % len(STYLES)]
-            width = 1.7 if place == 0 else 1.1
+            style, width = STYLES[place % len(STYLES)], 1.1 if place else 1.7
             looks[text] = {"color": colour, "linestyle": style, "linewidth": width}
     return {text: looks[text] for text in texts}
 
@@ -215,6 +201,8 @@ def _distance(text: str) -> float:
 
 BINS = 40
 """Of the histogram of visible shares."""
+SHARES = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+"""Visible shares inside (0, 1): densities of some schedules are infinite at an end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,15 +241,14 @@ def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str
     for name, schedule in schedules.items():
         described[name] = describe_schedule(schedule, times, options.batch_size)
         progress.advance()
-    target = TruncatedGaussian(options.mu, options.sigma)
     return {
         "mu": options.mu,
         "sigma": options.sigma,
         "batch_size": options.batch_size,
         "draws": options.draws,
-        "t": torch.linspace(0, 1, POINTS, dtype=torch.float64).tolist(),
-        "share": _shares().tolist(),
-        "target_density": target.pdf(_shares()).tolist(),
+        "t": TIMES.tolist(),
+        "share": SHARES.tolist(),
+        "target_density": TruncatedGaussian(options.mu, options.sigma).pdf(SHARES).tolist(),
         "schedules": described,
     }
 
@@ -285,26 +272,20 @@ def _schedules(options: SchedulesOptions) -> dict[str, Schedule]:
         raise UserError(str(error)) from None
 
 
-def _shares() -> Tensor:
-    """Visible shares inside (0, 1): densities of some schedules are infinite at an end."""
-    return (torch.arange(POINTS - 1, dtype=torch.float64) + 0.5) / (POINTS - 1)
-
-
 def describe_schedule(schedule: Schedule, times: Tensor, batch_size: int) -> dict[str, Any]:
     """One schedule under uniform times.
 
     A sequence adds w(t) (1 - alpha) = -alpha' to the NELBO, 1 on average. ``widest_two`` is the
     share of the mask-rate axis that the two widest of the batch's strata stand for.
     """
-    t = torch.linspace(0, 1, POINTS, dtype=torch.float64)
     edges = torch.linspace(0, 1, batch_size + 1, dtype=torch.float64)
     widths = -torch.diff(schedule.alpha(edges))
     histogram, deviation = _histogram(schedule, times)
     return {
         "name": str(schedule),
-        "alpha": schedule.alpha(t).tolist(),
-        "density": (-1 / schedule.derivative(schedule.inverse(_shares()))).tolist(),
-        "weight": _steepness(schedule, _shares()).tolist(),
+        "alpha": schedule.alpha(TIMES).tolist(),
+        "density": (-1 / schedule.derivative(schedule.inverse(SHARES))).tolist(),
+        "weight": _steepness(schedule, SHARES).tolist(),
         "histogram": histogram,
         "histogram_deviation": deviation,
         "mean_mask_rate": Uniform().expectation(lambda t: 1 - schedule.alpha(t)),
@@ -347,7 +328,7 @@ def schedules_tables(results: dict[str, Any]) -> list[Table]:
         rate = f"{schedule['mean_mask_rate']:.4f}"
         noise = [f"{schedule['second_moment']:.5g}", f"{100 * schedule['widest_two']:.3g} %"]
         drawn = f"{schedule['histogram_deviation']:.1f}"
-        rows.append([name, rate, *_bell_cells(schedule["bell_test"]), *noise, drawn])
+        rows.append([name, rate, *_bell(schedule["bell_test"]), *noise, drawn])
     columns = ["schedule", "mean mask rate", *BELL_COLUMNS, "E[(w(1-alpha))^2]"]
     columns += [f"axis on 2 of {results['batch_size']}", "draws off by (SE)"]
     return [Table("mask rates and NELBO weights under uniform times (App. C.4)", columns, rows)]
@@ -355,43 +336,25 @@ def schedules_tables(results: dict[str, Any]) -> list[Table]:
 
 def schedules_figure(results: Mapping[str, Any]) -> Figure:
     """Fig. of App. C.4: alpha(t), the visible shares it gives, and what a sequence weighs."""
-    figure = Figure(figsize=(12.5, 4.2), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    share = results["share"]
-    for colour, (name, schedule) in zip(COLOURS, results["schedules"].items()):
-        label = name.replace("_", "-")
-        left.plot(results["t"], schedule["alpha"], color=colour, label=label)
-        right.plot(share, schedule["weight"], color=colour, label=label)
-    finish_axes(left, "time t", "visible share $\\alpha(t)$", "schedules")
-    legend_below(left, 2)
-    _draw_shares(middle, results)
-    finish_axes(
-        right,
-        "visible share $\\alpha$",
-        "$w(t)\\,(1 - \\alpha) = -\\alpha'(t)$",
-        "weight of a sequence in the NELBO",
-    )
+    figure, (left, middle, right) = new_figure(12.5, 4.2, 3)
+    schedules, share, target = results["schedules"], results["share"], results["target_density"]
+    drawn = schedules["middle_flat"]["histogram"]
+    draw_histogram(middle, drawn, label=f"{results['draws']:,} draws")
+    label = f"target ({results['mu']:g}, {results['sigma']:g})"
+    middle.plot(share, target, color="black", label=label)
+    for colour, (name, schedule) in zip(COLOURS, schedules.items()):
+        look = {"color": colour, "label": name.replace("_", "-")}
+        left.plot(results["t"], schedule["alpha"], **look)
+        middle.plot(share, schedule["density"], "--", **look)
+        right.plot(share, schedule["weight"], **look)
+    middle.set_ylim(0, max(2.0, 1.1 * max(*drawn, *target)))  # cosine's end is infinite
     right.set_yscale("log")
-    legend_below(right, 2)
+    alpha = "visible share $\\alpha$"
+    finish_axes(left, "time t", f"{alpha}$(t)$", "schedules", legend=2)
+    finish_axes(middle, alpha, "density", "visible shares under uniform times", legend=3)
+    weight = "$w(t)\\,(1 - \\alpha) = -\\alpha'(t)$"
+    finish_axes(right, alpha, weight, "weight of a sequence in the NELBO", legend=2)
     return figure
-
-
-def _draw_shares(axes: Axes, results: Mapping[str, Any]) -> None:
-    """The middle-flat schedule's draws under its target; the others' densities, thin."""
-    histogram = results["schedules"]["middle_flat"]["histogram"]
-    width = 1 / len(histogram)
-    centres = [(i + 0.5) * width for i in range(len(histogram))]
-    drawn = f"{results['draws']:,} draws"
-    axes.bar(centres, histogram, width, color="0.82", label=drawn)
-    target = f"target ({results['mu']:g}, {results['sigma']:g})"
-    axes.plot(results["share"], results["target_density"], color="black", label=target)
-    for colour, (name, schedule) in zip(COLOURS, results["schedules"].items()):
-        label = name.replace("_", "-")
-        axes.plot(results["share"], schedule["density"], "--", color=colour, label=label)
-    top = max([*histogram, *results["target_density"]])
-    finish_axes(axes, "visible share $\\alpha$", "density", "visible shares under uniform times")
-    axes.set_ylim(0, max(2.0, 1.1 * top))  # cosine and polynomial have an infinite end
-    legend_below(axes, 3)
 
 
 # Both as commands

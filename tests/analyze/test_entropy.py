@@ -184,7 +184,7 @@ def test_errors_are_the_spread_of_repeated_estimates():
 def test_a_batch_is_only_a_batch(monkeypatch):
     source, progress = OTHERS["pairs"], Counted()
     whole = sampled_entropy(source, num_rows=20, seed=3)
-    monkeypatch.setattr("bellmask.analyze.decompose.NUMBERS_AT_ONCE", 4 * 4 * 9 * 7)
+    monkeypatch.setattr("bellmask.analyze.decompose.BATCH_ROWS", 7)
     parts = sampled_entropy(source, num_rows=20, seed=3, progress=progress)
     torch.testing.assert_close(parts, whole)
     assert progress.seen == [7, 14, 20]
