@@ -139,7 +139,7 @@ def test_repeating_trains_nothing_and_report_says_the_same(undisturbed, compare_
     assert (moved / "results.json").read_bytes() == before["results.json"]
     assert {p.name for p in moved.iterdir()} == before.keys()
     folder = folder_of(tmp_path / "moved", "bell")
-    run = PlannedRun("bell", 1, "", load_config(folder / "config.json"), folder)
+    run = PlannedRun("bell", "", load_config(folder / "config.json"), folder)
     assert is_finished(run)
     shutil.rmtree(folder / "checkpoints" / "step-000000012")
     assert not is_finished(run), "validated, but not saved"

@@ -133,14 +133,14 @@ def test_six_runs_with_shared_starts(undisturbed, zoo, tmp_path):
 
 
 def keys(plan, *, is_tuned):
-    return [run.folder.name for run in plan.runs(is_tuned=is_tuned)]
+    return [run.folder.name for run in plan.runs if (run.sft is not None) == is_tuned]
 
 
 @pytest.mark.long
 def test_keys_depend_on_content_not_on_where_it_lies(suite, undisturbed, tmp_path):
     root = tmp_path / "elsewhere"
     planned = suite.plan(root)
-    found = {(cell.cpt, cell.sft): run.folder.name for cell, run in planned.cells}
+    found = {(run.cpt, run.sft): run.folder.name for run in planned.runs}
     assert found == {cell: folder.name for cell, folder in folders(undisturbed).items()}
     assert not root.exists()
     adapted, tuned = (keys(planned, is_tuned=is_tuned) for is_tuned in (False, True))
@@ -151,24 +151,22 @@ def test_keys_depend_on_content_not_on_where_it_lies(suite, undisturbed, tmp_pat
     assert keys(other, is_tuned=False) == adapted
     assert not set(keys(other, is_tuned=True)) & set(tuned)
     # more seeds are more runs and share the first
-    two = suite.plan(root, seeds=2).cells
-    assert [run.folder for _, run in two[:6]] == [run.folder for _, run in planned.cells]
-    assert len({run.folder for _, run in two}) == 12
-    assert [cell.seed for cell, _ in two] == [1] * 6 + [2] * 6
-    assert [run.config.train.seed for _, run in two] == [1] * 6 + [2] * 6
-    starts = {cell.cpt: str(run.folder) for cell, run in two[6:] if cell.sft is None}
-    for cell, run in two[6:]:
-        assert cell.sft is None or run.config.start.model == starts[cell.cpt]
+    two = suite.plan(root, seeds=2).runs
+    assert [run.folder for run in two[:6]] == [run.folder for run in planned.runs]
+    assert len({run.folder for run in two}) == 12
+    assert [run.seed for run in two] == [1] * 6 + [2] * 6
+    assert [run.config.train.seed for run in two] == [1] * 6 + [2] * 6
+    starts = {run.cpt: str(run.folder) for run in two[6:] if run.sft is None}
+    for run in two[6:]:
+        assert run.sft is None or run.config.start.model == starts[run.cpt]
 
 
 def test_a_backbone_with_random_weights_is_a_start_too(suite, tmp_path):
     start = f"--start.architecture {suite.zoo / 'gpt2.json'} --data.tokenizer bytes"
     plan = suite.plan(tmp_path, start=f"{start} --start.model None")
-    assert [run.config.framework.name for _, run in plan.cells] == ["mdm"] * 6
+    assert [run.config.framework.name for run in plan.runs] == ["mdm"] * 6
     assert plan.tokenizer.num_tokens == load_run(suite.zoo / "gpt2").tokenizer.num_tokens
     assert int(plan.valid.starts.min()) > 1  # BOS and a prompt
-    assert len(plan.runs(is_tuned=False)) == 2
-    assert len(plan.runs(is_tuned=True)) == 4
 
 
 # --- what is measured --------------------------------------------------------------------------
