@@ -19,9 +19,8 @@ from bellmask.analyze.base import Analysis
 from bellmask.analyze.context import CONTEXT_CURVE, CONTEXT_DROP
 from bellmask.analyze.decompose import DECOMPOSE
 from bellmask.analyze.gradients import GRADIENT_ADDITIVITY, GRADIENT_RADIUS
-from bellmask.analyze.masks import INEFFICIENT_MASKS
 from bellmask.analyze.orders import ORDERS
-from bellmask.analyze.time_laws import SCHEDULES, TIME_LAWS
+from bellmask.analyze.time_laws import INEFFICIENT_MASKS, SCHEDULES, TIME_LAWS
 from bellmask.compare.execute import execute, plan_runs
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig

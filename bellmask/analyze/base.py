@@ -94,7 +94,7 @@ ANALYSES = {
     "context-drop": ("context", "Fig. 3, right: what each stage of training learned, by context"),
     "gradient-radius": ("gradients", "Table 1: does masking far tokens change the gradient?"),
     "gradient-additivity": ("gradients", "Table 2: is a joint gradient the sum of single ones?"),
-    "inefficient-masks": ("masks", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"),
+    "inefficient-masks": ("time_laws", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"),
     "time-laws": ("time_laws", "Table 3, Def. 4.1: densities and bell test"),
     "schedules": ("time_laws", "App. C.4: middle-flat and other schedules"),
     "decompose": ("decompose", "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly"),

@@ -91,12 +91,14 @@ def comparison_tables(results: Results) -> list[Table]:
     data = results["data"]
     title = f"{data['train']}, {data['tokenizer']}, {results['steps']} steps; NLL in nats per token"
     columns = ["variant", "final NLL", "difference", "speed-up (steps)", "speed-up (time)"]
-    beside = "additional statistics: bootstrap over validation blocks, NLL (nats) with the fewest "
-    beside += "and the most tokens seen, detrended spreads"
+    note = (
+        "Bootstrap of the speed-up over validation blocks; NLL (nats) with the fewest and the most "
+    )
+    note += "tokens seen; spreads about a smooth trend."
     spreads = ["bootstrap, seed 1", "NLL few seen", "NLL many seen", "NLL spread"]
     tables = [
         Table(title, [*columns, "tokens/s"], main),
-        Table(beside, ["variant", *spreads, "log-norm spread"], more),
+        Table("additional statistics", ["variant", *spreads, "log-norm spread"], more, [note]),
     ]
     if any("importance" in name for name in results["variants"]):
         columns = ["variant", "effective sample share", "largest weight", "clipped steps"]
@@ -310,10 +312,11 @@ def context_figure(results: Results) -> Figure:
 STYLE = """
 .lead { font-size: 1.1rem; border-left: 4px solid var(--red); padding: .3rem .8rem;
   background: var(--panel); }
-th, td { text-align: right; white-space: nowrap; }
+th, td { text-align: right; white-space: nowrap; overflow-wrap: normal; }
 th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
-.facts td, .facts th { text-align: left; white-space: normal; }
+.facts td, .facts th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.columns { grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); }
 figure { margin: 1rem 0; }
 figure svg { width: 100%; min-width: 480px; max-width: 760px; height: auto; }
 figure.wide svg { min-width: 640px; max-width: none; }
@@ -336,6 +339,10 @@ def _figure(figure: Figure, caption: str, prefix: str, kind: str = "") -> str:
 
 def _columns(parts: Sequence[str]) -> str:
     return f'<div class="columns">{"".join(parts)}</div>'
+
+
+def _lines(lines: Sequence[str], kind: str = "") -> str:
+    return "".join(f'<p class="{kind}">{page_text(line)}</p>' for line in lines)
 
 
 def _pre(texts: Sequence[str]) -> str:
@@ -364,16 +371,16 @@ def render_page(results: Results, title: str) -> str:
     facts |= {"bellmask": results["bellmask"], "seeds": results["seeds"]}
     rows = [[key.replace("_", " "), str(v)] for key, v in facts.items() if v is not None]
     sections = {
-        "Curves": _figure(curves_figure(results), curves, "curves", "wide"),
-        **{table.title: html_table(table.columns, table.rows) for table in tables},
-        "Cautions": "".join(f"<p>{page_text(line)}</p>" for line in cautions(results)),
-        "What each variant trains on": _columns(laws),
+        "curves": _figure(curves_figure(results), curves, "curves", "wide"),
+        **{t.title: html_table(t.columns, t.rows) + _lines(t.notes) for t in tables},
+        "cautions": _lines(cautions(results)),
+        "what each variant trains on": _columns(laws),
         "NLL by context count": _figure(context_figure(results), context, "context"),
-        "Samples after the last step": _columns(samples),
-        "Options of the reference, and what each variant changes": _pre(options),
-        "Data, versions, machine": html_table(["what", "value"], rows, "facts"),
+        "samples after the last step": _columns(samples),
+        "options of the reference, and what each variant changes": _pre(options),
+        "data, versions, machine": html_table(["what", "value"], rows, "facts"),
     }
-    lead = "".join(f'<p class="lead">{page_text(line)}</p>' for line in sentences(results))
+    lead = _lines(sentences(results), "lead")
     body = "".join(
         f"<section><h2>{page_text(name)}</h2>{part}</section>" for name, part in sections.items()
     )

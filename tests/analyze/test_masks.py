@@ -12,7 +12,7 @@ import pytest
 import torch
 from counted_progress import Counted
 
-from bellmask.analyze.masks import (
+from bellmask.analyze.time_laws import (
     ACCURACY,
     INEFFICIENT_MASKS,
     Efficiency,
@@ -20,7 +20,7 @@ from bellmask.analyze.masks import (
     check_counts,
     efficient_counts,
     mask_count_law,
-    measure,
+    measure_masks,
     rises_in_time,
     run_lengths,
     time_weights,
@@ -244,8 +244,8 @@ def results():
     options = InefficientMasksOptions(length=12, ks=(3, 4), max_k=5, laws=LAWS)
     with pytest.MonkeyPatch.context() as patch:
         some = ("gaussian:0.4,0.2", "dirac:0.6")
-        patch.setattr("bellmask.analyze.masks.SHIPPED_LAWS", some)
-        found = measure(options, progress)
+        patch.setattr("bellmask.analyze.time_laws.SHIPPED_LAWS", some)
+        found = measure_masks(options, progress)
     assert progress.totals == [progress.done]
     return json.loads(json.dumps(found, allow_nan=False))
 

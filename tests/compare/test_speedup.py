@@ -152,16 +152,6 @@ def test_a_constant_shift_has_no_sampling_error(ratio):
     assert found == {"low": pytest.approx(ratio), "high": pytest.approx(ratio), "never_share": 0}
 
 
-def test_one_document_is_always_drawn_whole_and_weighted_by_tokens():
-    """Then every replicate is the sample itself: shifts log 2 and log 4 with 3 tokens to 1."""
-    shift, weight = B * np.log([2.0, 4.0]), np.array([30.0, 10.0])
-    base = (STEPS, block_curves([0, 0], [0, 0]))
-    bell = (STEPS, block_curves(shift, [0, 0]))
-    found = paired_bootstrap(base, bell, weight, np.array([5, 5]), replicates=50)
-    truth = math.exp(0.75 * math.log(2) + 0.25 * math.log(4))
-    assert (found["low"], found["high"]) == pytest.approx((truth, truth))
-
-
 def width_in_log(shift_B, cluster_B):
     zeros = np.zeros(len(shift_B))
     found = paired_bootstrap(
@@ -209,20 +199,8 @@ def test_the_share_that_never_arrives_is_a_binomial_tail():
     assert 0.05 < truth < 0.3
     assert abs(found["never_share"] - truth) < 4 * error
     assert 1 <= found["low"] <= found["high"] < 2
-
-
-def test_where_no_replicate_arrives_there_is_no_interval():
-    base, other = one_sided(5, 5)
-    found = paired_bootstrap(base, other, np.ones(5), replicates=20)
-    assert found == {"low": None, "high": None, "never_share": 1.0}
-
-
-def test_noise_about_a_line_is_found():
-    """Second differences of white noise: relative error sqrt(35 / 36 / n) of the spread."""
-    count, size = 4000, 0.03
-    noise = size * np.random.default_rng(7).standard_normal(count)
-    found = detrended_spread((np.linspace(50, -20, count) + noise).tolist())
-    assert found == pytest.approx(size, rel=4 * math.sqrt(35 / 36 / (count / 2)))
+    never = paired_bootstrap(*one_sided(5, 5), np.ones(5), replicates=20)
+    assert never == {"low": None, "high": None, "never_share": 1.0}
 
 
 def test_spread_by_hand():
@@ -232,8 +210,5 @@ def test_spread_by_hand():
     assert detrended_spread([900.0, 5.0, 80.0, -3.0, *late]) == pytest.approx(math.sqrt(4 / 6))
     assert detrended_spread([900.0, 5.0, 80.0, *late]) > 10
     assert detrended_spread(np.linspace(9, 2, 30).tolist()) == pytest.approx(0, abs=1e-13)
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0, 4.0], [1.0, 2.0, math.nan, 3.0, 1.0]])
-def test_no_spread_from_too_few_or_broken_values(values):
-    assert detrended_spread(values) is None
+    for values in ([], [1.0, 2.0, 4.0], [1.0, 2.0, math.nan, 3.0, 1.0]):
+        assert detrended_spread(values) is None
