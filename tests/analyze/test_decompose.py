@@ -16,11 +16,8 @@ from scipy import integrate, stats
 from bellmask.analyze.decompose import (
     DECOMPOSE,
     DecomposeOptions,
-    enumerated_entropy,
-    exact_red,
     law_draws,
     law_weights,
-    oracle_draws,
     spend,
     split_losses,
 )
@@ -144,15 +141,6 @@ def test_symbols_that_cannot_be_cost_nothing():
         assert blue == pytest.approx([math.log(4) - h for h in own], abs=1e-6)
 
 
-@every_framework
-def test_the_red_curve_in_closed_form(name):
-    source = SOURCES["sticky"]
-    found = exact_red(source, FRAMEWORKS[name])
-    torch.testing.assert_close(found, enumerated_entropy(source, ORDERS.get(name)))
-    assert exact_red(SOURCES["order2"], FRAMEWORKS[name]) is None
-    assert exact_red(SOURCES["hidden"], FRAMEWORKS[name]) is None
-
-
 # budgets
 
 
@@ -175,13 +163,6 @@ def test_draws_and_weights_are_those_of_the_laws():
     targets = draws * (length - np.arange(length))
     expected = (targets / targets.sum()).tolist()
     assert law_weights(length)["bell"].tolist() == pytest.approx(expected, rel=1e-8)
-
-
-def test_the_oracle_draws_rows_by_what_they_hold():
-    """Blue 0, 2, 1, 3 on rows of 4, 3, 2, 1 targets: 0, 6, 2, 3; below zero is nothing."""
-    drawn = oracle_draws(float64([0, 2, 1, 3]))
-    assert drawn.tolist() == pytest.approx([0, 6 / 11, 2 / 11, 3 / 11])
-    assert oracle_draws(float64([-0.1, 2, 0, 0])).tolist() == [0, 1, 0, 0]
 
 
 def test_spending_by_hand():
