@@ -137,7 +137,7 @@ def test_a_causal_bin_is_the_mean_of_its_slots(order):
 
 @pytest.fixture(scope="module")
 def runs(zoo, tmp_path_factory):
-    """Documents are lines, which span blocks: errors are clustered. Also blocks of single lines.
+    """Documents are lines, which span blocks: errors are clustered.
 
     steps has three checkpoints, the last one of other weights.
     """
@@ -145,8 +145,6 @@ def runs(zoo, tmp_path_factory):
     change_run(zoo / "steps", folder / "steps", line)
     checkpoint = "checkpoints/step-0000000"
     shutil.copytree(zoo / "base" / f"{checkpoint}60", folder / "steps" / f"{checkpoint}90")
-    alone = {**line, "data.packing": "unpacked", "data.block_length": 40}
-    change_run(zoo / "bell", folder / "alone", alone)
     return folder
 
 
@@ -214,19 +212,3 @@ def test_a_drop_is_the_paired_difference_of_two_stages(runs):
     (table,) = CONTEXT_DROP.tables(found)
     assert table.columns[1:] == ["30 to 60", "60 to 90"]
     assert len(CONTEXT_DROP.figure(found).axes[0].get_legend_handles_labels()[1]) == 2
-
-
-def test_tokens_count_alike_in_blocks_of_different_lengths(runs):
-    """Lines of 16 to 60 bytes in blocks of 40, all of them; the error by the delta method."""
-    found = measured(CONTEXT_CURVE, runs, "alone", blocks=0)
-    bins = [(0, 0), (1, 13), (14, 26), (27, 39)]
-    values, _, length = by_hand(runs / "alone", 60, bins, found["blocks"])
-    assert length.min() < 27 < 40 == length.max()
-    for point, value in zip(found["runs"][0]["stages"][0]["nll"], values, strict=True):
-        there = ~np.isnan(value)
-        weight, count = length[there] / length[there].sum(), there.sum()
-        mean = (weight * value[there]).sum()
-        assert point["value"] == pytest.approx(mean, abs=1e-9)
-        residual = count * weight * (value[there] - mean)
-        assert point["se"] == pytest.approx(residual.std(ddof=1) / math.sqrt(count), rel=1e-6)
-    assert count < len(value)

@@ -25,7 +25,6 @@ from bellmask.config.options import ModelOptions
 from bellmask.data.toys import ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.model.transformer import Denoiser
-from bellmask.run import load_run
 from bellmask.utils.rng import stream_key, uniform_rows
 
 ORDERS = {"arm": torch.arange(4), "sigma_arm": torch.tensor([0, 3, 1, 2])}
@@ -204,7 +203,6 @@ def runs(zoo, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name in ("mdm", "arm", "sigma_arm", "aoarm"):
         change_run(zoo / "toy", folder / name, {"framework.name": name})
-    change_run(zoo / "toy", folder / "hidden", {"data.train": "toy:hidden"})
     return folder
 
 
@@ -239,41 +237,3 @@ def test_every_framework_has_the_same_red_sum(numbers):
     assert mdm == aoarm
     assert arm_run == pytest.approx([math.log(8)] + [step] * 7)
     assert sigma != pytest.approx(arm_run)
-
-
-def own_split(folder, source):
-    rows = torch.arange(80)
-    x_BL = source.draw(uniform_rows(stream_key(1234, "decompose rows"), rows, source.num_uniforms))
-    u_BL = uniform_rows(stream_key(1234, "decompose contexts"), rows, 8)
-    return [part.numpy() for part in split_losses(load_run(folder), source, x_BL, u_BL)]
-
-
-def check_part(stage, part, value):
-    """Mean and error over 80 rows, drawn in batches of 64."""
-    error = value.std(0, ddof=1) / math.sqrt(80)
-    total = value.sum(1)
-    assert stage[part] == pytest.approx(value.mean(0).tolist(), abs=1e-6)
-    assert stage[f"{part}_se"] == pytest.approx(error.tolist(), rel=1e-4, abs=1e-7)
-    assert stage[f"{part}_sum"] == pytest.approx(total.mean(), abs=1e-6)
-    assert stage[f"{part}_sum_se"] == pytest.approx(total.std(ddof=1) / math.sqrt(80), rel=1e-4)
-
-
-def test_a_stage_is_the_mean_over_rows_with_its_error(runs, numbers):
-    for run in numbers["runs"]:
-        (stage,) = run["stages"]
-        check_part(stage, "blue", own_split(runs / run["run"], ToySource.sticky(8, 8, 0.8))[1])
-        assert ("spend" in stage) == (run["framework"] == "mdm")
-    stage = numbers["runs"][0]["stages"][0]
-    assert stage["spend"] == spend(float64(stage["red"]), float64(stage["blue"]))
-
-
-def test_red_of_a_hidden_source_is_drawn(runs):
-    found = measured(runs, "hidden")
-    (stage,) = found["runs"][0]["stages"]
-    red, blue = own_split(runs / "hidden", ToySource.hidden(8, 8))
-    check_part(stage, "red", red)
-    check_part(stage, "blue", blue)
-    assert found["row_entropy_se"] > 0
-    assert not found["is_closed_form"]
-    both = math.hypot(stage["red_sum_se"], found["row_entropy_se"])
-    assert abs(stage["red_sum"] - found["row_entropy"]) < 4 * both

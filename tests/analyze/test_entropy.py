@@ -130,21 +130,6 @@ def test_in_every_framework_the_sum_is_the_entropy_of_a_row(name):
         assert abs(found - truth) < 4 * error
 
 
-def test_the_ends_of_the_curve():
-    """Nothing observed: a symbol's own entropy. Left to right: h(1). All observed: two sides."""
-    source = started(SKEWED, 40)
-    p, two = source.initial_S, SKEWED @ SKEWED
-    own = -float((p * p.log()).sum())
-    step, double = (-float((p[:, None] * move * move.log()).sum()) for move in (SKEWED, two))
-    arm = ordered_chain_entropy(source, torch.arange(40))
-    assert arm.tolist() == pytest.approx([own] + [step] * 39, abs=1e-12)
-    curve = chain_entropy(source)
-    assert float(curve[0]) == pytest.approx(own, abs=1e-12)
-    last = (38 * (2 * step - double) + 2 * step) / 40
-    assert float(curve[-1]) == pytest.approx(last, abs=1e-12)
-    assert bool((curve.diff() < 0).all())
-
-
 @every_other
 @pytest.mark.parametrize("order", [None, (2, 0, 3, 1)], ids=["mdm", "sigma"])
 def test_sampled_entropies_are_within_their_errors(name, order):

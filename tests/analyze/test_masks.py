@@ -62,19 +62,6 @@ def test_counts_are_those_of_all_strings():
         assert efficient_counts(64, k) == run_by_run(64, k)
 
 
-def test_long_blocks_keep_every_digit():
-    """Runs of one or two: twice the compositions into ones and twos, a Fibonacci number."""
-    before, now = 1, 1
-    for _ in range(1023):
-        before, now = now, before + now
-    assert sum(efficient_counts(1024, 3)) == 2 * now
-    alternating = [0] * 1025
-    alternating[512] = 2
-    assert efficient_counts(1024, 2) == alternating
-    nearly_all = [math.comb(1024, n) for n in range(1025)]
-    assert efficient_counts(1024, 1024) == [0, *nearly_all[1:-1], 0]
-
-
 def density(law):
     mu = mpmath.mpf(law.mu)
     if isinstance(law, TruncatedGaussian):

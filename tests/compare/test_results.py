@@ -374,6 +374,9 @@ def test_the_effective_sample_share(text: str, share: float):
 
     The last is dominated by times that a hundred steps hardly draw: only its order is checked.
     """
+    causal = law_summary(applied("aoarm"))  # each context count of a row, once
+    assert causal["context_weights"] == pytest.approx([1 / 64] * 64)
+    assert (causal["effective_sample_share"], causal["density"]) == (1, None)
     found = law_summary(applied(text))["effective_sample_share"]
     if text == "middle_flat":
         assert found < 0.1

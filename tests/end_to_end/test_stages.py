@@ -6,7 +6,7 @@ import json
 import random
 import shlex
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,7 @@ from bellmask.config.config import load_config, override
 from bellmask.config.presets import preset
 from bellmask.evaluate import exact_match as exam
 from bellmask.evaluate.exact_match import ask
-from bellmask.generate.answers import Answerer
-from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
-from bellmask.train.train_run import train_run
 
 SMALL = (
     "--data.block-length 32 --train.batch-size 8 --optim.warmup-steps 1 --optim.ema 0.5 "
@@ -104,12 +101,7 @@ def folders(place):
 # --- what is trained ---------------------------------------------------------------------------
 
 
-def largest_difference(one, other):
-    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
-    return max(float((a - b).abs().max().detach()) for a, b in pairs)
-
-
-def test_six_runs_with_shared_starts(undisturbed, zoo, tmp_path):
+def test_six_runs_with_shared_starts(undisturbed, zoo):
     place = folders(undisturbed)
     assert len(set(place.values())) == 6
     names = {"base": ("nelbo", "uniform"), "bell": ("bell", "gaussian")}
@@ -121,15 +113,6 @@ def test_six_runs_with_shared_starts(undisturbed, zoo, tmp_path):
         assert config.start.checkpoint == ("latest" if sft is None else "4")
         assert config.start.anneal_steps == (2 if sft is None else 1)
         assert config.sft.train == (None if sft is None else "toy:copy:2")
-    # a fine-tuning that hardly moves ends at the moving average of its own adaptation
-    config = load_config(place["bell", "base"] / "config.json")
-    still = replace(config.optim, lr=1e-9, ema=0.0)
-    train_run(replace(config, optim=still), tmp_path / "still", is_quiet=True)
-    found = load_run(tmp_path / "still")
-    assert largest_difference(found, load_run(place["bell", None])) < 1e-6
-    assert largest_difference(found, load_run(place["bell", None], weights="raw")) > 1e-4
-    assert largest_difference(found, load_run(place["base", None])) > 1e-4
-    assert largest_difference(load_run(place["bell", "base"]), found) > 1e-4
 
 
 def keys(plan, *, is_tuned):
@@ -208,25 +191,8 @@ def test_results_are_what_files_say(undisturbed, suite, tmp_path):
         metrics = (tmp_path / "runs" / run["run"] / "metrics.jsonl").read_text().splitlines()
         lines = [json.loads(line) for line in metrics]
         assert run["nll"] == [one["nll"] for one in lines if one["kind"] == "validation"]
-    assert (
-        len([x for x in (tmp_path / "out/table.md").read_text().splitlines() if x[:3] == "| b"])
-        == 6
-    )
+    assert (tmp_path / "out/table.md").read_text().count("\n| b") == 6
     assert (tmp_path / "out" / "curves.png").exists()
-
-
-@pytest.mark.parametrize("cell", [("bell", "bell"), ("base", None)])
-def test_answers_are_those_of_the_chat(cell, undisturbed):
-    """The same prompts as texts, through the run's template, give the same words."""
-    run = load_run(folders(undisturbed)[cell])
-    prompts = [prompt for prompt, _ in questions(undisturbed)]
-    assert all(prompt.startswith("Copy: ") for prompt in prompts)
-    answerer, length = Answerer(run), results_of(undisturbed)["asked"]["gap"]
-    asked = [answerer.question(prompt) for prompt in prompts]
-    said = answerer.answer(asked, length=length, sampling=Sampling(steps=4), seed=1)
-    kept = next((folders(undisturbed)[cell] / "exact_match").glob("seed-1-*"))
-    assert json.loads(kept.read_text())["answers"] == [one.text for one in said]
-    assert len({one.text for one in said}) > 6
 
 
 def test_only_what_is_new_or_damaged_is_asked(undisturbed, suite, tmp_path):

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from estimators import (
-    floor_bias,
-    low_rate_loss,
     mask_rates,
     one_pass,
 )
@@ -72,28 +70,6 @@ def test_an_estimate_is_unbiased_but_for_the_floor(kind, floor):
         assert abs(expected(floor) - expected(0)) > 10 * error, "the floor's bias would be seen"
     # the truth itself: without a floor, the integral over rates is the mean over counts
     assert expected(0.0) == pytest.approx(np.mean(LOSSES), abs=1e-12)
-
-
-def test_the_bias_of_the_floor_is_that_of_the_integral():
-    scorer = toy_scorer(2000)
-    floor = 0.3
-    low_B = low_rate_loss(scorer, 7, draws=4, time_floor=floor, batch_size=500)
-    below = integrate.quad(loss_at, 0, floor)[0] / floor
-    assert abs(low_B.mean() - below) < 4 * low_B.std() / math.sqrt(len(low_B))
-
-    def number_of_masks(x_BL, rows_N, targets_N, **_):
-        return (x_BL == SYMBOLS).sum(1).double()[rows_N // LENGTH]
-
-    counts_B = low_rate_loss(
-        Scorer(number_of_masks, copies(2000), SYMBOLS), 7, draws=4, time_floor=floor
-    )
-    assert counts_B.mean() == pytest.approx(1 + (LENGTH - 1) * floor / 2, abs=0.04)
-    nelbo_B = np.full(2000, np.mean(LOSSES))
-    bias, error = floor_bias(nelbo_B, low_B, np.full(2000, LENGTH), floor)
-    assert error == pytest.approx(floor / (1 - floor) * low_B.std(ddof=1) / math.sqrt(2000))
-    truth = expected(floor) - expected(0)
-    assert abs(bias - truth) < 4 * error
-    assert 5 * error < abs(truth)
 
 
 @pytest.mark.parametrize("group", [4, 5, 64])
