@@ -19,10 +19,9 @@ from bellmask.analyze.base import Analysis
 from bellmask.analyze.context import CONTEXT_CURVE, CONTEXT_DROP
 from bellmask.analyze.decompose import DECOMPOSE
 from bellmask.analyze.gradients import GRADIENT_ADDITIVITY, GRADIENT_RADIUS
-from bellmask.analyze.masks import INEFFICIENT_MASKS
 from bellmask.analyze.orders import ORDERS
-from bellmask.analyze.time_laws import SCHEDULES, TIME_LAWS
-from bellmask.compare.execute import distinct, execute, plan_runs, text_identity
+from bellmask.analyze.time_laws import INEFFICIENT_MASKS, SCHEDULES, TIME_LAWS
+from bellmask.compare.execute import execute, plan_runs
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
@@ -88,11 +87,8 @@ def trained(
 ) -> list[str]:
     """Run folders of these variants, trained now unless they are there."""
     ROOT.mkdir(parents=True, exist_ok=True)
-    text = text_identity(config)
-    planned = plan_runs(
-        config, parse_variants(list(variants)), seeds=seeds, grid=({},), root=ROOT, text=text
-    )
-    execute(distinct(planned), jobs=jobs, is_quiet=False, may_fail=False)
+    planned = plan_runs(config, parse_variants(list(variants)), seeds=seeds, root=ROOT)
+    execute(planned, jobs=jobs)
     return [str(run.folder) for run in planned]
 
 

@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, RunsOptions, finish_axes, run_analysis
+from bellmask.analyze.base import Analysis, RunsOptions, run_analysis
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.likelihood import BlockScorer, evaluate_run, scorer_of
-from bellmask.report.figures import COLOURS
+from bellmask.report.figures import COLOURS, finish_axes
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable
 from bellmask.utils.distributed import autocast

@@ -110,10 +110,10 @@ class Pairs:
     def cells(self, paper: tuple[float, float] | None) -> list[str]:
         """Means, bell over base with its interval, the paper's ratio, and the verdict."""
         ratio = ratio_over_seeds([b / a for a, b in zip(self.base, self.bell, strict=True)])
-        assert ratio.low is not None, "an interval needs three seeds"
-        assert ratio.high is not None
+        low, high = ratio["low"], ratio["high"]
+        assert low is not None, "an interval needs three seeds"
         claim = 0 if paper is None else round(paper[1] / paper[0] - 1, 2)
-        found = -1 if ratio.high < 1 else 1 if ratio.low > 1 else 0
+        found = -1 if high < 1 else 1 if low > 1 else 0
         verdict = UNTOLD
         if found and claim:
             verdict = AGREES if found * claim > 0 else DISAGREES
@@ -121,7 +121,7 @@ class Pairs:
             verdict = "the paper sees no difference"
         means = [f"{sum(some) / len(some):.2f}" for some in (self.base, self.bell)]
         told = "-" if paper is None else f"{paper[1] / paper[0]:.3f}"
-        spread = f"{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+        spread = f"{ratio['mean']:.3f} ({low:.3f} to {high:.3f})"
         return [*means, spread, told, f"**{verdict}**"]
 
 

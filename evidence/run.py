@@ -46,9 +46,9 @@ def comparisons() -> Iterator[tuple[str, list[str], int]]:
     yield HEADLINE, ["base", "bell"], 3
     yield "arm", ["base", "arm"], 1
     for name in ("families", "alternatives", "mean", "variance", "dirac", "laplace"):
-        yield name, SUITES[name](), 1
+        yield name, SUITES[name], 1
     for name in ("optimizers", "stratification", "gaussian"):
-        yield name, SUITES[name](), 1
+        yield name, SUITES[name], 1
 
 
 def compare_everything(chosen: dict[str, RunConfig], jobs: int) -> bool:

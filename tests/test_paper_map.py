@@ -47,7 +47,7 @@ def check_command(command, *args):
     end = next((i for i, arg in enumerate(rest) if arg.startswith("--")), len(rest))
     preset, texts, options = rest[0], rest[1:end], rest[end:]
     if command == "compare":
-        parse_variants(SUITES[taken["--suite"]]() if "--suite" in taken else texts)
+        parse_variants(SUITES[taken["--suite"]] if "--suite" in taken else texts)
         check_shared(options)
     check_run(preset, options)
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
+from bellmask.diffusion.frameworks import Framework
 from bellmask.report.figures import save_figure
+from bellmask.storage.runs import NamedRun
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import without_nan, write_text
 from bellmask.utils.progress import Progress, progress_bar
@@ -41,7 +42,7 @@ class Analysis:
     """What the progress bar counts."""
 
 
-# What analyses share: options, the look of a panel
+# What analyses share: options, what is said of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +73,17 @@ class StageOptions(RunsOptions):
     """auto, cpu, cuda, ..."""
 
 
-def finish_axes(axes: Axes, x: str, y: str = "", title: str = "") -> None:
-    """Labels, title and grid."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
-
-
-def legend_below(axes: Axes, columns: int) -> None:
-    """Under the panel, where it hides no curve."""
-    below = (0.5, -0.16)
-    axes.legend(fontsize=8, ncols=columns, frameon=False, loc="upper center", bbox_to_anchor=below)
+def describe_run(
+    run: NamedRun, framework: Framework, stages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What is said of a run beside its numbers at each checkpoint."""
+    return {
+        "name": run.name,
+        "run": run.folder.name,
+        "framework": run.config.framework.name,
+        "is_exact": framework.is_exact,
+        "stages": stages,
+    }
 
 
 # The table of analyses
@@ -94,7 +94,7 @@ ANALYSES = {
     "context-drop": ("context", "Fig. 3, right: what each stage of training learned, by context"),
     "gradient-radius": ("gradients", "Table 1: does masking far tokens change the gradient?"),
     "gradient-additivity": ("gradients", "Table 2: is a joint gradient the sum of single ones?"),
-    "inefficient-masks": ("masks", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"),
+    "inefficient-masks": ("time_laws", "Fig. 4, Prop. 4.4: patterns outside E_k, exactly"),
     "time-laws": ("time_laws", "Table 3, Def. 4.1: densities and bell test"),
     "schedules": ("time_laws", "App. C.4: middle-flat and other schedules"),
     "decompose": ("decompose", "Prop. 3.1 on toy sources: irreducible and reducible loss, exactly"),
@@ -141,13 +141,19 @@ def main(args: list[str]) -> int:
 
 def run_analysis(analysis: Analysis, options: Any) -> None:
     """Measure, print the tables, write the three files."""
-    with progress_bar(analysis.name, analysis.unit) as progress:
+    name, folder = analysis.name, _folder(analysis.name, options)
+    with progress_bar(name, analysis.unit) as progress:
         numbers = analysis.measure(options, progress)
     for table in analysis.tables(numbers):
         table.print()
-    folder = _folder(analysis.name, options)
-    _write(analysis.name, numbers, analysis.figure(numbers), folder)
-    print(f"written: {folder / analysis.name}.json, .png and .svg")
+    figure = analysis.figure(numbers)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / f"{name}.json").exists():
+        print(f"note: the results that {folder} held are replaced; --out keeps them apart")
+    content = without_nan({"analysis": name, "bellmask": __version__, **numbers})
+    write_text(folder / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    save_figure(figure, folder / name)
+    print(f"written: {folder / name}.json, .png and .svg")
 
 
 def _folder(name: str, options: Any) -> Path:
@@ -156,12 +162,3 @@ def _folder(name: str, options: Any) -> Path:
         return Path(options.out)
     runs: tuple[str, ...] = getattr(options, "runs", ())
     return Path(runs[0]) / "analysis" if len(runs) == 1 else Path("runs/analysis") / name
-
-
-def _write(name: str, numbers: dict[str, Any], figure: Any, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / f"{name}.json").exists():
-        print(f"note: the results that {folder} held are replaced; --out keeps them apart")
-    content = without_nan({"analysis": name, "bellmask": __version__, **numbers})
-    write_text(folder / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    save_figure(figure, folder / name)

@@ -15,21 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, StageOptions, finish_axes
+from bellmask.analyze.base import Analysis, StageOptions, describe_run
 from bellmask.data.blocks import Blocks
-from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.likelihood import BlockScorer, references, scorer_of, weighted_mean
-from bellmask.report.figures import COLOURS
-from bellmask.storage.runs import NamedRun, check_same_text, chosen_steps, open_runs
+from bellmask.report.figures import COLOURS, draw_bins, finish_axes, new_figure
+from bellmask.storage.runs import check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform
-from bellmask.utils.stats import document_clusters
+from bellmask.utils.stats import Floats, document_clusters, plus_minus
 from bellmask.utils.table import Table
 
 
@@ -77,18 +74,19 @@ class DropOptions(ContextOptions):
 
 # Measurement
 
+Bins = Sequence[tuple[int, int]]
+"""(lowest, highest) N_c of each."""
+
 
 def context_bins(length: int, num_bins: int) -> list[tuple[int, int]]:
-    """(lowest, highest) N_c of each bin: 0 alone, then 1 .. L-1 in about equal parts."""
+    """N_c = 0 alone, then 1 .. L-1 in about equal parts."""
     if num_bins < 1:
         raise UserError(f"--bins must be at least 1, got {num_bins}")
     edges = np.unique(np.linspace(1, length, min(num_bins, max(1, length - 1)) + 1).astype(int))
     return [(0, 0), *((low, stop - 1) for low, stop in itertools.pairwise(edges.tolist()))]
 
 
-def losses_by_bin(
-    scorer: BlockScorer, bins: Sequence[tuple[int, int]], seed: int, batch_size: int
-) -> NDArray[np.float64]:
+def losses_by_bin(scorer: BlockScorer, bins: Bins, seed: int, batch_size: int) -> Floats:
     """[C, B]: each block's loss in each bin; nan where the block is too short for it."""
     length_B = scorer.blocks.num_maskable(slice(None))
     found = np.full((len(bins), len(length_B)), np.nan)
@@ -108,9 +106,7 @@ def losses_by_bin(
     return found
 
 
-def _causal_bins(
-    scorer: BlockScorer, part: Tensor, bins: Sequence[tuple[int, int]], seed: int
-) -> NDArray[np.float64]:
+def _causal_bins(scorer: BlockScorer, part: Tensor, bins: Bins, seed: int) -> Floats:
     """All context counts come from one pass; a bin is their mean."""
     ce_BL = scorer.by_context(part, stream_key(seed, "context masks", 0)).numpy()
     length_B = scorer.blocks.num_maskable(part).numpy()
@@ -124,19 +120,14 @@ def _causal_bins(
     return np.stack(rows)
 
 
-def _points(
-    values_CB: NDArray[np.float64], bins: Sequence[tuple[int, int]], blocks: Blocks
-) -> list[dict[str, Any]]:
-    """Token-weighted mean and standard error of each bin, clustered where documents span blocks."""
-    points = []
-    for (low, high), value_B in zip(bins, values_CB):
-        mean = _mean(value_B, blocks)
-        if mean is not None:
-            points.append({"low": low, "high": high, **mean})
-    return points
+def _points(values_CB: Floats, bins: Bins, blocks: Blocks) -> list[dict[str, Any]]:
+    """Mean and error of each bin that two blocks or more are long enough for."""
+    found = zip(bins, (_mean(value_B, blocks) for value_B in values_CB))
+    return [{"low": low, "high": high, **mean} for (low, high), mean in found if mean is not None]
 
 
-def _mean(value_B: NDArray[np.float64], blocks: Blocks) -> dict[str, float] | None:
+def _mean(value_B: Floats, blocks: Blocks) -> dict[str, float] | None:
+    """Token-weighted, with a standard error, clustered where documents span blocks."""
     is_there = ~np.isnan(value_B)
     if is_there.sum() < 2:
         return None
@@ -146,16 +137,20 @@ def _mean(value_B: NDArray[np.float64], blocks: Blocks) -> dict[str, float] | No
     return {"value": value, "se": error}
 
 
-def _measure(options: ContextOptions, progress: Progress, *, last_only: bool) -> dict[str, Any]:
+def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
     if options.blocks < 0 or options.blocks == 1 or options.batch_size < 1:
         raise UserError("--blocks must be 0 or at least 2, and --batch-size at least 1")
     runs = open_runs(options.runs)
     check_same_text(runs)
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}
-    if last_only:
-        steps = {name: kept[-1:] for name, kept in steps.items()}
-    else:
-        _check_several(runs, steps, options.checkpoints)
+    if isinstance(options, CurveOptions):
+        steps = {name: chosen[-1:] for name, chosen in steps.items()}
+    for run in runs:
+        if isinstance(options, DropOptions) and len(steps[run.name]) < 2:
+            raise UserError(
+                f"a drop needs two or more --checkpoints, and {run.folder} has "
+                f"{', '.join(map(str, run.steps))}; train with --checkpoint.keep-steps 100 300 1000"
+            )
     first = runs[0].load(runs[0].steps[-1], options.device)
     train, valid = first.blocks()
     first.check_same_data(train)
@@ -183,25 +178,8 @@ def _measure(options: ContextOptions, progress: Progress, *, last_only: bool) ->
     }
 
 
-def _check_several(
-    runs: Sequence[NamedRun], steps: dict[str, list[int]], wanted: Sequence[int]
-) -> None:
-    """A drop needs two checkpoints."""
-    for run in runs:
-        if len(steps[run.name]) < 2 and wanted:
-            raise UserError("a drop needs two or more --checkpoints")
-        if len(steps[run.name]) < 2:
-            raise UserError(
-                f"{run.folder} has a single checkpoint; a drop needs two or more: train with "
-                "--checkpoint.keep-steps 100 300 1000"
-            )
-
-
 def _stages(
-    steps: Sequence[int],
-    values: Sequence[NDArray[np.float64]],
-    bins: Sequence[tuple[int, int]],
-    blocks: Blocks,
+    steps: Sequence[int], values: Sequence[Floats], bins: Bins, blocks: Blocks
 ) -> list[dict[str, Any]]:
     """Each checkpoint's curve; what was learned since the one before, and until the last.
 
@@ -221,136 +199,81 @@ def _stages(
     return stages
 
 
-def describe_run(
-    run: NamedRun, framework: Framework, stages: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """What is told of a run beside its numbers at each checkpoint."""
-    return {
-        "name": run.name,
-        "run": run.folder.name,
-        "framework": run.config.framework.name,
-        "is_exact": framework.is_exact,
-        "stages": stages,
-    }
-
-
 # Tables
 
 
-def _bin_name(point: dict[str, Any]) -> str:
-    return str(point["low"]) if point["low"] == point["high"] else f"{point['low']}-{point['high']}"
+def _drops(run: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """``100 to 300``: the fall of the NLL between these steps."""
+    pairs = itertools.pairwise(run["stages"])
+    return {f"{a['step']} to {b['step']}": b["drop"] for a, b in pairs}
 
 
 def _bin_table(title: str, curves: Mapping[str, Sequence[dict[str, Any]]]) -> Table:
     """A row for each bin, a column for each curve; a dash where all blocks are too short."""
-    cells = [
-        {_bin_name(p): f"{p['value']:.3f} ± {p['se']:.3f}" for p in points}
-        for points in curves.values()
+    cells: dict[tuple[int, int], dict[str, str]] = {}
+    for name, points in curves.items():
+        for p in points:
+            row = cells.setdefault((p["low"], p["high"]), {})
+            row[name] = plus_minus(p["value"], p["se"], 3)
+    rows = [
+        [str(low) if low == high else f"{low}-{high}", *(row.get(name, "-") for name in curves)]
+        for (low, high), row in sorted(cells.items())
     ]
-    rows = [[name, *(column.get(name, "-") for column in cells)] for name in cells[0]]
     return Table(title, ["observed tokens", *curves], rows)
 
 
 def _curve_tables(numbers: dict[str, Any]) -> list[Table]:
     last = [(run["name"], run["stages"][-1]) for run in numbers["runs"]]
     curves = {f"{name}, step {stage['step']}": stage["nll"] for name, stage in last}
-    reference = [
-        ["unigram", f"{numbers['unigram_cross_entropy']:.3f}"],
-        ["position-wise", f"{numbers['position_wise_cross_entropy']:.3f}"],
-    ]
+    known = [[name, f"{numbers[key]:.3f}"] for name, (key, _) in REFERENCES.items()]
     return [
         _bin_table("NLL by observed tokens, nats ± standard error (Fig. 3, left)", curves),
-        Table("no context: training counts on validation tokens", ["model", "nats"], reference),
+        Table("no context: training counts on validation tokens", ["model", "nats"], known),
     ]
 
 
 def _drop_tables(numbers: dict[str, Any]) -> list[Table]:
-    tables = []
-    for run in numbers["runs"]:
-        pairs = itertools.pairwise(run["stages"])
-        drops = {f"{a['step']} to {b['step']}": b["drop"] for a, b in pairs}
-        title = f"{run['name']}: fall of the NLL between steps, nats ± paired error (Fig. 3, right)"
-        tables.append(_bin_table(title, drops))
-    return tables
+    title = "fall of the NLL between steps, nats ± paired error (Fig. 3, right)"
+    return [_bin_table(f"{run['name']}: {title}", _drops(run)) for run in numbers["runs"]]
 
 
 # Figures
 
 CONTEXT_LABEL = "observed tokens $N_c$"
-
-
-def _draw(
-    axes: Axes, points: Sequence[Mapping[str, Any]], colour: str, label: str, style: str = "o-"
-) -> None:
-    """Values with 95 % intervals, at the middle of each bin."""
-    axes.errorbar(
-        [(p["low"] + p["high"]) / 2 for p in points],
-        [p["value"] for p in points],
-        yerr=[1.96 * (p["se"] or 0) for p in points],
-        fmt=style,
-        markersize=3,
-        capsize=2,
-        linewidth=1.3,
-        color=colour,
-        label=label,
-    )
+REFERENCES = {
+    "unigram": ("unigram_cross_entropy", "--"),
+    "position-wise": ("position_wise_cross_entropy", ":"),
+}
+"""What can be predicted without context: key and line style."""
 
 
 def curve_figure(numbers: Mapping[str, Any]) -> Figure:
     """NLL against N_c at the last checkpoint of each run, and the optimum without context."""
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(7.2, 4.4)
     for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
-        stage = run["stages"][-1]
-        kind = "exact" if run["is_exact"] else "bound"
-        _draw(axes, stage["nll"], colour, f"{run['name']}, step {stage['step']} ({kind})")
-    lines = (
-        ("unigram", "unigram_cross_entropy", "--"),
-        ("position-wise", "position_wise_cross_entropy", ":"),
-    )
-    for name, key, style in lines:
-        axes.axhline(
-            numbers[key],
-            color="0.35",
-            linestyle=style,
-            linewidth=1.2,
-            label=f"{name} cross-entropy",
-        )
-    finish_axes(axes, CONTEXT_LABEL, "NLL of a target token (nats, 95 % interval)")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+        stage, kind = run["stages"][-1], "exact" if run["is_exact"] else "bound"
+        label = f"{run['name']}, step {stage['step']} ({kind})"
+        draw_bins(axes, stage["nll"], "value", color=colour, label=label)
+    for name, (key, style) in REFERENCES.items():
+        label = f"{name} cross-entropy"
+        axes.axhline(numbers[key], color="0.35", linestyle=style, linewidth=1.2, label=label)
+    finish_axes(axes, CONTEXT_LABEL, "NLL of a target token (nats, 95 % interval)", legend=2)
     return figure
 
 
 def drop_figure(numbers: Mapping[str, Any]) -> Figure:
     """One panel per run: the fall of the NLL from each checkpoint to the next."""
     runs = numbers["runs"]
-    figure = Figure(figsize=(1.2 + 4.6 * len(runs), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+    figure, panels = new_figure(1.2 + 4.6 * len(runs), 4.2, len(runs), sharey=True)
     for run, axes in zip(runs, panels):
-        before = run["stages"][0]["step"]
-        for stage, colour in zip(run["stages"][1:], itertools.cycle(COLOURS[1:])):
-            _draw(axes, stage["drop"], colour, f"step {before} to {stage['step']}")
-            before = stage["step"]
+        for (name, points), colour in zip(_drops(run).items(), itertools.cycle(COLOURS[1:])):
+            draw_bins(axes, points, "value", color=colour, label=f"step {name}")
         axes.axhline(0, color="0.4", linewidth=0.8)
-        finish_axes(axes, CONTEXT_LABEL, title=run["name"])
-        axes.legend(fontsize=8)
+        finish_axes(axes, CONTEXT_LABEL, title=run["name"], legend=0)
     panels[0].set_ylabel("fall of the NLL (nats, 95 % interval)")
     return figure
 
 
-CONTEXT_CURVE = Analysis(
-    "context-curve",
-    CurveOptions,
-    lambda options, progress: _measure(options, progress, last_only=True),
-    _curve_tables,
-    curve_figure,
-    "checkpoints",
-)
-CONTEXT_DROP = Analysis(
-    "context-drop",
-    DropOptions,
-    lambda options, progress: _measure(options, progress, last_only=False),
-    _drop_tables,
-    drop_figure,
-    "checkpoints",
-)
+UNIT = "checkpoints"
+CONTEXT_CURVE = Analysis("context-curve", CurveOptions, _measure, _curve_tables, curve_figure, UNIT)
+CONTEXT_DROP = Analysis("context-drop", DropOptions, _measure, _drop_tables, drop_figure, UNIT)

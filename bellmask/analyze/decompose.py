@@ -13,29 +13,30 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bellmask.analyze.base import Analysis, StageOptions, finish_axes
-from bellmask.analyze.context import CONTEXT_LABEL, describe_run
+from bellmask.analyze.base import Analysis, StageOptions, describe_run
+from bellmask.analyze.context import CONTEXT_LABEL
 from bellmask.data.corpora import is_toy
 from bellmask.data.toys import ExactDenoiser, ToySource, toy_source
-from bellmask.diffusion.frameworks import Framework, Ordered, Problem
+from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Problem, sigma_arm
 from bellmask.diffusion.laws import TruncatedGaussian
 from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.theory import context_weights
-from bellmask.report.figures import COLOURS
+from bellmask.report.figures import COLOURS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import stream_key, uniform_rows
+from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
 
@@ -67,11 +68,10 @@ class DecomposeOptions(StageOptions):
 # where context and target are drawn at random; AoARM, which averages over all orders, has the same
 # H^n. For each framework the H^n add up to H(X).
 
-Places = tuple[int, ...]
 MOST_SUMMANDS = 1 << 27
 """Enumeration adds V^L probabilities for each of 2^L sets of places: some seconds at this many."""
-NUMBERS_AT_ONCE = 1 << 22
-"""Entries of the largest array of a Monte Carlo batch."""
+BATCH_ROWS = 64
+"""Rows of a Monte Carlo batch."""
 
 
 def entropy(p: Tensor) -> Tensor:
@@ -125,15 +125,15 @@ def enumerated_entropy(source: ToySource, order_L: Tensor | None = None) -> Tens
     rows = torch.cartesian_prod(*[torch.arange(kinds)] * length).view(-1, length)
     table = source.log_probability(rows).exp().view([kinds] * length)
 
-    def entropy_of(places: Places) -> float:
+    def entropy_of(places: Sequence[int]) -> float:
         others = [place for place in range(length) if place not in places]
         return float(entropy((table.sum(others) if others else table).flatten()))
 
-    if order_L is None:
-        total = [_mean_entropy(length, count, entropy_of) for count in range(length + 1)]
-    else:
-        order = _checked(order_L, length)
-        total = [entropy_of(tuple(order[:count])) for count in range(length + 1)]
+    total = []
+    for count in range(length + 1):
+        known = itertools.combinations(range(length), count)
+        sets = known if order_L is None else [_checked(order_L, length)[:count]]
+        total.append(statistics.fmean(map(entropy_of, sets)))
     return torch.tensor(total, dtype=torch.float64).diff()
 
 
@@ -151,14 +151,13 @@ def sampled_entropy(
     taken, not -log p of a drawn symbol. For MDM every row goes through a random order of its own,
     and all masked places of a context count. Row r depends on the seed and r alone.
     """
-    length = source.length
-    order = None if order_L is None else torch.tensor(_checked(order_L, length))
-    batch = max(1, NUMBERS_AT_ONCE // (length * length * len(source.initial_S)))
+    if order_L is not None:
+        _checked(order_L, source.length)
+    framework = Mdm() if order_L is None else sigma_arm(order_L)
     found = []
-    for rows in torch.arange(num_rows).split(batch):
-        u = uniform_rows(stream_key(seed, "entropy", "orders"), rows, length)
-        order_BL = u.argsort(1) if order is None else order.expand(len(rows), -1)
-        found.append(_row_entropies(source, _rows(source, seed, rows), order_BL, order is None))
+    for rows in torch.arange(num_rows).split(BATCH_ROWS):
+        x_BL, u_BL = _draw(source, rows, seed, "entropy")
+        found += _by_context(framework, source, x_BL, u_BL, lambda _, p_NV: [entropy(p_NV)])
         progress.advance(len(rows))
     return _mean_and_error(torch.cat(found))
 
@@ -169,41 +168,23 @@ def row_entropy(
     """(H(X) in nats, its standard error): exact where the source has an order, else Monte Carlo."""
     if source.order is not None:
         return source.entropy, 0.0
-    batch = max(1, NUMBERS_AT_ONCE // (source.length * len(source.initial_S)))
-    parts = torch.arange(num_rows).split(batch)
-    found = [-source.log_probability(_rows(source, seed, rows)) for rows in parts]
-    mean, error = _mean_and_error(torch.cat(found)[:, None])
+    u = uniform_rows(
+        stream_key(seed, "entropy", "rows"), torch.arange(num_rows), source.num_uniforms
+    )
+    found = [-source.log_probability(source.draw(part)) for part in u.split(1024)]
+    mean, error = _mean_and_error(torch.cat(found))
     return float(mean), float(error)
 
 
-def _rows(source: ToySource, seed: int, rows: Tensor) -> Tensor:
-    """Rows of the source by number."""
-    return source.draw(uniform_rows(stream_key(seed, "entropy", "rows"), rows, source.num_uniforms))
+def _draw(source: ToySource, rows: Tensor, seed: int, what: str) -> tuple[Tensor, Tensor]:
+    """(rows of the source by number, uniform numbers for their contexts)."""
+    x_BL = source.draw(uniform_rows(stream_key(seed, f"{what} rows"), rows, source.num_uniforms))
+    return x_BL, uniform_rows(stream_key(seed, f"{what} contexts"), rows, source.length)
 
 
-def _row_entropies(source: ToySource, x_BL: Tensor, order_BL: Tensor, is_mdm: bool) -> Tensor:
-    """The conditional entropy for each row and context count, [B, L]: of the next place in the
-    order, or the mean over all masked places.
-    """
-    batch, length = x_BL.shape
-    rank_BL = order_BL.argsort(1)
-    is_masked_BNL = rank_BL[:, None] >= torch.arange(length)[:, None]
-    z_BNL = torch.where(is_masked_BNL, source.num_tokens, x_BL[:, None])
-    p = source.log_conditionals(z_BNL.view(-1, length)).exp()
-    h_BNL = entropy(p).view(batch, length, length)
-    if is_mdm:
-        return (h_BNL * is_masked_BNL).sum(2) / is_masked_BNL.sum(2)
-    return h_BNL.gather(2, order_BL[..., None]).squeeze(2)
-
-
-def _mean_and_error(values_BN: Tensor) -> tuple[Tensor, Tensor]:
-    return values_BN.mean(0), values_BN.std(0) / math.sqrt(len(values_BN))
-
-
-def _mean_entropy(length: int, count: int, entropy_of: Callable[[Places], float]) -> float:
-    """Over all sets of so many places."""
-    sets = list(itertools.combinations(range(length), count))
-    return sum(map(entropy_of, sets)) / len(sets)
+def _mean_and_error(values_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Over the first axis."""
+    return values_B.mean(0), values_B.std(0) / math.sqrt(len(values_B))
 
 
 def _entropy_at_distance(source: ToySource) -> Tensor:
@@ -260,6 +241,9 @@ SPENT_BELOW = 0.05
 """Weight counts as spent on nothing where less than this share of the loss can still be learned."""
 
 
+LAWS = {"base": Nelbo(time_floor=0.0), "bell": Bell(TruncatedGaussian())}
+
+
 def _num_targets(length: int) -> Tensor:
     """L - N_c for N_c = 0 .. L-1."""
     return length - torch.arange(length, dtype=torch.float64)
@@ -267,8 +251,7 @@ def _num_targets(length: int) -> Tensor:
 
 def law_weights(length: int) -> dict[str, Tensor]:
     """Weights on N_c = 0 .. L-1 in the loss of base and default bell, each summing to one."""
-    objectives = {"base": Nelbo(time_floor=0.0), "bell": Bell(TruncatedGaussian())}
-    found = {name: context_weights(o, length) for name, o in objectives.items()}
+    found = {name: context_weights(objective, length) for name, objective in LAWS.items()}
     return {name: omega / omega.sum() for name, omega in found.items()}
 
 
@@ -278,7 +261,7 @@ def law_draws(length: int) -> dict[str, Tensor]:
     A uniform time makes all L + 1 counts alike; an unweighted objective's weight is rows times
     targets.
     """
-    bell = context_weights(Bell(TruncatedGaussian()), length) / _num_targets(length)
+    bell = context_weights(LAWS["bell"], length) / _num_targets(length)
     return {"base": torch.full((length,), 1 / (length + 1), dtype=torch.float64), "bell": bell}
 
 
@@ -290,7 +273,7 @@ def oracle_draws(blue_L: Tensor) -> Tensor:
 
 def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
     """What base and bell meet per unit of weight, and what all three meet per row drawn."""
-    length = len(red_L)
+    length, targets_L = len(red_L), _num_targets(len(red_L))
     is_spent_L = blue_L < SPENT_BELOW * (red_L + blue_L)
     found: dict[str, Any] = {}
     for name, weight_L in law_weights(length).items():
@@ -302,13 +285,13 @@ def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
             "spent_on_nothing": float((weight_L * is_spent_L).sum()),
             "weights": weight_L.tolist(),
         }
-    found["most_per_row"] = float((_num_targets(length) * blue_L).max())
-    rate_L = _num_targets(length) / length
+    found["most_per_row"] = float((targets_L * blue_L).max())
+    rate_L = targets_L / length
     for name, draw_L in {**law_draws(length), "oracle": oracle_draws(blue_L)}.items():
         total = float(draw_L.sum())
         mean = float((draw_L * rate_L).sum()) / total
         found.setdefault(name, {}).update(
-            reducible_per_row=float((draw_L * _num_targets(length) * blue_L).sum()),
+            reducible_per_row=float((draw_L * targets_L * blue_L).sum()),
             mask_rate_mean=mean,
             mask_rate_sd=(float((draw_L * (rate_L - mean) ** 2).sum()) / total) ** 0.5,
             draws=draw_L.tolist(),
@@ -318,44 +301,44 @@ def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
 
 # Measurement: both terms at every checkpoint of every run
 
-BATCH_ROWS = 64
+Score = Callable[[Problem, Tensor], list[Tensor]]
+"""A problem and the exact distributions [N, V] of its predictions → values [N]."""
+
+
+@torch.no_grad()
+def _by_context(
+    framework: Framework, source: ToySource, x_BL: Tensor, u_BL: Tensor, score: Score
+) -> list[Tensor]:
+    """Mean values of each row at each context count, float64 [B, L] each.
+
+    All counts come from one pass for causal frameworks, else from L.
+    """
+    batch, length = x_BL.shape
+    exact, mask_id = ExactDenoiser(source, framework.is_causal), source.num_tokens
+    if isinstance(framework, Ordered):
+        problems = [framework.every_context(x_BL, u_BL, mask_id=mask_id)]
+    else:
+        counts = torch.arange(length)[:, None].expand(-1, batch)
+        problems = [framework.given(x_BL, n_B, u_BL, mask_id=mask_id) for n_B in counts]
+    context_N = torch.cat([p.rows_N // length * length + p.context_N for p in problems])
+    scores = [score(p, p.logits(exact, torch.device("cpu")).exp()) for p in problems]
+    number_N = context_N.bincount(minlength=batch * length).view(batch, length)
+    sums = [context_N.bincount(torch.cat(parts), batch * length) for parts in zip(*scores)]
+    return [value.view(batch, length) / number_N for value in sums]
 
 
 def split_losses(
     run: Loaded, source: ToySource, x_BL: Tensor, u_BL: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(red, blue) of each row at each context count, float64 [B, L]."""
-    framework, mask_id = run.framework, run.tokenizer.mask_id
-    exact = ExactDenoiser(source, is_causal=framework.is_causal)
-    red_BL, blue_BL = (torch.zeros(x_BL.shape, dtype=torch.float64) for _ in range(2))
-    for problem in _problems(framework, x_BL, u_BL, mask_id):
-        red_N, blue_N = _split(problem, exact, run)
-        owner_N = problem.rows_N // x_BL.shape[1]
-        place_N = owner_N * x_BL.shape[1] + problem.context_N
-        share_N = 1 / place_N.bincount(minlength=x_BL.numel())[place_N].double()
-        red_BL.view(-1).index_add_(0, place_N, red_N * share_N)
-        blue_BL.view(-1).index_add_(0, place_N, blue_N * share_N)
+    """(red, blue): entropy of the data and KL(data || model) of each row at each context count."""
+
+    def split(problem: Problem, p_NV: Tensor) -> list[Tensor]:
+        log_q_NV = problem.logits(run.model, run.device).double().log_softmax(-1).cpu()
+        kl_N = (torch.xlogy(p_NV, p_NV) - p_NV * log_q_NV).sum(-1)
+        return [entropy(p_NV), kl_N]
+
+    red_BL, blue_BL = _by_context(run.framework, source, x_BL, u_BL, split)
     return red_BL, blue_BL
-
-
-def _problems(framework: Framework, x_BL: Tensor, u_BL: Tensor, mask_id: int) -> list[Problem]:
-    """Every context count of every row: in one pass for causal frameworks, else in L."""
-    if isinstance(framework, Ordered):
-        return [framework.every_context(x_BL, u_BL, mask_id=mask_id)]
-    return [
-        framework.given(x_BL, torch.full((len(x_BL),), context), u_BL, mask_id=mask_id)
-        for context in range(x_BL.shape[1])
-    ]
-
-
-@torch.no_grad()
-def _split(problem: Problem, exact: ExactDenoiser, run: Loaded) -> tuple[Tensor, Tensor]:
-    """Entropy of the data and KL(data || model) of each prediction."""
-    log_p_NV = problem.logits(exact, torch.device("cpu"))
-    log_q_NV = problem.logits(run.model, run.device).double().log_softmax(-1).cpu()
-    p_NV = log_p_NV.exp()
-    kl_N = torch.where(p_NV > 0, p_NV * (log_p_NV - log_q_NV), 0.0).sum(-1)
-    return entropy(p_NV), kl_N
 
 
 def exact_red(source: ToySource, framework: Framework) -> Tensor | None:
@@ -371,35 +354,23 @@ def _stage(
     run: Loaded, source: ToySource, options: DecomposeOptions, progress: Progress
 ) -> dict[str, Any]:
     """Red and blue at one checkpoint, with errors over rows."""
-    reds, blues = [], []
+    parts = []
     for rows in torch.arange(options.rows).split(BATCH_ROWS):
-        x_BL = source.draw(
-            uniform_rows(stream_key(options.seed, "decompose rows"), rows, source.num_uniforms)
-        )
-        u_BL = uniform_rows(stream_key(options.seed, "decompose contexts"), rows, source.length)
-        red_BL, blue_BL = split_losses(run, source, x_BL, u_BL)
-        reds.append(red_BL)
-        blues.append(blue_BL)
+        parts.append(split_losses(run, source, *_draw(source, rows, options.seed, "decompose")))
         progress.advance(len(rows))
-    red_BL, blue_BL = torch.cat(reds), torch.cat(blues)
+    stage: dict[str, Any] = {"step": run.step}
+    for name, values in zip(("red", "blue"), zip(*parts)):
+        value_BL = torch.cat(values)
+        (mean_L, error_L), (total, error) = map(_mean_and_error, (value_BL, value_BL.sum(1)))
+        stage |= {name: mean_L.tolist(), f"{name}_se": error_L.tolist()}
+        stage |= {f"{name}_sum": float(total), f"{name}_sum_se": float(error)}
     known = exact_red(source, run.framework)
-    scale = math.sqrt(options.rows)
-    red_L = red_BL.mean(0) if known is None else known
-    error_L = red_BL.std(0) / scale if known is None else torch.zeros(source.length)
-    total = blue_BL.sum(1)
-    stage: dict[str, Any] = {
-        "step": run.step,
-        "red": red_L.tolist(),
-        "red_se": error_L.tolist(),
-        "blue": blue_BL.mean(0).tolist(),
-        "blue_se": (blue_BL.std(0) / scale).tolist(),
-        "red_sum": float(red_L.sum()),
-        "red_sum_se": 0.0 if known is not None else float(red_BL.sum(1).std()) / scale,
-        "blue_sum": float(total.mean()),
-        "blue_sum_se": float(total.std()) / scale,
-    }
+    if known is not None:
+        stage |= {"red": known.tolist(), "red_se": [0.0] * len(known)}
+        stage |= {"red_sum": float(known.sum()), "red_sum_se": 0.0}
     if not run.framework.is_causal:
-        stage["spend"] = spend(red_L, blue_BL.mean(0))
+        red_L, blue_L = (torch.tensor(stage[n], dtype=torch.float64) for n in ("red", "blue"))
+        stage["spend"] = spend(red_L, blue_L)
     return stage
 
 
@@ -442,83 +413,56 @@ def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
 
 
 def _tables(numbers: dict[str, Any]) -> list[Table]:
-    return [_sums(numbers), *_by_context(numbers), *_spending(numbers)]
+    return [_sums(numbers), *map(_by_count, numbers["runs"]), *_spending(numbers)]
 
 
 def _sums(numbers: dict[str, Any]) -> Table:
     rows = []
     for run in numbers["runs"]:
         last = run["stages"][-1]
-        rows.append(
-            [
-                f"{run['name']}, step {last['step']}",
-                f"{last['red_sum']:.4f} ± {last['red_sum_se']:.4f}",
-                f"{last['blue_sum']:.4f} ± {last['blue_sum_se']:.4f}",
-            ]
-        )
+        sums = [plus_minus(last[f"{p}_sum"], last[f"{p}_sum_se"], 4) for p in ("red", "blue")]
+        rows.append([f"{run['name']}, step {last['step']}", *sums])
     error = numbers["row_entropy_se"]
     title = f"{numbers['source']}: sums over context counts, nats per row; "
     title += f"H(X) = {numbers['row_entropy']:.4f}" + (f" ± {error:.4f}" if error else " exactly")
     return Table(title, ["run", "irreducible (red)", "reducible (blue)"], rows)
 
 
-def _by_context(numbers: dict[str, Any]) -> list[Table]:
-    tables = []
-    for run in numbers["runs"]:
-        stages = run["stages"]
-        columns = ["observed tokens", "red", *(f"blue, step {stage['step']}" for stage in stages)]
-        rows = []
-        for context in _shown_contexts(numbers["block_length"]):
-            cells = [f"{s['blue'][context]:.4f} ± {s['blue_se'][context]:.4f}" for s in stages]
-            error = stages[-1]["red_se"][context]
-            red = f"{stages[-1]['red'][context]:.4f}" + (f" ± {error:.4f}" if error else "")
-            rows.append([str(context), red, *cells])
-        tables.append(Table(f"{run['name']}: nats per prediction (Prop. 3.1)", columns, rows))
-    return tables
-
-
-def _shown_contexts(length: int) -> list[int]:
-    wanted = [0, 1, length // 8, length // 4, length // 2, 3 * length // 4, length - 1]
-    return sorted({context for context in wanted if 0 <= context < length})
+def _by_count(run: dict[str, Any]) -> Table:
+    """Both parts at some of the context counts."""
+    stages, length = run["stages"], len(run["stages"][-1]["red"])
+    shown = {0, 1, length // 8, length // 4, length // 2, 3 * length // 4, length - 1}
+    rows = []
+    for n in sorted(shown & set(range(length))):
+        red = plus_minus(stages[-1]["red"][n], stages[-1]["red_se"][n] or None, 4)
+        blue = [plus_minus(stage["blue"][n], stage["blue_se"][n], 4) for stage in stages]
+        rows.append([str(n), red, *blue])
+    columns = ["observed tokens", "red", *(f"blue, step {stage['step']}" for stage in stages)]
+    return Table(f"{run['name']}: nats per prediction (Prop. 3.1)", columns, rows)
 
 
 def _spending(numbers: dict[str, Any]) -> list[Table]:
     """What base and bell meet per unit of training weight, and with the oracle per row drawn."""
     by_weight, by_row = [], []
-    for run in numbers["runs"]:
-        for stage in run["stages"]:
-            if "spend" in stage:
-                label = f"{run['name']}, step {stage['step']}"
-                by_weight.append([label, *_per_weight(stage["spend"])])
-                by_row.append([label, *_per_row(stage["spend"])])
+    every = [(run, stage) for run in numbers["runs"] for stage in run["stages"]]
+    for run, stage in every:
+        if "spend" not in stage:
+            continue
+        label, spent = f"{run['name']}, step {stage['step']}", stage["spend"]
+        laws, oracle = [spent[law] for law in LAWS], spent["oracle"]
+        met = [f"{law['reducible']:.4f} ({law['reducible_share']:.0%})" for law in laws]
+        by_weight.append([label, *met, *(f"{law['spent_on_nothing']:.0%}" for law in laws)])
+        held = [law["reducible_per_row"] for law in (*laws, oracle)]
+        rate = plus_minus(oracle["mask_rate_mean"], oracle["mask_rate_sd"])
+        by_row.append([label, *(f"{nats:.3f}" for nats in (*held, spent["most_per_row"])), rate])
     if not by_row:
         return []
     columns = ["model", "base meets", "bell meets", "base on nothing", "bell on nothing"]
     title = "reducible nats per unit of training weight (share of the loss); weight on contexts "
     title += f"where less than {SPENT_BELOW:.0%} can be learned"
     rows = ["model", "base", "bell", "oracle", "any row at most", "oracle's mask rate"]
-    held = "reducible nats held by a row that the law draws (oracle: rows in proportion to what "
-    return [
-        Table(title, columns, by_weight),
-        Table(held + "they hold, so that no context count is left out)", rows, by_row),
-    ]
-
-
-def _per_weight(spent: dict[str, Any]) -> list[str]:
-    laws = (spent["base"], spent["bell"])
-    return [
-        *(f"{law['reducible']:.4f} ({law['reducible_share']:.0%})" for law in laws),
-        *(f"{law['spent_on_nothing']:.0%}" for law in laws),
-    ]
-
-
-def _per_row(spent: dict[str, Any]) -> list[str]:
-    oracle = spent["oracle"]
-    return [
-        *(f"{spent[law]['reducible_per_row']:.3f}" for law in ("base", "bell", "oracle")),
-        f"{spent['most_per_row']:.3f}",
-        f"{oracle['mask_rate_mean']:.2f} ± {oracle['mask_rate_sd']:.2f}",
-    ]
+    per_row = "reducible nats held by a row that the law draws (oracle: in proportion to them)"
+    return [Table(title, columns, by_weight), Table(per_row, rows, by_row)]
 
 
 # Figure
@@ -528,62 +472,45 @@ def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
     """Irreducible loss by framework, what is left to learn by run, draws of base, bell, oracle."""
     masked = [run for run in numbers["runs"] if "spend" in run["stages"][-1]]
     count = 3 if masked else 2
-    figure = Figure(figsize=(4.6 * count, 4.2), layout="constrained")
-    panels = figure.subplots(1, count)
-    _draw_red(panels[0], numbers)
-    _draw_blue(panels[1], numbers)
-    if masked:
-        _draw_draws(panels[2], masked[0])
-    for axes in panels:
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    figure, panels = new_figure(4.6 * count, 4.2, count)
+    red, blue, *draws = panels
+    kinds: dict[str, Any] = {}
+    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
+        # AoARM draws contexts as MDM does
+        kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
+        kinds.setdefault(kind, run["stages"][-1]["red"])
+        for stage, style in _ends(run):
+            blue.plot(stage["blue"], style, color=colour, label=f"{run['name']}, {_step(stage)}")
+    for (kind, values), colour in zip(kinds.items(), itertools.cycle(COLOURS)):
+        red.plot(values, color=colour, label=kind)
+    for axes in draws:  # of the first masked run
+        run = masked[0]
+        for law, colour in zip(LAWS, COLOURS):
+            axes.plot(run["stages"][-1]["spend"][law]["draws"], color=colour, label=law)
+        for stage, style in _ends(run):
+            label = f"oracle of {run['name']}, {_step(stage)}"
+            axes.plot(stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)
+        axes.set_ylim(bottom=0)
+        title = "rows drawn at each context count"
+        finish_axes(axes, CONTEXT_LABEL, "share of rows", title, legend=2)
+    how = "closed form" if numbers["is_closed_form"] else "forward-backward"
+    title, y = f"irreducible: entropy of the data ({how})", "nats per prediction"
+    finish_axes(red, CONTEXT_LABEL, y, title, legend=2)
+    blue.set_yscale("log")
+    finish_axes(blue, CONTEXT_LABEL, y, "reducible: KL(data || model)", legend=2)
     title = f"{numbers['source']}: rows of {numbers['block_length']}"
     figure.suptitle(f"{title}, {numbers['num_symbols']} symbols", fontsize=11)
     return figure
 
 
-def _draw_red(axes: Axes, numbers: Mapping[str, Any]) -> None:
-    """One curve per way of drawing contexts: AoARM's is MDM's."""
-    drawn: dict[str, Any] = {}
-    for run in numbers["runs"]:
-        kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
-        drawn.setdefault(kind, run["stages"][-1]["red"])
-    for (kind, red), colour in zip(drawn.items(), itertools.cycle(COLOURS)):
-        axes.plot(range(len(red)), red, color=colour, label=kind)
-    how = "closed form" if numbers["is_closed_form"] else "forward-backward"
-    title = f"irreducible: entropy of the data ({how})"
-    finish_axes(axes, CONTEXT_LABEL, "nats per prediction", title)
+def _ends(run: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """The last checkpoint, and the first one dotted, where it is another."""
+    stages = run["stages"]
+    return [(stages[0], ":"), (stages[-1], "-")][len(stages) == 1 :]
 
 
-def _draw_blue(axes: Axes, numbers: Mapping[str, Any]) -> None:
-    """First and last checkpoint of each run."""
-    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
-        first, last = run["stages"][0], run["stages"][-1]
-        contexts = range(len(last["blue"]))
-        if first["step"] != last["step"]:
-            axes.plot(
-                contexts,
-                first["blue"],
-                ":",
-                color=colour,
-                linewidth=1,
-                label=f"{run['name']}, step {first['step']}",
-            )
-        axes.plot(contexts, last["blue"], color=colour, label=f"{run['name']}, step {last['step']}")
-    axes.set_yscale("log")
-    finish_axes(axes, CONTEXT_LABEL, "nats per prediction", "reducible: KL(data || model)")
-
-
-def _draw_draws(axes: Axes, run: Mapping[str, Any]) -> None:
-    """Base and bell, and the oracle at the first and last checkpoint."""
-    first, last = run["stages"][0], run["stages"][-1]
-    contexts = range(len(last["blue"]))
-    for law, colour in (("base", COLOURS[0]), ("bell", COLOURS[1])):
-        axes.plot(contexts, last["spend"][law]["draws"], color=colour, label=law)
-    for stage, style in ((first, ":"), (last, "-")) if first is not last else ((last, "-"),):
-        label = f"oracle of {run['name']}, step {stage['step']}"
-        axes.plot(contexts, stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)
-    axes.set_ylim(bottom=0)
-    finish_axes(axes, CONTEXT_LABEL, "share of rows", "rows drawn at each context count")
+def _step(stage: Mapping[str, Any]) -> str:
+    return f"step {stage['step']}"
 
 
 DECOMPOSE = Analysis("decompose", DecomposeOptions, _measure, _tables, decompose_figure, "rows")

@@ -9,10 +9,8 @@ L block length, P parameters of a part.
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +18,23 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from bellmask.analyze.base import Analysis, RunsOptions, finish_axes
+from bellmask.analyze.base import Analysis, RunsOptions
 from bellmask.data.blocks import Blocks
-from bellmask.report.figures import COLOURS
+from bellmask.report.figures import COLOURS, draw_intervals, finish_axes, new_figure
 from bellmask.storage.build import build_model
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import shuffle, stream_key, uniform
+from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.table import Table
+
+PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
+PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}
+"""Tables 1 and 2: LM1B, 1M steps; keys as JSON has them."""
+Similarities = dict[int, dict[str, float]]
+"""Setting → part of the model → cosine similarity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,19 @@ class RadiusOptions(GradientOptions):
     masks: int = 8
     """Tokens masked besides the centre."""
 
+    def row_length(self) -> int:
+        """Tokens that a row needs; UserError for radii with too few positions for the masks."""
+        if self.masks < 1 or not self.radii or 2 * min(self.radii) < self.masks:
+            raise UserError(
+                f"--radii {' '.join(map(str, self.radii))}: each must have at least --masks "
+                f"{self.masks} positions around a centre, 2 per unit of radius"
+            )
+        return 2 * margin_of(self.masks) + 1
+
+    def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
+        """Of one row, by radius."""
+        return radius_similarities(model, x0_L, self.radii, self.masks, mask_id, key)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdditivityOptions(GradientOptions):
@@ -77,6 +95,16 @@ class AdditivityOptions(GradientOptions):
     counts: tuple[int, ...] = (2, 4, 8, 16, 32)
     """Numbers of masks."""
 
+    def row_length(self) -> int:
+        """Tokens that a row needs; UserError for counts below 1."""
+        if not self.counts or min(self.counts) < 1:
+            raise UserError("--counts needs numbers of masks of at least 1")
+        return max(self.counts)
+
+    def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
+        """Of one row, by number of masks."""
+        return additivity_similarities(model, x0_L, self.counts, mask_id, key)
+
 
 # Gradients under different masks of the same row, and how alike they are
 
@@ -87,12 +115,12 @@ MARGIN = 4
 
 def parts_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Parameters by part; the trunk is all that is neither embedding nor head."""
-    named = list(model.named_parameters())
-    own = {
-        part: [p for n, p in named if n.startswith(f"{part}.")] for part in ("embedding", "head")
-    }
-    rest = [p for n, p in named if not n.startswith(("embedding.", "head."))]
-    return {"whole": [p for _, p in named], **own, "trunk": rest}
+    parts: dict[str, list[nn.Parameter]] = {part: [] for part in PARTS}
+    for name, parameter in model.named_parameters():
+        own = name.partition(".")[0]
+        for part in ("whole", own if own in ("embedding", "head") else "trunk"):
+            parts[part].append(parameter)
+    return parts
 
 
 def gradient(
@@ -100,31 +128,25 @@ def gradient(
 ) -> dict[str, Tensor]:
     """Gradient of the sum of cross-entropies at the flat indices ``scored``, part by part."""
     x_BL = torch.where(is_masked_BL, mask_id, x0_BL)
-    model.zero_grad(set_to_none=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     rate_B = is_masked_BL.float().mean(1)  # the time, under the linear schedule
     with torch.enable_grad():
         model(x_BL, scored, x0_BL.flatten()[scored], t_B=rate_B).backward()
     return {
-        part: torch.cat([_flat(p) for p in parameters])
+        part: torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
         for part, parameters in parts_of(model).items()
     }
 
 
-def _flat(parameter: nn.Parameter) -> Tensor:
-    return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
-
-
-def cosine(left: Tensor, right: Tensor) -> float:
-    """Cosine similarity in float64; nan where one of them is zero."""
-    a, b = left.double(), right.double()
-    norms = float(a.norm() * b.norm())
-    return float(a @ b) / norms if norms > 0 else math.nan
-
-
-def neighbours(centre: int, radius: int, length: int) -> list[int]:
-    """Positions other than the centre within a radius, inside the block."""
-    low, high = max(0, centre - radius), min(length - 1, centre + radius)
-    return [i for i in range(low, high + 1) if i != centre]
+def cosines(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
+    """Cosine similarity of each part, in float64; nan where one of the two is zero."""
+    found = {}
+    for part in PARTS:
+        a, b = left[part].double(), right[part].double()
+        norms = float(a.norm() * b.norm())
+        found[part] = float(a @ b) / norms if norms > 0 else math.nan
+    return found
 
 
 def margin_of(masks: int) -> int:
@@ -134,7 +156,7 @@ def margin_of(masks: int) -> int:
 
 def radius_similarities(
     model: nn.Module, x0_L: Tensor, radii: Sequence[int], masks: int, mask_id: int, key: int
-) -> dict[int, dict[str, float]]:
+) -> Similarities:
     """cos(g({c}), g({c} and 8 more)) for a random centre c, at each radius."""
     length = len(x0_L)
     spread = float(uniform(key, torch.arange(1)))
@@ -146,18 +168,19 @@ def radius_similarities(
     before = gradient(model, x0_L[None], alone, scored, mask_id)
     found = {}
     for radius in radii:
-        near = neighbours(centre, radius, length)
+        inside = range(max(0, centre - radius), min(length, centre + radius + 1))
+        near = [place for place in inside if place != centre]
         chosen = [near[i] for i in shuffle(stream_key(key, "radius", radius), len(near))[:masks]]
         more = alone.clone()
         more[0, chosen] = True
         after = gradient(model, x0_L[None], more, scored, mask_id)
-        found[radius] = {part: cosine(before[part], after[part]) for part in PARTS}
+        found[radius] = cosines(before, after)
     return found
 
 
 def additivity_similarities(
     model: nn.Module, x0_L: Tensor, counts: Sequence[int], mask_id: int, key: int
-) -> dict[int, dict[str, float]]:
+) -> Similarities:
     """cos(sum of single-mask gradients, gradient of the joint mask) for each number of masks."""
     length, found = len(x0_L), {}
     for count in counts:
@@ -167,47 +190,15 @@ def additivity_similarities(
         rows = torch.arange(count, device=x0_L.device) * length + places
         apart = gradient(model, x0_L.expand(count, -1), single, rows, mask_id)
         joint = gradient(model, x0_L[None], single.any(0, keepdim=True), places, mask_id)
-        found[count] = {part: cosine(apart[part], joint[part]) for part in PARTS}
+        found[count] = cosines(apart, joint)
     return found
 
 
 # Measurement
 
-PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
-PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}
-"""Tables 1 and 2: LM1B, 1M steps; keys as JSON has them."""
-Similarities = Callable[[nn.Module, Tensor, int, int], dict[int, dict[str, float]]]
 
-
-def _measure_radius(options: RadiusOptions, progress: Progress) -> dict[str, Any]:
-    if options.masks < 1 or any(2 * r < options.masks for r in options.radii) or not options.radii:
-        raise UserError(
-            f"--radii {' '.join(map(str, options.radii))}: each must have at least --masks "
-            f"{options.masks} positions around a centre, 2 per unit of radius"
-        )
-
-    def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
-        return radius_similarities(model, x0_L, options.radii, options.masks, mask_id, key)
-
-    least = 2 * margin_of(options.masks) + 1
-    found = _measure(options, progress, similarities, least)
-    return {"kind": "radius", "masks": options.masks, "paper": PAPER_RADIUS, **found}
-
-
-def _measure_additivity(options: AdditivityOptions, progress: Progress) -> dict[str, Any]:
-    if not options.counts or min(options.counts) < 1:
-        raise UserError("--counts needs numbers of masks of at least 1")
-
-    def similarities(model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Any:
-        return additivity_similarities(model, x0_L, options.counts, mask_id, key)
-
-    found = _measure(options, progress, similarities, max(options.counts))
-    return {"kind": "additivity", "paper": PAPER_ADDITIVITY, **found}
-
-
-def _measure(
-    options: GradientOptions, progress: Progress, similarities: Similarities, least: int
-) -> dict[str, Any]:
+def _measure(options: RadiusOptions | AdditivityOptions, progress: Progress) -> dict[str, Any]:
+    least = options.row_length()
     if options.draws < 2:
         raise UserError(f"--draws must be at least 2, got {options.draws}")
     runs = open_runs(options.runs)
@@ -217,25 +208,25 @@ def _measure(
     progress.start(2 * len(runs) * options.draws)
     found = []
     for run in runs:
-        for is_trained in (True, False):
-            loaded = options.load(run.folder)
-            model, (train, valid) = loaded.model, loaded.blocks()
-            loaded.check_same_data(train)
-            if not is_trained:
-                model = (
-                    build_model(run.config, loaded.tokenizer.num_tokens).to(loaded.device).eval()
-                )
+        loaded = options.load(run.folder)
+        train, valid = loaded.blocks()
+        loaded.check_same_data(train)
+        rows = _rows(valid, options.draws, least)
+        fresh = build_model(run.config, loaded.tokenizer.num_tokens).to(loaded.device).eval()
+        models = ((loaded.model, f"step {loaded.step}", loaded.step), (fresh, "untrained", 0))
+        for model, name, step in models:
             values = []
-            for number, row in enumerate(_rows(valid, options.draws, least)):
+            for number, row in enumerate(rows):
                 key = stream_key(options.seed, "gradients", number)
-                x0_L = row.to(loaded.device)
-                values.append(similarities(model, x0_L, loaded.tokenizer.mask_id, key))
+                x0_L, mask_id = row.to(loaded.device), loaded.tokenizer.mask_id
+                values.append(options.similarities(model, x0_L, mask_id, key))
                 progress.advance()
-            step = loaded.step if is_trained else 0
-            name = f"{run.name}, step {step}" if is_trained else f"{run.name}, untrained"
-            row_set = _summary(values)
-            found.append({"name": name, "run": run.folder.name, "step": step, "rows": row_set})
-    return {"models": found, "block_length": runs[0].config.data.block_length}
+            whose = {"name": f"{run.name}, {name}", "run": run.folder.name, "step": step}
+            found.append({**whose, "rows": _summary(values)})
+    about: dict[str, Any] = {"kind": "additivity", "paper": PAPER_ADDITIVITY}
+    if isinstance(options, RadiusOptions):
+        about = {"kind": "radius", "masks": options.masks, "paper": PAPER_RADIUS}
+    return {**about, "models": found, "block_length": runs[0].config.data.block_length}
 
 
 def _check(run: NamedRun, least: int) -> None:
@@ -268,16 +259,16 @@ def _rows(blocks: Blocks, draws: int, least: int) -> list[Tensor]:
     return [row[:length] for row, length in zip(tokens, lengths[picked].tolist())]
 
 
-def _summary(draws: Sequence[dict[int, dict[str, float]]]) -> list[dict[str, Any]]:
+def _summary(draws: Sequence[Similarities]) -> list[dict[str, Any]]:
     """Mean and standard error over draws, for each setting and part; None where undefined."""
     found = []
     for setting in draws[0]:
         row: dict[str, Any] = {"setting": setting}
         for part in PARTS:
             values = [v for draw in draws if not math.isnan(v := draw[setting][part])]
-            mean = statistics.mean(values) if values else None
-            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-            row[part] = {"mean": mean, "se": error, "draws": len(values)}
+            mean = Estimate.over_seeds(values) if values else None
+            value, error = (mean.value, mean.se) if mean else (None, None)
+            row[part] = {"mean": value, "se": error, "draws": len(values)}
         found.append(row)
     return found
 
@@ -286,24 +277,19 @@ def _summary(draws: Sequence[dict[int, dict[str, float]]]) -> list[dict[str, Any
 
 
 def _tables(numbers: dict[str, Any]) -> list[Table]:
-    what = {"radius": "radius r", "additivity": "number of masks"}[numbers["kind"]]
-    number = {"radius": 1, "additivity": 2}[numbers["kind"]]
+    what, number = ("radius r", 1) if numbers["kind"] == "radius" else ("number of masks", 2)
     tables = []
     for model in numbers["models"]:
         rows = []
         for row in model["rows"]:
-            paper = numbers["paper"].get(str(row["setting"]))
-            cells = [_show(row[part]) for part in PARTS]
-            rows.append([str(row["setting"]), *cells, "-" if paper is None else f"{paper:.3f}"])
-        title = f"{model['name']}: cosine similarity ± standard error (Table {number})"
+            cells = [plus_minus(row[part]["mean"], row[part]["se"], 3) for part in PARTS]
+            paper = plus_minus(numbers["paper"].get(str(row["setting"])), None, 3)
+            rows.append([str(row["setting"]), *cells, paper])
+        title = (
+            f"{model['name']}: cosine similarity ± standard error (Table {number}); -: no gradient"
+        )
         tables.append(Table(title, [what, *PARTS, "paper, 1M steps"], rows))
     return tables
-
-
-def _show(value: dict[str, Any]) -> str:
-    if value["mean"] is None:
-        return "no gradient"
-    return f"{value['mean']:.3f} ± {value['se'] or 0:.3f}"
 
 
 # Figure
@@ -313,50 +299,30 @@ def gradients_figure(numbers: Mapping[str, Any]) -> Figure:
     """Similarity against the radius or number of masks: one panel per model, a line per part, the
     paper's numbers dashed.
     """
-    models = numbers["models"]
-    label = "number of masks"
+    models, paper, x_label = numbers["models"], numbers["paper"], "number of masks"
     if numbers["kind"] == "radius":
-        label = f"radius r, {numbers['masks']} tokens masked within it"
-    figure = Figure(figsize=(1.5 + 3.6 * len(models), 3.9), layout="constrained")
-    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+        x_label = f"radius r, {numbers['masks']} tokens masked within it"
+    figure, panels = new_figure(1.5 + 3.6 * len(models), 3.9, len(models), sharey=True)
     for model, axes in zip(models, panels):
+        for part, colour in zip(PARTS, COLOURS):
+            found = [(n, row[part]) for n, row in enumerate(model["rows"])]
+            found = [(n, point) for n, point in found if point["mean"] is not None]
+            if found:
+                x, points = zip(*found)
+                values, errors = ([point[key] for point in points] for key in ("mean", "se"))
+                label, style = ("whole model", "o-") if part == "whole" else (part, "o:")
+                draw_intervals(axes, x, values, errors, fmt=style, color=colour, label=label)
         settings = [str(row["setting"]) for row in model["rows"]]
-        for part, colour in zip(PARTS, itertools.cycle(COLOURS)):
-            points = [
-                (n, row[part])
-                for n, row in enumerate(model["rows"])
-                if row[part]["mean"] is not None
-            ]
-            if points:
-                axes.errorbar(
-                    [n for n, _ in points],
-                    [point["mean"] for _, point in points],
-                    yerr=[1.96 * (point["se"] or 0) for _, point in points],
-                    fmt="o-" if part == "whole" else "o:",
-                    markersize=4,
-                    capsize=2,
-                    color=colour,
-                    label="whole model" if part == "whole" else part,
-                )
-        paper = numbers["paper"]
         known = [(n, paper[s]) for n, s in enumerate(settings) if s in paper]
         if known:
             axes.plot(*zip(*known), "k--", linewidth=1, label="paper (LM1B, 1M steps)")
         axes.set_xticks(range(len(settings)), settings)
-        finish_axes(axes, label, title=model["name"])
+        finish_axes(axes, x_label, title=model["name"])
     panels[0].set_ylabel("cosine similarity (95 % interval)")
     panels[0].legend(fontsize=8)
     return figure
 
 
-GRADIENT_RADIUS = Analysis(
-    "gradient-radius", RadiusOptions, _measure_radius, _tables, gradients_figure, "gradients"
-)
-GRADIENT_ADDITIVITY = Analysis(
-    "gradient-additivity",
-    AdditivityOptions,
-    _measure_additivity,
-    _tables,
-    gradients_figure,
-    "gradients",
-)
+_COMMON = (_measure, _tables, gradients_figure, "gradients")
+GRADIENT_RADIUS = Analysis("gradient-radius", RadiusOptions, *_COMMON)
+GRADIENT_ADDITIVITY = Analysis("gradient-additivity", AdditivityOptions, *_COMMON)

@@ -7,10 +7,9 @@ comparison with fixed variants.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,34 +17,23 @@ import tyro
 
 from bellmask.compare import stages
 from bellmask.compare.execute import (
-    PlannedRun,
     check_positive,
-    describe_plan,
-    distinct,
     execute,
     for_comparison,
     parse_grid,
-    place_runs,
     plan_runs,
-    text_identity,
 )
-from bellmask.compare.report import print_comparison, render_page, write_curves
-from bellmask.compare.results import Entry, RunRecord, read_run, read_run_json, summarize
+from bellmask.compare.report import curves_figure, print_comparison, render_page
+from bellmask.compare.results import Entry, read_run, summarize, write_json
 from bellmask.compare.variants import SUITES, Variant, check_shared, parse_variants
 from bellmask.config.command_line import PresetOptions, parse_command, parse_run_command, resolve
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
 from bellmask.generate.trace_page import main as report_trace
+from bellmask.report.figures import save_figure
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import TrainingError, UserError, look_up
-from bellmask.utils.files import (
-    has_kinds,
-    inside,
-    is_whole,
-    sanitize,
-    without_nan,
-    write_text,
-)
+from bellmask.utils.files import has_kinds, inside, read_json, sanitize, without_nan, write_text
 
 # ``bellmask compare``
 
@@ -116,102 +104,67 @@ def compare(
     title: str = "",
 ) -> dict[str, Any]:
     """Train every variant (what is finished is reused), write the report, return the results."""
-    if reference not in [variant.name for variant in variants]:
-        names = ", ".join(variant.name for variant in variants)
-        raise UserError(f"the reference {reference!r} is not among the variants: {names}")
+    names = [variant.name for variant in variants]
+    if reference not in names:
+        raise UserError(
+            f"the reference {reference!r} is not among the variants: {', '.join(names)}"
+        )
     if len(variants) < 2:
         raise UserError("a comparison needs at least two variants")
     check_positive(seeds=seeds, jobs=jobs)
     shared = for_comparison(shared)
-    # bad variants are refused before a large corpus is prepared, whose identity is in the keys
-    planned = plan_runs(shared, variants, seeds=seeds, grid=grid, root=root, text="")
-    planned = place_runs(planned, root, text_identity(shared, is_quiet=is_quiet))
+    planned = plan_runs(shared, variants, root=root, seeds=seeds, grid=grid, is_quiet=is_quiet)
     out.mkdir(parents=True, exist_ok=True)
     root.mkdir(parents=True, exist_ok=True)
     try:
-        failed = execute(distinct(planned), jobs=jobs, is_quiet=is_quiet, may_fail=len(grid) > 1)
+        failed = execute(planned, jobs=jobs, is_quiet=is_quiet, may_fail=len(grid) > 1)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "interrupted; the trainings are saved, and the same command continues with them"
         ) from None
-    kept = [run for run in planned if run.folder not in failed]
-    _check_something_left(planned, kept, failed)
-    messages = list(failed.values())
-    _say_if_replacing(out, kept, is_quiet)
-    _write_plan(out, kept, root, reference, title, messages)
-    return write_report(_entries(kept), reference, out, title, messages)
-
-
-def _check_something_left(
-    planned: Sequence[PlannedRun], kept: Sequence[PlannedRun], failed: Mapping[Path, str]
-) -> None:
-    """With a grid some runs may fail, but every variant needs one that did not."""
-    for run in planned:
-        if run.variant not in {other.variant for other in kept}:
+    trained = [run for run in planned if run.folder not in failed]
+    for run in planned:  # with a grid some may fail, but every variant needs one that did not
+        if run.variant not in {other.variant for other in trained}:
             raise TrainingError(f"no training of {run.variant} survived: {failed[run.folder]}")
-
-
-def _say_if_replacing(out: Path, runs: Sequence[PlannedRun], is_quiet: bool) -> None:
-    """A notice when the folder holds another comparison's report; its runs stay where they are."""
-    if not (out / PLAN).exists() or is_quiet:
-        return
-    before = read_run_json(out / PLAN)
-    if not isinstance(before, dict) or before.get("runs") != describe_plan(runs):
-        print(f"note: {out} held the report of another comparison, which is replaced")
-
-
-def _write_plan(
-    out: Path,
-    runs: Sequence[PlannedRun],
-    root: Path,
-    reference: str,
-    title: str,
-    failed: Sequence[str],
-) -> None:
-    """comparison.json: which run folders belong to the comparison, for ``bellmask report``."""
-    content = {
+    plan = {
         "root": os.path.relpath(root, out),  # so that both can be moved together
         "reference": reference,
         "title": title,
-        "failed": list(failed),
-        "runs": describe_plan(runs),
+        "failed": list(failed.values()),
+        "runs": [
+            {
+                "variant": run.variant,
+                "seed": run.config.train.seed,
+                "point": run.point,
+                "run": run.folder.name,
+            }
+            for run in trained
+        ],
     }
-    write_text(out / PLAN, json.dumps(content, indent=1) + "\n")
-
-
-def _entries(runs: Sequence[PlannedRun]) -> list[Entry]:
-    read: dict[Path, RunRecord] = {}
-    for run in runs:
-        if run.folder not in read:
-            read[run.folder] = read_run(run.folder)
-    return [Entry(run.variant, run.seed, run.point, read[run.folder]) for run in runs]
+    write_json(out / PLAN, plan, is_quiet=is_quiet)
+    return write_report(out, *from_comparison(out))
 
 
 def write_report(
-    entries: Sequence[Entry],
-    reference: str,
-    out: Path,
-    title: str = "",
-    failed: Sequence[str] = (),
+    out: Path, entries: Sequence[Entry], reference: str, title: str, failed: Sequence[str]
 ) -> dict[str, Any]:
     """results.json, curves.png/.svg and report.html in ``out``; returns the results."""
     results = without_nan({**summarize(entries, reference), "failed": list(failed)})
     others = ", ".join(name for name in results["variants"] if name != reference)
-    title = title or f"bellmask: {others} against {reference}"
-    page = render_page(results, title)  # all that can fail comes before the first file
+    # all that can fail comes before the first file
+    page = render_page(results, title or f"bellmask: {others} against {reference}")
     out.mkdir(parents=True, exist_ok=True)
-    write_curves(results, out)
-    write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    save_figure(curves_figure(results), out / "curves")
+    write_json(out / "results.json", results, is_quiet=True)
     write_text(out / "report.html", page)
     return results
 
 
-def _finish(results: dict[str, Any], out: Path) -> None:
+def _finish(results: dict[str, Any], out: Path) -> int:
     """Print the results, and where the report is."""
-    data = results["data"]
-    title = f"{data['train']}, {data['tokenizer']}, {results['steps']} steps; NLL in nats per token"
-    print_comparison(results, title)
+    print_comparison(results)
     print(f"report: {out / 'report.html'}")
+    return 0
 
 
 def pick_reference(names: Sequence[str]) -> str:
@@ -228,7 +181,7 @@ def main(args: Sequence[str]) -> int:
     if options.suite is not None and texts:
         raise UserError("give variants or --suite, not both")
     if options.suite is not None:
-        texts = look_up("suite", options.suite, SUITES)()
+        texts = look_up("suite", options.suite, SUITES)
     variants = parse_variants(texts or ["base", "bell"])
     check_shared(rest, [Path(file) for file in options.config])
     stem, config = resolve(options, rest, "bellmask compare")
@@ -246,8 +199,7 @@ def main(args: Sequence[str]) -> int:
         jobs=options.jobs,
         is_quiet=options.quiet,
     )
-    _finish(results, out)
-    return 0
+    return _finish(results, out)
 
 
 # ``bellmask report``
@@ -279,45 +231,36 @@ class ReportOptions:
 
 def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
     """(entries, reference, title, failures) of a comparison, read from its run folders."""
-    plan = read_run_json(folder / PLAN)
+    path = folder / PLAN
     try:
-        root = folder / plan["root"]
-        runs = [_planned(run, root, folder / PLAN) for run in plan["runs"]]
-        reference, title, failed = plan["reference"], plan["title"], plan["failed"]
+        plan = read_json(path)
+        root, reference, title = folder / plan["root"], plan["reference"], plan["title"]
+        runs, failed = plan["runs"], plan["failed"]
+        kinds = dict.fromkeys(("variant", "point"), str)
         texts = [reference, title, *failed]
         if not all(isinstance(text, str) and text == sanitize(text) for text in texts):
-            raise TypeError
-    except (KeyError, TypeError):
-        raise UserError(f"{folder / PLAN} is damaged; repeat the comparison") from None
-    if not runs:
-        raise UserError(f"{folder / PLAN} names no runs; repeat the comparison")
-    entries = [Entry(variant, seed, point, read_run(run)) for variant, seed, point, run in runs]
+            raise TypeError("its texts are damaged")
+        if not runs or not all(has_kinds(run, kinds) for run in runs):
+            raise TypeError("it names no runs")
+        folders = [inside(root, run["run"], str(path)) for run in runs]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path} ({error}); repeat the comparison") from None
+    records = {place: read_run(place) for place in folders}
+    entries = [Entry(r["variant"], r["point"], records[at]) for r, at in zip(runs, folders)]
     return entries, reference, title, failed
 
 
-def _planned(run: Any, root: Path, where: Path) -> tuple[str, int, str, Path]:
-    """(variant, seed, point, folder) of a run of the plan; its folder is one of ``root``'s own."""
-    if not has_kinds(run, {"variant": str, "point": str}) or not is_whole(run["seed"]):
-        raise TypeError
-    return run["variant"], run["seed"], run["point"], inside(root, run["run"], str(where))
-
-
-def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str]:
-    """(entries, reference) of plain run folders, named by what they train on."""
+def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str, str, list[str]]:
+    """The same of plain run folders, named by what they train on."""
     records = [read_run(folder) for folder in folders]
     names = names_of([record.config for record in records])
-    entries = [
-        Entry(name, record.config.train.seed, "", record)
-        for name, record in zip(names, records, strict=True)
-    ]
     seen: set[tuple[str, int]] = set()
-    for entry in entries:
-        if (entry.variant, entry.seed) in seen:
-            raise UserError(
-                f"two runs are {entry.variant} with seed {entry.seed}; give one of them"
-            )
-        seen.add((entry.variant, entry.seed))
-    return entries, pick_reference(names)
+    for name, seed in zip(names, (record.config.train.seed for record in records)):
+        if (name, seed) in seen:
+            raise UserError(f"two runs are {name} with seed {seed}; give one of them")
+        seen.add((name, seed))
+    entries = [Entry(name, "", record) for name, record in zip(names, records)]
+    return entries, pick_reference(names), "", []
 
 
 def report_main(args: Sequence[str]) -> int:
@@ -325,22 +268,19 @@ def report_main(args: Sequence[str]) -> int:
     if args and args[0] == "trace":
         return report_trace(args[1:])
     options = parse_command(ReportOptions, args, command="report")
-    if not options.folders:
+    folders = [Path(name) for name in options.folders]
+    if not folders:
         raise UserError("report needs a comparison's folder or run folders")
-    folders, failed, title = [Path(name) for name in options.folders], list[str](), ""
-    if len(folders) == 1 and (folders[0] / PLAN).exists():
-        entries, default, title, failed = from_comparison(folders[0])
-        out = folders[0]
-    elif len(folders) == 1 and not folders[0].is_dir():
-        raise UserError(f"there is no folder {folders[0]}")
-    elif len(folders) == 1:
-        raise UserError(f"{folders[0]} is not a comparison; give two or more run folders")
+    if len(folders) == 1:
+        if not (folders[0] / PLAN).exists():
+            raise UserError(f"{folders[0]} holds no comparison; give two or more run folders")
+        found, out = from_comparison(folders[0]), folders[0]
     else:
-        entries, default = from_runs(folders)
-        out = folders[0].parent / "report"
-    out = out if options.out is None else Path(options.out)
-    _finish(write_report(entries, options.reference or default, out, title, failed), out)
-    return 0
+        found, out = from_runs(folders), folders[0].parent / "report"
+    entries, reference, title, failed = found
+    out = Path(options.out or out)
+    results = write_report(out, entries, options.reference or reference, title, failed)
+    return _finish(results, out)
 
 
 # ``bellmask demo``
@@ -378,15 +318,10 @@ def demo_main(args: Sequence[str]) -> int:
     """Base against bell on a laptop, in minutes."""
     options = parse_command(DemoOptions, args, command="demo")
     check_positive(steps=options.steps)
-    config, steps, out = tiny(), options.steps, Path(options.out)
-    if options.data is not None:
-        config = replace(config, data=replace(config.data, train=options.data))
-    every = f"{max(1, min(100, steps // 10))} steps"
-    config = replace(
-        config,
-        train=replace(config.train, steps=steps),
-        validation=replace(config.validation, every=every),
-    ).check()
+    every = f"{max(1, min(100, options.steps // 10))} steps"
+    changed = {"train.steps": options.steps, "validation.every": every}
+    changed |= {} if options.data is None else {"data.train": options.data}
+    config, out = tiny().with_options(changed), Path(options.out)
     results = compare(
         config,
         parse_variants(["base", "bell"]),
@@ -398,5 +333,4 @@ def demo_main(args: Sequence[str]) -> int:
         is_quiet=options.quiet,
         title="bellmask: base against bell",
     )
-    _finish(results, out)
-    return 0
+    return _finish(results, out)

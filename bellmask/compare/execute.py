@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,9 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.config.options import Interval
@@ -35,6 +33,7 @@ from bellmask.data.prepare import load_inputs, make_tokenizer
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.setup import open_start
 from bellmask.utils.allocator import keep_freed_memory
+from bellmask.utils.console import tell
 from bellmask.utils.errors import SavingError, TrainingError, UserError
 from bellmask.utils.progress import progress_bar
 
@@ -54,7 +53,6 @@ class PlannedRun:
     """One training: a variant at a grid point with a seed."""
 
     variant: str
-    seed: int
     point: str
     """The grid's options, as typed, e.g. ``optim.lr=0.003``; empty without a grid."""
     config: RunConfig
@@ -63,7 +61,7 @@ class PlannedRun:
     @property
     def label(self) -> str:
         """What a person calls it."""
-        return " ".join(filter(None, [self.variant, self.point, f"seed {self.seed}"]))
+        return " ".join(filter(None, [self.variant, self.point, f"seed {self.config.train.seed}"]))
 
 
 def run_key(config: RunConfig, text: str) -> str:
@@ -103,11 +101,6 @@ def parse_grid(texts: Sequence[str]) -> list[dict[str, str]]:
     return [dict(point) for point in itertools.product(*axes.values())]
 
 
-def name_point(point: Mapping[str, str]) -> str:
-    """A grid point as text."""
-    return " ".join(f"{option}={value}" for option, value in point.items())
-
-
 def for_comparison(config: RunConfig) -> RunConfig:
     """The shared config with what a comparison needs: an evaluation at the end, samples there."""
     options = config.validation
@@ -125,32 +118,33 @@ def for_comparison(config: RunConfig) -> RunConfig:
     return replace(config, validation=replace(options, samples_every=samples))
 
 
+def with_seed(config: RunConfig, number: int) -> RunConfig:
+    """The config of paired seed ``number``, from 0."""
+    return replace(config, train=replace(config.train, seed=config.train.seed + number)).check()
+
+
 def plan_runs(
     shared: RunConfig,
     variants: Sequence[Variant],
     *,
-    seeds: int,
-    grid: Sequence[Mapping[str, str]],
     root: Path,
-    text: str,
+    seeds: int = 1,
+    grid: Sequence[Mapping[str, str]] = ({},),
+    is_quiet: bool = False,
 ) -> list[PlannedRun]:
-    """All trainings, seeds outermost, so that every variant has its first result early."""
-    runs = []
-    for number in range(seeds):
-        for variant, point in itertools.product(variants, grid):
-            args = [part for option, value in point.items() for part in (f"--{option}", value)]
-            config = override(variant.apply(shared), args, where="--grid")
-            _check_fair(config, shared, variant.name)
-            seed = shared.train.seed + number
-            config = replace(config, train=replace(config.train, seed=seed)).check()
-            folder = root / run_key(config, text)
-            runs.append(PlannedRun(variant.name, seed, name_point(point), config, folder))
-    return runs
+    """All trainings, seeds outermost, so that every variant has its first result early.
 
-
-def place_runs(runs: Sequence[PlannedRun], root: Path, text: str) -> list[PlannedRun]:
-    """The same runs in the folders that belong to this text."""
-    return [replace(run, folder=root / run_key(run.config, text)) for run in runs]
+    Bad variants are refused before a large corpus is prepared, whose identity is in the keys.
+    """
+    planned = []
+    for number, variant, point in itertools.product(range(seeds), variants, grid):
+        args = [part for option, value in point.items() for part in (f"--{option}", value)]
+        config = override(variant.apply(shared), args, where="--grid")
+        _check_fair(config, shared, variant.name)
+        name = " ".join(f"{option}={value}" for option, value in point.items())
+        planned.append((variant.name, name, with_seed(config, number)))
+    text = text_identity(shared, is_quiet=is_quiet)
+    return [PlannedRun(*run, folder=root / run_key(run[-1], text)) for run in planned]
 
 
 def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
@@ -163,21 +157,6 @@ def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
                 f"variant {name} changes {option}, which must be the same for all"
                 + ("; use --seeds" if option == "train.seed" else "")
             )
-
-
-def distinct(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """One run per folder, in order."""
-    first: dict[Path, PlannedRun] = {}
-    for run in runs:
-        first.setdefault(run.folder, run)
-    return list(first.values())
-
-
-def describe_plan(runs: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """The runs as plain values, for comparison.json."""
-    return [
-        {"variant": r.variant, "seed": r.seed, "point": r.point, "run": r.folder.name} for r in runs
-    ]
 
 
 # Training what is not finished, one run after another or several side by side
@@ -229,46 +208,6 @@ class _Job:
             return errors.read().decode(errors="replace").strip()
 
 
-class _Screen:
-    """One bar over all steps, with the newest validation of each active run beside it."""
-
-    def __init__(self, runs: Sequence[PlannedRun], is_quiet: bool) -> None:
-        self.console = Console(stderr=True, quiet=is_quiet, highlight=False)
-        self.bar = Progress(
-            TextColumn("[bold]comparing"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            disable=is_quiet or not self.console.is_terminal,
-        )
-        total = sum(run.config.train.steps for run in runs)
-        self.task = self.bar.add_task("comparing", total=total, note="")
-        self.runs = runs
-
-    def show(self, jobs: Sequence[_Job], done: int) -> None:
-        if self.bar.disable:
-            return
-        steps, notes = done, []
-        for job in jobs:
-            records = read_metrics(job.run.folder / "metrics.jsonl")
-            now = records[-1]["step"] if records else 0
-            nll = [r["nll"] for r in records if r["kind"] == "validation"]
-            speed = [r["tokens_per_second"] for r in records if r["kind"] == "train"]
-            parts = [f"{job.run.label}: {now}/{job.run.config.train.steps}"]
-            parts += [f"nll {nll[-1]:.3f}"] if nll else []
-            parts += [f"{speed[-1]:,.0f} tokens/s"] if speed else []
-            steps += now
-            notes.append(" ".join(parts))
-        self.bar.update(self.task, completed=steps, note=" | ".join(notes))
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
-
-
 def execute(
     runs: Sequence[PlannedRun], *, jobs: int = 1, is_quiet: bool = False, may_fail: bool = False
 ) -> dict[Path, str]:
@@ -277,50 +216,70 @@ def execute(
     With ``jobs`` > 1 each training gets one thread. ``may_fail`` continues when a training breaks
     down (a learning rate of a grid that is too high); otherwise that is the end.
     """
-    open_runs = [run for run in runs if not is_finished(run)]
+
+    def say(text: str) -> None:
+        if not is_quiet:
+            tell(text, sys.stderr)
+
+    distinct: dict[Path, PlannedRun] = {}
+    for run in runs:
+        distinct.setdefault(run.folder, run)
+    waiting = [run for run in distinct.values() if not is_finished(run)]
+    if waiting:
+        finished = len(distinct) - len(waiting)
+        reuse = f"; {finished} finished before" if finished else ""
+        say(f"{len(waiting)} training(s) to do{reuse}, {jobs} at a time")
+    total, started = sum(run.config.train.steps for run in waiting), time.monotonic()
     failed: dict[Path, str] = {}
     active: list[_Job] = []
-    screen, started = _Screen(open_runs, is_quiet), time.monotonic()
-    if open_runs:
-        kept = len(runs) - len(open_runs)
-        reuse = f"; {kept} finished before" if kept else ""
-        screen.say(f"{len(open_runs)} training(s) to do{reuse}, {jobs} at a time")
-    done, waiting = 0, list(open_runs)
+    steps = shown = 0
     try:
-        with screen.bar:
+        with progress_bar("comparing", "steps", total, is_quiet=is_quiet) as progress:
             while waiting or active:
                 while waiting and len(active) < jobs:
                     active.append(_Job.start(waiting.pop(0), 1 if jobs > 1 else None))
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)
-                    _close(job, screen, started, failed, may_fail)
-                    done += job.run.config.train.steps
-                screen.show(active, done)
+                    line = _result(job, failed, may_fail)
+                    say(f"{time.monotonic() - started:6.0f} s  {line}")
+                    steps += job.run.config.train.steps
+                if not is_quiet:
+                    made, notes = zip(*map(_status, active)) if active else ((), ())
+                    progress.advance(steps + sum(made) - shown, " | ".join(notes))
+                    shown = steps + sum(made)
     finally:
         for job in active:
             job.end()
     return failed
 
 
-def _close(
-    job: _Job, screen: _Screen, started: float, failed: dict[Path, str], may_fail: bool
-) -> None:
+def _status(job: _Job) -> tuple[int, str]:
+    """(steps made, how a training stands)."""
+    records = read_metrics(job.run.folder / "metrics.jsonl")
+    step = records[-1]["step"] if records else 0
+    note = f"{job.run.label}: {step}/{job.run.config.train.steps}"
+    last = {record["kind"]: record for record in records}
+    if "validation" in last:
+        note += f" nll {last['validation']['nll'] or math.nan:.3f}"  # None: it diverged
+    if "train" in last:
+        note += f" {last['train']['tokens_per_second']:,.0f} tokens/s"
+    return step, note
+
+
+def _result(job: _Job, failed: dict[Path, str], may_fail: bool) -> str:
+    """What a training that ended has reached; its message where it may have failed."""
     complaint, code = job.end(), job.process.returncode
     if code == 0:
-        nll = read_metrics(job.run.folder / "metrics.jsonl")
-        last = next(r["nll"] for r in reversed(nll) if r["kind"] == "validation")
-        screen.say(
-            f"{time.monotonic() - started:6.0f} s  {job.run.label}: NLL {last:.4f} nats/token"
-        )
-        return
+        records = read_metrics(job.run.folder / "metrics.jsonl")
+        last = next(r["nll"] for r in reversed(records) if r["kind"] == "validation")
+        return f"{job.run.label}: NLL {last or math.nan:.4f} nats/token"
     if code in (128 + 2, 128 + 15, -2, -15):
         raise KeyboardInterrupt
     message = f"{job.run.label}: {complaint or f'the training process died ({code})'}"
     if code == BROKE_DOWN and may_fail:
         failed[job.run.folder] = message
-        screen.say(f"failed: {message.splitlines()[0]}")
-        return
+        return f"failed: {message.splitlines()[0]}"
     raise (UserError if code == 2 else TrainingError)(message)
 
 
@@ -362,9 +321,8 @@ def work(folder: Path) -> int:
             result = train_run(config, folder, resume="auto", is_quiet=True)
     except (UserError, TrainingError, SavingError, OSError) as error:
         print(error, file=sys.stderr)
-        if isinstance(error, SavingError):
-            return 1
-        return BROKE_DOWN if isinstance(error, TrainingError) else 2
+        codes: dict[type, int] = {SavingError: 1, TrainingError: BROKE_DOWN}
+        return codes.get(type(error), 2)
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 
 

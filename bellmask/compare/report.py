@@ -5,203 +5,186 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bellmask.report.figures import COLOURS, save_figure, write_svg
-from bellmask.report.page import POLICY, page_text
+from bellmask.report.figures import (
+    COLOURS,
+    draw_bins,
+    draw_histogram,
+    finish_axes,
+    new_figure,
+    trim_start,
+    write_svg,
+)
+from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import print_lines
+from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
-# On the screen: tables, and one plain sentence for each variant
+Results = Mapping[str, Any]
+"""What results.json holds."""
+
+# Tables, and one plain sentence for each variant
 
 
-def show_speed_up(comparison: Mapping[str, Any], key: str = "speed_up") -> str:
+def show_speed_up(comparison: Results, key: str = "speed_up") -> str:
     """``2.31x (1.95 to 2.74)``; with the gap where it was not reached, never a number then."""
-    found = comparison[key]
-    if found is None:
-        if key != "speed_up":
-            return "-"
-        missed = comparison["num_seeds"] - comparison["num_reached"]
-        seeds = "" if comparison["num_seeds"] == 1 else f" in {missed} of {comparison['num_seeds']}"
-        if comparison["num_reached"]:
-            return f"not reached{seeds} (gap there {comparison['missed_gap']:+.3f})"
-        return f"not reached{seeds} (gap {show_gap(comparison, 3)})"
-    bound = "≥ " if comparison["is_bound"] else ""
-    interval = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
-    return f"{bound}{found['mean']:.2f}x{interval}"
+    found, seeds = comparison[key], comparison["num_seeds"]
+    if found is not None:
+        bound = "≥ " if comparison["is_bound"] else ""
+        interval = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
+        return f"{bound}{found['mean']:.2f}x{interval}"
+    if key != "speed_up":
+        return "-"
+    missed = "" if seeds == 1 else f" in {seeds - comparison['num_reached']} of {seeds}"
+    gap = f"gap {show_gap(comparison, 3)}"
+    if comparison["num_reached"]:
+        gap = f"gap there {comparison['missed_gap']:+.3f}"
+    return f"not reached{missed} ({gap})"
 
 
-def show_gap(comparison: Mapping[str, Any], digits: int = 4) -> str:
+def show_gap(comparison: Results, digits: int = 4) -> str:
     """Difference of final NLLs ± standard error: over seeds, or over validation blocks for one."""
     error = comparison["gap_se_over_seeds"] or comparison["gap_se"]
-    return f"{comparison['gap']:+.{digits}f} ± {error:.{digits}f}"
+    return plus_minus(comparison["gap"], error, digits, "+")
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _show_bootstrap(bootstrap: Results) -> str:
+    """``1.9 to 2.1``, with the share of replicates that never arrive."""
+    if bootstrap["low"] is None:
+        return "never arrives"
+    never = f", {bootstrap['never_share']:.1%} never" if bootstrap["never_share"] else ""
+    return f"{bootstrap['low']:.2f} to {bootstrap['high']:.2f}{never}"
 
 
-def _mean(runs: list[dict[str, Any]], key: str) -> float | None:
+def _mean(runs: Sequence[Results], key: str) -> float | None:
     values = [run[key] for run in runs if run[key] is not None]
     return sum(values) / len(values) if values else None
 
 
-def comparison_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of the main table."""
-    columns = ["variant", "final NLL", "difference", "speed-up (steps)", "speed-up (time)"]
-    columns += ["bootstrap, seed 1", "NLL few seen", "NLL many seen", "NLL spread"]
-    columns += ["log-norm spread", "tokens/s"]
-    rows = []
+def comparison_tables(results: Results) -> list[Table]:
+    """The speed-ups; more statistics; weights and the grid, where there are any."""
+    main, more, weights = [], [], []
     for name, variant in results["variants"].items():
         runs, compared = variant["runs"], variant.get("comparison")
-        label = name + (" (exact)" if variant.get("is_exact") else "")
+        label = shown_name(results, name)
         label += f" [{variant['grid_point']}]" if variant.get("grid_point") else ""
+        against, bootstrap = ["reference", "1", "1"], "-"
+        if compared is not None:
+            ratios = [show_speed_up(compared, key) for key in ("speed_up", "time_speed_up")]
+            against = [show_gap(compared), *ratios]
+            bootstrap = _show_bootstrap(compared["bootstrap_first_seed"])
+        speed = f"{_mean(runs, 'tokens_per_second') or 0:,.0f}"
+        main.append([label, f"{variant['nll']:.4f}", *against, speed])
         points = runs[0]["nll_by_context"]  # none where there are too few blocks for bins
-        ends = [points[end]["nll"] if points else None for end in (0, -1)]
-        row = [label, f"{variant['nll']:.4f}"]
-        if compared is None:
-            row += ["reference", "1", "1", "-"]
-        else:
-            row += [show_gap(compared)]
-            row += [show_speed_up(compared), show_speed_up(compared, "time_speed_up")]
-            row += [show_bootstrap(compared["bootstrap_first_seed"])]
-        row += [_number(end) for end in ends]
-        row += [_number(_mean(runs, "nll_spread"), 4)]
-        row += [_number(_mean(runs, "log_gradient_norm_spread"))]
-        row += [f"{_mean(runs, 'tokens_per_second') or 0:,.0f}"]
-        rows.append(row)
-    return columns, rows
+        ends = [plus_minus(points[end]["nll"] if points else None, None, 3) for end in (0, -1)]
+        spread = plus_minus(_mean(runs, "nll_spread"), None, 4)
+        norms = plus_minus(_mean(runs, "log_gradient_norm_spread"), None, 3)
+        more.append([label, bootstrap, *ends, spread, norms])
+        largest = f"{max(run['largest_weight'] for run in runs):.3g}"
+        share = f"{variant['law']['effective_sample_share']:.2f}"
+        weights.append([name, share, largest, f"{_mean(runs, 'clipped_share') or 0:.0%}"])
+    data = results["data"]
+    title = f"{data['train']}, {data['tokenizer']}, {results['steps']} steps; NLL in nats per token"
+    columns = ["variant", "final NLL", "difference", "speed-up (steps)", "speed-up (time)"]
+    note = (
+        "Bootstrap of the speed-up over validation blocks; NLL (nats) with the fewest and the most "
+    )
+    note += "tokens seen; spreads about a smooth trend."
+    spreads = ["bootstrap, seed 1", "NLL few seen", "NLL many seen", "NLL spread"]
+    tables = [
+        Table(title, [*columns, "tokens/s"], main),
+        Table("additional statistics", ["variant", *spreads, "log-norm spread"], more, [note]),
+    ]
+    if any("importance" in name for name in results["variants"]):
+        columns = ["variant", "effective sample share", "largest weight", "clipped steps"]
+        tables.append(Table("weights on masked rows", columns, weights))
+    return [*tables, _grid_table(results)] if "grid" in results else tables
 
 
-def show_bootstrap(bootstrap: Mapping[str, Any]) -> str:
-    """``1.9 to 2.1``, with the share of replicates that never arrive."""
-    if bootstrap["low"] is None:
-        return "never arrives"
-    share = bootstrap["never_share"]
-    never = f", {share:.1%} never" if share else ""
-    return f"{bootstrap['low']:.2f} to {bootstrap['high']:.2f}{never}"
-
-
-def weight_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) on weights: what importance weighting costs."""
-    columns = ["variant", "effective sample share", "largest weight", "clipped steps"]
+def _grid_table(results: Results) -> Table:
+    """Every grid point, all variants at the same one."""
+    names = list(results["variants"])
+    others = [name for name in names if name != results["reference"]]
     rows = []
-    for name, variant in results["variants"].items():
-        runs = variant["runs"]
-        rows.append(
-            [
-                name,
-                f"{variant['law']['effective_sample_share']:.2f}",
-                f"{max(run['largest_weight'] for run in runs):.3g}",
-                f"{_mean(runs, 'clipped_share') or 0:.0%}",
-            ]
-        )
-    return columns, rows
-
-
-def grid_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows): every grid point, all variants at the same one."""
-    names, reference = list(results["variants"]), results["reference"]
+    for line in results["grid"]:
+        row = [line["point"], *(plus_minus(line["nll"].get(name), None, 4) for name in names)]
+        for name in others:
+            found = line["speed_up"].get(name)
+            missing = "not reached" if name in line["nll"] else "failed"
+            row.append(f"{found['mean']:.2f}x" if found else missing)
+        rows.append(row)
     columns = ["grid point", *(f"{name}: NLL" for name in names)]
-    columns += [f"{name}: speed-up" for name in names if name != reference]
-    rows = []
-    for line in results.get("grid", []):
-        row = [line["point"], *(_number(line["nll"].get(name), 4) for name in names)]
-        for name in names:
-            if name != reference:
-                found = line["speed_up"].get(name)
-                missing = "not reached" if name in line["nll"] else "failed"
-                row.append(f"{found['mean']:.2f}x" if found else missing)
-        rows.append(row)
-    return columns, rows
+    columns += [f"{name}: speed-up" for name in others]
+    return Table("the grid, all at the same point (above: best against best)", columns, rows)
 
 
-def sentence(results: Mapping[str, Any], name: str) -> str:
+def sentence(results: Results, name: str) -> str:
     """The result in plain words."""
     compared, reference = results["variants"][name]["comparison"], results["reference"]
+    steps, found, count = results["steps"], compared["speed_up"], compared["num_seeds"]
     if (results["progress"]["below_unigram"] or 0) < 0:
         return (
-            f"{reference} has not learned the frequencies of tokens in {results['steps']} steps: "
+            f"{reference} has not learned the frequencies of tokens in {steps} steps: "
             f"nothing can be said about {name} yet; train longer."
         )
-    steps, found = results["steps"], compared["speed_up"]
-    seeds = f"{compared['num_seeds']} paired seed" + ("s" if compared["num_seeds"] > 1 else "")
+    seeds = f"{count} paired seed" + ("s" if count > 1 else "")
+    final = f"stay at or below {reference}'s final NLL within {steps} steps"
     if found is None and compared["num_reached"]:
-        reached, count = compared["num_reached"], compared["num_seeds"]
-        return (
-            f"{name} stays at or below {reference}'s final NLL within {steps} steps with {reached} "
-            f"of {count} seeds only: {show_speed_up(compared)}."
-        )
+        reached = f"with {compared['num_reached']} of {count} seeds only"
+        return f"{name} does {final} {reached}: {show_speed_up(compared)}."
     if found is None:
-        return (
-            f"{name} does not stay at or below {reference}'s final NLL within {steps} steps: "
-            f"{show_speed_up(compared)}, {seeds}."
-        )
+        return f"{name} does not {final}: {show_speed_up(compared)}, {seeds}."
     interval = ""
     if found["low"] is not None:
         interval = f" (95 % interval {found['low']:.2f} to {found['high']:.2f})"
     least = "at least " if compared["is_bound"] else ""
-    after = f"{steps / found['mean']:.0f} steps"
     return (
-        f"{name} reaches {reference}'s NLL of step {steps} after {after}: "
-        f"a speed-up of {least}{found['mean']:.2f}x{interval}, {seeds}."
+        f"{name} reaches {reference}'s NLL of step {steps} after {steps / found['mean']:.0f} "
+        f"steps: a speed-up of {least}{found['mean']:.2f}x{interval}, {seeds}."
     )
 
 
-def cautions(results: Mapping[str, Any]) -> list[str]:
+def sentences(results: Results) -> list[str]:
+    """One for each variant that is compared."""
+    compared = [name for name, variant in results["variants"].items() if "comparison" in variant]
+    return [sentence(results, name) for name in compared]
+
+
+def cautions(results: Results) -> list[str]:
     """What the speed-up must be read beside."""
-    progress, unigram = results["progress"], results["unigram_nll"]
-    target = results["variants"][results["reference"]]["nll"]
-    lines, below = [], progress["below_unigram"]
+    reference, unigram = results["reference"], results["unigram_nll"]
+    below, share = (results["progress"][key] for key in ("below_unigram", "share_to_arm"))
+    lines = []
     if unigram is not None:
         lines.append(
-            f"unigram cross-entropy {unigram:.3f}; {results['reference']} ends at {target:.3f}, "
-            f"{abs(below):.3f} {'below' if below >= 0 else 'above'} it"
+            f"unigram cross-entropy {unigram:.3f}; {reference} ends at "
+            f"{results['variants'][reference]['nll']:.3f}, {abs(below):.3f} "
+            f"{'below' if below >= 0 else 'above'} it"
         )
         if below < 0:
             lines.append("the reference has not even learned token frequencies: no speed-up counts")
-    if progress["share_to_arm"] is None and "arm" not in results["variants"]:
-        lines.append("no ARM run: add the variant arm to know the share of the way to it")
-    elif progress["share_to_arm"] is not None:
-        share = progress["share_to_arm"]
-        lines.append(f"the reference has closed {share:.0%} of the way from unigram to ARM")
+    if share is not None:
+        lines.append(f"progress of the reference from unigram to ARM: {share:.0%}")
         if share < 0.3:
             lines.append("below 30 %: the ratio mostly measures leaving the unigram plateau")
-    lines += [
-        f"failed and left out: {message.partition(chr(10))[0]}"
-        for message in results.get("failed", [])
-    ]
+    elif "arm" not in results["variants"]:
+        lines.append("no ARM run: add the variant arm to know the progress from unigram to ARM")
+    lines += [f"failed and left out: {m.splitlines()[0]}" for m in results.get("failed", []) if m]
     if results["is_annealed"]:
         lines.append("the learning rate is annealed: at its arrival the variant's was still higher")
     return lines
 
 
-def print_comparison(results: Mapping[str, Any], title: str) -> None:
-    """Table, cautions, one sentence for each variant."""
-    columns, rows = comparison_rows(results)
-    kept = [0, 1, 2, 3, 4, 10]
-    Table(title, [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]).print()
-    kept = [0, 5, 6, 7, 8, 9]
-    Table(
-        "beside it: bootstrap over validation blocks, NLL (nats) with the fewest and the most "
-        "tokens seen, detrended spreads",
-        [columns[i] for i in kept],
-        [[row[i] for i in kept] for row in rows],
-    ).print()
-    if any("importance" in name for name in results["variants"]):
-        Table("weights on masked rows", *weight_rows(results)).print()
-    if "grid" in results:
-        Table(
-            "the grid, everything at the same point (above: best against best)", *grid_rows(results)
-        ).print()
-    print_lines(cautions(results))
-    compared = [name for name, variant in results["variants"].items() if "comparison" in variant]
-    print_lines([sentence(results, name) for name in compared])
+def print_comparison(results: Results) -> None:
+    """Tables, cautions, one sentence for each variant."""
+    for table in comparison_tables(results):
+        table.print()
+    print_lines([*cautions(results), *sentences(results)])
 
 
 # Figures: curves with the target, time laws, context weights, NLL by context
@@ -210,81 +193,52 @@ SHORT_ARROW = 1.4
 """Speed-ups below it have arrows too short to centre a label on."""
 
 
-def variant_colour(results: Mapping[str, Any], name: str) -> str:
+def variant_colour(results: Results, name: str) -> str:
     """Red for the reference; the others in order."""
-    names = [n for n in results["variants"] if n != results["reference"]]
-    return (
-        "tab:red"
-        if name == results["reference"]
-        else COLOURS[1:][names.index(name) % len(COLOURS[1:])]
-    )
+    reference = results["reference"]
+    others = [other for other in results["variants"] if other != reference]
+    return COLOURS[0 if name == reference else 1 + others.index(name) % (len(COLOURS) - 1)]
 
 
-def shown_name(results: Mapping[str, Any], name: str) -> str:
+def shown_name(results: Results, name: str) -> str:
     """The name, and that its NLL is exact where others' are bounds."""
     return f"{name} (exact)" if results["variants"][name].get("is_exact") else name
 
 
-def _mean_curve(variant: Mapping[str, Any], axis: str) -> tuple[Any, Any]:
-    x = np.mean([run[axis] for run in variant["runs"]], axis=0)
-    y = np.mean([run["nll"] for run in variant["runs"]], axis=0)
-    return x, y
+def draw_runs(axes: Axes, runs: Sequence[Results], x: str, label: str, **look: Any) -> None:
+    """NLL against steps or seconds. Thick: mean over seeds; thin: each of several."""
+    for run in runs if len(runs) > 1 else ():
+        axes.plot(run[x], run["nll"], linewidth=0.7, alpha=0.35, **look)
+    mean = [np.mean([run[key] for run in runs], axis=0) for key in (x, "nll")]
+    axes.plot(*mean, linewidth=1.8, label=label, **look)
 
 
-def _draw_curves(axes: Axes, results: Mapping[str, Any], axis: str) -> None:
-    for name, variant in results["variants"].items():
-        colour = variant_colour(results, name)
-        if len(variant["runs"]) > 1:
-            for run in variant["runs"]:
-                axes.plot(run[axis], run["nll"], color=colour, linewidth=0.7, alpha=0.35)
-        x, y = _mean_curve(variant, axis)
-        axes.plot(x, y, color=colour, linewidth=1.8, label=shown_name(results, name))
-    target = results["variants"][results["reference"]]["nll"]
-    axes.axhline(target, color="0.4", linestyle="--", linewidth=1)
-    axes.grid(alpha=0.3)
-    _trim(axes, results)
-
-
-def _trim(axes: Axes, results: Mapping[str, Any]) -> None:
-    """Leave out the first fall from the uniform prediction, which would flatten the rest."""
-    lasts = [min(min(run["nll"]) for run in v["runs"]) for v in results["variants"].values()]
-    starts = [run["nll"] for v in results["variants"].values() for run in v["runs"]]
-    early = max(max(nll[len(nll) // 10 :]) for nll in starts)
-    low, top = min(lasts), max(early, results["variants"][results["reference"]]["nll"])
-    room = 0.05 * (top - low or 1)
-    axes.set_ylim(low - room, top + room)
-
-
-def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
+def _draw_arrows(axes: Axes, results: Results) -> None:
     """From the reference's end back to where variants arrived; of many, the first to arrive.
 
     None where the reference has not even learned token frequencies: no speed-up counts then.
     """
     if (results["progress"]["below_unigram"] or 0) < 0:
         return
-    target = results["variants"][results["reference"]]["nll"]
+    target, steps = results["variants"][results["reference"]]["nll"], results["steps"]
     compared = {n: v["comparison"] for n, v in results["variants"].items() if "comparison" in v}
-    reached = {n: c for n, c in compared.items() if c["speed_up"] is not None}
-    low, high = axes.get_ylim()
+    reached = {n: c["speed_up"]["mean"] for n, c in compared.items() if c["speed_up"] is not None}
     if len(reached) > 2:
-        fastest = max(reached, key=lambda name: reached[name]["speed_up"]["mean"])
+        fastest = max(reached, key=reached.__getitem__)
         reached = {fastest: reached[fastest]}
-    for number, (name, comparison) in enumerate(reached.items()):
-        ratio, steps = comparison["speed_up"]["mean"], results["steps"]
+    low, high = axes.get_ylim()
+    for number, (name, ratio) in enumerate(reached.items()):
         height = target + (0.04 + 0.07 * number) * (high - low)
-        colour = variant_colour(results, name)
-        axes.annotate(
-            "",
-            xy=(steps / ratio, height),
-            xytext=(steps, height),
-            arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.5},
-        )
-        at_least = "≥ " if comparison["is_bound"] else ""
+        colour, tip = variant_colour(results, name), (steps / ratio, height)
+        arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.5}
+        axes.annotate("", xy=tip, xytext=(steps, height), arrowprops=arrow)
+        text = "≥ " if compared[name]["is_bound"] else ""
+        text += f"{ratio:.2f}x fewer steps" + (f" ({name})" if len(compared) > 1 else "")
         is_short = ratio < SHORT_ARROW  # its label would reach beyond the last step
         axes.text(
             steps if is_short else (steps + steps / ratio) / 2,
             height + 0.012 * (high - low),
-            f"{at_least}{ratio:.2f}x fewer steps" + (f" ({name})" if len(compared) > 1 else ""),
+            text,
             color=colour,
             ha="right" if is_short else "center",
             va="bottom",
@@ -293,235 +247,141 @@ def _draw_arrow(axes: Axes, results: Mapping[str, Any]) -> None:
         )
 
 
-def curves_figure(results: Mapping[str, Any], *, with_time: bool = True) -> Figure:
+def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     """NLL against step, and against training time where times can be compared."""
-    figure = Figure(figsize=(11 if with_time else 6.6, 4.4), layout="constrained")
-    panels = figure.subplots(1, 2 if with_time else 1, sharey=True, squeeze=False)[0]
-    left, last = panels[0], panels[-1]
-    _draw_curves(left, results, "steps")
-    _draw_arrow(left, results)
+    labels = {"steps": "training step"}
     if with_time:
-        _draw_curves(last, results, "seconds")
-        last.set_xlabel("training time (seconds, evaluation excluded)")
-    left.set_xlabel("training step")
-    is_mixed = any(variant.get("is_exact") for variant in results["variants"].values())
+        labels["seconds"] = "training time (seconds, evaluation excluded)"
+    figure, panels = new_figure(11 if with_time else 6.6, 4.4, len(labels), sharey=True)
+    variants, reference = results["variants"], results["reference"]
+    for axes, (x, label) in zip(panels, labels.items()):
+        for name, variant in variants.items():
+            look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
+            draw_runs(axes, variant["runs"], x, **look)
+        axes.axhline(variants[reference]["nll"], color="0.4", linestyle="--", linewidth=1)
+        finish_axes(axes, label)
+    trim_start(panels[0], [run["nll"] for v in variants.values() for run in v["runs"]])
+    _draw_arrows(panels[0], results)
+    is_mixed = any(variant.get("is_exact") for variant in variants.values())
     bound = "NLL, a bound unless exact" if is_mixed else "NLL bound"
-    left.set_ylabel(f"validation {bound} (nats per token)")
-    last.legend(*left.get_legend_handles_labels(), fontsize=8)
-    left.text(
-        0.01,
-        results["variants"][results["reference"]]["nll"],
-        f"{results['reference']} at its last step",
-        transform=left.get_yaxis_transform(),
-        fontsize=8,
-        va="top",
-        color="0.3",
-    )
+    panels[0].set_ylabel(f"validation {bound} (nats per token)")
+    panels[-1].legend(fontsize=8)
+    place = panels[0].get_yaxis_transform()
+    target, text = variants[reference]["nll"], f"{reference} at its last step"
+    panels[0].text(0.01, target, text, fontsize=8, color="0.3", va="top", transform=place)
     return figure
 
 
-def law_figure(results: Mapping[str, Any], name: str) -> Figure:
+def law_figure(results: Results, name: str) -> Figure:
     """A variant's mask rates, drawn and as a density, and its weight on each context count."""
-    law = results["variants"][name]["law"]
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    if law["mask_rate_histogram"] is None:
+    law, colour = results["variants"][name]["law"], variant_colour(results, name)
+    figure, (left, right) = new_figure(7, 2.6, 2)
+    histogram, density, weights = (
+        law[key] for key in ("mask_rate_histogram", "density", "context_weights")
+    )
+    if histogram is None:
         left.text(0.5, 0.5, "no times: every context\ncount of a row, once", ha="center")
         left.set_axis_off()
     else:
-        _draw_law(left, law, variant_colour(results, name))
-    weights = law["context_weights"]
-    right.plot(range(len(weights)), weights, color=variant_colour(results, name))
+        draw_histogram(left, histogram, "drawn mask rates")
+        if density is not None:
+            left.plot(law["t"], density, color=colour, label="density of the law")
+        left.set_ylim(0, 1.4 * max([*histogram, *(density or [])]))  # room for the legend
+        finish_axes(left, "time t, mask rate", "density", legend=0)
+    right.plot(weights, color=colour)
     right.set_ylim(0, 1.15 * max(weights))
-    right.set_xlabel("observed tokens $N_c$")
-    right.set_ylabel("weight in the objective")
+    finish_axes(right, "observed tokens $N_c$", "weight in the objective")
     for axes in (left, right):
-        axes.grid(alpha=0.3)
         axes.tick_params(labelsize=8)
     return figure
 
 
-def _draw_law(axes: Axes, law: Mapping[str, Any], colour: str) -> None:
-    histogram = law["mask_rate_histogram"]
-    width = 1 / len(histogram)
-    centres = [(i + 0.5) * width for i in range(len(histogram))]
-    axes.bar(centres, histogram, width, color="0.8", label="drawn mask rates")
-    if law["density"] is not None:
-        axes.plot(law["t"], law["density"], color=colour, label="density of the law")
-    axes.set_xlabel("time t, mask rate")
-    axes.set_ylabel("density")
-    axes.set_ylim(0, 1.4 * max([*histogram, *(law["density"] or [])]))  # room for the legend
-    axes.legend(fontsize=8)
-
-
-def context_figure(results: Mapping[str, Any]) -> Figure:
+def context_figure(results: Results) -> Figure:
     """Final NLL by context count, first seed of each variant."""
-    figure = Figure(figsize=(7, 3.8), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(7, 3.8)
     for name, variant in results["variants"].items():
-        points = variant["runs"][0]["nll_by_context"]
-        axes.errorbar(
-            [(p["low"] + p["high"]) / 2 for p in points],
-            [p["nll"] for p in points],
-            yerr=[1.96 * (p["se"] or 0) for p in points],
-            fmt="o-",
-            markersize=3,
-            capsize=2,
-            color=variant_colour(results, name),
-            label=shown_name(results, name),
-        )
-    axes.set_xlabel("observed tokens $N_c$ in the block")
-    axes.set_ylabel("cross-entropy of a target token (nats)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+        look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
+        draw_bins(axes, variant["runs"][0]["nll_by_context"], "nll", **look)
+    x, y = "observed tokens $N_c$ in the block", "cross-entropy of a target token (nats)"
+    finish_axes(axes, x, y, legend=0)
     return figure
-
-
-def write_curves(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """curves.png and curves.svg."""
-    return save_figure(curves_figure(results), folder / "curves")
-
-
-def as_svg(figure: Figure) -> str:
-    """The figure as an <svg> element that can stand inside a page."""
-    stream = io.StringIO()
-    write_svg(figure, stream)
-    text = stream.getvalue()
-    return text[text.index("<svg") :]
 
 
 # The page: one file, nothing fetched, readable on a desktop and on a phone
 
 STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1240px; padding: 1rem;
-  color: #1c1c1c; background: #fff; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.lead { font-size: 1.1rem; border-left: 4px solid #c33; padding: .3rem .8rem; background: #faf6f5; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .85rem; }
-th, td { border-bottom: 1px solid #ddd; padding: .3rem .6rem; text-align: right;
-  white-space: nowrap; }
+.lead { font-size: 1.1rem; border-left: 4px solid var(--red); padding: .3rem .8rem;
+  background: var(--panel); }
+th, td { text-align: right; white-space: nowrap; overflow-wrap: normal; }
 th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
-figure { margin: 1rem 0; } figure svg { width: 100%; min-width: 480px; max-width: 760px;
-  height: auto; }
+.facts td, .facts th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.columns { grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); }
+figure { margin: 1rem 0; }
+figure svg { width: 100%; min-width: 480px; max-width: 760px; height: auto; }
 figure.wide svg { min-width: 640px; max-width: none; }
-.pair { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
-pre { background: #f6f6f6; padding: .6rem; font-size: .8rem; white-space: pre-wrap;
-  overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; }
-table.facts td, table.facts th { white-space: normal; overflow-wrap: anywhere; text-align: left; }
-small { color: #555; }
 """
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    head = "".join(f"<th>{page_text(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{page_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
 
 
 def _figure(figure: Figure, caption: str, prefix: str, kind: str = "") -> str:
     """An inline figure; element ids get a prefix, as those of several figures would clash."""
-    svg = as_svg(figure)
+    stream = io.StringIO()
+    write_svg(figure, stream)
+    svg = stream.getvalue().partition("<svg")[2]
     for reference in ('id="', 'xlink:href="#', "url(#"):
         svg = svg.replace(reference, f"{reference}{prefix}-")
     label = page_text(caption)
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-    note = f"<figcaption><small>{label}</small></figcaption>"
-    return f'<figure class="{kind}"><div class="scroll">{svg}</div>{note}</figure>'
-
-
-def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{page_text(title)}</h2>{''.join(parts)}</section>"
-
-
-def _laws(results: Mapping[str, Any]) -> str:
-    figures = [
-        _figure(
-            law_figure(results, name),
-            f"{name}: {variant['law']['name']}",
-            f"law{number}",
-        )
-        for number, (name, variant) in enumerate(results["variants"].items())
-    ]
-    return f'<div class="pair">{"".join(figures)}</div>'
-
-
-def _samples(results: Mapping[str, Any]) -> str:
-    parts = []
-    for name, variant in results["variants"].items():
-        texts = "".join(f"<pre>{page_text(text)}</pre>" for text in variant["samples"])
-        parts.append(f"<div><b>{page_text(name)}</b>{texts or '<p>none written</p>'}</div>")
-    return f'<div class="pair">{"".join(parts)}</div>'
-
-
-def _options(results: Mapping[str, Any]) -> str:
-    differing = {name: v["options"] for name, v in results["variants"].items() if v["options"]}
     return (
-        "<p>Of the reference; below, what each variant changes.</p>"
-        f"<pre>{page_text(json.dumps(results['options'], indent=1))}</pre>"
-        f"<pre>{page_text(json.dumps(differing, indent=1))}</pre>"
+        f'<figure class="{kind}"><div class="scroll"><svg role="img" aria-label="{label}"{svg}'
+        f"</div><figcaption><small>{label}</small></figcaption></figure>"
     )
 
 
-def render_page(results: Mapping[str, Any], title: str) -> str:
+def _columns(parts: Sequence[str]) -> str:
+    return f'<div class="columns">{"".join(parts)}</div>'
+
+
+def _lines(lines: Sequence[str], kind: str = "") -> str:
+    return "".join(f'<p class="{kind}">{page_text(line)}</p>' for line in lines)
+
+
+def _pre(texts: Sequence[str]) -> str:
+    return "".join(f"<pre>{page_text(text)}</pre>" for text in texts)
+
+
+def render_page(results: Results, title: str) -> str:
     """The whole page."""
-    compared = [name for name, v in results["variants"].items() if "comparison" in v]
-    lead = "".join(f'<p class="lead">{page_text(sentence(results, n))}</p>' for n in compared)
-    notes = "".join(f"<li>{page_text(line)}</li>" for line in cautions(results))
-    data, machine = results["data"], results["machine"]
-    facts = {**data, **machine, "bellmask": results["bellmask"], "seeds": results["seeds"]}
-    weights = ""
-    if any("importance" in name for name in results["variants"]):
-        weights = _section("Weights on masked rows", _table(*weight_rows(results)))
-    grid = ""
-    if "grid" in results:
-        note = "<p>Above: best against best. Here: everything at the same point.</p>"
-        grid = _section("The grid", note, _table(*grid_rows(results)))
-    sections = [
-        _section(
-            "Curves",
-            _figure(
-                curves_figure(results),
-                "Validation NLL bound on the same blocks and masks. Thick: mean over seeds; thin: "
-                "each seed. Dashed: the reference's NLL at its last step.",
-                "curves",
-                "wide",
-            ),
-        ),
-        _section("Table", _table(*comparison_rows(results)), f"<ul>{notes}</ul>"),
-        weights,
-        grid,
-        _section("What each variant trains on", _laws(results)),
-        _section(
-            "NLL by context count",
-            _figure(
-                context_figure(results),
-                "After the last step, first seed; bars are 95 % intervals.",
-                "context",
-            ),
-        ),
-        _section("Samples after the last step", _samples(results)),
-        _section("Options", _options(results)),
-        _section("Data, versions, machine", _table(["what", "value"], _facts(facts), "facts")),
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<title>{page_text(title)}</title><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><h1>{page_text(title)}</h1>"
-        f"{lead}{''.join(sections)}</body></html>\n"
+    variants, tables = results["variants"], comparison_tables(results)
+    curves = (
+        "Validation NLL bound on the same blocks and masks. Thick: mean over seeds; thin: each "
     )
-
-
-def _facts(facts: Mapping[str, Any]) -> list[list[str]]:
-    return [
-        [key.replace("_", " "), str(value)] for key, value in facts.items() if value is not None
+    curves += "seed. Dashed: the reference's NLL at its last step."
+    laws = [
+        _figure(law_figure(results, name), f"{name}: {variant['law']['name']}", f"law{number}")
+        for number, (name, variant) in enumerate(variants.items())
     ]
+    context = "After the last step, first seed; bars are 95 % intervals."
+    samples = [
+        f"<div><b>{page_text(name)}</b>{_pre(variant['samples']) or '<p>none written</p>'}</div>"
+        for name, variant in variants.items()
+    ]
+    differing = {name: v["options"] for name, v in variants.items() if v["options"]}
+    options = [json.dumps(part, indent=1) for part in (results["options"], differing)]
+    facts = {**results["data"], **results["machine"]}
+    facts |= {"bellmask": results["bellmask"], "seeds": results["seeds"]}
+    rows = [[key.replace("_", " "), str(v)] for key, v in facts.items() if v is not None]
+    sections = {
+        "curves": _figure(curves_figure(results), curves, "curves", "wide"),
+        **{t.title: html_table(t.columns, t.rows) + _lines(t.notes) for t in tables},
+        "cautions": _lines(cautions(results)),
+        "what each variant trains on": _columns(laws),
+        "NLL by context count": _figure(context_figure(results), context, "context"),
+        "samples after the last step": _columns(samples),
+        "options of the reference, and what each variant changes": _pre(options),
+        "data, versions, machine": html_table(["what", "value"], rows, "facts"),
+    }
+    lead = _lines(sentences(results), "lead")
+    body = "".join(
+        f"<section><h2>{page_text(name)}</h2>{part}</section>" for name, part in sections.items()
+    )
+    return html_page(title, lead + body, style=STYLE)

@@ -8,10 +8,11 @@ E evaluations, B blocks, R bootstrap replicates.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ from bellmask.storage.run_folder import read_description, read_metrics
 from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import is_finite, is_number, read_json
-from bellmask.utils.stats import Floats
+from bellmask.utils.files import is_finite, is_number, without_nan, write_text
+from bellmask.utils.stats import Estimate, Floats
 
 # What a variant trains on, from its options alone: density, drawn times, context weights
 
@@ -61,38 +62,25 @@ def law_summary(config: RunConfig) -> dict[str, Any]:
     middle-flat schedule can be set beside time laws. The effective sample share is that of
     sequences: E[s]^2 / E[s^2] of s = w(t) (1 - alpha), what a sequence adds to the loss.
     """
-    objective, law = build_objective(config), build_law(config.law)
-    if isinstance(objective, ChainRule):
-        return _describe_order(config, objective)
-    schedule = build_schedule(config.schedule)
+    objective = build_objective(config)
+    omega = context_weights(objective, config.data.block_length)
+    found: dict[str, Any] = {"context_weights": (omega / omega.sum()).tolist()}
+    if isinstance(objective, ChainRule):  # no times: every context count of a row, once
+        found |= {"t": [], "density": None, "mask_rate_histogram": None}
+        return {**found, "name": describe_learning(config), "effective_sample_share": 1.0}
+    law, schedule = build_law(config.law), build_schedule(config.schedule)
     t = torch.linspace(0, 1, POINTS, dtype=torch.float64)
     times = drawn_times(config)
     rate = 1 - schedule.alpha(times)
-    weight = objective.weight(times)
-    signal = weight * rate  # what a sequence adds to the loss, per unit of cross-entropy
-    effective = float(signal.mean() ** 2 / (signal**2).mean())
+    signal = objective.weight(times) * rate
     histogram, _ = np.histogram(rate.numpy(), bins=BINS, range=(0, 1), density=True)
-    omega = context_weights(objective, config.data.block_length)
     return {
+        **found,
         "name": f"{law}, {config.objective.name}, {schedule}",
         "t": t.tolist(),
         "density": law.pdf(t).tolist() if law.has_density else None,
         "mask_rate_histogram": histogram.tolist(),
-        "context_weights": (omega / omega.sum()).tolist(),
-        "effective_sample_share": effective,
-    }
-
-
-def _describe_order(config: RunConfig, objective: ChainRule) -> dict[str, Any]:
-    """A causal framework has no times: each row is asked at every context count, once."""
-    omega = context_weights(objective, config.data.block_length)
-    return {
-        "name": describe_learning(config),
-        "t": [],
-        "density": None,
-        "mask_rate_histogram": None,
-        "context_weights": (omega / omega.sum()).tolist(),
-        "effective_sample_share": 1.0,
+        "effective_sample_share": float(signal.mean() ** 2 / (signal**2).mean()),
     }
 
 
@@ -103,103 +91,52 @@ def _describe_order(config: RunConfig, objective: ChainRule) -> dict[str, Any]:
 # before. The speed-up is T / tau. Nothing is extrapolated: a variant that is above y* at its end
 # has not arrived, and one that was below y* from its first evaluation on has a lower bound only.
 
-MIN_SEEDS = 3
-"""Paired seeds from which on an interval is given."""
-
-# quantiles of Student's t at 0.975 for 1, 2, ... degrees of freedom
-_T_975: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_T_975 += (2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+Curve = tuple[Sequence[float], Sequence[float], Sequence[float]]
+"""Steps, NLL, seconds of training."""
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """Where a curve comes to stay at or below a target."""
+def arrival(
+    steps: Sequence[float], nll: Sequence[float], target: float
+) -> tuple[float, bool] | None:
+    """Where the final run of evaluations with NLL <= target starts; None if the last is above.
 
-    step: float
-    is_bound: bool = False
-    """True when the first evaluation was there already: it arrived at this step or before."""
-
-
-def arrival(steps: Sequence[float], nll: Sequence[float], target: float) -> Arrival | None:
-    """The start of the final run of evaluations with NLL <= target; None if the last is above."""
-    if len(steps) != len(nll) or len(steps) == 0:
-        raise ValueError(f"{len(steps)} steps and {len(nll)} values: they must agree, and not be 0")
+    The second value is True when the first evaluation was there already: the step is a bound.
+    """
     above = [i for i, value in enumerate(nll) if not value <= target]  # nan counts as above
     if not above:
-        return Arrival(float(steps[0]), is_bound=True)
+        return float(steps[0]), True
     last = above[-1]
     if last == len(nll) - 1:
         return None
     drop = nll[last] - nll[last + 1]
     share = (nll[last] - target) / drop if math.isfinite(drop) else 1.0
     log_step = math.log(steps[last]) * (1 - share) + math.log(steps[last + 1]) * share
-    return Arrival(math.exp(log_step))
+    return math.exp(log_step), False
 
 
-@dataclass(frozen=True)
-class SpeedUp:
-    """One seed's comparison with its reference run."""
+def speed_up(reference: Curve, variant: Curve) -> dict[str, Any]:
+    """One seed's comparison; the reference's last NLL is the target.
 
-    target: float
-    """y*: the reference's last NLL."""
-    ratio: float | None
-    """T / tau; None when the variant did not arrive."""
-    time_ratio: float | None
-    """The same in seconds of training."""
-    is_bound: bool
-    """True when the ratio is a lower bound."""
-    gap: float
-    """The variant's last NLL minus the target."""
-
-
-def speed_up(
-    reference: tuple[Sequence[float], Sequence[float], Sequence[float]],
-    variant: tuple[Sequence[float], Sequence[float], Sequence[float]],
-) -> SpeedUp:
-    """Compare two (steps, nll, seconds); the reference's last evaluation is the target."""
+    ``ratio`` is T / tau, ``time_ratio`` the same in seconds; both are None when the variant did not
+    arrive, and lower bounds where ``is_bound``. ``gap`` is its last NLL minus the target.
+    """
     steps, nll, seconds = variant
     target = reference[1][-1]
+    found = {"target": target, "ratio": None, "time_ratio": None, "is_bound": False}
     there = arrival(steps, nll, target)
-    gap = nll[-1] - target
-    if there is None:
-        return SpeedUp(target, None, None, False, gap)
-    at = float(np.interp(there.step, [0, *steps], [0.0, *seconds]))
-    time_ratio = reference[2][-1] / at if at > 0 else None
-    return SpeedUp(target, reference[0][-1] / there.step, time_ratio, there.is_bound, gap)
+    if there is not None:
+        step, is_bound = there
+        at = float(np.interp(step, [0, *steps], [0.0, *seconds]))
+        time_ratio = reference[2][-1] / at if at > 0 else None
+        found |= {"ratio": reference[0][-1] / step, "time_ratio": time_ratio, "is_bound": is_bound}
+    return {**found, "gap": nll[-1] - target}
 
 
-@dataclass(frozen=True)
-class SeedInterval:
-    """Geometric mean over paired seeds, with a t-interval of the log ratios."""
-
-    mean: float
-    low: float | None
-    """None with fewer than three seeds."""
-    high: float | None
-    num_seeds: int
-
-
-def ratio_over_seeds(ratios: Sequence[float]) -> SeedInterval:
-    """The headline: geometric mean and 95 % t-interval."""
-    logs = np.log(np.asarray(ratios, dtype=np.float64))
-    mean, count = float(logs.mean()), len(logs)
-    if count < MIN_SEEDS:
-        return SeedInterval(math.exp(mean), None, None, count)
-    freedom = count - 1
-    quantile = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom
-    reach = quantile * float(logs.std(ddof=1)) / math.sqrt(count)
-    return SeedInterval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), count)
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """What another sample of validation blocks would change; training noise is not in it."""
-
-    low: float | None
-    """2.5 % quantile over the replicates that arrive."""
-    high: float | None
-    never_share: float
-    """Share of replicates in which the variant does not arrive."""
+def ratio_over_seeds(ratios: Sequence[float]) -> dict[str, Any]:
+    """The headline: geometric mean over paired seeds, 95 % t-interval of the log ratios."""
+    logs = Estimate.over_seeds([math.log(ratio) for ratio in ratios])
+    low, high = (None if end is None else math.exp(end) for end in logs.interval)
+    return {"mean": math.exp(logs.value), "low": low, "high": high, "num_seeds": logs.n}
 
 
 def paired_bootstrap(
@@ -210,10 +147,12 @@ def paired_bootstrap(
     *,
     replicates: int = 1000,
     seed: int = 0,
-) -> Bootstrap:
-    """Redraw blocks (whole documents, with clusters), the same for both curves at all steps.
+) -> dict[str, Any]:
+    """What another sample of validation blocks would change; training noise is not in it.
 
-    Each curve is (steps, NLL per block [E, B]); ``weight_B`` are the blocks' token counts.
+    Blocks (whole documents, with clusters) are redrawn, the same for both curves at all steps. Each
+    curve is (steps, NLL per block [E, B]); ``weight_B`` are the blocks' token counts. ``low`` and
+    ``high`` are the 95 % interval over replicates that arrive, ``never_share`` counts the others.
     """
     labels = np.arange(len(weight_B)) if cluster_B is None else cluster_B
     _, owner = np.unique(labels, return_inverse=True)
@@ -228,13 +167,12 @@ def paired_bootstrap(
     ratios = []
     for base, other in zip(base_RE, other_RE):
         there = arrival(variant[0], other.tolist(), float(base[-1]))
-        ratios.append(math.nan if there is None else reference[0][-1] / there.step)
-    found = np.asarray(ratios)
-    never = float(np.isnan(found).mean())
+        ratios.append(math.nan if there is None else reference[0][-1] / there[0])
+    never = float(np.isnan(ratios).mean())
     if never == 1:
-        return Bootstrap(None, None, never)
-    low, high = np.nanquantile(found, [0.025, 0.975])
-    return Bootstrap(float(low), float(high), never)
+        return {"low": None, "high": None, "never_share": never}
+    low, high = np.nanquantile(ratios, [0.025, 0.975]).tolist()
+    return {"low": low, "high": high, "never_share": never}
 
 
 def _sums(values_EB: Floats, owner_B: NDArray[np.int64], num_clusters: int) -> Floats:
@@ -275,21 +213,20 @@ class RunRecord:
     block_nll_EB: Floats
     last: Likelihood
     train_lines: list[dict[str, Any]]
-    diverged_at: int | None = None
-    """The first step whose NLL is not finite: such a run can lose a grid and do nothing else."""
 
     @property
-    def curve(self) -> tuple[list[float], list[float], list[float]]:
-        """(steps, nll, seconds), for the speed-up."""
-        return [float(step) for step in self.steps], self.nll, self.seconds
+    def diverged_at(self) -> int | None:
+        """The first step whose NLL is not finite: such a run can only lose a grid."""
+        return next((step for step, nll in zip(self.steps, self.nll) if math.isnan(nll)), None)
 
     @property
-    def tokens_per_second(self) -> float:
-        """Median over the training lines."""
-        return float(np.median([line["tokens_per_second"] for line in self.train_lines]))
+    def curve(self) -> Curve:
+        """For the speed-up."""
+        return self.steps, self.nll, self.seconds
 
     def summary(self) -> dict[str, Any]:
         """The numbers of results.json."""
+        lines = {key: [line[key] for line in self.train_lines] for key in _NUMBERS["train"]}
         norms = [line["gradient_norm"] for line in self.train_lines]
         norms = [math.log(max(norm, 1e-30)) for norm in norms if norm is not None]
         return {
@@ -300,15 +237,15 @@ class RunRecord:
             "nll_se": self.nll_se,
             "seconds": self.seconds,
             "bits_per_byte": self.last.summary()["bits_per_byte"],
-            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second": float(np.median(lines["tokens_per_second"])),
             "nll_by_context": [
                 {"low": p.low, "high": p.high, "nll": p.nll, "se": p.standard_error}
                 for p in binned_curve(self.last, CONTEXT_BINS)
             ],
             "nll_spread": detrended_spread(self.nll),
             "log_gradient_norm_spread": detrended_spread(norms),
-            "largest_weight": max(line["largest_weight"] for line in self.train_lines),
-            "clipped_share": float(np.mean([line["clipped_share"] for line in self.train_lines])),
+            "largest_weight": max(lines["largest_weight"]),
+            "clipped_share": float(np.mean(lines["clipped_share"])),
         }
 
     def samples(self, limit: int = 2) -> list[str]:
@@ -326,34 +263,32 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = load_config(folder / "config.json")
     lines = _whole_lines(folder / "metrics.jsonl")
-    checks = [line for line in lines if line["kind"] == "validation"]
+    checks, train = ([r for r in lines if r["kind"] == kind] for kind in ("validation", "train"))
     if not checks or checks[-1]["step"] != config.train.steps:
         raise UserError(
             f"{folder} has no validation at its last step {config.train.steps}; finish it with "
             f"bellmask train {folder} --out {folder} --resume auto"
         )
-    if not any(line["kind"] == "train" for line in lines):
+    if not train:
         raise UserError(f"{folder / 'metrics.jsonl'} has no line of training metrics")
-    block_nll, diverged = [], []
-    for line in checks:
-        last = _load(folder, line["step"])
-        block_nll.append(last.block_nll)
-        if not (is_finite(line["nll"]) and last.is_finite):
-            diverged.append(line["step"])
-    if len({len(values) for values in block_nll}) > 1:
+    likelihoods = [_load(folder, line["step"]) for line in checks]
+    if len({len(likelihood.length_B) for likelihood in likelihoods}) > 1:
         raise UserError(f"{folder} was validated on different blocks; it cannot be compared")
+    nll = [
+        line["nll"] if is_finite(line["nll"]) and found.is_finite else math.nan
+        for line, found in zip(checks, likelihoods)
+    ]
     return RunRecord(
         folder,
         config,
         read_description(folder),
         [line["step"] for line in checks],
-        [math.nan if line["step"] in diverged else line["nll"] for line in checks],
+        nll,
         [line["nll_se"] for line in checks],
         [line["seconds"] for line in checks],
-        np.stack(block_nll),
-        last,
-        [line for line in lines if line["kind"] == "train"],
-        diverged[0] if diverged else None,
+        np.stack([likelihood.block_nll for likelihood in likelihoods]),
+        likelihoods[-1],
+        train,
     )
 
 
@@ -370,12 +305,13 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; UserError where one lacks a number that is read."""
     lines = read_metrics(path)
     for line in lines:
-        for name in _NUMBERS.get(line["kind"], ()):
-            if not is_finite(line.get(name)):
-                raise UserError(f"{path}, step {line['step']}: {name} is no finite number")
-        for name in _MAY_BE_ABSENT.get(line["kind"], ()):
+        kind = line["kind"]
+        bad = [name for name in _NUMBERS.get(kind, ()) if not is_finite(line.get(name))]
+        for name in _MAY_BE_ABSENT.get(kind, ()):
             if line.get(name, "") is not None and not is_number(line.get(name)):
-                raise UserError(f"{path}, step {line['step']}: {name} is no number")
+                bad.append(name)
+        if bad:
+            raise UserError(f"{path}, step {line['step']}: {bad[0]} is no number")
     return lines
 
 
@@ -383,10 +319,8 @@ def _load(folder: Path, step: int) -> Likelihood:
     path = folder / "validation" / f"step-{step:09d}.npz"
     try:
         return Likelihood.load(path)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; the run cannot be compared") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+        raise UserError(f"{path} is missing or damaged: {error}") from None
 
 
 _MUST_AGREE = {
@@ -419,14 +353,6 @@ def check_comparable(runs: list[RunRecord]) -> None:
             raise UserError(f"{pair}: they were validated at different steps")
 
 
-def read_run_json(path: Path) -> Any:
-    """A JSON file, or a UserError."""
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-
-
 # All runs of a comparison: the best grid point of each variant, beside the reference
 
 FORMAT = 1
@@ -440,25 +366,33 @@ class Entry:
     """A run and its place in the comparison."""
 
     variant: str
-    seed: int
     point: str
     record: RunRecord
+
+
+Runs = Mapping[int, RunRecord]
+"""By seed."""
+
+
+def _runs(entries: Sequence[Entry], variant: str, point: str) -> Runs:
+    found = [e.record for e in entries if (e.variant, e.point) == (variant, point)]
+    return {record.config.train.seed: record for record in found}
 
 
 def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
     """Everything of results.json; the reference's runs decide the target, seed by seed."""
     check_comparable([entry.record for entry in entries])
     names = list(dict.fromkeys(entry.variant for entry in entries))
+    points = list(dict.fromkeys(entry.point for entry in entries))
     if reference not in names:
         raise UserError(f"the reference {reference} is not among {', '.join(names)}")
-    for name, point in dict.fromkeys((entry.variant, entry.point) for entry in entries):
-        _check_one_thing([e.record for e in entries if (e.variant, e.point) == (name, point)], name)
-    best = {name: _best_point([e for e in entries if e.variant == name]) for name in names}
-    chosen = {
-        name: {e.seed: e.record for e in entries if e.variant == name and e.point == best[name]}
-        for name in names
-    }
-    for record in (one for runs in chosen.values() for one in runs.values()):
+    runs = {name: {point: _runs(entries, name, point) for point in points} for name in names}
+    for name, at in runs.items():
+        for some in at.values():
+            _check_one_thing(list(some.values()), name)
+    best = {name: min(points, key=lambda point: _rank(runs[name][point])) for name in names}
+    chosen = {name: runs[name][best[name]] for name in names}
+    for record in (one for some in chosen.values() for one in some.values()):
         if record.diverged_at is not None:
             raise UserError(
                 f"{record.folder} diverged: its NLL at step {record.diverged_at} is not finite; "
@@ -466,9 +400,9 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
             )
     first = next(iter(chosen[reference].values()))
     unigram = first.description.get("unigram_nll")
-    variants = {name: _variant(name, chosen, reference) for name in names}
-    for name in names:
-        variants[name]["grid_point"] = best[name]
+    variants = {
+        name: {**_variant(name, chosen, reference), "grid_point": best[name]} for name in names
+    }
     summary = {
         "format": FORMAT,
         "bellmask": __version__,
@@ -483,18 +417,19 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
         "is_annealed": first.config.optim.curve != "constant",
     }
     summary["progress"] = _progress(summary)
-    if len({entry.point for entry in entries}) > 1:
-        summary["grid"] = _grid(entries, names, reference)
+    if len(points) > 1:
+        summary["grid"] = [
+            _grid_row(point, {name: runs[name][point] for name in names}, reference)
+            for point in points
+        ]
     return summary
 
 
 def _check_one_thing(runs: Sequence[RunRecord], name: str) -> None:
     """Refuse seeds of one variant that differ in more than the seed."""
-    first = runs[0].config.resolved().flat()
     for run in runs[1:]:
-        mine = run.config.resolved().flat()
         own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
-        others = [o for o in mine if mine[o] != first[o] and o not in own and not is_free_option(o)]
+        others = [o for o in _differing(run, runs[0]) if o not in own and not is_free_option(o)]
         if others:
             raise UserError(
                 f"{runs[0].folder} and {run.folder} are both {name}, but differ in "
@@ -502,90 +437,90 @@ def _check_one_thing(runs: Sequence[RunRecord], name: str) -> None:
             )
 
 
-def _best_point(entries: Sequence[Entry]) -> str:
-    """The grid point with the lowest mean final NLL, among those where most seeds survived."""
-    points: dict[str, list[float]] = {}
-    for entry in entries:
-        points.setdefault(entry.point, []).append(entry.record.nll[-1])
+def _differing(run: RunRecord, base: RunRecord) -> dict[str, Any]:
+    """Options in which a run differs from another one."""
+    mine, theirs = run.config.resolved().flat(), base.config.resolved().flat()
+    return {option: value for option, value in mine.items() if value != theirs[option]}
 
-    def rank(point: str) -> tuple[int, float]:
-        mean = statistics.mean(points[point])
-        return -len(points[point]), math.inf if math.isnan(mean) else mean
 
-    return min(points, key=rank)
+def _final_nll(runs: Runs) -> float:
+    return statistics.mean(run.nll[-1] for run in runs.values())
+
+
+def _rank(runs: Runs) -> tuple[int, float]:
+    """Grid points by their mean final NLL, among those where most seeds survived."""
+    mean = _final_nll(runs) if runs else math.nan
+    return -len(runs), math.inf if math.isnan(mean) else mean
 
 
 def _data(record: RunRecord) -> dict[str, Any]:
-    options = record.config.data
-    kept = ("train_blocks", "valid_blocks", "num_tokens", "train_fingerprint", "valid_fingerprint")
+    options, names = record.config.data, ("train", "tokenizer", "block_length", "packing")
+    about = ("train_blocks", "valid_blocks", "num_tokens", "train_fingerprint", "valid_fingerprint")
     return {
-        "train": options.train,
-        "tokenizer": options.tokenizer,
-        "block_length": options.block_length,
-        "packing": options.packing,
-        **{key: record.description.get(key) for key in kept},
+        **{name: getattr(options, name) for name in names},
+        **{key: record.description.get(key) for key in about},
     }
 
 
-def _variant(
-    name: str, chosen: Mapping[str, Mapping[int, RunRecord]], reference: str
-) -> dict[str, Any]:
+def _variant(name: str, chosen: Mapping[str, Runs], reference: str) -> dict[str, Any]:
     """One variant: its runs, and its comparison with the reference where seeds pair up."""
     runs, base = chosen[name], chosen[reference]
     paired = sorted(runs.keys() & base.keys())
     if not paired:
         raise UserError(f"{name} and {reference} have no seed in common")
+    first = runs[paired[0]]
     found: dict[str, Any] = {
-        "options": _differing(runs[paired[0]], base[paired[0]]),
-        "law": law_summary(runs[paired[0]].config),
+        "options": _differing(first, base[paired[0]]),
+        "law": law_summary(first.config),
         "runs": [runs[seed].summary() for seed in sorted(runs)],
-        "nll": statistics.mean(runs[seed].nll[-1] for seed in paired),
-        "is_exact": runs[paired[0]].last.is_exact,
-        "samples": runs[paired[0]].samples(),
+        "nll": _final_nll({seed: runs[seed] for seed in paired}),
+        "is_exact": first.last.is_exact,
+        "samples": first.samples(),
     }
     if name != reference:
         found["comparison"] = _compare([(base[seed], runs[seed]) for seed in paired])
     return found
 
 
-def _differing(run: RunRecord, base: RunRecord) -> dict[str, Any]:
-    """Options in which a run differs from the reference."""
-    mine, theirs = run.config.resolved().flat(), base.config.resolved().flat()
-    return {option: value for option, value in mine.items() if value != theirs[option]}
-
-
 def _compare(
-    pairs: Sequence[tuple[RunRecord, RunRecord]], *, with_bootstrap: bool = True
+    pairs: Sequence[tuple[RunRecord, RunRecord]], replicates: int = BOOTSTRAP_REPLICATES
 ) -> dict[str, Any]:
+    """Of (reference, variant), seed by seed."""
     found = [speed_up(base.curve, run.curve) for base, run in pairs]
-    missed = [one.gap for one in found if one.ratio is None]
+    missed = [one["gap"] for one in found if one["ratio"] is None]
     differences = [run.last.difference(base.last) for base, run in pairs]
-    gaps = [gap for gap, _ in differences]
+    gap = Estimate.over_seeds([value for value, _ in differences])
     base, run = pairs[0]
     bootstrap = paired_bootstrap(
-        (base.curve[0], base.block_nll_EB),
-        (run.curve[0], run.block_nll_EB),
+        (base.steps, base.block_nll_EB),
+        (run.steps, run.block_nll_EB),
         base.last.length_B.astype(float),
         base.last.clusters,
-        replicates=BOOTSTRAP_REPLICATES if with_bootstrap else 1,
+        replicates=replicates,
     )
-    ratios = [one.ratio for one in found if one.ratio is not None]
     are_times_fair = all(_pace(base) == _pace(run) for base, run in pairs)
-    times = [one.time_ratio for one in found if one.time_ratio is not None and are_times_fair]
-    is_bound = any(one.is_bound for one in found)
+    is_bound = any(one["is_bound"] for one in found)
+
+    def mean_of(key: str) -> dict[str, Any] | None:
+        """Over seeds; no number unless all arrived, no interval for a bound."""
+        ratios = [one[key] for one in found if one[key] is not None]
+        if len(ratios) < len(found):
+            return None
+        return ratio_over_seeds(ratios) | ({"low": None, "high": None} if is_bound else {})
+
     return {
-        "per_seed": [asdict(one) for one in found],
-        "num_reached": len(ratios),
+        "per_seed": found,
+        "num_reached": len(found) - len(missed),
         "missed_gap": statistics.mean(missed) if missed else None,
         "num_seeds": len(found),
         "is_bound": is_bound,
-        "speed_up": _interval(ratios, len(found), is_bound),
-        "time_speed_up": _interval(times, len(found), is_bound),
-        "gap": statistics.mean(gaps),
+        "speed_up": mean_of("ratio"),
+        "time_speed_up": mean_of("time_ratio") if are_times_fair else None,
+        "gap": gap.value,
         "gap_se": statistics.mean(error for _, error in differences),
-        "gaps": gaps,
-        "gap_se_over_seeds": _standard_error(gaps),
-        "bootstrap_first_seed": asdict(bootstrap),
+        "gaps": [value for value, _ in differences],
+        "gap_se_over_seeds": gap.se,
+        "bootstrap_first_seed": bootstrap,
     }
 
 
@@ -595,47 +530,32 @@ def _pace(record: RunRecord) -> list[Any]:
     return [record.description.get(key) for key in keys]
 
 
-def _standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean, over seeds; None for a single one."""
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-
-
-def _interval(ratios: Sequence[float], num_seeds: int, is_bound: bool) -> dict[str, Any] | None:
-    """Mean and interval over seeds; no number unless all arrived, no interval for a bound."""
-    if len(ratios) < num_seeds:
-        return None
-    found = asdict(ratio_over_seeds(ratios))
-    return {**found, "low": None, "high": None} if is_bound else found
-
-
 def _progress(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """How much the reference has learned: below the unigram, and of the way to an ARM."""
     unigram, variants = summary["unigram_nll"], summary["variants"]
-    target = variants[summary["reference"]]["nll"]
-    arm = variants[ARM]["nll"] if ARM in variants else None
     if unigram is None:
         return {"below_unigram": None, "share_to_arm": None}
-    share = None
-    if arm is not None and max(arm, target) < unigram:
-        share = (unigram - target) / (unigram - arm)
-    return {"below_unigram": unigram - target, "share_to_arm": share}
+    below, share = unigram - variants[summary["reference"]]["nll"], None
+    if ARM in variants and below > 0 and variants[ARM]["nll"] < unigram:
+        share = below / (unigram - variants[ARM]["nll"])
+    return {"below_unigram": below, "share_to_arm": share}
 
 
-def _grid(entries: Sequence[Entry], names: Sequence[str], reference: str) -> list[dict[str, Any]]:
-    """Final NLL at every grid point, and the speed-up when all use that same point."""
-    rows = []
-    for point in dict.fromkeys(entry.point for entry in entries):
-        at: dict[str, dict[int, RunRecord]] = {
-            name: {e.seed: e.record for e in entries if e.variant == name and e.point == point}
-            for name in names
-        }
-        row: dict[str, Any] = {"point": point, "nll": {}, "speed_up": {}}
-        for name in names:
-            if at[name]:
-                row["nll"][name] = statistics.mean(r.nll[-1] for r in at[name].values())
-            seeds = sorted(at[name].keys() & at[reference].keys())
-            if name != reference and seeds:
-                pairs = [(at[reference][s], at[name][s]) for s in seeds]
-                row["speed_up"][name] = _compare(pairs, with_bootstrap=False)["speed_up"]
-        rows.append(row)
-    return rows
+def _grid_row(point: str, runs: Mapping[str, Runs], reference: str) -> dict[str, Any]:
+    """Final NLLs at a grid point, and the speed-ups when all use that same point."""
+    row: dict[str, Any] = {"point": point, "nll": {}, "speed_up": {}}
+    for name, mine in runs.items():
+        if mine:
+            row["nll"][name] = _final_nll(mine)
+        pairs = [(runs[reference][s], mine[s]) for s in sorted(mine.keys() & runs[reference])]
+        if name != reference and pairs:
+            row["speed_up"][name] = _compare(pairs, replicates=1)["speed_up"]
+    return row
+
+
+def write_json(path: Path, content: dict[str, Any], *, is_quiet: bool = False) -> None:
+    """Results as JSON; a note when the file held other ones."""
+    text = json.dumps(without_nan(content), indent=1, allow_nan=False) + "\n"
+    if not is_quiet and path.exists() and path.read_bytes() != text.encode():
+        print(f"note: {path.parent} held other results, which are replaced")
+    write_text(path, text)

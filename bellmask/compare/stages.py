@@ -10,7 +10,6 @@ trainings as in any comparison (:mod:`bellmask.compare.execute`), answers by
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shlex
 import statistics
@@ -19,22 +18,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from bellmask import __version__
 from bellmask.compare.execute import (
     PlannedRun,
     check_positive,
-    distinct,
     execute,
     for_comparison,
     is_finished,
     run_key,
     text_identity,
+    with_seed,
 )
-from bellmask.compare.results import RunRecord, ratio_over_seeds, read_run, read_run_json
-from bellmask.compare.variants import OWNED, Variant, check_shared, parse_variants
+from bellmask.compare.report import draw_runs
+from bellmask.compare.results import RunRecord, read_run, write_json
+from bellmask.compare.variants import OWNED, check_shared, parse_variants
 from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
 from bellmask.config.config import RunConfig, load_config, parse_options
 from bellmask.config.presets import PRESETS
@@ -43,11 +42,12 @@ from bellmask.data.prepare import LoadedData, describe_blocks, load_inputs, make
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling
-from bellmask.report.figures import save_figure
+from bellmask.report.figures import finish_axes, new_figure, save_figure
 from bellmask.train.setup import open_start
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
+from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.table import Bold, Table, in_markdown, markdown_page
 
 SUITE = "cpt_sft"
@@ -114,33 +114,32 @@ class StagesOptions:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One place in the table, for one training seed."""
+class StageRun(PlannedRun):
+    """A training, and its place in the table."""
 
     seed: int
+    """Of the continual pretraining."""
     cpt: str
-    sft: str | None = None
+    sft: str | None
     """None: continual pretraining only."""
 
-    @property
-    def name(self) -> str:
-        """What a person calls it."""
-        return f"CPT {self.cpt}" + (f" + SFT {self.sft}" if self.sft else "")
+
+def _stage_run(
+    config: RunConfig, folder: Path, seed: int, cpt: str, sft: str | None = None
+) -> StageRun:
+    name = f"CPT {cpt}" + (f" + SFT {sft}" if sft else "")
+    return StageRun(name, "", config, folder, seed, cpt, sft)
 
 
 @dataclass(frozen=True)
 class StagePlan:
     """All trainings, and what is held out of the fine-tuning's examples."""
 
-    cells: list[tuple[Cell, PlannedRun]]
+    runs: list[StageRun]
     valid: Blocks
     tokenizer: Tokenizer
     length: int
     """The gap that most training responses need."""
-
-    def runs(self, *, is_tuned: bool) -> list[PlannedRun]:
-        """The fine-tunings, or the adaptations that they start from."""
-        return distinct([run for cell, run in self.cells if (cell.sft is not None) == is_tuned])
 
 
 def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
@@ -163,40 +162,30 @@ def plan_stages(
     check_stages(cpt, sft)
     variants = parse_variants(list(VARIANTS))
     cpt = for_comparison(cpt)  # so that 'bellmask compare' shares these runs
-    adapted = [[_seeded(variant.apply(cpt), n) for variant in variants] for n in range(seeds)]
+    adapted = [
+        (number, variant.name, with_seed(variant.apply(cpt), number))
+        for number in range(seeds)
+        for variant in variants
+    ]
     identity = text_identity(cpt, is_quiet=is_quiet)
     tokenizer, data = _load_examples(cpt, sft, is_quiet)
     marks = (tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint)
-    cells = []
-    for number, configs in enumerate(adapted):
-        for variant, config in zip(variants, configs, strict=True):
-            seed = config.train.seed
-            folder = root / run_key(config, identity)
-            cell = Cell(seed, variant.name)
-            cells.append((cell, PlannedRun(cell.name, seed, "", config, folder)))
-            for second in variants:
-                cell = Cell(seed, variant.name, second.name)
-                tuned = _tuned(_seeded(sft, number), second, folder, cpt.train.steps)
-                place = root / _tuned_key(tuned, folder.name, "/".join(marks))
-                run = PlannedRun(cell.name, tuned.train.seed, "", tuned, place)
-                cells.append((cell, run))
+    runs = []
+    for number, name, config in adapted:
+        seed, folder = config.train.seed, root / run_key(config, identity)
+        runs.append(_stage_run(config, folder, seed, name))
+        for second in variants:
+            tuned = second.apply(_started(with_seed(sft, number), folder, cpt.train.steps))
+            # the adaptation's key stands for where it lies
+            key = run_key(_started(tuned, folder.name, cpt.train.steps), "/".join(marks))
+            runs.append(_stage_run(tuned, root / key, seed, name, second.name))
     about = describe_blocks(sft, data.train, data.valid, data.counts)
-    return StagePlan(cells, data.valid, tokenizer, about["response_tokens"])
+    return StagePlan(runs, data.valid, tokenizer, about["response_tokens"])
 
 
-def _seeded(config: RunConfig, number: int) -> RunConfig:
-    return replace(config, train=replace(config.train, seed=config.train.seed + number)).check()
-
-
-def _tuned(sft: RunConfig, variant: Variant, start: Path, step: int) -> RunConfig:
+def _started(sft: RunConfig, model: Path | str, step: int) -> RunConfig:
     """A fine-tuning from an adaptation's last step."""
-    options = replace(sft.start, model=str(start), checkpoint=str(step))
-    return variant.apply(replace(sft, start=options))
-
-
-def _tuned_key(config: RunConfig, start: str, identity: str) -> str:
-    """The folder of a fine-tuning: the adaptation's key stands for where it lies."""
-    return run_key(replace(config, start=replace(config.start, model=start)), identity)
+    return replace(sft, start=replace(sft.start, model=str(model), checkpoint=str(step)))
 
 
 def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
@@ -218,24 +207,10 @@ def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Toke
 
 
 @dataclass(frozen=True)
-class Asking:
-    """How exact match is measured."""
-
-    examples: int = 256
-    """Held-out examples, the first ones (they are in a random order); 0: all."""
-    length: Gap | None = None
-    """Tokens of the gap; None: what most training responses need; "own": each example's."""
-    sampling: Sampling = field(default_factory=Sampling)
-    """Without steps: as many as the fine-tuning's ``validation.sample_steps``."""
-    seeds: int = 5
-    batch_size: int = 64
-
-
-@dataclass(frozen=True)
 class StageOutcome:
-    """A trained cell: what its folder says, and its answers."""
+    """A trained run: what its folder says, and its answers."""
 
-    cell: Cell
+    run: StageRun
     record: RunRecord
     answered: ExactMatch
 
@@ -243,7 +218,7 @@ class StageOutcome:
         """The numbers of results.json; nothing that a clock decides."""
         record, answered = self.record, self.answered
         return {
-            "seed": self.cell.seed,
+            "seed": self.run.seed,
             "run": record.folder.name,
             "steps": record.steps,
             "nll": record.nll,
@@ -256,61 +231,54 @@ class StageOutcome:
 
 
 def compare_stages(
-    cpt: RunConfig,
-    sft: RunConfig,
-    *,
-    out: Path,
-    root: Path,
-    seeds: int = 1,
-    jobs: int = 1,
-    asking: Asking | None = None,
-    is_quiet: bool = False,
+    cpt: RunConfig, sft: RunConfig, options: StagesOptions, out: Path
 ) -> dict[str, Any]:
     """Train what is not there yet, ask, write the report, return the results."""
-    asking = asking or Asking()
-    check_positive(seeds=seeds, jobs=jobs)
-    _check_asking(asking)
-    plan = plan_stages(cpt, sft, seeds=seeds, root=root, is_quiet=is_quiet)
-    exam = _exam(plan, sft, asking)
+    check_positive(seeds=options.seeds, jobs=options.jobs)
+    options.sampling.check()
+    if options.sampling_seeds < 1 or options.batch_size < 1 or options.examples < 0:
+        raise UserError(
+            "--sampling-seeds and --batch-size must be at least 1, --examples at least 0"
+        )
+    root, is_quiet = Path(options.runs), options.quiet
+    plan = plan_stages(cpt, sft, seeds=options.seeds, root=root, is_quiet=is_quiet)
+    exam = _exam(plan, sft, options)
     out.mkdir(parents=True, exist_ok=True)
     root.mkdir(parents=True, exist_ok=True)
     try:
-        execute(plan.runs(is_tuned=False), jobs=jobs, is_quiet=is_quiet)
-        execute([_as_started(r) for r in plan.runs(is_tuned=True)], jobs=jobs, is_quiet=is_quiet)
+        for is_tuned in (False, True):
+            stage = [run for run in plan.runs if (run.sft is not None) == is_tuned]
+            execute(list(map(_as_started, stage)), jobs=options.jobs, is_quiet=is_quiet)
         outcomes = _outcomes(plan, exam, is_quiet)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "interrupted; trainings and answers are saved, and the same command continues with them"
         ) from None
-    about = _describe(cpt, sft, exam)
-    return write_stages({**about, **summarize_stages(outcomes)}, out, is_quiet=is_quiet)
+    results = without_nan({**_describe(cpt, sft, exam), **summarize_stages(outcomes)})
+    write_json(out / "results.json", results, is_quiet=is_quiet)
+    write_text(out / "table.md", stage_markdown(results))
+    save_figure(stage_figure(results), out / "curves")
+    return results
 
 
-def _check_asking(asking: Asking) -> None:
-    asking.sampling.check()
-    if asking.seeds < 1 or asking.batch_size < 1 or asking.examples < 0:
-        raise UserError(
-            "--sampling-seeds and --batch-size must be at least 1, --examples at least 0"
-        )
-
-
-def _exam(plan: StagePlan, sft: RunConfig, asking: Asking) -> Exam:
+def _exam(plan: StagePlan, sft: RunConfig, options: StagesOptions) -> Exam:
     """The questions, the same for all runs."""
-    sampling, block = asking.sampling, plan.valid.block_length
+    sampling, block = options.sampling, plan.valid.block_length
     if sampling.steps is None and sampling.has_steps:
         sampling = replace(sampling, steps=sft.validation.sample_steps)
-    length = plan.length if asking.length is None else asking.length
-    if length != "own" and not 1 <= length < block:
+    length = plan.length if options.length is None else options.length
+    if options.gap == "fixed" and not 1 <= length < block:
         raise UserError(f"--length {length}: rows have {block} tokens, and a prompt needs room too")
-    examples = plan.valid.slice(0, min(asking.examples or len(plan.valid), len(plan.valid)))
-    seeds = tuple(range(asking.seeds))
-    return Exam(examples, plan.tokenizer, length, sampling, seeds, asking.batch_size)
+    gap: Gap = "own" if options.gap == "own" else length
+    examples = plan.valid.slice(0, min(options.examples or len(plan.valid), len(plan.valid)))
+    seeds = tuple(range(options.sampling_seeds))
+    return Exam(examples, plan.tokenizer, gap, sampling, seeds, options.batch_size)
 
 
-def _as_started(run: PlannedRun) -> PlannedRun:
+def _as_started(run: StageRun) -> StageRun:
     """A fine-tuning that was begun keeps how it named its start: resuming compares options."""
     path = run.folder / "config.json"
-    if not path.exists() or is_finished(run):
+    if run.sft is None or not path.exists() or is_finished(run):
         return run
     before = load_config(path).start.model
     return replace(run, config=replace(run.config, start=replace(run.config.start, model=before)))
@@ -318,53 +286,35 @@ def _as_started(run: PlannedRun) -> PlannedRun:
 
 def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]:
     """What every run learned and answers; an adaptation is asked without any fine-tuning."""
-    size = len(exam.examples)
-    missing = sum(len(exam.missing(r.folder, r.config.train.steps)) for _, r in plan.cells)
-    is_quiet = is_quiet or not missing
+    missing = sum(len(exam.missing(run.folder, run.config.train.steps)) for run in plan.runs)
+    total, is_quiet = len(exam.examples) * missing, is_quiet or not missing
     outcomes = []
-    with progress_bar("exact match", "answers", size * missing, is_quiet=is_quiet) as progress:
-        for cell, run in plan.cells:
+    with progress_bar("exact match", "answers", total, is_quiet=is_quiet) as progress:
+        for run in plan.runs:
             answered = exam.take(run.folder, run.config.train.steps, progress)
-            outcomes.append(StageOutcome(cell, read_run(run.folder), answered))
+            outcomes.append(StageOutcome(run, read_run(run.folder), answered))
     return outcomes
 
 
 def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
     """What was trained and asked; the options that variants decide are left out."""
     own = exam.examples.num_maskable(slice(None))
-    owned = ("framework", "law", "schedule", "objective")
-    kept = [
-        {name: part for name, part in config.to_dict().items() if name not in owned}
-        for config in (cpt, replace(sft, start=replace(sft.start, model=None, checkpoint="latest")))
-    ]
-    return {
-        "cpt": kept[0],
-        "sft": kept[1],
-        "asked": {
-            "examples": len(exam.examples),
-            "fingerprint": exam.examples.fingerprint,
-            "gap": exam.length,
-            "own_gaps": [int(own.min()), int(own.max())],
-            "sampling": vars(exam.sampling),
-            "seeds": list(exam.seeds),
-        },
+    owned = [option.removeprefix("--") for option in OWNED]
+    sft = replace(sft, start=replace(sft.start, model=None, checkpoint="latest"))
+    asked = {
+        "examples": len(exam.examples),
+        "fingerprint": exam.examples.fingerprint,
+        "gap": exam.length,
+        "own_gaps": [int(own.min()), int(own.max())],
+        "sampling": vars(exam.sampling),
+        "seeds": list(exam.seeds),
     }
-
-
-def write_stages(results: dict[str, Any], out: Path, *, is_quiet: bool = False) -> dict[str, Any]:
-    """results.json, table.md and curves.png/.svg; returns the results."""
-    results = without_nan(results)
-    path = out / "results.json"
-    if path.exists() and not is_quiet:
-        before = read_run_json(path)
-        rows = before.get("rows") if isinstance(before, dict) else None
-        rows = [row.get("runs") for row in rows if isinstance(row, dict)] if rows else None
-        if rows != [row["runs"] for row in results["rows"]]:
-            print(f"note: {out} held other results, which are replaced")
-    write_text(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
-    write_text(out / "table.md", stage_markdown(results))
-    write_stage_curves(results, out)
-    return results
+    configs = {"cpt": cpt.to_dict(), "sft": sft.to_dict()}
+    found = {
+        stage: {name: part for name, part in config.items() if name not in owned}
+        for stage, config in configs.items()
+    }
+    return {**found, "asked": asked}
 
 
 # Outcomes of the suite ``cpt_sft`` → the rows of Table 4, with differences and their errors
@@ -380,78 +330,56 @@ BASE = "base"
 
 def summarize_stages(outcomes: Sequence[StageOutcome]) -> dict[str, Any]:
     """Rows in the table's order: continual pretraining first, then with fine-tuning."""
-    places = dict.fromkeys((o.cell.cpt, o.cell.sft) for o in outcomes)
-    ordered = sorted(places, key=lambda place: place[1] is not None)  # stable
-    seeds = list(dict.fromkeys(o.cell.seed for o in outcomes))
-    found = {(o.cell.cpt, o.cell.sft, o.cell.seed): o for o in outcomes}
+    places = dict.fromkeys((o.run.cpt, o.run.sft) for o in outcomes)
+    seeds = list(dict.fromkeys(o.run.seed for o in outcomes))
+    found = {(o.run.cpt, o.run.sft, o.run.seed): o for o in outcomes}
     rows = []
-    for cpt, sft in ordered:
+    for cpt, sft in sorted(places, key=lambda place: place[1] is not None):  # stable
         mine = [found[cpt, sft, seed] for seed in seeds]
         base = [found[BASE, sft and BASE, seed] for seed in seeds]
-        rows.append(_row(cpt, sft, mine, None if mine == base else base))
-    return {
-        "format": FORMAT,
-        "bellmask": __version__,
-        "suite": "cpt_sft",
-        "seeds": seeds,
-        "rows": rows,
-    }
+        rows.append(_row(cpt, sft, mine, base))
+    about = {"format": FORMAT, "bellmask": __version__, "suite": SUITE}
+    return {**about, "seeds": seeds, "rows": rows}
 
 
 def _row(
-    cpt: str, sft: str | None, mine: Sequence[StageOutcome], base: Sequence[StageOutcome] | None
+    cpt: str, sft: str | None, mine: Sequence[StageOutcome], base: Sequence[StageOutcome]
 ) -> dict[str, Any]:
-    shares = [one.answered.share for one in mine]
+    match = Estimate.over_seeds([one.answered.share for one in mine])
+    # of one model's answers: the mean variance over training seeds
+    variance = statistics.fmean(one.answered.seed_deviation**2 for one in mine)
     row: dict[str, Any] = {
         "section": "cpt" if sft is None else "sft",
         "cpt": cpt,
         "sft": sft,
         "nll": statistics.fmean(one.record.nll[-1] for one in mine),
-        "exact_match": statistics.fmean(shares),
-        # of one model's answers: the mean variance over training seeds
-        "sampling_deviation": math.sqrt(
-            statistics.fmean(one.answered.seed_deviation**2 for one in mine)
-        ),
-        "training_deviation": statistics.stdev(shares) if len(shares) > 1 else None,
+        "exact_match": match.value,
+        "sampling_deviation": math.sqrt(variance),
+        "training_deviation": match.deviation,
         "difference": None,
         "runs": [one.summary() for one in mine],
     }
-    if base is not None:
-        pairs = list(zip(mine, base, strict=True))
-        for one, other in pairs:
-            if not one.record.last.is_paired_with(other.record.last):
-                raise UserError(
-                    f"{one.record.folder} and {other.record.folder} were validated on different "
-                    "blocks or masks"
-                )
-        row["difference"] = {
-            "nll": join_seeds([a.record.last.difference(b.record.last) for a, b in pairs]),
-            "exact_match": join_seeds([a.answered.difference(b.answered) for a, b in pairs]),
-        }
-    return row
+    if mine == base:
+        return row
+    pairs = list(zip(mine, base, strict=True))
+    for one, other in pairs:
+        if not one.record.last.is_paired_with(other.record.last):
+            raise UserError(
+                f"{one.record.folder} and {other.record.folder} were validated on different "
+                "blocks or masks"
+            )
+    nll = join_seeds([a.record.last.difference(b.record.last) for a, b in pairs])
+    exact = join_seeds([a.answered.difference(b.answered) for a, b in pairs])
+    return {**row, "difference": {"nll": nll, "exact_match": exact}}
 
 
 def join_seeds(differences: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """(difference, its error within the seed) of each training seed → mean, error, interval."""
     values = [value for value, _ in differences]
-    if len(values) == 1:
-        return {
-            "value": values[0],
-            "se": differences[0][1],
-            "low": None,
-            "high": None,
-            "by_seed": values,
-        }
-    # ratio_over_seeds takes ratios and works with their logs, which the differences are
-    interval = ratio_over_seeds([math.exp(value) for value in values])
-    low, high = (None if end is None else math.log(end) for end in (interval.low, interval.high))
-    return {
-        "value": statistics.fmean(values),
-        "se": statistics.stdev(values) / math.sqrt(len(values)),
-        "low": low,
-        "high": high,
-        "by_seed": values,
-    }
+    mean = Estimate.over_seeds(values)
+    low, high = mean.interval
+    error = differences[0][1] if mean.se is None else mean.se
+    return {"value": mean.value, "se": error, "low": low, "high": high, "by_seed": values}
 
 
 # Table 4 on the screen and in Markdown (Sec. 5.3)
@@ -462,29 +390,28 @@ NONE = "—"
 
 def stage_table(results: Mapping[str, Any]) -> Table:
     """The best values of a section are bold."""
-    columns = ["CPT", "SFT", "NLL", "difference", "exact match (%)", "difference (points)"]
-    rows = []
+    rows: list[list[str]] = []
     for section, title in SECTIONS.items():
         found = [row for row in results["rows"] if row["section"] == section]
         rows.append([Bold(title), *[""] * 5])
-        nll = [f"{row['nll']:.4f}" for row in found]
-        match = [f"{100 * row['exact_match']:.2f}" for row in found]
-        best_nll = min(nll, key=float)
-        best_match = max(match, key=float)
-        for row, loss, share in zip(found, nll, match, strict=True):
+        # as they are shown, so that what looks equal is bold alike
+        nll = [round(row["nll"], 4) for row in found]
+        match = [round(100 * row["exact_match"], 2) for row in found]
+        for row, loss, share in zip(found, nll, match):
             deviation = row["sampling_deviation"]
-            shown = share if deviation is None else f"{share} ± {100 * deviation:.2f}"
+            shown = plus_minus(share, None if deviation is None else 100 * deviation)
             difference = row["difference"] or {"nll": None, "exact_match": None}
             rows.append(
                 [
                     row["cpt"],
                     row["sft"] or NONE,
-                    Bold(loss) if loss == best_nll else loss,
+                    Bold(f"{loss:.4f}") if loss == min(nll) else f"{loss:.4f}",
                     show_difference(difference["nll"], 4),
-                    Bold(shown) if share == best_match else shown,
+                    Bold(shown) if share == max(match) else shown,
                     show_difference(difference["exact_match"], 2, 100),
                 ]
             )
+    columns = ["CPT", "SFT", "NLL", "difference", "exact match (%)", "difference (points)"]
     return Table(_title(results), columns, rows, stage_notes(results))
 
 
@@ -492,52 +419,32 @@ def show_difference(found: Mapping[str, Any] | None, digits: int, scale: float =
     """``+8.10 ± 0.52 (+6.61 to +9.59)``; the interval where there are seeds enough."""
     if found is None:
         return ""
-    text = f"{scale * found['value']:+.{digits}f}"
-    if found["se"] is not None:
-        text += f" ± {scale * found['se']:.{digits}f}"
-    if found["low"] is not None:
-        low, high = scale * found["low"], scale * found["high"]
-        text += f" ({low:+.{digits}f} to {high:+.{digits}f})"
-    return text
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
+    low, high, value, error = (
+        None if found[key] is None else scale * found[key] for key in ("low", "high", "value", "se")
+    )
+    ends = "" if low is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
+    return plus_minus(value, error, digits, "+") + ends
 
 
 def stage_notes(results: Mapping[str, Any]) -> list[str]:
     """What the numbers are, and what their errors mean."""
-    asked, seeds = results["asked"], len(results["seeds"])
-    gap, (low, high) = asked["gap"], asked["own_gaps"]
-    length = (
-        "each answer's own length, rounded up as in training, which tells a little about it"
-        if gap == "own"
-        else f"{_count(gap, 'token')} for every answer (in training {low} to {high}, by the "
-        "response's length)"
-    )
-    over = "the paired training seeds"
+    asked, seeds, sampling = results["asked"], len(results["seeds"]), results["asked"]["sampling"]
+    low, high = asked["own_gaps"]
+    gap = f"{asked['gap']} tokens for every answer (in training {low} to {high})"
+    if asked["gap"] == "own":
+        gap = "each answer's own length, rounded up as in training, which tells a little about it"
+    steps = "" if sampling["steps"] is None else f", at most {sampling['steps']} steps"
+    over = f"{seeds} paired training seeds" + (", with a 95 % t-interval" if seeds > 2 else "")
     if seeds == 1:
         over = "validation blocks (NLL) or examples (exact match), for one training seed"
-    elif seeds > 2:
-        over += ", with a 95 % t-interval"
-    lines = [
+    return [
         "NLL: nats per token, of held-out text after continual pretraining, of held-out responses "
         "after fine-tuning; the sections measure different things.",
-        f"Exact match: {_count(asked['examples'], 'held-out example')}, answers compared after "
-        f"stripping white space, case counts; the gap to fill has {length}. Without fine-tuning "
-        "the same prompts are asked.",
-        f"± after exact match: one standard deviation over {_count(len(asked['seeds']), 'seed')} "
-        f"of sampling ({_sampling(asked['sampling'])}).",
+        f"Exact match: {asked['examples']} held-out examples, white space at both ends stripped; "
+        f"the gap to fill has {gap}. ± is one standard deviation over {len(asked['seeds'])} "
+        f"sampling seeds ({sampling['rule']}{steps}, temperature {sampling['temperature']:g}).",
         f"Difference: to the base row of the section; ± is the standard error over {over}.",
     ]
-    if seeds > 1:
-        lines.append(f"Means over {seeds} training seeds.")
-    return lines
-
-
-def _sampling(settings: Mapping[str, Any]) -> str:
-    steps = "" if settings["steps"] is None else f", {_count(settings['steps'], 'step')} at most"
-    return f"{settings['rule']}{steps}, temperature {settings['temperature']:g}"
 
 
 def _title(results: Mapping[str, Any]) -> str:
@@ -562,34 +469,20 @@ def stage_markdown(results: Mapping[str, Any]) -> str:
 
 COLOURS = {"base": "tab:red", "bell": "tab:blue"}
 STYLES = {"base": "--", "bell": "-"}
-"""Colour says which continual pretraining, the line which fine-tuning."""
+"""Color says which continual pretraining, the line which fine-tuning."""
 
 
 def stage_figure(results: Mapping[str, Any]) -> Figure:
     """NLL of held-out responses against the fine-tuning's steps; thin lines are single seeds."""
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(7, 4.4)
     for row in results["rows"]:
-        if row["section"] != "sft":
-            continue
-        colour, style = COLOURS[row["cpt"]], STYLES[row["sft"]]
-        curves = np.array([run["nll"] for run in row["runs"]])
-        steps = row["runs"][0]["steps"]
-        if len(curves) > 1:
-            for curve in curves:
-                axes.plot(steps, curve, style, color=colour, linewidth=0.7, alpha=0.35)
-        label = f"CPT {row['cpt']}, SFT {row['sft']} ({100 * row['exact_match']:.1f} % exact)"
-        axes.plot(steps, curves.mean(0), style, color=colour, linewidth=1.8, label=label)
-    axes.set_xlabel("fine-tuning step")
-    axes.set_ylabel("validation NLL bound of responses (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
+        if row["section"] == "sft":
+            label = f"CPT {row['cpt']}, SFT {row['sft']} ({100 * row['exact_match']:.1f} % exact)"
+            look = {"color": COLOURS[row["cpt"]], "linestyle": STYLES[row["sft"]]}
+            draw_runs(axes, row["runs"], "steps", label, **look)
+    y = "validation NLL bound of responses (nats per token)"
+    finish_axes(axes, "fine-tuning step", y, legend=0)
     return figure
-
-
-def write_stage_curves(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """curves.png and curves.svg."""
-    return save_figure(stage_figure(results), folder / "curves")
 
 
 # The command
@@ -619,23 +512,7 @@ def main(args: Sequence[str]) -> int:
     check_folder(str(out))
     check_folder(options.runs, "--runs")
 
-    asking = Asking(
-        options.examples,
-        "own" if options.gap == "own" else options.length,
-        options.sampling,
-        options.sampling_seeds,
-        options.batch_size,
-    )
-    results = compare_stages(
-        cpt,
-        sft,
-        out=out,
-        root=Path(options.runs),
-        seeds=options.seeds,
-        jobs=options.jobs,
-        asking=asking,
-        is_quiet=options.quiet,
-    )
+    results = compare_stages(cpt, sft, options, out)
     stage_table(results).print()
     print(f"written: {out}/results.json, table.md, curves.png, curves.svg")
     return 0
@@ -672,11 +549,12 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
         )
     own, rest = split_args(PresetOptions, words, option)
     options = parse_options(PresetOptions, None, own, option)
-    check_shared([], [Path(file) for file in options.config])
+    try:
+        check_shared(words[1:], [Path(file) for file in options.config])
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
     for word in words[1:]:
         name = word.split("=")[0].replace("_", "-")
-        if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
-            raise UserError(f"{option}: {name} is what base and bell differ in; leave it out")
         if option == "--sft" and name in _FROM_CPT:
             raise UserError(
                 f"--sft: {name} is decided, as fine-tuning starts from the last step of the "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
@@ -55,31 +56,74 @@ def _is_formula(text: str) -> bool:
     return True
 
 
-def plot_context_curve(
-    points: Sequence[Mapping[str, Any]],
-    lines: Mapping[str, float],
-    path: Path,
-    *,
-    title: str,
-) -> list[Path]:
-    """NLL against context count with error bars, beside horizontal reference lines."""
-    figure = Figure(figsize=(7, 4.2))
-    axes = figure.subplots()
-    middle = [(p["low"] + p["high"]) / 2 for p in points]
-    axes.errorbar(
-        middle,
-        [p["nll"] for p in points],
-        yerr=[1.96 * p["standard_error"] for p in points],
-        fmt="o-",
-        markersize=4,
-        capsize=3,
-        label="model (95 % interval)",
-    )
-    for (label, value), style in zip(lines.items(), ("--", ":", "-.")):
-        axes.axhline(value, linestyle=style, color="0.35", linewidth=1.2, label=label)
-    axes.set_xlabel("observed tokens $N_c$ in the block")
-    axes.set_ylabel("cross-entropy of a target token (nats)")
+# Panels that look alike
+
+
+def new_figure(
+    width: float, height: float, columns: int = 1, **shared: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches, and its panels side by side."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False, **shared)[0])
+
+
+def finish_axes(
+    axes: Axes, x: str, y: str = "", title: str = "", *, legend: int | None = None
+) -> None:
+    """Labels, title, grid; a legend inside the panel, or below it in ``legend`` columns."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if legend:  # below, where it hides no curve
+        below = (0.5, -0.16)
+        axes.legend(fontsize=8, ncols=legend, loc="upper center", bbox_to_anchor=below)
+    elif legend == 0:
+        axes.legend(fontsize=8)
+
+
+def draw_intervals(
+    axes: Axes,
+    x: Sequence[float],
+    values: Sequence[float],
+    errors: Sequence[float | None],
+    **look: Any,
+) -> None:
+    """Values with 95 % intervals; an error that is not known has none."""
+    reach = [1.96 * (error or 0) for error in errors]
+    axes.errorbar(x, values, reach, **{"fmt": "o-", "markersize": 3, "capsize": 2, **look})
+
+
+def draw_bins(
+    axes: Axes, points: Sequence[Mapping[str, Any]], value: str, error: str = "se", **look: Any
+) -> None:
+    """A value for each bin of context counts ``low`` to ``high``, with 95 % intervals."""
+    middle = [(point["low"] + point["high"]) / 2 for point in points]
+    draw_intervals(axes, middle, [p[value] for p in points], [p[error] for p in points], **look)
+
+
+def draw_histogram(axes: Axes, heights: Sequence[float], label: str) -> None:
+    """Bars of equal width over [0, 1]."""
+    centres = [(number + 0.5) / len(heights) for number in range(len(heights))]
+    axes.bar(centres, heights, 1 / len(heights), color="0.82", label=label)
+
+
+def trim_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
+    """Leave out the first fall from the uniform prediction, which would flatten the rest."""
+    low = min(map(min, curves))
+    top = max(max(curve[len(curve) // 10 :]) for curve in curves)
+    room = 0.05 * (top - low or 1)
+    axes.set_ylim(low - room, top + room)
+
+
+def plot_context_curve(
+    points: Sequence[Mapping[str, Any]], lines: Mapping[str, float], path: Path, *, title: str
+) -> list[Path]:
+    """NLL against context count with error bars, beside horizontal reference lines."""
+    figure, (axes,) = new_figure(7, 4.2)
+    draw_bins(axes, points, "nll", "standard_error", label="model (95 % interval)")
+    for (label, value), style in zip(lines.items(), ("--", ":", "-.")):
+        axes.axhline(value, linestyle=style, color="0.35", linewidth=1.2, label=label)
+    x, y = "observed tokens $N_c$ in the block", "cross-entropy of a target token (nats)"
+    finish_axes(axes, x, y, title, legend=0)
     return save_figure(figure, path)

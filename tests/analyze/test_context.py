@@ -26,7 +26,6 @@ from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.evaluate.likelihood import BlockScorer
-from bellmask.model.transformer import Denoiser
 from bellmask.run import load_run
 
 MASK, PAD = 50, 49
@@ -85,19 +84,6 @@ def test_the_exact_models_loss_in_a_bin_is_the_mean_entropy_of_its_contexts(fram
     np.testing.assert_allclose(in_other_batches, values, rtol=1e-12)
 
 
-def test_every_context_of_a_bin_is_asked_alike():
-    """The loss tells the number of masks, L - N_c: 4000 blocks, 3 or 4 contexts in a bin."""
-    blocks = rows_of(np.zeros((4000, 8), dtype=np.int64), [8] * 4000)
-    bins = [(0, 0), (1, 3), (4, 7)]
-    values = losses_by_bin(BlockScorer(masks_as_loss, blocks, MASK), bins, seed=1, batch_size=1000)
-    for value, (low, high) in zip(values, bins):
-        found, counts = np.unique(8 - value, return_counts=True)
-        assert found.tolist() == list(range(low, high + 1))
-        share = 1 / (high - low + 1)
-        spread = math.sqrt(4000 * share * (1 - share))
-        assert np.abs(counts - 4000 * share).max() <= 4 * spread
-
-
 def test_a_short_block_is_asked_what_it_can_be_and_left_out_beyond():
     """Lengths 1, 3, 8: the contexts of a bin end at L_b - 1."""
     lengths = [1, 3, 8] * 200
@@ -151,17 +137,14 @@ def test_a_causal_bin_is_the_mean_of_its_slots(order):
 
 @pytest.fixture(scope="module")
 def runs(zoo, tmp_path_factory):
-    """Documents are lines, which span blocks: errors are clustered. Also blocks of single lines.
+    """Documents are lines, which span blocks: errors are clustered.
 
     steps has three checkpoints, the last one of other weights.
     """
     folder, line = tmp_path_factory.mktemp("runs"), {"data.documents": "line"}
-    for name in ("steps", "arm"):
-        change_run(zoo / name, folder / name, line)
+    change_run(zoo / "steps", folder / "steps", line)
     checkpoint = "checkpoints/step-0000000"
     shutil.copytree(zoo / "base" / f"{checkpoint}60", folder / "steps" / f"{checkpoint}90")
-    alone = {**line, "data.packing": "unpacked", "data.block_length": 40}
-    change_run(zoo / "bell", folder / "alone", alone)
     return folder
 
 
@@ -199,14 +182,10 @@ def between_documents(value, document):
 BINS = [(0, 0), (1, 5), (6, 10), (11, 15)]
 
 
-@pytest.fixture(scope="module")
-def drops(runs):
-    return measured(CONTEXT_DROP, runs, "steps")
-
-
-def test_a_drop_is_the_paired_difference_of_two_stages(runs, drops):
+def test_a_drop_is_the_paired_difference_of_two_stages(runs):
     """The rise: what the upper half of the bins learned until the end, less what N_c = 0 did."""
-    found, (run,) = drops, drops["runs"]
+    found = measured(CONTEXT_DROP, runs, "steps")
+    (run,) = found["runs"]
     steps = [stage["step"] for stage in run["stages"]]
     assert (found["blocks"], found["block_length"], steps) == (40, 16, [30, 60, 90])
     values = [by_hand(runs / "steps", step, BINS, 40)[0] for step in steps]
@@ -230,79 +209,6 @@ def test_a_drop_is_the_paired_difference_of_two_stages(runs, drops):
             assert stage["rise"]["value"] == pytest.approx(rise.mean(), abs=1e-9)
             assert stage["rise"]["se"] == pytest.approx(between_documents(rise, document), rel=1e-6)
     assert ("drop" in run["stages"][0], "rise" in run["stages"][2]) == (False, False)
-
-
-def test_the_table_and_the_figure_of_drops_name_the_stages(drops):
-    (table,) = CONTEXT_DROP.tables(drops)
+    (table,) = CONTEXT_DROP.tables(found)
     assert table.columns[1:] == ["30 to 60", "60 to 90"]
-    (panel,) = CONTEXT_DROP.figure(drops).axes
-    assert len(panel.get_legend_handles_labels()[1]) == 2
-
-
-def test_tokens_count_alike_in_blocks_of_different_lengths(runs):
-    """Lines of 16 to 60 bytes in blocks of 40, all of them; the error by the delta method."""
-    found = measured(CONTEXT_CURVE, runs, "alone", blocks=0)
-    bins = [(0, 0), (1, 13), (14, 26), (27, 39)]
-    values, _, length = by_hand(runs / "alone", 60, bins, found["blocks"])
-    assert length.min() < 27 < 40 == length.max()
-    for point, value in zip(found["runs"][0]["stages"][0]["nll"], values, strict=True):
-        there = ~np.isnan(value)
-        weight, count = length[there] / length[there].sum(), there.sum()
-        mean = (weight * value[there]).sum()
-        assert point["value"] == pytest.approx(mean, abs=1e-9)
-        residual = count * weight * (value[there] - mean)
-        assert point["se"] == pytest.approx(residual.std(ddof=1) / math.sqrt(count), rel=1e-6)
-    assert count < len(value)
-
-
-def test_all_masked_checkpoints_see_the_same_contexts(runs, monkeypatch):
-    seen, forward = {}, Denoiser.forward
-
-    def recorded(self, x_BL, *args, **more):
-        seen.setdefault(self, []).append(x_BL.clone())
-        return forward(self, x_BL, *args, **more)
-
-    monkeypatch.setattr(Denoiser, "forward", recorded)
-    measured(CONTEXT_DROP, runs, "steps", seed=9, batch_size=24)
-    first, *others = seen.values()
-    assert (len(first), len(others)) == (4 * 2, 2)
-    assert all(torch.equal(a, b) for mine in others for a, b in zip(first, mine, strict=True))
-    seen.clear()
-    measured(CONTEXT_CURVE, runs, "steps", seed=10, batch_size=24)
-    (last,) = seen.values()
-    assert not all(torch.equal(a, b) for a, b in zip(first, last, strict=True))
-
-
-def test_a_curve_is_the_last_checkpoint_unless_another_is_asked_for(runs):
-    for wanted, step in (((60, 30), 60), ((), 90)):
-        found = measured(CONTEXT_CURVE, runs, "steps", checkpoints=wanted, blocks=30)
-        (stage,) = found["runs"][0]["stages"]
-        values, _, _ = by_hand(runs / "steps", step, [(0, 0)], 30)
-        assert (stage["step"], stage["nll"][0]["value"]) == (step, pytest.approx(values.mean()))
-
-
-def test_both_references_are_there(runs):
-    """Add-one smoothed counts, and each place's own with 100 counts of the unigram."""
-    found = measured(CONTEXT_CURVE, runs, "steps", "arm")
-    run = load_run(runs / "arm")
-    train_x, valid_x = (blocks.rows(slice(None)).numpy() for blocks in run.blocks())
-    num_tokens = run.tokenizer.num_tokens
-    valid_x = valid_x[[round(n * (len(valid_x) - 1) / 39) for n in range(40)]]
-    unigram = np.bincount(train_x.ravel(), minlength=num_tokens) + 1.0
-    unigram /= unigram.sum()
-    own = [np.bincount(column, minlength=num_tokens) + 100 * unigram for column in train_x.T]
-    losses = [-np.log(p[x] / p.sum()) for p, x in zip(own, valid_x.T)]
-    truth = [-np.log(unigram[valid_x]).mean(), np.mean(losses)]
-    names = ("unigram_cross_entropy", "position_wise_cross_entropy")
-    assert [found[name] for name in names] == pytest.approx(truth, rel=1e-9)
-    assert [run["is_exact"] for run in found["runs"]] == [False, True]
-    point = found["runs"][1]["stages"][0]["nll"][2]
-    assert point["value"] == pytest.approx(by_hand(runs / "arm", 60, BINS, 40)[0][2].mean())
-    reference = CONTEXT_CURVE.tables(found)[1]
-    assert [row[1] for row in reference.rows] == [f"{value:.3f}" for value in truth]
-
-
-def test_runs_that_share_a_name_are_told_apart_by_their_folders(runs):
-    shutil.copytree(runs / "arm", runs / "second")
-    found = measured(CONTEXT_CURVE, runs, "arm", "second", blocks=4)
-    assert [run["name"] for run in found["runs"]] == ["arm (arm)", "arm (second)"]
+    assert len(CONTEXT_DROP.figure(found).axes[0].get_legend_handles_labels()[1]) == 2

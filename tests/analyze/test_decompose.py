@@ -16,11 +16,8 @@ from scipy import integrate, stats
 from bellmask.analyze.decompose import (
     DECOMPOSE,
     DecomposeOptions,
-    enumerated_entropy,
-    exact_red,
     law_draws,
     law_weights,
-    oracle_draws,
     spend,
     split_losses,
 )
@@ -28,7 +25,6 @@ from bellmask.config.options import ModelOptions
 from bellmask.data.toys import ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.model.transformer import Denoiser
-from bellmask.run import load_run
 from bellmask.utils.rng import stream_key, uniform_rows
 
 ORDERS = {"arm": torch.arange(4), "sigma_arm": torch.tensor([0, 3, 1, 2])}
@@ -144,15 +140,6 @@ def test_symbols_that_cannot_be_cost_nothing():
         assert blue == pytest.approx([math.log(4) - h for h in own], abs=1e-6)
 
 
-@every_framework
-def test_the_red_curve_in_closed_form(name):
-    source = SOURCES["sticky"]
-    found = exact_red(source, FRAMEWORKS[name])
-    torch.testing.assert_close(found, enumerated_entropy(source, ORDERS.get(name)))
-    assert exact_red(SOURCES["order2"], FRAMEWORKS[name]) is None
-    assert exact_red(SOURCES["hidden"], FRAMEWORKS[name]) is None
-
-
 # budgets
 
 
@@ -175,13 +162,6 @@ def test_draws_and_weights_are_those_of_the_laws():
     targets = draws * (length - np.arange(length))
     expected = (targets / targets.sum()).tolist()
     assert law_weights(length)["bell"].tolist() == pytest.approx(expected, rel=1e-8)
-
-
-def test_the_oracle_draws_rows_by_what_they_hold():
-    """Blue 0, 2, 1, 3 on rows of 4, 3, 2, 1 targets: 0, 6, 2, 3; below zero is nothing."""
-    drawn = oracle_draws(float64([0, 2, 1, 3]))
-    assert drawn.tolist() == pytest.approx([0, 6 / 11, 2 / 11, 3 / 11])
-    assert oracle_draws(float64([-0.1, 2, 0, 0])).tolist() == [0, 1, 0, 0]
 
 
 def test_spending_by_hand():
@@ -223,7 +203,6 @@ def runs(zoo, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name in ("mdm", "arm", "sigma_arm", "aoarm"):
         change_run(zoo / "toy", folder / name, {"framework.name": name})
-    change_run(zoo / "toy", folder / "hidden", {"data.train": "toy:hidden"})
     return folder
 
 
@@ -258,41 +237,3 @@ def test_every_framework_has_the_same_red_sum(numbers):
     assert mdm == aoarm
     assert arm_run == pytest.approx([math.log(8)] + [step] * 7)
     assert sigma != pytest.approx(arm_run)
-
-
-def own_split(folder, source):
-    rows = torch.arange(80)
-    x_BL = source.draw(uniform_rows(stream_key(1234, "decompose rows"), rows, source.num_uniforms))
-    u_BL = uniform_rows(stream_key(1234, "decompose contexts"), rows, 8)
-    return [part.numpy() for part in split_losses(load_run(folder), source, x_BL, u_BL)]
-
-
-def check_part(stage, part, value):
-    """Mean and error over 80 rows, drawn in batches of 64."""
-    error = value.std(0, ddof=1) / math.sqrt(80)
-    total = value.sum(1)
-    assert stage[part] == pytest.approx(value.mean(0).tolist(), abs=1e-6)
-    assert stage[f"{part}_se"] == pytest.approx(error.tolist(), rel=1e-4, abs=1e-7)
-    assert stage[f"{part}_sum"] == pytest.approx(total.mean(), abs=1e-6)
-    assert stage[f"{part}_sum_se"] == pytest.approx(total.std(ddof=1) / math.sqrt(80), rel=1e-4)
-
-
-def test_a_stage_is_the_mean_over_rows_with_its_error(runs, numbers):
-    for run in numbers["runs"]:
-        (stage,) = run["stages"]
-        check_part(stage, "blue", own_split(runs / run["run"], ToySource.sticky(8, 8, 0.8))[1])
-        assert ("spend" in stage) == (run["framework"] == "mdm")
-    stage = numbers["runs"][0]["stages"][0]
-    assert stage["spend"] == spend(float64(stage["red"]), float64(stage["blue"]))
-
-
-def test_red_of_a_hidden_source_is_drawn(runs):
-    found = measured(runs, "hidden")
-    (stage,) = found["runs"][0]["stages"]
-    red, blue = own_split(runs / "hidden", ToySource.hidden(8, 8))
-    check_part(stage, "red", red)
-    check_part(stage, "blue", blue)
-    assert found["row_entropy_se"] > 0
-    assert not found["is_closed_form"]
-    both = math.hypot(stage["red_sum_se"], found["row_entropy_se"])
-    assert abs(stage["red_sum"] - found["row_entropy"]) < 4 * both

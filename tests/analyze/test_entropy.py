@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from counted_progress import Counted
 
 from bellmask.analyze.decompose import (
     chain_entropy,
@@ -131,38 +130,6 @@ def test_in_every_framework_the_sum_is_the_entropy_of_a_row(name):
         assert abs(found - truth) < 4 * error
 
 
-def test_long_chains_add_up_too():
-    source = started(SKEWED, 700)
-    order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
-    truth, _ = row_entropy(source)
-    for found in (chain_entropy(source), ordered_chain_entropy(source, order)):
-        assert bool((found > 0).all())
-        assert float(found.sum()) == pytest.approx(truth, rel=1e-10)
-
-
-@pytest.mark.parametrize("name", ["skewed 5", "noisy"])
-def test_aoarm_averaged_over_all_orders_is_mdm(name):
-    source = EVERY[name]
-    orders = [torch.tensor(order) for order in itertools.permutations(range(source.length))]
-    entropies = torch.stack([enumerated_entropy(source, order) for order in orders])
-    torch.testing.assert_close(entropies.mean(0), enumerated_entropy(source))
-
-
-def test_the_ends_of_the_curve():
-    """Nothing observed: a symbol's own entropy. Left to right: h(1). All observed: two sides."""
-    source = started(SKEWED, 40)
-    p, two = source.initial_S, SKEWED @ SKEWED
-    own = -float((p * p.log()).sum())
-    step, double = (-float((p[:, None] * move * move.log()).sum()) for move in (SKEWED, two))
-    arm = ordered_chain_entropy(source, torch.arange(40))
-    assert arm.tolist() == pytest.approx([own] + [step] * 39, abs=1e-12)
-    curve = chain_entropy(source)
-    assert float(curve[0]) == pytest.approx(own, abs=1e-12)
-    last = (38 * (2 * step - double) + 2 * step) / 40
-    assert float(curve[-1]) == pytest.approx(last, abs=1e-12)
-    assert bool((curve.diff() < 0).all())
-
-
 @every_other
 @pytest.mark.parametrize("order", [None, (2, 0, 3, 1)], ids=["mdm", "sigma"])
 def test_sampled_entropies_are_within_their_errors(name, order):
@@ -171,23 +138,6 @@ def test_sampled_entropies_are_within_their_errors(name, order):
     truth = enumerated_entropy(OTHERS[name], order_L)
     assert bool(((mean - truth).abs() < 4 * error + 1e-12).all())
     assert float(error.max()) < 0.02
-
-
-def test_errors_are_the_spread_of_repeated_estimates():
-    source = OTHERS["noisy"]
-    found = [sampled_entropy(source, num_rows=100, seed=seed) for seed in range(200)]
-    spread = torch.stack([mean for mean, _ in found]).std(0)
-    claimed = torch.stack([error for _, error in found]).mean(0)
-    torch.testing.assert_close(claimed, spread, rtol=0.2, atol=1e-9)
-
-
-def test_a_batch_is_only_a_batch(monkeypatch):
-    source, progress = OTHERS["pairs"], Counted()
-    whole = sampled_entropy(source, num_rows=20, seed=3)
-    monkeypatch.setattr("bellmask.analyze.decompose.NUMBERS_AT_ONCE", 4 * 4 * 9 * 7)
-    parts = sampled_entropy(source, num_rows=20, seed=3, progress=progress)
-    torch.testing.assert_close(parts, whole)
-    assert progress.seen == [7, 14, 20]
 
 
 @pytest.mark.parametrize(

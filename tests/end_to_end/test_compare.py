@@ -139,7 +139,7 @@ def test_repeating_trains_nothing_and_report_says_the_same(undisturbed, compare_
     assert (moved / "results.json").read_bytes() == before["results.json"]
     assert {p.name for p in moved.iterdir()} == before.keys()
     folder = folder_of(tmp_path / "moved", "bell")
-    run = PlannedRun("bell", 1, "", load_config(folder / "config.json"), folder)
+    run = PlannedRun("bell", "", load_config(folder / "config.json"), folder)
     assert is_finished(run)
     shutil.rmtree(folder / "checkpoints" / "step-000000012")
     assert not is_finished(run), "validated, but not saved"
@@ -194,23 +194,17 @@ def test_a_training_that_fails_alone_is_one_message(
         ("compare tiny base bell --suite families", "--suite"),
         ("compare tiny base bell --seeds 0", "--seeds"),
         ("compare tiny base bell --jobs two", "--jobs"),
-        ("compare tiny base bell --jobs", "'--jobs'"),
         ("compare tiny base bell --law dirac", "--law"),
         ("compare tiny base bell --reference bel", "'bel'"),
         ("compare tiny base bell --grid optim.lrr=1,2 --data.train {text}", "optim.lrr"),
-        ("compare tiny base bell --optim.lrr 1", "optim.lrr"),
         ("compare tiny base bell --data.train none.txt", "none.txt"),
         ("report", "folder"),
         ("report nowhere", "nowhere"),
         ("report {zoo}/base", "base"),
-        ("report {zoo}/base nowhere", "nowhere"),
         ("report {zoo}/base {zoo}/base", "base with seed"),
         ("report {zoo}/bell {zoo}/toy", "cannot be compared: their tokenizers differ"),
-        ("report {zoo}/base --referense base", "--referense"),
         ("report {zoo}/base {zoo}/bell --reference bel --out new", "bel is not among base, bell"),
-        ("demo --data none.txt", "none.txt"),
         ("demo --steps 0 --data {text}", "--steps"),
-        ("demo --law dirac", "--law"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_nothing_behind(args, names, zoo, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import json
 import random
 import shlex
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,7 @@ from bellmask.config.config import load_config, override
 from bellmask.config.presets import preset
 from bellmask.evaluate import exact_match as exam
 from bellmask.evaluate.exact_match import ask
-from bellmask.generate.answers import Answerer
-from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
-from bellmask.train.train_run import train_run
 
 SMALL = (
     "--data.block-length 32 --train.batch-size 8 --optim.warmup-steps 1 --optim.ema 0.5 "
@@ -104,12 +101,7 @@ def folders(place):
 # --- what is trained ---------------------------------------------------------------------------
 
 
-def largest_difference(one, other):
-    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
-    return max(float((a - b).abs().max().detach()) for a, b in pairs)
-
-
-def test_six_runs_with_shared_starts(undisturbed, zoo, tmp_path):
+def test_six_runs_with_shared_starts(undisturbed, zoo):
     place = folders(undisturbed)
     assert len(set(place.values())) == 6
     names = {"base": ("nelbo", "uniform"), "bell": ("bell", "gaussian")}
@@ -121,26 +113,17 @@ def test_six_runs_with_shared_starts(undisturbed, zoo, tmp_path):
         assert config.start.checkpoint == ("latest" if sft is None else "4")
         assert config.start.anneal_steps == (2 if sft is None else 1)
         assert config.sft.train == (None if sft is None else "toy:copy:2")
-    # a fine-tuning that hardly moves ends at the moving average of its own adaptation
-    config = load_config(place["bell", "base"] / "config.json")
-    still = replace(config.optim, lr=1e-9, ema=0.0)
-    train_run(replace(config, optim=still), tmp_path / "still", is_quiet=True)
-    found = load_run(tmp_path / "still")
-    assert largest_difference(found, load_run(place["bell", None])) < 1e-6
-    assert largest_difference(found, load_run(place["bell", None], weights="raw")) > 1e-4
-    assert largest_difference(found, load_run(place["base", None])) > 1e-4
-    assert largest_difference(load_run(place["bell", "base"]), found) > 1e-4
 
 
 def keys(plan, *, is_tuned):
-    return [run.folder.name for run in plan.runs(is_tuned=is_tuned)]
+    return [run.folder.name for run in plan.runs if (run.sft is not None) == is_tuned]
 
 
 @pytest.mark.long
 def test_keys_depend_on_content_not_on_where_it_lies(suite, undisturbed, tmp_path):
     root = tmp_path / "elsewhere"
     planned = suite.plan(root)
-    found = {(cell.cpt, cell.sft): run.folder.name for cell, run in planned.cells}
+    found = {(run.cpt, run.sft): run.folder.name for run in planned.runs}
     assert found == {cell: folder.name for cell, folder in folders(undisturbed).items()}
     assert not root.exists()
     adapted, tuned = (keys(planned, is_tuned=is_tuned) for is_tuned in (False, True))
@@ -151,24 +134,22 @@ def test_keys_depend_on_content_not_on_where_it_lies(suite, undisturbed, tmp_pat
     assert keys(other, is_tuned=False) == adapted
     assert not set(keys(other, is_tuned=True)) & set(tuned)
     # more seeds are more runs and share the first
-    two = suite.plan(root, seeds=2).cells
-    assert [run.folder for _, run in two[:6]] == [run.folder for _, run in planned.cells]
-    assert len({run.folder for _, run in two}) == 12
-    assert [cell.seed for cell, _ in two] == [1] * 6 + [2] * 6
-    assert [run.config.train.seed for _, run in two] == [1] * 6 + [2] * 6
-    starts = {cell.cpt: str(run.folder) for cell, run in two[6:] if cell.sft is None}
-    for cell, run in two[6:]:
-        assert cell.sft is None or run.config.start.model == starts[cell.cpt]
+    two = suite.plan(root, seeds=2).runs
+    assert [run.folder for run in two[:6]] == [run.folder for run in planned.runs]
+    assert len({run.folder for run in two}) == 12
+    assert [run.seed for run in two] == [1] * 6 + [2] * 6
+    assert [run.config.train.seed for run in two] == [1] * 6 + [2] * 6
+    starts = {run.cpt: str(run.folder) for run in two[6:] if run.sft is None}
+    for run in two[6:]:
+        assert run.sft is None or run.config.start.model == starts[run.cpt]
 
 
 def test_a_backbone_with_random_weights_is_a_start_too(suite, tmp_path):
     start = f"--start.architecture {suite.zoo / 'gpt2.json'} --data.tokenizer bytes"
     plan = suite.plan(tmp_path, start=f"{start} --start.model None")
-    assert [run.config.framework.name for _, run in plan.cells] == ["mdm"] * 6
+    assert [run.config.framework.name for run in plan.runs] == ["mdm"] * 6
     assert plan.tokenizer.num_tokens == load_run(suite.zoo / "gpt2").tokenizer.num_tokens
     assert int(plan.valid.starts.min()) > 1  # BOS and a prompt
-    assert len(plan.runs(is_tuned=False)) == 2
-    assert len(plan.runs(is_tuned=True)) == 4
 
 
 # --- what is measured --------------------------------------------------------------------------
@@ -210,25 +191,8 @@ def test_results_are_what_files_say(undisturbed, suite, tmp_path):
         metrics = (tmp_path / "runs" / run["run"] / "metrics.jsonl").read_text().splitlines()
         lines = [json.loads(line) for line in metrics]
         assert run["nll"] == [one["nll"] for one in lines if one["kind"] == "validation"]
-    assert (
-        len([x for x in (tmp_path / "out/table.md").read_text().splitlines() if x[:3] == "| b"])
-        == 6
-    )
+    assert (tmp_path / "out/table.md").read_text().count("\n| b") == 6
     assert (tmp_path / "out" / "curves.png").exists()
-
-
-@pytest.mark.parametrize("cell", [("bell", "bell"), ("base", None)])
-def test_answers_are_those_of_the_chat(cell, undisturbed):
-    """The same prompts as texts, through the run's template, give the same words."""
-    run = load_run(folders(undisturbed)[cell])
-    prompts = [prompt for prompt, _ in questions(undisturbed)]
-    assert all(prompt.startswith("Copy: ") for prompt in prompts)
-    answerer, length = Answerer(run), results_of(undisturbed)["asked"]["gap"]
-    asked = [answerer.question(prompt) for prompt in prompts]
-    said = answerer.answer(asked, length=length, sampling=Sampling(steps=4), seed=1)
-    kept = next((folders(undisturbed)[cell] / "exact_match").glob("seed-1-*"))
-    assert json.loads(kept.read_text())["answers"] == [one.text for one in said]
-    assert len({one.text for one in said}) > 6
 
 
 def test_only_what_is_new_or_damaged_is_asked(undisturbed, suite, tmp_path):

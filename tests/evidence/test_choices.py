@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -46,38 +45,6 @@ def known(small_config, *questions, **changes):
 def row_of(numbers, way, draws=1):
     (row,) = [r for r in numbers["rows"] if (r["way"], r["draws"]) == (way, draws)]
     return row
-
-
-def strata_variance(text):
-    """Of the mean cross-entropy of the masked tokens: any count, then any mask of that count."""
-    ce, length = [ord(letter) / 64 for letter in text], len(text)
-    values, chances = [], []
-    for count in range(1, length + 1):
-        masks = list(combinations(ce, count))
-        values += [sum(mask) / count for mask in masks]
-        chances += [1 / length / len(masks)] * len(masks)
-    centre = np.dot(values, chances)
-    return float(np.dot((np.array(values) - centre) ** 2, chances))
-
-
-def test_common_numbers_leave_what_choices_do_not_share(small_config):
-    """Choices that differ in one token: d / L sqrt(H_L - 1) is left of the noise of both."""
-    texts = " abcdefg", " abczefg"
-    numbers = known(small_config, texts, texts, texts, repeats=40)
-    length, step = len(texts[0]), (ord("z") - ord("d")) / 64
-    harmonic = sum(1 / n for n in range(1, length + 1))
-    shared = step / length * math.sqrt(harmonic - 1)
-    apart = math.sqrt(strata_variance(texts[0]) + strata_variance(texts[1]))
-    assert apart > 2 * shared
-    for way, truth in ((OURS, shared), ("strata", shared), ("strata_apart", apart)):
-        found = row_of(numbers, way)
-        assert found["noise"]["long"]["value"] == pytest.approx(truth, rel=0.2)
-        assert found["passes"] == {"long": 2.0, "all": 2.0}
-    single = row_of(numbers, "diffullama")
-    assert single["noise"]["all"]["value"] == 0, "with one draw it masks everything"
-    assert single["bias"]["all"] == pytest.approx(0, abs=0.05), "no token depends on the others"
-    times = numbers["needed"]["strata_apart"]["long"]
-    assert times["value"] == pytest.approx((apart / shared) ** 2, rel=0.4)
 
 
 def test_short_choices_are_exact_and_their_passes_counted(small_config):
@@ -128,20 +95,3 @@ def test_passes_needed_by_hand():
     none = Curve(falling(1.0).passes_DN, np.zeros((3, 3)))
     assert passes_needed(none, falling(1.0))["value"] == math.inf
     assert noise_at(np.full(3, 32.0), falling(2.0))["value"] == pytest.approx(2 / math.sqrt(32))
-
-
-def test_the_error_is_the_deviation_over_experiments():
-    """Questions whose noise differs, and is measured with noise: the jackknife sees both."""
-    draw = np.random.default_rng(3)
-
-    def seen(curve, size):
-        return Curve(curve.passes_DN, curve.noise_DN * size * draw.gamma(20, size=(3, 20)))
-
-    found = []
-    for _ in range(200):
-        size = draw.gamma(4.0, size=20)
-        curves = (falling(scale, count=20) for scale in (1.0, 2.0))
-        found.append(passes_needed(*(seen(curve, size) for curve in curves)))
-    truth = np.std([one["value"] for one in found])
-    assert np.mean([one["error"] for one in found]) == pytest.approx(truth, rel=0.15)
-    assert np.mean([one["value"] for one in found]) == pytest.approx(4, rel=0.05)

@@ -14,15 +14,6 @@ from bellmask.run import load_run
 from bellmask.utils.rng import stream_key
 
 
-@pytest.mark.parametrize("draw", ["normal", "laplace"])
-def test_the_error_of_a_spread_is_its_deviation_over_experiments(draw):
-    samples = getattr(np.random.default_rng(4), draw)(size=(2000, 64))
-    found = [estimators.spread(sample) for sample in samples]
-    truth = np.std([one["se"] for one in found])
-    assert np.mean([one["error"] for one in found]) == pytest.approx(truth, rel=0.12)
-    assert found[0]["se"] == pytest.approx(samples[0].std(ddof=1))
-
-
 def test_passes_needed_by_hand():
     one, ours = {"se": 0.4, "error": 0.04}, {"se": 0.1, "error": 0.01}
     found = estimators.passes_needed(one, 4, ours)

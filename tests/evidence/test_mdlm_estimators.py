@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 import torch
 from estimators import (
-    floor_bias,
-    low_rate_loss,
     mask_rates,
     one_pass,
-    weighted_sums,
 )
 from scipy import integrate, stats
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
-from bellmask.diffusion.frameworks import Mdm
-from bellmask.diffusion.schedules import Cosine
 from bellmask.evaluate.likelihood import BlockScorer
 
 LENGTH, SYMBOLS = 5, 3
@@ -77,35 +72,6 @@ def test_an_estimate_is_unbiased_but_for_the_floor(kind, floor):
     assert expected(0.0) == pytest.approx(np.mean(LOSSES), abs=1e-12)
 
 
-def test_the_bias_of_the_floor_is_that_of_the_integral():
-    scorer = toy_scorer(2000)
-    floor = 0.3
-    low_B = low_rate_loss(scorer, 7, draws=4, time_floor=floor, batch_size=500)
-    below = integrate.quad(loss_at, 0, floor)[0] / floor
-    assert abs(low_B.mean() - below) < 4 * low_B.std() / math.sqrt(len(low_B))
-
-    def number_of_masks(x_BL, rows_N, targets_N, **_):
-        return (x_BL == SYMBOLS).sum(1).double()[rows_N // LENGTH]
-
-    counts_B = low_rate_loss(
-        BlockScorer(number_of_masks, copies(2000), SYMBOLS), 7, draws=4, time_floor=floor
-    )
-    assert counts_B.mean() == pytest.approx(1 + (LENGTH - 1) * floor / 2, abs=0.04)
-    nelbo_B = np.full(2000, np.mean(LOSSES))
-    bias, error = floor_bias(nelbo_B, low_B, np.full(2000, LENGTH), floor)
-    assert error == pytest.approx(floor / (1 - floor) * low_B.std(ddof=1) / math.sqrt(2000))
-    truth = expected(floor) - expected(0)
-    assert abs(bias - truth) < 4 * error
-    assert 5 * error < abs(truth)
-
-
-def test_the_bias_is_weighted_by_tokens():
-    bias, error = floor_bias(np.array([4.0, 2.0]), np.array([1.0, 1.0]), np.array([30, 10]), 0.5)
-    assert bias == pytest.approx((30 * 3 + 10 * 1) / 40)
-    # residuals of the ratio: 1.5 * 0.5 and 0.5 * -1.5
-    assert error == pytest.approx(np.std([0.75, -0.75], ddof=1) / math.sqrt(2))
-
-
 @pytest.mark.parametrize("group", [4, 5, 64])
 def test_each_group_has_one_rate_in_each_stratum(group):
     rate = mask_rates(22, 3, kind="stratified", group=group, time_floor=0.1)
@@ -118,15 +84,6 @@ def test_each_group_has_one_rate_in_each_stratum(group):
         orders.append(place.tolist())
     if group == 5:
         assert len({tuple(order) for order in orders[:4]}) > 1, "each group has its own order"
-
-
-def test_independent_rates_are_uniform_and_fall_anywhere():
-    rate = mask_rates(4000, 3, kind="independent", time_floor=0.2).numpy()
-    assert stats.kstest(rate, stats.uniform(0.2, 0.8).cdf).pvalue > 1e-3
-    place = np.floor((rate.reshape(-1, 16) - 0.2) / 0.8 * 16)
-    assert min(len(set(row)) for row in place) < 14
-    other = mask_rates(4000, 4, kind="independent", time_floor=0.2).numpy()
-    assert abs(np.corrcoef(rate, other)[0, 1]) < 0.08
 
 
 @pytest.mark.parametrize("kind", ["stratified", "independent"])
@@ -146,41 +103,3 @@ def test_the_noise_of_weights_is_the_closed_form(kind):
     variance = (math.log(1 / floor) / (1 - floor) - 1) / length / count
     assert np.var(values, ddof=1) == pytest.approx(variance, rel=0.2)
     assert abs(np.mean(values) - 1) < 4 * math.sqrt(variance / 300)
-
-
-def test_rows_count_by_their_tokens_and_pads_do_not():
-    lengths = [2, 8] * 400
-    rows = [Row(np.full(8, int(n > 2)), n, i) for i, n in enumerate(lengths)]
-
-    def model(x_BL, rows_N, targets_N, **_):
-        return targets_N.double() * 3 + 1
-
-    scorer = BlockScorer(model, Blocks.from_rows(rows), SYMBOLS)
-    values = [one_pass(scorer, seed, kind="stratified", time_floor=0.05) for seed in range(40)]
-    error = np.std(values, ddof=1) / math.sqrt(40)
-    assert abs(np.mean(values) - (2 * 1 + 8 * 4) / 10) < 4 * error < 0.1
-
-
-def test_a_pass_does_not_depend_on_the_batch():
-    scorer = toy_scorer(50)
-    one, other = (one_pass(scorer, 5, kind="stratified", batch_size=size) for size in (7, 50))
-    assert one == pytest.approx(other, abs=1e-12)
-    assert one != one_pass(scorer, 6, kind="stratified")
-
-
-def test_under_a_schedule_the_model_is_told_its_time():
-    """Rates are uniform whatever the schedule; t is the time at which the rate is reached."""
-    seen = {}
-
-    def model(x_BL, rows_N, targets_N, *, t_B, **_):
-        seen["t"], seen["hidden"] = t_B, (x_BL == SYMBOLS).double().mean(1)
-        return torch.ones(len(rows_N), dtype=torch.float64)
-
-    length = 4000
-    rows = [Row(np.zeros(length, dtype=np.int64), length, n) for n in range(3)]
-    scorer = BlockScorer(model, Blocks.from_rows(rows), SYMBOLS, Mdm(Cosine()))
-    rate = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    sums = weighted_sums(scorer, torch.arange(3), rate, 11)
-    assert torch.allclose(seen["hidden"], rate, atol=0.04)
-    assert torch.allclose(torch.sin(seen["t"].double() * math.pi / 2), rate, atol=1e-6)
-    assert torch.allclose(sums, seen["hidden"] * length / rate)

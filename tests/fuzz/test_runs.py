@@ -259,7 +259,7 @@ def test_numbers_that_cannot_be_calculated_with_are_named(field, value, words, r
         lines = [{**one, field: value} if one["kind"] == "validation" else one for one in lines]
         path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(UserError, match=words):
-        write_report([Entry("base", 1, "", read_run(run))], "base", tmp_path / "report")
+        write_report(tmp_path / "report", [Entry("base", "", read_run(run))], "base", "", [])
     assert not (tmp_path / "report").exists()
 
 
@@ -269,7 +269,7 @@ def test_samples_that_are_no_text_and_a_reference_that_is_no_number_are_read(run
     change(run / "run.json", unigram_nll="x")
     record = read_run(run)
     assert len(record.samples()) == 1
-    assert summarize([Entry("base", 1, "", record)], "base")["unigram_nll"] is None
+    assert summarize([Entry("base", "", record)], "base")["unigram_nll"] is None
 
 
 @pytest.mark.parametrize("option", ["num_layers", "width", "mlp_ratio"])
