@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bellmask.report.figures import COLOURS, save_figure, write_svg
-from bellmask.report.page import POLICY, page_text
+from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import print_lines
 from bellmask.utils.table import Table
 
@@ -393,37 +393,16 @@ def as_svg(figure: Figure) -> str:
 # The page: one file, nothing fetched, readable on a desktop and on a phone
 
 STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1240px; padding: 1rem;
-  color: #1c1c1c; background: #fff; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.lead { font-size: 1.1rem; border-left: 4px solid #c33; padding: .3rem .8rem; background: #faf6f5; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .85rem; }
-th, td { border-bottom: 1px solid #ddd; padding: .3rem .6rem; text-align: right;
-  white-space: nowrap; }
+.lead { font-size: 1.1rem; border-left: 4px solid var(--red); padding: .3rem .8rem;
+  background: var(--panel); }
+th, td { text-align: right; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
-figure { margin: 1rem 0; } figure svg { width: 100%; min-width: 480px; max-width: 760px;
-  height: auto; }
+.facts td, .facts th { text-align: left; white-space: normal; }
+figure { margin: 1rem 0; }
+figure svg { width: 100%; min-width: 480px; max-width: 760px; height: auto; }
 figure.wide svg { min-width: 640px; max-width: none; }
-.pair { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
-pre { background: #f6f6f6; padding: .6rem; font-size: .8rem; white-space: pre-wrap;
-  overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; }
-table.facts td, table.facts th { white-space: normal; overflow-wrap: anywhere; text-align: left; }
-small { color: #555; }
 """
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    head = "".join(f"<th>{page_text(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{page_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
 
 
 def _figure(figure: Figure, caption: str, prefix: str, kind: str = "") -> str:
@@ -450,7 +429,7 @@ def _laws(results: Mapping[str, Any]) -> str:
         )
         for number, (name, variant) in enumerate(results["variants"].items())
     ]
-    return f'<div class="pair">{"".join(figures)}</div>'
+    return f'<div class="columns">{"".join(figures)}</div>'
 
 
 def _samples(results: Mapping[str, Any]) -> str:
@@ -458,7 +437,7 @@ def _samples(results: Mapping[str, Any]) -> str:
     for name, variant in results["variants"].items():
         texts = "".join(f"<pre>{page_text(text)}</pre>" for text in variant["samples"])
         parts.append(f"<div><b>{page_text(name)}</b>{texts or '<p>none written</p>'}</div>")
-    return f'<div class="pair">{"".join(parts)}</div>'
+    return f'<div class="columns">{"".join(parts)}</div>'
 
 
 def _options(results: Mapping[str, Any]) -> str:
@@ -479,11 +458,11 @@ def render_page(results: Mapping[str, Any], title: str) -> str:
     facts = {**data, **machine, "bellmask": results["bellmask"], "seeds": results["seeds"]}
     weights = ""
     if any("importance" in name for name in results["variants"]):
-        weights = _section("Weights on masked rows", _table(*weight_rows(results)))
+        weights = _section("Weights on masked rows", html_table(*weight_rows(results)))
     grid = ""
     if "grid" in results:
         note = "<p>Above: best against best. Here: everything at the same point.</p>"
-        grid = _section("The grid", note, _table(*grid_rows(results)))
+        grid = _section("The grid", note, html_table(*grid_rows(results)))
     sections = [
         _section(
             "Curves",
@@ -495,7 +474,7 @@ def render_page(results: Mapping[str, Any], title: str) -> str:
                 "wide",
             ),
         ),
-        _section("Table", _table(*comparison_rows(results)), f"<ul>{notes}</ul>"),
+        _section("Table", html_table(*comparison_rows(results)), f"<ul>{notes}</ul>"),
         weights,
         grid,
         _section("What each variant trains on", _laws(results)),
@@ -509,16 +488,9 @@ def render_page(results: Mapping[str, Any], title: str) -> str:
         ),
         _section("Samples after the last step", _samples(results)),
         _section("Options", _options(results)),
-        _section("Data, versions, machine", _table(["what", "value"], _facts(facts), "facts")),
+        _section("Data, versions, machine", html_table(["what", "value"], _facts(facts), "facts")),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<title>{page_text(title)}</title><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><h1>{page_text(title)}</h1>"
-        f"{lead}{''.join(sections)}</body></html>\n"
-    )
+    return html_page(title, lead + "".join(sections), style=STYLE)
 
 
 def _facts(facts: Mapping[str, Any]) -> list[list[str]]:

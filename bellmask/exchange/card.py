@@ -258,7 +258,7 @@ training; talk to it with `bellmask chat {name}`, or:
 
 ```python
 import bellmask
-from bellmask.answers import Answerer, Question
+from bellmask.generate.answers import Answerer, Question
 
 run = bellmask.load("{name}")
 print(Answerer(run).answer([Question.plain("A question")])[0].text)

@@ -56,11 +56,7 @@ def _is_formula(text: str) -> bool:
 
 
 def plot_context_curve(
-    points: Sequence[Mapping[str, Any]],
-    lines: Mapping[str, float],
-    path: Path,
-    *,
-    title: str,
+    points: Sequence[Mapping[str, Any]], lines: Mapping[str, float], path: Path, *, title: str
 ) -> list[Path]:
     """NLL against context count with error bars, beside horizontal reference lines."""
     figure = Figure(figsize=(7, 4.2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from bellmask.generate.canvas import Step
 from bellmask.generate.chat import AnswerView
 from bellmask.generate.live import STYLES, Watch
 from bellmask.utils.console import plain_ascii, reveal_colours, visible, visible_lines
-from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 
@@ -39,9 +39,9 @@ def screen(width=80, height=24, is_terminal=True):
     )
 
 
-def lines(watch, height=-1):
+def lines(view):
     """The latest frame."""
-    return watch.render(watch._frame, height).renderables
+    return view.render(view.frame)
 
 
 def plain(watch):
@@ -88,7 +88,9 @@ def test_lines_and_samples_fit_the_screen():
     watch(step(0, *["_" * 15] * 5, first=8))
     sample = ["░" * 10, "░" * 5]
     assert plain(watch)[1:] == ["sample 8", *sample, "sample 9", *sample, "... 3 more samples"]
-    assert len(lines(watch, height=None)) == 1 + 5 * 3, "without a screen all are there"
+    piped = Watch(BYTES, fps=0, console=screen(width=10, height=11, is_terminal=False))
+    piped(step(0, *["_" * 15] * 5))
+    assert len(lines(piped)) == 1 + 5 * 3, "without a screen all are there"
     watch(step(0, "_" * 200))
     assert len(lines(watch)) == 9
     assert plain(watch)[-1] == "... 13 more lines"
@@ -113,7 +115,7 @@ def test_a_terminal_gets_one_view_that_is_redrawn():
 
 def test_a_pipe_gets_plain_frames_now_and_then():
     console = screen(is_terminal=False)
-    with Watch(BYTES, fps=5, console=console, sleep=lambda _: pytest.fail("it waits")) as watch:
+    with Watch(BYTES, fps=0.01, console=console) as watch:  # would wait for minutes
         for number in range(101):
             watch(step(number, "a" * number + "_" * (100 - number), num_steps=100))
         for number in range(4):  # the second batch stops early
@@ -141,24 +143,29 @@ def test_a_pipe_gets_plain_frames_now_and_then():
     assert visible_lines("a\x1b[31m\nb\r\x07") == "a·[31m\nb␍·"
 
 
-def held(view, frames):
+@pytest.fixture
+def held(monkeypatch):
     """Seconds that a view waits before each of (row, seconds since the last one)."""
-    clock, waits = [0.0], []
 
-    def sleep(seconds):
-        waits.append(round(seconds, 6))
-        clock[0] += seconds
+    def wait(view, frames):
+        clock, waits = [0.0], []
 
-    shown = view(BYTES, fps=4, console=screen(), clock=lambda: clock[0], sleep=sleep)
-    for number, (row, took) in enumerate(frames):
-        clock[0] += took
-        shown(step(number, row))
-    with pytest.raises(UserError, match="--fps"):
-        view(BYTES, fps=-1)
-    return waits
+        def sleep(seconds):
+            waits.append(round(seconds, 6))
+            clock[0] += seconds
+
+        time = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+        monkeypatch.setattr("bellmask.generate.live.time", time)
+        shown = view(BYTES, fps=4, console=screen())
+        for number, (row, took) in enumerate(frames):
+            clock[0] += took
+            shown(step(number, row))
+        return waits
+
+    return wait
 
 
-def test_steps_are_held_until_they_have_been_seen():
+def test_steps_are_held_until_they_have_been_seen(held):
     slow = [("____", took) for took in (0.0, 0.05, 0.05, 3.0)]
     assert held(Watch, slow) == [0.0, 0.2, 0.2, 0.0], "a slow model is not held up"
     rows = ("____", "____", "a___", "a$__", "a$__", "a$_d", "a$cd")
@@ -170,7 +177,7 @@ def answer(*rows, **size):
     view = AnswerView(BYTES, fps=0, console=screen(**size))
     for number, row in enumerate(rows):
         view(step(number, row))
-    return [line.plain for line in view.render()]
+    return plain(view)
 
 
 def test_only_the_answer_is_shown_and_only_up_to_its_leftmost_end():
