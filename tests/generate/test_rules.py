@@ -147,36 +147,9 @@ def test_the_surest_tokens_are_revealed_first(name, grid):
         assert shown == chosen
 
 
-def test_which_places_come_when_by_hand():
-    """Place 0 has the likeliest token, 1 the largest lead, 2 the narrowest distribution."""
-    table = torch.tensor(
-        [
-            [0.52, 0.24, 0.24, *[1e-9] * 5],
-            [0.50, *[0.5 / 7] * 7],
-            [0.51, 0.49, *[1e-9] * 6],
-            [0.30, *[0.1] * 7],
-        ]
-    ).log()
-
-    def order(name, temperature=0.0):
-        def model(x, rows, **_):
-            return table[rows % 4]
-
-        seen = history(
-            masked(1, 4, 8), None, RULES[name], model, 8, choice=TokenChoice(temperature)
-        )
-        return [int((a != b).nonzero()[0, 1]) for a, b in itertools.pairwise(seen)]
-
-    assert order("most_confident") == [0, 2, 1, 3]
-    assert order("margin") == [1, 0, 3, 2]
-    assert order("entropy") == [2, 0, 1, 3]
-    # how sure the model is does not depend on how tokens are drawn: at 1/4 place 3 leads place 0
-    assert order("margin", 0.25) == [1, 0, 3, 2]
-
-
 def test_confidence_is_that_of_the_token_drawn_not_of_the_likeliest():
     """Warm tokens; of two places the one whose own token is likelier comes first."""
-    p, first = torch.tensor([0.6, 0.3, 0.1]), []
+    p = torch.tensor([0.6, 0.3, 0.1])
 
     def model(x, rows, **_):
         return p.log().expand(len(rows), -1)

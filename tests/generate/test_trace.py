@@ -152,6 +152,7 @@ DAMAGES = [  # where, the value put there (... takes it away), what the message 
     ("samples.0.tokens", [], "tokens"),
     ("samples.0.tokens.1", 5, "tokens"),
     (STEP, None, "step"),
+    ("samples.0.steps", [good()["samples"][0]["steps"][0]] * 2, "rising"),
     (f"{STEP}.number", 0, "from 1 to 2"),
     (f"{STEP}.number", 3, "from 1 to 2"),
     (f"{STEP}.calls", 1.5, "calls"),
@@ -178,18 +179,6 @@ def test_a_damaged_trace_is_refused(tmp_path, path, value, names):
     with pytest.raises(UserError, match=names) as error:
         load_trace(file)
     assert str(file) in str(error.value)
-
-
-def test_steps_must_come_in_order(tmp_path):
-    content, file = good(), tmp_path / "x.json"
-    steps = content["samples"][0]["steps"]
-    steps.append({**steps[0], "number": 2})
-    file.write_text(json.dumps(content))
-    assert [p.text for p in load_trace(file).samples[0].at(1)] == [None, "b"]
-    steps[1]["number"] = 1
-    file.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="rising"):
-        load_trace(file)
 
 
 # from a run to its trace to the page and the strip
