@@ -24,7 +24,7 @@ from bellmask.data.example_files import Message
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.answers import Answer, Answerer, Question
 from bellmask.generate.canvas import OnStep, Step
-from bellmask.generate.live import BLOCKS, Frame, LiveView, check_fps
+from bellmask.generate.live import BLOCKS, Frame, LiveView, check_fps, cut
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import visible, visible_lines
@@ -181,9 +181,7 @@ class AnswerView(LiveView):
         """The answer's lines, as many as fit on the screen, and the step."""
         lines, step = self._fold(self._answer(frame)), frame.step
         room = max(1, self.console.height - 3)
-        if len(lines) > room:
-            more = Text(f"... {len(lines) - room + 1} more lines", style="dim")
-            lines = [*lines[: room - 1], more]
+        lines = cut(lines, room) if len(lines) > room else lines
         return [*lines, Text(f"step {step.number} of {step.num_steps}", style="dim")]
 
     def _answer(self, frame: Frame) -> Text:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -378,10 +378,9 @@ def continue_prompts(
 def settings_of(options: GenerateOptions, is_answer: bool) -> dict[str, Any]:
     """How the texts were made, for who reads them."""
     default_steps = ANSWER_STEPS if is_answer else DEFAULT_STEPS
-    sampling, plain = options.sampling, asdict(Sampling())
-    asked = {name: v for name, v in asdict(sampling).items() if v != plain[name]}
+    sampling = options.sampling
     steps = {"steps": sampling.steps or default_steps} if sampling.has_steps else {}
-    return {"rule": sampling.rule, **steps, **asked, "seed": options.seed}
+    return {"rule": sampling.rule, **steps, **sampling.changed(), "seed": options.seed}
 
 
 # Texts of several runs on the same prompts, side by side, for qualitative comparison (App. E).

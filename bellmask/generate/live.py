@@ -187,7 +187,7 @@ class Watch(LiveView):
             if num_rows > 1:
                 sample.insert(0, Text(f"sample {frame.step.first_sample + row}", style="bold cyan"))
             if room is not None and len(lines) + len(sample) > room:
-                return lines + _cut(sample, room - len(lines), row, num_rows)
+                return lines + cut(sample, room - len(lines), row, num_rows)
             lines += sample
         return lines
 
@@ -211,7 +211,7 @@ class Watch(LiveView):
         return self._fold(text)
 
 
-def _cut(sample: list[Text], room: int, row: int, num_rows: int) -> list[Text]:
+def cut(sample: list[Text], room: int, row: int = 0, num_rows: int = 1) -> list[Text]:
     """What is shown of a sample without room: the beginning of the first one, of others a note."""
     if row > 0:
         return [Text(f"... {num_rows - row} more samples", style="dim")]

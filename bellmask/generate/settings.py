@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from bellmask.config.config import choices_of
@@ -98,11 +98,14 @@ class Sampling:
             raise UserError("--cache prefix keeps what precedes a block: give --block-length too")
         return self
 
+    def changed(self, since: Sampling | None = None) -> dict[str, Any]:
+        """The settings that differ from ``since``, by default from the defaults."""
+        plain = asdict(since or Sampling())
+        return {name: value for name, value in asdict(self).items() if value != plain[name]}
+
     def refuse_for_causal(self) -> None:
         """A causal model has its own order: settings about order and blocks would be ignored."""
-        kept = self.for_causal()
-        asked = [f.name for f in fields(self) if getattr(self, f.name) != getattr(kept, f.name)]
-        if asked:
+        if asked := self.changed(since=self.for_causal()):
             raise UserError(
                 f"{', '.join(map(_option, asked))}: for masked models only; a causal model writes "
                 "token by token in its own order"
