@@ -23,7 +23,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.config.config import RunConfig
 from bellmask.data.example_files import Message, Role
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
-from bellmask.generate.canvas import OnStep, to_all
+from bellmask.generate.canvas import to_all
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.live import Watch, check_fps
 from bellmask.generate.sampler import Generation
@@ -35,7 +35,7 @@ from bellmask.storage.runs import by_folder, open_runs
 from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, load_json, sanitize, write_text
-from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
+from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import PIPE_WIDTH, in_markdown
 
 
@@ -269,18 +269,20 @@ def _load(options: GenerateOptions, name: str) -> Loaded:
 @contextlib.contextmanager
 def _observing(
     options: GenerateOptions, loaded: Loaded, recorder: Recorder | None, total: int
-) -> Iterator[tuple[Progress, OnStep | None]]:
-    """Shown live with --watch, else a progress bar; recorded where there is a recorder."""
-    receivers: list[OnStep] = [] if recorder is None else [recorder]
+) -> Iterator[dict[str, Any]]:
+    """What answers and canvases are made with: seed, batches, and who is told of each step.
+
+    Shown live with --watch, else a progress bar; recorded where there is a recorder.
+    """
+    made_with = {"seed": options.seed, "batch_size": options.batch_size, "on_step": recorder}
     if options.watch:
         is_repeated = sys.stdout.isatty() and options.out is None  # the texts follow
-        fps = 12.0 if options.fps is None else options.fps
-        title = loaded.folder.name
+        fps, title = 12.0 if options.fps is None else options.fps, loaded.folder.name
         with Watch(loaded.tokenizer, title=title, fps=fps, keep_last=not is_repeated) as watch:
-            yield NO_PROGRESS, to_all(*receivers, watch)
+            yield made_with | {"on_step": to_all(recorder, watch) if recorder else watch}
     else:
         with progress_bar(f"generating with {loaded.folder.name}", "samples", total) as progress:
-            yield progress, to_all(*receivers) if receivers else None
+            yield made_with | {"progress": progress}
 
 
 def answer_prompts(
@@ -303,16 +305,8 @@ def answer_prompts(
         for one in asked
         for _ in range(options.num)
     ]
-    with _observing(options, loaded, recorder, len(questions)) as (progress, on_step):
-        answers = answerer.answer(
-            questions,
-            length=options.length,
-            sampling=sampling,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            progress=progress,
-            on_step=on_step,
-        )
+    with _observing(options, loaded, recorder, len(questions)) as made_with:
+        answers = answerer.answer(questions, length=options.length, sampling=sampling, **made_with)
     if num_cut := sum(answer.is_cut for answer in answers[:: options.num]):
         note(
             f"{num_cut} of {len(asked)} prompts did not fit into the run's rows of "
@@ -350,20 +344,10 @@ def continue_prompts(
         if len(canvas) > block_length:
             note(f"the canvas has {len(canvas)} tokens, the run was trained on {block_length}")
     made: list[Generation] = []
-    with _observing(options, loaded, recorder, options.num * len(canvases)) as (progress, on_step):
-        for canvas in canvases:
-            one = fill_canvas(
-                loaded,
-                canvas,
-                options.num,
-                sampling,
-                seed=options.seed,
-                first_sample=options.num * len(made),
-                batch_size=options.batch_size,
-                progress=progress,
-                on_step=on_step,
-            )
-            made.append(one)
+    with _observing(options, loaded, recorder, options.num * len(canvases)) as made_with:
+        for number, canvas in enumerate(canvases):
+            made_with["first_sample"] = options.num * number
+            made.append(fill_canvas(loaded, canvas, options.num, sampling, **made_with))
     lines: list[dict[str, Any]] = []
     for prompt, one in zip(prompts, made, strict=True):
         about = {"prompt": prompt.text} if options.prompts else {}

@@ -411,20 +411,19 @@ def generate_in_order(
     check_rows(canvas_BL, mask_id)
     device, choice = device or torch.device("cpu"), choice or TokenChoice()
     num_samples, length = canvas_BL.shape
-    samples = _sample_numbers(first_sample, num_samples)
+    noise = Noise(seed, _sample_numbers(first_sample, num_samples), length)
     is_given_L = canvas_BL[0] != mask_id
     assert bool(((canvas_BL != mask_id) == is_given_L).all()), "canvases differ in what is given"
     num_given = int(is_given_L.sum())
-    order_BL = _order(
-        framework, uniform_rows(stream_key(seed, "order"), samples, length), is_given_L
-    )
+    order_BL = _order(framework, noise.numbers("order"), is_given_L)
+    counter_BL = noise.place_BL.gather(1, order_BL)
     slots_BL = canvas_BL.gather(1, order_BL)
     begin_B = torch.full((num_samples, 1), mask_id)
     position_BL = torch.cat([torch.zeros_like(begin_B), order_BL + 1], dim=1)
     make_cache = getattr(model, "new_cache", None)
     cache = make_cache() if make_cache else None
     made_BL, num_steps = canvas_BL.clone(), length - num_given
-    first = int(samples[0])
+    first = int(noise.samples_B[0])
     if on_step:
         on_step(Step(0, num_steps, 0, 1.0, first, made_BL))
     for number, slot in enumerate(range(num_given, length), start=1):
@@ -437,8 +436,8 @@ def generate_in_order(
             target_positions=position_BL[:, seen.start + 1 : slot + 2].to(device),
             **({} if cache is None else {"cache": cache}),
         )
-        counters_B = samples * length + order_BL[:, slot]
-        slots_BL[:, slot] = choice.draw(logits_BV, counters_B, stream_key(seed, "gumbel")).cpu()
+        tokens_B = choice.draw(logits_BV, counter_BL[:, slot], stream_key(seed, "gumbel"))
+        slots_BL[:, slot] = tokens_B.cpu()
         made_BL.scatter_(1, order_BL[:, slot, None], slots_BL[:, slot, None])
         if on_step:
             on_step(Step(number, num_steps, number, 1 - number / num_steps, first, made_BL))
