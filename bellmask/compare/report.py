@@ -395,10 +395,10 @@ def as_svg(figure: Figure) -> str:
 STYLE = """
 .lead { font-size: 1.1rem; border-left: 4px solid var(--red); padding: .3rem .8rem;
   background: var(--panel); }
-th, td { text-align: right; white-space: nowrap; }
+th, td { text-align: right; white-space: nowrap; overflow-wrap: normal; }
 th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
-.facts td, .facts th { text-align: left; white-space: normal; }
+.facts td, .facts th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 figure { margin: 1rem 0; }
 figure svg { width: 100%; min-width: 480px; max-width: 760px; height: auto; }
 figure.wide svg { min-width: 640px; max-width: none; }

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from sampling_tools import MASK, Spy, V, awake, each, make, make_told, masked
+from sampling_tools import MASK, Spy, each, make, make_told, masked
 
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
+from bellmask.generate.sampler import uniform_grid
 from bellmask.utils.errors import UserError
 
 # the network is called for what is revealed, and for nothing else
@@ -159,18 +159,6 @@ def test_guidance_doubles_the_rows_and_none_of_it_costs_nothing():
     assert (guided.num_calls, guided.num_rows) == (plain.num_calls, 2 * plain.num_rows)
     with pytest.raises(UserError, match="guidance"):
         make(Spy(), masked(5, 7), 4, w=3.0)
-
-
-def test_a_network_can_be_used_again():
-    """Counts, caches and given tokens belong to one generation."""
-    model, rows, late = awake(2, V).double(), masked(6, 9), masked(6, 9)
-    rows[:, :3], late[:, :7] = 1, 2
-    used = SamplingDenoiser(model, MASK, guidance=0.5)
-    generate(used, rows, 1, block_length=2, is_cached=True)
-    again = generate(used, late, 1)
-    fresh = generate(SamplingDenoiser(model, MASK, guidance=0.5), late, 1)
-    assert again.ids_BL.equal(fresh.ids_BL)
-    assert (again.num_calls, again.num_rows) == (fresh.num_calls, fresh.num_rows)
 
 
 # padding

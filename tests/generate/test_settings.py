@@ -67,11 +67,8 @@ def test_impossible_settings_are_refused(settings, names):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         {"steps": 1, "temperature": 0.0, "top_k": 1, "top_p": 1.0, "guidance": 0.0},
         {"rule": "first_hitting", "block_length": 1},
-        {"grid": "count", "per_step": 1, "rule": "margin"},
-        {"remask": 0.0},
         {"remask": 1.0, "remask_kind": "rescale", "steps": 1_000_000, "grid": "cosine"},
         {"cache": "prefix", "block_length": 1},
     ],
