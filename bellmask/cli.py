@@ -86,7 +86,7 @@ COMMANDS = {
     "report": Command(
         "bellmask.compare.compare:report_main",
         "Rebuild a comparison's report from run folders.",
-        ("ReportOptions", "trace=bellmask.generate.trace_page:TraceOptions"),
+        ("ReportOptions", "trace=bellmask.generate.trace:TraceOptions"),
     ),
     "evaluate": Command(
         "bellmask.evaluate.likelihood:main",

@@ -29,7 +29,7 @@ from bellmask.compare.variants import SUITES, Variant, check_shared, parse_varia
 from bellmask.config.command_line import PresetOptions, parse_command, parse_run_command, resolve
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
-from bellmask.generate.trace_page import main as report_trace
+from bellmask.generate.trace import main as report_trace
 from bellmask.report.figures import save_figure
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import TrainingError, UserError, look_up

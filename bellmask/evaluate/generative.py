@@ -567,8 +567,8 @@ def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]
 
 def _describe(sampling: Sampling) -> str:
     """Rule, precision and temperature always; what else differs from the defaults."""
-    plain, always = asdict(Sampling()), ("rule", "noise", "temperature")
-    more = {k: v for k, v in asdict(sampling).items() if v != plain[k] and k not in always}
+    always = ("rule", "noise", "temperature")
+    more = {name: value for name, value in sampling.changed().items() if name not in always}
     said = f"{sampling.rule} sampling, {sampling.noise} noise, temperature {sampling.temperature:g}"
     return said + "".join(f", {name.replace('_', '-')} {value}" for name, value in more.items())
 

@@ -628,12 +628,10 @@ class RunSide:
     @property
     def about(self) -> dict[str, Any]:
         """The checkpoint and how it was sampled."""
-        run, plain = self._answerer.run, asdict(Sampling())
-        sampling = {n: v for n, v in asdict(self._sampling).items() if v != plain[n]}
         return {
-            "step": run.step,
+            "step": self._answerer.run.step,
             "answer_tokens": self._length,
-            "sampling": {"rule": self._sampling.rule, **sampling},
+            "sampling": {"rule": self._sampling.rule, **self._sampling.changed()},
             "answers": self._kept.path.name,
         }
 

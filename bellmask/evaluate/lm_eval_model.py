@@ -40,6 +40,7 @@ from bellmask.evaluate.scorer import (
     add_up,
 )
 from bellmask.generate.fill import fill_rows
+from bellmask.generate.rules import RULES
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError, look_up
@@ -143,7 +144,7 @@ class Writer:
         if self.options.temperature is not None:
             temperature = self.options.temperature
         rule, steps = self.options.rule, self.options.steps
-        one_by_one = steps is None and rule != "first_hitting"
+        one_by_one = steps is None and RULES[rule].takes_grid
         sampling = Sampling(
             rule=rule,
             grid="count" if one_by_one else "uniform",

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Mdm, Ordered, Problem
 from bellmask.generate.fill import WIDTH, pad_rows
+from bellmask.generate.rules import RULES, RuleName
 from bellmask.model.attention import attention_mask
 from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import fingerprint, smollm2_folder
@@ -68,9 +69,7 @@ class RequestOptions(LoadOptions):
     """Tokens per forward pass; changes no result. lm-eval's batch_size is not used."""
     gap: int = 32
     """Tokens to write where the task says no max_gen_toks."""
-    rule: Literal["ancestral", "first_hitting", "random", "most_confident", "margin", "entropy"] = (
-        "most_confident"
-    )
+    rule: RuleName = "most_confident"
     """Which masked tokens a step of writing reveals, see bellmask generate."""
     steps: int | None = None
     """Steps of writing; default: one token per step."""
@@ -81,8 +80,8 @@ class RequestOptions(LoadOptions):
         """This, or one :class:`UserError`; draws and masks are checked by the estimator."""
         if self.gap < 1:
             raise UserError(f"gap must be at least 1, got {self.gap}")
-        if self.steps is not None and self.rule == "first_hitting":
-            raise UserError("rule first_hitting has one step per token: no steps")
+        if self.steps is not None and not RULES[self.rule].takes_grid:
+            raise UserError(f"rule {self.rule} has one step per token: no steps")
         return self
 
 

@@ -7,10 +7,12 @@ asked (:mod:`bellmask.generate.fill`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 
 from bellmask.data.chat_templates import PromptEncoder, make_template
@@ -38,11 +40,20 @@ class Question:
     messages: tuple[Message, ...]
     is_conversation: bool = False
     """Roles are marked where the run's template is ``auto``."""
+    line: Mapping[str, Any] = field(default_factory=dict)
+    """Of the file that asks it, to be passed on with the answer."""
 
     @staticmethod
     def plain(prompt: str) -> Question:
         """A single prompt."""
         return Question((Message("user", prompt),))
+
+    @property
+    def text(self) -> str:
+        """For who reads the answer."""
+        if not self.is_conversation:
+            return self.messages[-1].text
+        return "\n".join(f"{message.role}: {message.text}" for message in self.messages)
 
 
 @dataclass(frozen=True)
@@ -90,8 +101,9 @@ class Answerer:
     def _block(self) -> int:
         return self.run.config.data.block_length
 
-    def check_length(self, length: int) -> int:
-        """The length, if a prompt has room before such a response."""
+    def check_length(self, length: int | None) -> int:
+        """The length, by default :attr:`length`, if a prompt has room before such a response."""
+        length = self.length if length is None else length
         if not 1 <= length < self._block:
             raise UserError(
                 f"a response can have 1 to {self._block - 1} tokens, got {length}: the run was "
@@ -105,7 +117,7 @@ class Answerer:
 
     def canvas(self, question: Question, length: int | None = None) -> tuple[Canvas, bool]:
         """(the prompt and a gap of ``length`` tokens, whether the prompt was cut)."""
-        length = self.check_length(self.length if length is None else length)
+        length = self.check_length(length)
         given, is_cut = begin_row(
             self.prompt_ids(question),
             self._block - length,
@@ -135,14 +147,12 @@ class Answerer:
         length: int | None = None,
         sampling: Sampling | None = None,
         seed: int = 0,
-        first_sample: int = 0,
         samples: Sequence[int] | None = None,
         batch_size: int = 32,
         progress: Progress = NO_PROGRESS,
         on_step: OnStep | None = None,
     ) -> list[Answer]:
-        """An answer to each; number ``first_sample + i``, or ``samples[i]``, has its own noise,
-        whatever the batch.
+        """An answer to each; the i-th has the noise of sample i, or ``samples[i]``, in any batch.
 
         ``on_step`` is told of the questions in order, a batch having prompts of one length, and
         does not see padding.
@@ -154,18 +164,14 @@ class Answerer:
             self.sampling(sampling or Sampling()),
             longest=self._block,
             seed=seed,
-            first_sample=first_sample,
             samples=samples,
             batch_size=batch_size,
             progress=progress,
             on_step=on_step,
         )
-        pairs = zip(made, canvases, strict=True)
-        return [self._answer(one.ids, one.nfe, is_cut) for one, (_, is_cut) in pairs]
-
-    def _answer(self, ids: list[int], nfe: float, is_cut: bool) -> Answer:
-        """The text goes up to the first EOS."""
-        tokenizer = self.run.tokenizer
-        end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
-        text = tokenizer.decode(torch.tensor(ids[:end], dtype=torch.int64).numpy()).strip()
-        return Answer(text, tuple(ids), end, nfe, is_cut)
+        tokenizer, answers = self.run.tokenizer, []
+        for one, (_, is_cut) in zip(made, canvases, strict=True):
+            end = one.ids.index(tokenizer.eos_id) if tokenizer.eos_id in one.ids else len(one.ids)
+            text = tokenizer.decode(np.array(one.ids[:end], dtype=np.int64)).strip()
+            answers.append(Answer(text, tuple(one.ids), end, one.nfe, is_cut))
+        return answers

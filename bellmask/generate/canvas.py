@@ -13,6 +13,7 @@ from torch import Tensor
 from bellmask.data.tokenizers import ByteTokenizer, Tokenizer
 from bellmask.diffusion.frameworks import Framework, Ordered
 from bellmask.utils.errors import UserError
+from bellmask.utils.files import count_of
 
 _GAP = re.compile(r"\[MASK(?:\*([0-9]+))?\]")
 _ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)
@@ -53,15 +54,9 @@ def check_rows(canvas_BL: Tensor, mask_id: int) -> None:
         )
 
 
-def _check_length(length: int) -> None:
-    if length > LONGEST:
-        raise UserError(f"a canvas has {LONGEST:,} tokens at most, not {length:,}")
-
-
 def empty_canvas(tokenizer: Tokenizer, length: int) -> Canvas:
     """Nothing given."""
-    _check_length(length)
-    return Canvas(torch.full((length,), tokenizer.mask_id), tokenizer.mask_id)
+    return canvas_from_pieces(tokenizer, [length])
 
 
 def canvas_from_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> Canvas:
@@ -70,11 +65,12 @@ def canvas_from_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> Can
     for piece in pieces:
         if isinstance(piece, str):
             ids += tokenizer.encode(piece).tolist()
-        elif piece >= 1:
-            _check_length(len(ids) + piece)
-            ids += [tokenizer.mask_id] * piece
-        else:
+        elif piece < 1:
             raise UserError(f"a gap needs at least one token, got {piece}")
+        elif len(ids) + piece > LONGEST:
+            raise UserError(f"a canvas has {LONGEST:,} tokens at most")
+        else:
+            ids += [tokenizer.mask_id] * piece
     if not ids:
         raise UserError("the canvas is empty")
     return Canvas(torch.tensor(ids), tokenizer.mask_id)
@@ -85,7 +81,8 @@ def canvas_from_text(tokenizer: Tokenizer, text: str) -> Canvas:
     pieces: list[str | int] = []
     end = 0
     for gap in _GAP.finditer(text):
-        pieces += [text[end : gap.start()], _gap_size(gap[1] or "1")]
+        size = count_of((gap[1] or "1").lstrip("0") or "0")
+        pieces += [text[end : gap.start()], LONGEST + 1 if size is None else size]
         end = gap.end()
     pieces.append(text[end:])
     for piece in pieces:
@@ -98,35 +95,14 @@ def canvas_from_text(tokenizer: Tokenizer, text: str) -> Canvas:
     return canvas_from_pieces(tokenizer, [p for p in pieces if p != ""])
 
 
-def _gap_size(digits: str) -> int:
-    """The number, if a canvas may have so many tokens; int() itself refuses thousands of digits."""
-    digits = digits.lstrip("0") or "0"
-    if len(digits) > len(str(LONGEST)):
-        raise UserError(f"a canvas has {LONGEST:,} tokens at most, not {digits:.20}...")
-    return int(digits)
-
-
 def canvas_from_prefix(tokenizer: Tokenizer, prefix: str, length: int) -> Canvas:
     """A given beginning; the rest of ``length`` tokens is to be generated."""
-    given = tokenizer.encode(prefix)
-    if len(given) >= length:
+    num_given = len(tokenizer.encode(prefix))
+    if num_given >= length:
         raise UserError(
-            f"the prefix has {len(given)} tokens, the canvas {length}: nothing is left to generate"
+            f"the prefix has {num_given} tokens, the canvas {length}: nothing is left to generate"
         )
-    _check_length(length)
-    ids = np.concatenate([given, np.full(length - len(given), tokenizer.mask_id)])
-    return Canvas(torch.from_numpy(ids), tokenizer.mask_id)
-
-
-def make_canvas(
-    tokenizer: Tokenizer, length: int, *, prefix: str = "", template: str | None = None
-) -> Canvas:
-    """A template's own tokens and gaps, or ``length`` tokens after a prefix or from nothing."""
-    if template is not None:
-        return canvas_from_text(tokenizer, template)
-    if prefix:
-        return canvas_from_prefix(tokenizer, prefix, length)
-    return empty_canvas(tokenizer, length)
+    return canvas_from_pieces(tokenizer, [prefix, length - num_given])
 
 
 def begin_canvas(canvas: Canvas, tokenizer: Tokenizer) -> Canvas:

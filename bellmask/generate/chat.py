@@ -1,7 +1,7 @@
 """``bellmask chat``: talk to a run in the terminal and see its answers being unmasked.
 
-The parts: the options; the conversation; the view of an answer; the chat that joins them; its slash
-commands; the command itself.
+The parts: the options; the conversation; the view of an answer; the chat that joins them, with its
+slash commands; the command itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
-from rich.cells import chop_cells
-from rich.console import Console, Group
+from rich.console import Console
 from rich.text import Text
 
 from bellmask.config.command_line import parse_command
@@ -26,10 +24,10 @@ from bellmask.data.example_files import Message
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.answers import Answer, Answerer, Question
 from bellmask.generate.canvas import OnStep, Step
-from bellmask.generate.live import STYLES, Frame, LiveView
+from bellmask.generate.live import BLOCKS, Frame, LiveView, check_fps, cut
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
-from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible, visible_lines
+from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError, look_up
 
 
@@ -72,41 +70,30 @@ class ChatOptions(LoadOptions):
 # them follow from the seed.
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What was asked and what was answered."""
-
-    asked: str
-    answered: str
-
-    @property
-    def messages(self) -> tuple[Message, Message]:
-        """As both sides said it."""
-        return Message("user", self.asked), Message("assistant", self.answered)
-
-
 @dataclass
 class Talk:
     """``talk.ask("Hello")``, ``talk.retry()``, ``talk.reset()``; fields may be set in between."""
 
     answerer: Answerer
     has_memory: bool
-    """Earlier turns are part of the prompt; else each line is asked alone."""
-    length: int
+    """What was said before is part of the prompt; else each line is asked alone."""
+    length: int | None
+    """Tokens of an answer; None: the run's own."""
     sampling: Sampling
     seed: int = 0
     system: str = ""
     """Said to the model before all else."""
     number: int = 0
     """Of the next answer's sample."""
-    turns: tuple[Turn, ...] = ()
-    _last: tuple[str, tuple[Turn, ...]] | None = field(default=None, repr=False)
+    said: tuple[Message, ...] = ()
+    """Questions and answers so far."""
+    _last: tuple[str, tuple[Message, ...]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.answerer.check_length(self.length)
+        self.set_length(self.length)
         self.set_sampling()
 
-    def set_length(self, length: int) -> None:
+    def set_length(self, length: int | None) -> None:
         """Tokens of an answer from now on."""
         self.length = self.answerer.check_length(length)
 
@@ -119,11 +106,11 @@ class Talk:
 
     def reset(self) -> None:
         """Forget what was said."""
-        self.turns, self._last = (), None
+        self.said, self._last = (), None
 
     def ask(self, text: str, on_step: OnStep | None = None) -> Answer:
         """Say something; question and answer are remembered once the answer is whole."""
-        return self._answer(text, self.turns, on_step)
+        return self._answer(text, self.said, on_step)
 
     def retry(self, on_step: OnStep | None = None) -> Answer:
         """Another answer to the last question, in place of the first."""
@@ -131,15 +118,14 @@ class Talk:
             raise UserError("nothing has been asked yet")
         return self._answer(*self._last, on_step)
 
-    def question(self, text: str, before: tuple[Turn, ...]) -> Question:
+    def question(self, text: str, before: tuple[Message, ...]) -> Question:
         """All that the model is given."""
-        said = [Message("system", self.system)] if self.system else []
-        if self.has_memory:
-            said += [message for turn in before for message in turn.messages]
+        system = (Message("system", self.system),) if self.system else ()
+        earlier = before if self.has_memory else ()
         is_conversation = self.has_memory or self.answerer.knows_turns
-        return Question((*said, Message("user", text)), is_conversation)
+        return Question((*system, *earlier, Message("user", text)), is_conversation)
 
-    def _answer(self, text: str, before: tuple[Turn, ...], on_step: OnStep | None) -> Answer:
+    def _answer(self, text: str, before: tuple[Message, ...], on_step: OnStep | None) -> Answer:
         self._last = text, before
         number, self.number = self.number, self.number + 1
         (answer,) = self.answerer.answer(
@@ -147,10 +133,10 @@ class Talk:
             length=self.length,
             sampling=self.sampling,
             seed=self.seed,
-            first_sample=number,
+            samples=[number],
             on_step=on_step,
         )
-        self.turns = (*before, Turn(text, answer.text))
+        self.said = (*before, Message("user", text), Message("assistant", answer.text))
         return answer
 
 
@@ -172,24 +158,16 @@ class AnswerView(LiveView):
     when the finished answer is to be printed; of an interrupted one the last frame stays.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, fps: float = DEFAULT_FPS, **more: Any) -> None:
-        super().__init__(tokenizer, fps=fps, keep_last=False, **more)
+    def __init__(
+        self, tokenizer: Tokenizer, *, fps: float = DEFAULT_FPS, console: Console | None = None
+    ) -> None:
+        super().__init__(tokenizer, fps, False, console)
         self._eos_id = tokenizer.eos_id
         self._shown: Text | None = None
 
-    @property
-    def step(self) -> Step | None:
-        """The last one, if any."""
-        return None if self._frame is None else self._frame.step
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.transient = kind is None
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._live.transient = error[0] is None
+        super().__exit__(*error)
 
     def __call__(self, step: Step) -> None:
         """Show one step, if it changes anything that is seen."""
@@ -197,26 +175,18 @@ class AnswerView(LiveView):
         answer = self._answer(frame)
         if self.console.is_terminal and answer != self._shown:
             self._shown = answer
-            self._wait()
-            self._live.update(Group(*self._lines(answer, frame.step)), refresh=True)
+            self._show(self.render(frame))
 
-    def render(self) -> list[Text]:
-        """The latest frame: the answer's lines, as many as fit on the screen, and the step."""
-        assert self._frame is not None
-        return self._lines(self._answer(self._frame), self._frame.step)
-
-    def _lines(self, answer: Text, step: Step) -> list[Text]:
-        lines = self._fold(answer)
+    def render(self, frame: Frame) -> list[Text]:
+        """The answer's lines, as many as fit on the screen, and the step."""
+        lines, step = self._fold(self._answer(frame)), frame.step
         room = max(1, self.console.height - 3)
-        if len(lines) > room:
-            more = Text(f"... {len(lines) - room + 1} more lines", style="dim")
-            lines = [*lines[: room - 1], more]
+        lines = cut(lines, room) if len(lines) > room else lines
         return [*lines, Text(f"step {step.number} of {step.num_steps}", style="dim")]
 
     def _answer(self, frame: Frame) -> Text:
         """The gap up to the leftmost EOS, each token in the style of what happened to it."""
         text = Text()
-        blocks = {"masked": MASK, "remasked": REMASKED}
         ids = zip(frame.canvas_BL[0].tolist(), frame.step.ids_BL[0].tolist(), strict=True)
         for (canvas, token), kind in zip(ids, frame.kinds(0), strict=True):
             if canvas != self._mask_id:
@@ -224,29 +194,47 @@ class AnswerView(LiveView):
             if token == self._eos_id:
                 text.append(END, style="dim")
                 break
-            shown = blocks.get(kind) or visible_lines(self._texts(token))
-            if not text.plain:
-                shown = shown.lstrip()  # as the finished answer
-            if self.console.options.ascii_only:
-                shown = "\n".join(plain_ascii(line) for line in shown.split("\n"))
-            text.append(shown, style=STYLES[kind])
+            shown = BLOCKS.get(kind) or visible_lines(self._texts(token))
+            # the finished answer does not begin with a space either
+            self._append(text, shown if text.plain else shown.lstrip(), kind)
         return text
 
-    def _fold(self, text: Text) -> list[Text]:
-        """Lines no wider than the screen."""
-        lines: list[Text] = []
-        for line in text.split("\n", allow_blank=True):
-            pieces = chop_cells(line.plain, self.console.width)
-            cuts = [sum(map(len, pieces[: n + 1])) for n in range(len(pieces) - 1)]
-            lines += line.divide(cuts)
-        return lines
+
+# Lines in, answers and notes out; lines that begin with a slash are commands.
 
 
-# Lines in, answers and notes out.
+class SlashCommand(NamedTuple):
+    """What a line that begins with a slash does, and what follows it."""
+
+    help: str
+    takes: str = ""
+    example: str = ""
+    """Of what must follow."""
+
+
+SLASH_COMMANDS = {
+    "/reset": SlashCommand("forget what was said"),
+    "/retry": SlashCommand("another answer to the last question"),
+    "/steps": SlashCommand("sampling steps", "N", "32"),
+    "/length": SlashCommand("tokens of an answer, at most", "N", "64"),
+    "/temperature": SlashCommand("0 takes the most likely token", "X", "0.7"),
+    "/system": SlashCommand("said before all else; without a text: nothing is", "TEXT"),
+    "/help": SlashCommand("this"),
+    "/quit": SlashCommand("the end"),
+}
+HINTS = """A line that ends with \\ goes on in the next; a space before / makes it text.
+Ctrl-C stops an answer; at the prompt it ends the chat, as Ctrl-D does."""
+
+
+def _number(text: str, kind: type[int] | type[float]) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a {'whole ' * (kind is int)}number") from None
 
 
 class Chat:
-    """Lines in, answers and notes out."""
+    """``chat.take(line)`` answers it, or does what its command says."""
 
     def __init__(self, talk: Talk, console: Console, fps: float) -> None:
         self.talk, self.console, self.fps = talk, console, fps
@@ -257,16 +245,16 @@ class Chat:
         self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
 
     def take(self, line: str) -> bool:
-        """Answer a line or do what its command says; False when it is over."""
+        """False when it is over."""
         if not line.strip():
             if not self.is_live:
                 print()  # line n of the output belongs to line n of the input
             return True
         try:
-            command = re.fullmatch(r"/([a-z]+)(?:\s+(.*))?", line.strip(), re.DOTALL)
-            if command and not line[0].isspace():
+            command = re.fullmatch(r"(/[a-z]+)(?:\s+(.*))?", line.rstrip(), re.DOTALL)
+            if command:
                 return self._obey(command[1], (command[2] or "").strip())
-            self._answer(lambda on_step: self.talk.ask(line, on_step))
+            self.answer(lambda on_step: self.talk.ask(line, on_step))
         except UserError as error:
             if not self.is_live:
                 raise
@@ -274,18 +262,37 @@ class Chat:
         return True
 
     def _obey(self, name: str, rest: str) -> bool:
-        command = look_up("command", f"/{name}", SLASH_COMMANDS)
-        if rest and not (command.needs or command.takes):
-            raise UserError(f"/{name} takes nothing, got {rest!r}")
-        if command.needs and not rest:
-            raise UserError(f"/{name} needs {command.needs}: /{name} {command.example}")
-        return command.do(self, rest) is not False
+        command, talk = look_up("command", name, SLASH_COMMANDS), self.talk
+        if rest and not command.takes:
+            raise UserError(f"{name} takes nothing, got {rest!r}")
+        if command.example and not rest:
+            raise UserError(f"{name} needs {command.takes}: {name} {command.example}")
+        match name:
+            case "/reset":
+                talk.reset()
+                self.say("forgotten")
+            case "/retry":
+                self.answer(talk.retry)
+            case "/steps":
+                talk.set_sampling(steps=_number(rest, int))
+                self.say(f"{talk.sampling.steps} steps")
+            case "/length":
+                talk.set_length(_number(rest, int))
+                self.say(f"answers of up to {talk.length} tokens")
+            case "/temperature":
+                talk.set_sampling(temperature=_number(rest, float))
+                self.say(f"temperature {talk.sampling.temperature:g}")
+            case "/system":
+                talk.system = rest
+                self.say("said before all else from now on" if rest else "no system text any more")
+            case "/help":
+                for other, command in SLASH_COMMANDS.items():
+                    self.say(f"  {f'{other} {command.takes}':<16} {command.help}")
+                self.say(HINTS)
+        return name != "/quit"
 
-    def retry(self) -> None:
-        """Another answer to the last question."""
-        self._answer(self.talk.retry)
-
-    def _answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
+    def answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
+        """Show how an answer is written, then print it."""
         view = AnswerView(self.talk.answerer.run.tokenizer, fps=self.fps, console=self.console)
         start = time.monotonic()
         try:
@@ -297,98 +304,15 @@ class Chat:
             self.say("stopped; /retry asks again")
             return
         seconds = time.monotonic() - start - view.seconds_waited
-        text = visible_lines(answer.text) if self.is_live else visible(answer.text)
-        print(text, flush=True)
+        print(visible_lines(answer.text) if self.is_live else visible(answer.text), flush=True)
         if answer.is_cut:
             self.say("note: the prompt was too long; its oldest tokens were dropped")
-        if self.is_live and view.step is not None:
-            speed = answer.num_tokens / max(seconds, 1e-9)
+        if view.frame is not None:
+            step, speed = view.frame.step, answer.num_tokens / max(seconds, 1e-9)
             self.say(
-                f"{view.step.num_steps} steps, {view.step.num_calls} calls, {seconds:.2f} s, "
+                f"{step.num_steps} steps, {step.num_calls} calls, {seconds:.2f} s, "
                 f"{answer.num_tokens} tokens, {speed:.0f} tokens/s"
             )
-
-
-# The lines of ``bellmask chat`` that begin with a slash, and what they do.
-
-
-@dataclass(frozen=True)
-class SlashCommand:
-    """What a line that begins with a slash does."""
-
-    help: str
-    do: Callable[[Chat, str], bool | None]
-    """False ends the chat."""
-    needs: str = ""
-    """What must follow."""
-    example: str = ""
-    takes: str = ""
-    """What may follow."""
-
-
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{text!r} is not a whole number") from None
-
-
-def _reset(chat: Chat, rest: str) -> None:
-    chat.talk.reset()
-    chat.say("forgotten")
-
-
-def _retry(chat: Chat, rest: str) -> None:
-    chat.retry()
-
-
-def _steps(chat: Chat, rest: str) -> None:
-    chat.talk.set_sampling(steps=_whole_number(rest))
-    chat.say(f"{chat.talk.sampling.steps} steps")
-
-
-def _length(chat: Chat, rest: str) -> None:
-    chat.talk.set_length(_whole_number(rest))
-    chat.say(f"answers of up to {chat.talk.length} tokens")
-
-
-def _temperature(chat: Chat, rest: str) -> None:
-    try:
-        chat.talk.set_sampling(temperature=float(rest))
-    except ValueError as error:
-        known = isinstance(error, UserError)
-        raise error if known else UserError(f"{rest!r} is not a number") from None
-    chat.say(f"temperature {chat.talk.sampling.temperature:g}")
-
-
-def _system(chat: Chat, rest: str) -> None:
-    chat.talk.system = rest
-    chat.say("said before all else from now on" if rest else "no system text any more")
-
-
-def _help(chat: Chat, rest: str) -> None:
-    for name, command in SLASH_COMMANDS.items():
-        chat.say(f"  {f'{name} {command.needs or command.takes}':<16} {command.help}")
-    chat.say("A line that ends with \\ goes on in the next; a space before / makes it text.")
-    chat.say("Ctrl-C stops an answer; at the prompt it ends the chat, as Ctrl-D does.")
-
-
-def _quit(chat: Chat, rest: str) -> bool:
-    return False
-
-
-SLASH_COMMANDS = {
-    "/reset": SlashCommand("forget what was said", _reset),
-    "/retry": SlashCommand("another answer to the last question", _retry),
-    "/steps": SlashCommand("sampling steps", _steps, "N", "32"),
-    "/length": SlashCommand("tokens of an answer, at most", _length, "N", "64"),
-    "/temperature": SlashCommand("0 takes the most likely token", _temperature, "X", "0.7"),
-    "/system": SlashCommand(
-        "said before all else; without a text: nothing is", _system, takes="TEXT"
-    ),
-    "/help": SlashCommand("this", _help),
-    "/quit": SlashCommand("the end", _quit),
-}
 
 
 # The command.
@@ -402,30 +326,16 @@ def introduction(talk: Talk) -> list[str]:
         f"{loaded.folder.name}, step {loaded.step}, on {loaded.device}: answers of up to "
         f"{talk.length} tokens{steps}; /help lists commands"
     ]
-    if not talk.answerer.is_tuned:
-        lines.append("the run was never fine-tuned on prompts: it just continues your text")
-    else:
+    if talk.answerer.is_tuned:
         kind = "conversations" if talk.answerer.knows_turns else "single prompts"
         lines.append(f"fine-tuned on {kind} (template {sft.template})")
-    if talk.has_memory:
-        lines.append("what was said before is part of the prompt")
     else:
-        lines.append("each line is asked alone")
+        lines.append("the run was never fine-tuned on prompts: it just continues your text")
+    remembered = "what was said before is part of the prompt"
+    lines.append(remembered if talk.has_memory else "each line is asked alone")
     if talk.system and not talk.answerer.knows_turns:
         lines.append("the run has seen no system texts; this one is written before your line")
     return lines
-
-
-def _talk(options: ChatOptions) -> Talk:
-    answerer = Answerer(options.load(options.run))
-    return Talk(
-        answerer,
-        has_memory=answerer.knows_turns if options.memory == "auto" else options.memory == "on",
-        length=answerer.length if options.length is None else options.length,
-        sampling=options.sampling,
-        seed=options.seed,
-        system=options.system,
-    )
 
 
 def _at_a_terminal(chat: Chat) -> None:
@@ -458,13 +368,21 @@ def main(args: Sequence[str]) -> int:
     """Load the run and talk until the user ends it."""
     options = parse_command(ChatOptions, args, command="chat")
     options.sampling.check()
-    fps = DEFAULT_FPS if options.fps is None else options.fps
-    if not 0 <= fps < float("inf"):
-        raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
+    check_fps(options.fps)
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
-    chat = Chat(_talk(options), Console(stderr=True, highlight=False), fps)
+    answerer = Answerer(options.load(options.run))
+    talk = Talk(
+        answerer,
+        has_memory=answerer.knows_turns if options.memory == "auto" else options.memory == "on",
+        length=options.length,
+        sampling=options.sampling,
+        seed=options.seed,
+        system=options.system,
+    )
+    fps = DEFAULT_FPS if options.fps is None else options.fps
+    chat = Chat(talk, Console(stderr=True, highlight=False), fps)
     for line in introduction(chat.talk):
         chat.say(line)
     if sys.stdin.isatty():

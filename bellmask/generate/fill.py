@@ -6,19 +6,23 @@ length, in batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
-from bellmask.generate.canvas import Canvas, OnStep, Step, begin_canvas, frame_canvas, make_canvas
-from bellmask.generate.causal import generate_in_order
+from bellmask.generate.canvas import (
+    Canvas,
+    OnStep,
+    begin_canvas,
+    canvas_from_prefix,
+    canvas_from_text,
+    empty_canvas,
+    frame_canvas,
+)
 from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.sampler import (
     GRIDS,
@@ -26,10 +30,11 @@ from bellmask.generate.sampler import (
     SamplingDenoiser,
     TokenChoice,
     generate,
+    generate_in_order,
 )
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError
 from bellmask.utils.progress import NO_PROGRESS, Progress
 
 
@@ -59,28 +64,24 @@ def fill(
     choice = TokenChoice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
-    noise: dict[str, Any] = {
-        "choice": choice,
-        "seed": seed,
-        "first_sample": first_sample,
-        "on_step": on_step,
-    }
-    if isinstance(framework, Shifted):
-        _refuse_for_causal(sampling)
-        network = SamplingDenoiser(model, mask_id, is_real_BL=is_real_BL, device=device)
-        return _left_to_right(network, canvas_BL, noise)
-    if isinstance(framework, Ordered):
-        _refuse_for_causal(sampling)
-        if is_real_BL is not None or not isinstance(first_sample, int):
-            raise UserError("a causal model of our own trunk takes one canvas at a time")
+    noise: dict[str, Any] = {"choice": choice, "seed": seed, "first_sample": first_sample}
+    noise["on_step"] = on_step
+    if framework.is_causal:
+        sampling.refuse_for_causal()
+    if isinstance(framework, Ordered) and not isinstance(framework, Shifted):
+        if is_real_BL is not None:
+            raise UserError("a causal model of our own trunk takes rows of one length, unpadded")
         return generate_in_order(
             model, canvas_BL, framework, mask_id=mask_id, device=device, **noise
         )
+    network = SamplingDenoiser(
+        model, mask_id, is_real_BL=is_real_BL, guidance=sampling.guidance, device=device
+    )
+    if isinstance(framework, Shifted):
+        return _left_to_right(network, canvas_BL, noise)
     assert isinstance(framework, Mdm)
     return generate(
-        SamplingDenoiser(
-            model, mask_id, is_real_BL=is_real_BL, guidance=sampling.guidance, device=device
-        ),
+        network,
         canvas_BL,
         make_grid(sampling),
         make_rule(sampling),
@@ -107,28 +108,16 @@ def make_rule(sampling: Sampling) -> Rule:
     """The rule that the settings name."""
     if sampling.remask is not None:
         return Remasking(sampling.remask, sampling.remask_kind)
-    return look_up("rule", sampling.rule, RULES)
+    return RULES[sampling.rule]
 
 
 def make_grid(sampling: Sampling) -> Tensor | int | None:
     """The grid that the settings name, or tokens per step; None for a rule without one."""
-    if sampling.rule == "first_hitting":
+    if not RULES[sampling.rule].takes_grid:
         return None
     if sampling.grid == "count":
         return sampling.per_step or 1
-    return look_up("grid", sampling.grid, GRIDS)(sampling.steps or DEFAULT_STEPS)
-
-
-def _refuse_for_causal(sampling: Sampling) -> None:
-    """A causal model has its own order: settings about order and blocks would be ignored."""
-    kept = asdict(sampling.for_causal())
-    asked = [name for name, value in asdict(sampling).items() if value != kept[name]]
-    if asked:
-        given = ", ".join("--" + name.replace("_", "-") for name in asked)
-        raise UserError(
-            f"{given}: for masked models only; a causal model writes token by token in its own "
-            "order"
-        )
+    return GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
 
 
 # One canvas of a run, any number of times.
@@ -147,7 +136,12 @@ def run_canvas(
     inner = (length or run.config.data.block_length) - frame
     if inner < 1:
         raise UserError(f"a length of {length} leaves no room between BOS and EOS")
-    canvas = make_canvas(run.tokenizer, inner, prefix=prefix, template=template)
+    if template is not None:
+        canvas = canvas_from_text(run.tokenizer, template)
+    elif prefix:
+        canvas = canvas_from_prefix(run.tokenizer, prefix, inner)
+    else:
+        canvas = empty_canvas(run.tokenizer, inner)
     if run.is_wrapped:
         return frame_canvas(canvas, run.tokenizer, run.framework)
     return begin_canvas(canvas, run.tokenizer) if first else canvas
@@ -195,17 +189,15 @@ def fill_canvas(
 
 def decode_samples(run: Loaded, made: Generation) -> list[str]:
     """Generated ids as text; of a run on single documents, up to the first EOS."""
-    rows = [row.numpy() for row in made.ids_BL]
-    if run.config.data.packing == "unpacked":
-        # a given BOS may have the same id
-        start = 1 if run.is_wrapped or run.model.first_maskable else 0
-        rows = [row[: start + _first(row[start:] == run.tokenizer.eos_id)] for row in rows]
-    return [run.tokenizer.decode(row) for row in rows]
-
-
-def _first(is_here: NDArray[np.bool_]) -> int:
-    """Where the first True is; the length if there is none."""
-    return int(is_here.argmax()) if is_here.any() else len(is_here)
+    # of a wrapped row the first token is BOS, which may have the same id
+    start = 1 if run.is_wrapped or run.model.first_maskable else 0
+    texts = []
+    for row in made.ids_BL.numpy():
+        if run.config.data.packing == "unpacked":
+            ends = (row[start:] == run.tokenizer.eos_id).nonzero()[0]
+            row = row[: start + ends[0]] if len(ends) else row
+        texts.append(run.tokenizer.decode(row))
+    return texts
 
 
 # Rows of any length filled in batches, so that none depends on the batch it is in.
@@ -236,102 +228,74 @@ def fill_rows(
     *,
     longest: int,
     seed: int = 0,
-    first_sample: int = 0,
     samples: Sequence[int] | None = None,
     batch_size: int = 64,
     progress: Progress = NO_PROGRESS,
     on_step: OnStep | None = None,
 ) -> list[Filled]:
-    """Fill the gap of each row; row i has the noise of sample ``first_sample + i``, or of
-    ``samples[i]``.
+    """Fill the gap of each row; row i has the noise of sample i, or of ``samples[i]``.
 
-    No row is padded beyond ``longest``. ``on_step`` is
-    told of rows in order, a batch having rows of one length, and does not see padding.
+    No row is padded beyond ``longest``. ``on_step`` is told of rows in order, a batch having rows
+    of one length, and does not see padding.
     """
-    work = _Work(run, sampling, longest, seed, on_step)
-    groups = [work.group(row) for row in rows]
-    size = 1 if work.is_one_by_one else batch_size
+    tokenizer, numbers = run.tokenizer, range(len(rows)) if samples is None else samples
+    # a causal model of our own trunk takes one row at a time, without padding
+    is_alone = isinstance(run.framework, Ordered) and not isinstance(run.framework, Shifted)
     found: dict[int, Filled] = {}
-    for numbers in _batches(groups, size, in_order=on_step is not None):
-        samples_B = torch.tensor(
-            [first_sample + n if samples is None else samples[n] for n in numbers]
-        )
-        made = work.fill([rows[n] for n in numbers], samples_B)
-        found.update(zip(numbers, made, strict=True))
-        progress.advance(len(made))
-    return [found[number] for number in range(len(rows))]
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What all batches have in common."""
-
-    run: Loaded
-    sampling: Sampling
-    longest: int
-    seed: int
-    on_step: OnStep | None
-
-    @property
-    def is_one_by_one(self) -> bool:
-        """A causal model of our own trunk takes one row at a time, without padding."""
-        framework = self.run.framework
-        return isinstance(framework, Ordered) and not isinstance(framework, Shifted)
-
-    def width(self, length: int) -> int:
-        """Tokens of a padded row."""
-        return length if self.is_one_by_one else min(-(-length // WIDTH) * WIDTH, self.longest)
-
-    def group(self, row: Tensor) -> Hashable:
-        """Rows that may share a batch have the same one; see above.
-
-        A cache holds what is before the first gap of the batch, so there all gaps begin together.
-        """
-        length, width = len(row), self.width(len(row))
-        gap = int((row == self.run.tokenizer.mask_id).sum())
-        is_exact = self.on_step is not None or self.sampling.cache != "none"
-        return width, gap, length if is_exact else length == width
-
-    def fill(self, rows: Sequence[Tensor], samples_B: Tensor) -> list[Filled]:
-        """Fill rows of one group."""
-        run, on_step = self.run, self.on_step
-        x_BL, is_real_BL = pad_rows(rows, self.width(len(rows[0])), run.tokenizer.pad_id)
+    for batch, width in _batches(
+        [(len(row), int((row == tokenizer.mask_id).sum())) for row in rows],
+        1 if is_alone else batch_size,
+        lambda length: length if is_alone else min(-(-length // WIDTH) * WIDTH, longest),
+        # a cache holds what is before the first gap of the batch, so there all gaps begin together
+        is_exact=on_step is not None or sampling.cache != "none",
+        in_order=on_step is not None,
+    ):
+        x_BL, is_real_BL = pad_rows([rows[place] for place in batch], width, tokenizer.pad_id)
         made = fill(
             run.model,
             x_BL,
             run.framework,
-            self.sampling,
-            mask_id=run.tokenizer.mask_id,
-            seed=self.seed,
-            first_sample=int(samples_B[0]) if self.is_one_by_one else samples_B,
+            sampling,
+            mask_id=tokenizer.mask_id,
+            seed=seed,
+            first_sample=torch.tensor([numbers[place] for place in batch]),
             is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
             device=run.device,
-            on_step=on_step and _without_padding(on_step, len(rows[0])),
+            on_step=on_step and _without_padding(on_step, len(rows[batch[0]])),
         )
-        is_gap_BL = x_BL == run.tokenizer.mask_id
-        pairs = zip(made.ids_BL, is_gap_BL, strict=True)
-        return [Filled(ids_L[is_gap_L].tolist(), made.nfe) for ids_L, is_gap_L in pairs]
+        for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
+            found[place] = Filled(ids_L[canvas_L == tokenizer.mask_id].tolist(), made.nfe)
+        progress.advance(len(batch))
+    return [found[place] for place in range(len(rows))]
+
+
+def _batches(
+    sizes: Sequence[tuple[int, int]],
+    batch_size: int,
+    width_of: Callable[[int], int],
+    *,
+    is_exact: bool,
+    in_order: bool,
+) -> list[tuple[list[int], int]]:
+    """(places, width) of rows that may share a batch, from (length, gap) of each row.
+
+    ``is_exact``: only rows of one length; ``in_order``: only neighbors.
+    """
+    batches: list[tuple[list[int], int]] = []
+    latest: dict[Hashable, list[int]] = {}
+    for place, (length, gap) in enumerate(sizes):
+        width = width_of(length)
+        group = width, gap, length if is_exact else length == width
+        batch = latest.get(group, [])
+        if not batch or len(batch) == batch_size or (in_order and batch is not batches[-1][0]):
+            batch = latest[group] = []
+            batches.append((batch, width))
+        batch.append(place)
+    return batches
 
 
 def _without_padding(on_step: OnStep, length: int) -> OnStep:
-    def show(step: Step) -> None:
-        on_step(replace(step, ids_BL=step.ids_BL[:, :length]))
-
-    return show
-
-
-def _batches(groups: Sequence[Hashable], size: int, in_order: bool) -> Iterator[list[int]]:
-    """Numbers of rows of one group, neighbours if ``in_order``, ``size`` at a time."""
-    places: dict[Hashable, int] = {}
-    for group in groups:
-        places.setdefault(group, len(places))
-    numbers = list(range(len(groups)))
-    if not in_order:
-        numbers.sort(key=lambda number: places[groups[number]])
-    for _, same in groupby(numbers, key=lambda number: groups[number]):
-        together = list(same)
-        for start in range(0, len(together), size):
-            yield together[start : start + size]
+    return lambda step: on_step(replace(step, ids_BL=step.ids_BL[:, :length]))
 
 
 def pad_rows(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,9 @@ characters every position keeps its place. B rows of one batch, L length.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from itertools import accumulate
+from typing import Self
 
 from rich.cells import chop_cells
 from rich.console import Console, Group
@@ -32,10 +31,16 @@ STYLES = {
     "changed": "bold #2b2000 on #f2c94c",
     "old": "",
 }
-_BLOCKS = {"masked": MASK, "remasked": REMASKED}
+BLOCKS = {"masked": MASK, "remasked": REMASKED}
 PLAIN_FRAMES = 8
 """Frames per batch, besides the first, where the screen is no terminal."""
 BAR_WIDTH = 24
+
+
+def check_fps(fps: float | None) -> None:
+    """UserError unless frames can be shown at this pace."""
+    if fps is not None and not 0 <= fps < float("inf"):
+        raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,20 +61,17 @@ class Frame:
 
     def kinds(self, row: int) -> list[str]:
         """What happened to each position of a row: a key of ``STYLES``."""
-        now, before, canvas = (
-            ids_BL[row].tolist() for ids_BL in (self.step.ids_BL, self.before_BL, self.canvas_BL)
-        )
-        return [_kind(*ids, self.mask_id) for ids in zip(now, before, canvas, strict=True)]
+        rows = (self.step.ids_BL[row], self.before_BL[row], self.canvas_BL[row])
+        return [self._kind(*ids) for ids in zip(*(row_L.tolist() for row_L in rows), strict=True)]
 
-
-def _kind(now: int, before: int, canvas: int, mask_id: int) -> str:
-    if now == mask_id:
-        return "masked" if before == mask_id else "remasked"
-    if canvas != mask_id:
-        return "given"
-    if before == mask_id:
-        return "new"
-    return "old" if now == before else "changed"
+    def _kind(self, now: int, before: int, canvas: int) -> str:
+        if now == self.mask_id:
+            return "masked" if before == self.mask_id else "remasked"
+        if canvas != self.mask_id:
+            return "given"
+        if before == self.mask_id:
+            return "new"
+        return "old" if now == before else "changed"
 
 
 class LiveView:
@@ -81,24 +83,14 @@ class LiveView:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        fps: float,
-        keep_last: bool,
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        self, tokenizer: Tokenizer, fps: float, keep_last: bool, console: Console | None
     ) -> None:
-        if not 0 <= fps < float("inf"):
-            raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
         self.console = console or Console(stderr=True, highlight=False)
+        self.frame: Frame | None = None
         self.seconds_waited = 0.0
         """How long steps were held to be seen; no part of the model's time."""
         self._mask_id, self._texts = tokenizer.mask_id, TokenTexts(tokenizer)
-        self._fps, self._clock, self._sleep = fps, clock, sleep
-        self._frame: Frame | None = None
-        self._next_time = 0.0
+        self._fps, self._next_time = fps, 0.0
         self._live = Live(
             console=self.console,
             auto_refresh=False,
@@ -111,31 +103,39 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
 
     def _take(self, step: Step) -> Frame:
-        """A step, kept as it is now, beside the last one; step 0 begins anew."""
-        step, last = replace(step, ids_BL=step.ids_BL.clone()), self._frame
+        """A step, copied as it is now, beside the last one; step 0 begins anew."""
+        step, last = replace(step, ids_BL=step.ids_BL.clone()), self.frame
         if last is None or step.number == 0:
-            self._frame = Frame(step, step.ids_BL, step.ids_BL, self._mask_id)
+            self.frame = Frame(step, step.ids_BL, step.ids_BL, self._mask_id)
         else:
-            self._frame = Frame(step, last.step.ids_BL, last.canvas_BL, self._mask_id)
-        return self._frame
+            self.frame = Frame(step, last.step.ids_BL, last.canvas_BL, self._mask_id)
+        return self.frame
 
-    def _wait(self) -> None:
-        """Hold a frame until the one before it has been seen."""
+    def _show(self, lines: list[Text]) -> None:
+        """Redraw, once what is shown now has been seen."""
         if self._fps:
-            seconds = max(0.0, self._next_time - self._clock())
+            seconds = max(0.0, self._next_time - time.monotonic())
             self.seconds_waited += seconds
-            self._sleep(seconds)
-            self._next_time = self._clock() + 1 / self._fps
+            time.sleep(seconds)
+            self._next_time = time.monotonic() + 1 / self._fps
+        self._live.update(Group(*lines), refresh=True)
+
+    def _append(self, text: Text, shown: str, kind: str) -> None:
+        shown = plain_ascii(shown) if self.console.options.ascii_only else shown
+        text.append(shown, style=STYLES[kind])
+
+    def _fold(self, text: Text) -> list[Text]:
+        """Lines no wider than the screen."""
+        lines: list[Text] = []
+        for line in text.split("\n", allow_blank=True):
+            pieces = chop_cells(line.plain, self.console.width)
+            lines += line.divide(list(accumulate(map(len, pieces[:-1]))))
+        return lines
 
 
 class Watch(LiveView):
@@ -151,68 +151,53 @@ class Watch(LiveView):
         title: str = "",
         fps: float = 12.0,
         keep_last: bool = True,
-        **more: Any,
+        console: Console | None = None,
     ) -> None:
-        super().__init__(tokenizer, fps=fps, keep_last=keep_last, **more)
-        self._title, self._printed = title, -1
+        super().__init__(tokenizer, fps, keep_last, console)
+        self._title = title
+        self._printed: Frame | None = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        if not self.console.is_terminal:
-            self._print_last()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._print()
 
     def __call__(self, step: Step) -> None:
         """Show one step."""
-        if self._frame is None or step.number == 0:
-            if not self.console.is_terminal:
-                self._print_last()
-            self._printed = -1
-        frame = self._take(step)
-        if self.console.is_terminal:
-            self._wait()
-            self._live.update(self.render(frame), refresh=True)
-        elif self._is_due(step):
-            self._print_last()
-
-    def _is_due(self, step: Step) -> bool:
         if step.number == 0:
-            return True
-        part = PLAIN_FRAMES / max(1, step.num_steps)
-        return int(step.number * part) > int((step.number - 1) * part)
+            self._print()  # where the batch before it ended
+        frame = self._take(step)
+        share = PLAIN_FRAMES / max(1, step.num_steps)
+        if self.console.is_terminal:
+            self._show(self.render(frame))
+        elif step.number == 0 or int(step.number * share) > int((step.number - 1) * share):
+            self._print()
 
-    def _print_last(self) -> None:
-        """The latest frame as plain text, unless it has been printed."""
-        if self._frame is not None and self._frame.step.number != self._printed:
-            self._printed = self._frame.step.number
-            self.console.print(self.render(self._frame, height=None))
+    def _print(self) -> None:
+        """The latest frame as plain text, unless there is a terminal or it has been printed."""
+        if self.frame and self.frame is not self._printed and not self.console.is_terminal:
+            self._printed = self.frame
+            self.console.print(*self.render(self.frame), sep="\n")
 
-    def render(self, frame: Frame, height: int | None = -1) -> Group:
-        """A frame: the line of numbers, then as many samples as the height allows (None: all)."""
-        room = self.console.height - 2 if height == -1 else height
-        lines = [self._head(frame.step, frame.share)]
-        num_rows = len(frame.step.ids_BL)
+    def render(self, frame: Frame) -> list[Text]:
+        """The line of numbers, then as many samples as fit on the screen, if there is one."""
+        room = self.console.height - 2 if self.console.is_terminal else None
+        lines, num_rows = [self._head(frame)], len(frame.step.ids_BL)
         for row in range(num_rows):
             sample = self._sample(frame, row)
             if num_rows > 1:
                 sample.insert(0, Text(f"sample {frame.step.first_sample + row}", style="bold cyan"))
-            left = None if room is None else room - len(lines)
-            if left is not None and len(sample) > left:
-                return Group(*lines, *_cut(sample, left, row, num_rows))
+            if room is not None and len(lines) + len(sample) > room:
+                return lines + cut(sample, room - len(lines), row, num_rows)
             lines += sample
-        return Group(*lines)
+        return lines
 
-    def _head(self, step: Step, share: float) -> Text:
-        name = f"{visible(self._title)}  " if self._title else ""
+    def _head(self, frame: Frame) -> Text:
+        step, name = frame.step, f"{visible(self._title)}  " if self._title else ""
         line = Text(f"{name}step {step.number} of {step.num_steps}", style="bold")
-        numbers = f"  {share:4.0%} unmasked  t {step.t:.3f}  {step.num_calls} calls  "
+        numbers = f"  {frame.share:4.0%} unmasked  t {step.t:.3f}  {step.num_calls} calls  "
         line.append(numbers, style="not bold")
         width = max(0, min(BAR_WIDTH, self.console.width - len(line)))
-        filled = round(width * share)
+        filled = round(width * frame.share)
         done, rest = ("=", "-") if self.console.options.ascii_only else ("━", "┈")
         line.append(done * filled, style="not bold green")
         line.append(rest * (width - filled), style="not bold dim")
@@ -220,22 +205,16 @@ class Watch(LiveView):
         return line
 
     def _sample(self, frame: Frame, row: int) -> list[Text]:
-        """A row's lines, folded at the screen's width."""
         text = Text()
         for token, kind in zip(frame.step.ids_BL[row].tolist(), frame.kinds(row), strict=True):
-            shown = _BLOCKS.get(kind) or visible(self._texts(token))
-            if self.console.options.ascii_only:
-                shown = plain_ascii(shown)
-            text.append(shown, style=STYLES[kind])
-        pieces = chop_cells(text.plain, self.console.width)
-        cuts = [sum(map(len, pieces[: n + 1])) for n in range(len(pieces) - 1)]
-        return list(text.divide(cuts))
+            self._append(text, BLOCKS.get(kind) or visible(self._texts(token)), kind)
+        return self._fold(text)
 
 
-def _cut(sample: list[Text], room: int, row: int, num_rows: int) -> list[Text]:
+def cut(sample: list[Text], room: int, row: int = 0, num_rows: int = 1) -> list[Text]:
     """What is shown of a sample without room: the beginning of the first one, of others a note."""
     if row > 0:
         return [Text(f"... {num_rows - row} more samples", style="dim")]
-    kept = max(1, room - 1)
+    shown = max(1, room - 1)
     more = f" and {num_rows - 1} more samples" if num_rows > 1 else ""
-    return [*sample[:kept], Text(f"... {len(sample) - kept} more lines{more}", style="dim")]
+    return [*sample[:shown], Text(f"... {len(sample) - shown} more lines{more}", style="dim")]

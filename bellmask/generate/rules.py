@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -202,4 +203,9 @@ RULES: dict[str, Rule] = {
     "margin": Scored(margin),
     "entropy": Scored(negative_entropy),
 }
-"""Rules by name; :class:`Remasking` has a number of its own."""
+"""Rules by name, as options and settings know them; :class:`Remasking` has a number of its own."""
+
+if TYPE_CHECKING:
+    RuleName = str
+else:
+    RuleName = Literal[tuple(RULES)]

@@ -1,4 +1,5 @@
-"""The sampling loop: a network, canvases with given tokens, a time grid and a rule.
+"""The sampling loops: a network, canvases with given tokens, a time grid and a rule; for causal
+models token by token, in the order they were trained for.
 
 Each position has numbers of its own, keyed by sample and position, so a sample does not depend on
 the batch it is in. For blind rules the reveal times are known beforehand: the network is called
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bellmask.data.blocks import share_out
+from bellmask.diffusion.frameworks import Ordered
 from bellmask.diffusion.schedules import Linear, Schedule
 from bellmask.generate.canvas import OnStep, Step, check_rows
 from bellmask.generate.rules import RULES, Moment, Rule
@@ -29,28 +31,19 @@ from bellmask.utils.rng import stream_key, uniform, uniform_rows
 # Time grids for sampling: from 1 (all masked) down to 0 (clean), float64 [steps + 1].
 
 
-def _check(num_steps: int) -> None:
-    if num_steps < 1:
-        raise ValueError(f"sampling needs at least one step, got {num_steps}")
-
-
 def uniform_grid(num_steps: int) -> Tensor:
     """``num_steps`` equal steps from t = 1 to t = 0."""
-    _check(num_steps)
     return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
 
 
 def cosine_grid(num_steps: int) -> Tensor:
     """t = cos(pi/2 k/K): few tokens in the first steps, when little is known, many in the last."""
-    _check(num_steps)
     share = torch.arange(num_steps, dtype=torch.float64) / num_steps
     return torch.cat([torch.cos(share * (math.pi / 2)), torch.zeros(1, dtype=torch.float64)])
 
 
 def count_grid(num_tokens: int, per_step: int = 1, schedule: Schedule | None = None) -> Tensor:
     """The times at which ``per_step`` tokens more of ``num_tokens`` are visible."""
-    if num_tokens < 1 or per_step < 1:
-        raise ValueError(f"cannot reveal {per_step} of {num_tokens} tokens in a step")
     steps = torch.arange(math.ceil(num_tokens / per_step) + 1, dtype=torch.float64)
     return (schedule or Linear()).inverse((steps * per_step / num_tokens).clamp(max=1))
 
@@ -81,16 +74,11 @@ class SamplingDenoiser:
         """Guidance w > 0 takes logits u + (1 + w)(c - u), where u does not see given tokens."""
         self.model, self.mask_id, self.device = model, mask_id, device or torch.device("cpu")
         self.is_real_BL, self.guidance = is_real_BL, guidance
-        self._forget()
-
-    def _forget(self) -> None:
-        self.num_calls = self.num_rows = self._prefix = 0
-        self._cache: KeyValues | None = None
-        self._is_given_BL: Tensor | None = None
 
     def begin(self, canvas_BL: Tensor) -> None:
         """Count from zero, without a cache, for canvases whose given tokens guidance will hide."""
-        self._forget()
+        self.num_calls = self.num_rows = self._prefix = 0
+        self._cache: KeyValues | None = None
         self._is_given_BL = canvas_BL != self.mask_id
         # what a causal LM predicts the first token from stays, as it did in training
         self._is_given_BL[:, : getattr(self.model, "first_maskable", 0)] = False
@@ -100,8 +88,11 @@ class SamplingDenoiser:
                 "out, or give a prefix or a canvas"
             )
 
-    def check_cacheable(self) -> None:
-        """UserError unless the model can keep keys and values between calls."""
+    def cache_prefix(self, length: int) -> None:
+        """From the next call on keep the keys and values of the first ``length`` positions.
+
+        That call takes every row along, so calls per sample then depend a little on the batch.
+        """
         if getattr(self.model, "uses_time", False):
             raise UserError(
                 "a time-conditioned model sees another time in every call, so nothing can be kept "
@@ -109,27 +100,18 @@ class SamplingDenoiser:
             )
         if not hasattr(self.model, "new_cache"):
             raise UserError("this model cannot keep keys and values between calls")
-
-    def cache_prefix(self, length: int) -> None:
-        """From the next call on keep the keys and values of the first ``length`` positions.
-
-        That call takes every row along, so calls per sample then depend a little on the batch.
-        """
-        self.check_cacheable()
         self._prefix, self._cache = length, None
 
     def logits(self, x_BL: Tensor, is_wanted_BL: Tensor, t_B: Tensor) -> Tensor:
         """Logits [N, V] at the wanted positions, row by row; rows that want none are left out."""
-        is_first = self._prefix > 0 and self._cache is None
         active = is_wanted_BL.any(dim=1).nonzero().squeeze(1)
-        if is_first:
+        if self._prefix and self._cache is None:
             active = torch.arange(len(x_BL))  # the cache must hold every row
         x, wanted, t = x_BL[active], is_wanted_BL[active], t_B[active]
         rows_N = wanted.flatten().nonzero().squeeze(1)
         self.num_calls += 1
         if not self.guidance:
             return self._call(x, rows_N, t, active)
-        assert self._is_given_BL is not None, "begin comes first"
         blind = torch.where(self._is_given_BL[active], self.mask_id, x)
         both = torch.cat([active, active + len(x_BL)])
         logits = self._call(
@@ -238,11 +220,6 @@ class Noise:
     length: int
 
     @property
-    def first(self) -> int:
-        """The first sample's number."""
-        return int(self.samples_B[0])
-
-    @property
     def place_BL(self) -> Tensor:
         """A counter for each position of each sample."""
         return self.samples_B[:, None] * self.length + torch.arange(self.length)
@@ -252,19 +229,11 @@ class Noise:
         return uniform_rows(stream_key(self.seed, *name), self.samples_B, self.length)
 
 
-@dataclass
-class SamplingProgress:
-    """Where a generation stands, over all blocks that take turns."""
-
-    num_steps: int
-    on_step: OnStep | None = None
-    number: int = 0
-
-    def tell(self, network: SamplingDenoiser, noise: Noise, x_BL: Tensor, t: float) -> None:
-        """Report the rows as they are now, the untouched canvas as step 0."""
-        if self.on_step:
-            self.on_step(Step(self.number, self.num_steps, network.num_calls, t, noise.first, x_BL))
-        self.number += 1
+def _sample_numbers(first_sample: int | Tensor, count: int) -> Tensor:
+    """The numbers of all rows, of which the first is given, or all are."""
+    if isinstance(first_sample, Tensor):
+        return first_sample
+    return first_sample + torch.arange(count)
 
 
 @torch.no_grad()
@@ -293,28 +262,27 @@ def generate(
     """
     schedule, choice = schedule or Linear(), choice or TokenChoice()
     check_rows(canvas_BL, network.mask_id)
-    _check_canvas(network, canvas_BL, grid, rule)
-    if block_length is not None and block_length < 1:
-        raise UserError(f"a block has at least one token, got {block_length}")
-    if is_cached:
-        network.check_cacheable()
+    _check_grid(grid, rule)
     network.begin(canvas_BL)
-    numbers_B = first_sample
-    if isinstance(numbers_B, int):
-        numbers_B = numbers_B + torch.arange(len(canvas_BL))
-    noise = Noise(seed, numbers_B, canvas_BL.shape[1])
+    if is_cached:
+        network.cache_prefix(0)  # refuses what cannot be cached before anything is done
+    noise = Noise(seed, _sample_numbers(first_sample, len(canvas_BL)), canvas_BL.shape[1])
     x_BL, u_BL = canvas_BL.clone(), noise.numbers("reveal")
     turns = _turns(canvas_BL == network.mask_id, block_length)
     grids = _share_grid(grid, turns, schedule)
-    progress = SamplingProgress(sum(len(one) - 1 for one in grids), on_step)
-    progress.tell(network, noise, x_BL, 1.0)
+    number, num_steps, first = 0, sum(len(one) - 1 for one in grids), int(noise.samples_B[0])
+    if on_step:
+        on_step(Step(0, num_steps, 0, 1.0, first, x_BL))
     for is_turn_BL, part in zip(turns, grids, strict=True):
         if is_cached and (start := int(is_turn_BL.any(0).long().argmax())):
             network.cache_prefix(start)
         block = _Block(network, rule, choice, schedule, noise, is_turn_BL, len(turns) == 1, u_BL)
         for k in range(len(part) - 1):
             block.step(x_BL, part[k], part[k + 1], k)
-            progress.tell(network, noise, x_BL, block.clock(x_BL, part[k + 1]))
+            number += 1
+            if on_step:
+                t = block.clock(x_BL, part[k + 1])
+                on_step(Step(number, num_steps, network.num_calls, t, first, x_BL))
     return Generation(x_BL, network.num_calls, network.num_rows)
 
 
@@ -376,17 +344,10 @@ class _Block:
         )
 
 
-def _check_canvas(
-    network: SamplingDenoiser, canvas_BL: Tensor, grid: Tensor | int | None, rule: Rule
-) -> None:
-    """Refuse what would not fill every masked position, before anything is done."""
-    real_BL = network.is_real_BL
-    if real_BL is not None and bool(((canvas_BL == network.mask_id) & ~real_BL).any()):
-        raise UserError("a padded position of the canvas is masked: pads cannot be generated")
+def _check_grid(grid: Tensor | int | None, rule: Rule) -> None:
+    """Refuse what would leave masks, before anything is done."""
     if not rule.takes_grid and grid is not None:
         raise UserError("first-hitting sampling has times of its own: it takes no grid")
-    if isinstance(grid, int) and grid < 1:
-        raise UserError(f"a step reveals at least one token, got {grid}")
     if isinstance(grid, Tensor):
         is_whole = grid.ndim == 1 and len(grid) > 1 and float(grid[0]) == 1 and float(grid[-1]) == 0
         if not is_whole or bool((grid.diff() >= 0).any()):
@@ -421,3 +382,82 @@ def _share_grid(grid: Tensor | int | None, turns: list[Tensor], schedule: Schedu
         low = at.floor().long().clamp(max=last - 1)
         parts.append(torch.lerp(grid[low], grid[low + 1], at - low))
     return parts
+
+
+# Token by token with a causal model.
+#
+# One call per token, and one for all given ones: a model that can keep keys and values sees each
+# slot once; any other gets the whole prefix each time.
+
+
+@torch.no_grad()
+def generate_in_order(
+    model: Callable[..., Tensor],
+    canvas_BL: Tensor,
+    framework: Ordered,
+    *,
+    mask_id: int,
+    choice: TokenChoice | None = None,
+    seed: int = 0,
+    first_sample: int | Tensor = 0,
+    device: torch.device | None = None,
+    on_step: OnStep | None = None,
+) -> Generation:
+    """Fill the masked positions; all canvases have the same ones.
+
+    Given tokens must come first: any of them can where orders are random; a fixed order has its own
+    first ones (for an ARM the prefix). ``first_sample`` as for :func:`generate`.
+    """
+    check_rows(canvas_BL, mask_id)
+    device, choice = device or torch.device("cpu"), choice or TokenChoice()
+    num_samples, length = canvas_BL.shape
+    noise = Noise(seed, _sample_numbers(first_sample, num_samples), length)
+    is_given_L = canvas_BL[0] != mask_id
+    assert bool(((canvas_BL != mask_id) == is_given_L).all()), "canvases differ in what is given"
+    num_given = int(is_given_L.sum())
+    order_BL = _order(framework, noise.numbers("order"), is_given_L)
+    counter_BL = noise.place_BL.gather(1, order_BL)
+    slots_BL = canvas_BL.gather(1, order_BL)
+    begin_B = torch.full((num_samples, 1), mask_id)
+    position_BL = torch.cat([torch.zeros_like(begin_B), order_BL + 1], dim=1)
+    make_cache = getattr(model, "new_cache", None)
+    cache = make_cache() if make_cache else None
+    made_BL, num_steps = canvas_BL.clone(), length - num_given
+    first = int(noise.samples_B[0])
+    if on_step:
+        on_step(Step(0, num_steps, 0, 1.0, first, made_BL))
+    for number, slot in enumerate(range(num_given, length), start=1):
+        seen = slice(0 if cache is None or number == 1 else slot, slot + 1)
+        width = seen.stop - seen.start
+        logits_BV = model(
+            torch.cat([begin_B, slots_BL], dim=1)[:, seen].to(device),
+            (torch.arange(num_samples) * width + width - 1).to(device),
+            positions=position_BL[:, seen].to(device),
+            target_positions=position_BL[:, seen.start + 1 : slot + 2].to(device),
+            **({} if cache is None else {"cache": cache}),
+        )
+        tokens_B = choice.draw(logits_BV, counter_BL[:, slot], stream_key(seed, "gumbel"))
+        slots_BL[:, slot] = tokens_B.cpu()
+        made_BL.scatter_(1, order_BL[:, slot, None], slots_BL[:, slot, None])
+        if on_step:
+            on_step(Step(number, num_steps, number, 1 - number / num_steps, first, made_BL))
+    return Generation(made_BL, num_steps, num_steps * num_samples)
+
+
+def _order(framework: Ordered, u_BL: Tensor, is_given_L: Tensor) -> Tensor:
+    """Positions in the order they come, given ones first; [B, L]."""
+    length = len(is_given_L)
+    if framework.rank_L is None:
+        return torch.where(is_given_L, u_BL - 1, u_BL).argsort(dim=1)
+    is_arm = bool((framework.rank_L.diff() > 0).all())
+    if length > len(framework.rank_L) and not is_arm:
+        raise UserError(
+            f"this model has an order for {len(framework.rank_L)} tokens, the canvas {length}"
+        )
+    order_L = torch.arange(length) if is_arm else framework.orders(u_BL[:1]).reshape(-1)
+    if bool(is_given_L[order_L].long().diff().gt(0).any()):
+        raise UserError(
+            "this model writes in a fixed order, and the given tokens are not the first in it: an "
+            "ARM takes a prefix, a sigma-ARM nothing; gaps are for masked models and AoARMs"
+        )
+    return order_L.expand(len(u_BL), -1).contiguous()

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from bellmask.config.config import choices_of
+from bellmask.generate.rules import RULES, RuleName
 from bellmask.utils.errors import UserError, look_up
 
 DEFAULT_STEPS = 128
-MOST_STEPS = 1_000_000
-"""Beyond it a finer grid is first-hitting sampling, which has none."""
+MOST = 10**9
+_RANGES = {
+    "steps": (1, 1_000_000),  # beyond it a finer grid is first-hitting sampling, which has none
+    "per_step": (1, MOST),
+    "temperature": (0, MOST),
+    "top_k": (1, MOST),
+    "top_p": (1e-9, 1),
+    "remask": (0, 1),
+    "block_length": (1, MOST),
+    "guidance": (0, MOST),
+}
 
 
 @dataclass(frozen=True)
@@ -20,9 +30,7 @@ class Sampling:
     all this only temperature, top_k, top_p and noise matter to it.
     """
 
-    rule: Literal["ancestral", "first_hitting", "random", "most_confident", "margin", "entropy"] = (
-        "ancestral"
-    )
+    rule: RuleName = "ancestral"
     """Which masked tokens a step reveals. ancestral: each by chance (the reverse process);
     first_hitting: the same without a grid, one per call; random: in random order; most_confident,
     margin, entropy: the surest ones by probability, lead over the second, narrowness."""
@@ -60,7 +68,7 @@ class Sampling:
     @property
     def has_steps(self) -> bool:
         """True when a number of steps can be chosen."""
-        return self.rule != "first_hitting" and self.grid != "count"
+        return look_up("rule", self.rule, RULES).takes_grid and self.grid != "count"
 
     def for_causal(self) -> Sampling:
         """What of this matters to a causal model: how a token is chosen."""
@@ -71,41 +79,41 @@ class Sampling:
         """This, or one :class:`UserError` that says what to change."""
         for name, value, allowed in choices_of(self):
             look_up(name.replace("_", " "), value, dict.fromkeys(allowed))
-        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
-            raise UserError(f"--steps must be from 1 to {MOST_STEPS:,}, got {self.steps}")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature must not be negative, got {self.temperature}")
-        for name, value in (
-            ("--top-k", self.top_k),
-            ("--per-step", self.per_step),
-            ("--block-length", self.block_length),
-        ):
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p must be above 0 and at most 1, got {self.top_p}")
-        if not 0 <= self.guidance < float("inf"):
-            raise UserError(f"--guidance must not be negative, got {self.guidance}")
-        self._check_together()
-        return self
-
-    def _check_together(self) -> None:
-        """Options that need or exclude one another."""
-        if self.rule == "first_hitting" and (self.steps is not None or self.grid != "uniform"):
-            raise UserError("--rule first_hitting has one step per token: no --steps or --grid")
-        if self.grid == "count" and self.steps is not None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise UserError(f"{_option(name)} must be from {low} to {high:,}, got {value}")
+        has_grid, has_steps = RULES[self.rule].takes_grid, self.steps is not None
+        if not has_grid and (has_steps or self.grid != "uniform"):
+            raise UserError(f"--rule {self.rule} has one step per token: no --steps or --grid")
+        if self.grid == "count" and has_steps:
             raise UserError("--grid count has as many steps as it needs: give --per-step instead")
         if self.per_step is not None and self.grid != "count":
-            raise UserError("--per-step goes with --grid count")
-        if self.remask is not None:
-            if not 0 <= self.remask <= 1:
-                raise UserError(f"--remask is a probability, got {self.remask}")
-            if self.rule != "ancestral":
-                raise UserError(f"--remask goes with --rule ancestral, not {self.rule}")
+            raise UserError("--per-step needs --grid count")
+        if self.remask is not None and self.rule != "ancestral":
+            raise UserError(f"--remask needs --rule ancestral, not {self.rule}")
         if self.remask is None and self.remask_kind != "cap":
             raise UserError("--remask-kind needs --remask")
         if self.cache == "prefix" and self.block_length is None:
             raise UserError("--cache prefix keeps what precedes a block: give --block-length too")
+        return self
+
+    def changed(self, since: Sampling | None = None) -> dict[str, Any]:
+        """The settings that differ from ``since``, by default from the defaults."""
+        plain = asdict(since or Sampling())
+        return {name: value for name, value in asdict(self).items() if value != plain[name]}
+
+    def refuse_for_causal(self) -> None:
+        """A causal model has its own order: settings about order and blocks would be ignored."""
+        if asked := self.changed(since=self.for_causal()):
+            raise UserError(
+                f"{', '.join(map(_option, asked))}: for masked models only; a causal model writes "
+                "token by token in its own order"
+            )
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def sampling_of(settings: Mapping[str, Any]) -> Sampling:

@@ -1,38 +1,71 @@
-"""The course of a generation: recorded step by step, written to a file, read back.
+"""How a text was unmasked: recorded (``generate --trace``), and shown by ``bellmask report trace``.
 
-B rows of one batch, L length.
+The parts: the trace and its file; reading it, with every value checked; recording; the animated
+page; the strip of frames; the command. On page and strip every token has the color of the step in
+which it was revealed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+import tyro
 
+from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.canvas import Step, TokenTexts
+from bellmask.report.page import html_page, html_table, page_text
+from bellmask.utils.console import LINE_END, reveal_colour, reveal_colours, visible
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import read_json, sanitize, write_text
+from bellmask.utils.files import check_folder, is_number, is_whole, read_json, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Show how a text was unmasked: an animated page (one HTML file, nothing fetched) and a strip
+    of frames as PNG and SVG, from the file that 'bellmask generate RUN --trace FILE' saves.
+
+    Examples:
+    bellmask generate runs/bell --num 4 --trace runs/bell/four.json
+
+    bellmask report trace runs/bell/four.json
+
+    bellmask report trace runs/bell/four.json --sample 2 --frames 8 --out figures
+    """
+
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Trace of a generation."""
+    out: str | None = None
+    """Folder for NAME.html, NAME.png and NAME.svg; default: beside FILE, whose name they have."""
+    sample: int = 0
+    """Sample of the strip, and the one the page opens with; the page has all of them."""
+    frames: int = 6
+    """Frames of the strip, from the canvas to the finished text."""
+
 
 # The file: the canvas, then what changed in each step.
 #
-# Tokens are kept as text, so that reports need no tokenizer; see ``TokenTexts`` for bytes that are
-# no character alone. The text of a finished sample is decoded as a whole. One JSON file:
+# Tokens are stored as text, so that reports need no tokenizer; see ``TokenTexts`` for bytes that
+# are no character alone. The text of a finished sample is decoded as a whole. One JSON file:
 #
 #     {"version": 1, "title": ..., "settings": {...}, "num_calls": ..., "samples": [
-#         {"given": [true, ...], "tokens": ["The", null, ...], "num_steps": ..., "text": ...,
+#         {"tokens": ["The", null, ...], "num_steps": ..., "text": ...,
 #          "steps": [{"number": 3, "t": 0.9, "calls": 2, "set": [[1, " cat"]], "unset": []}, ...]}]}
 #
 # ``tokens`` is step 0, null where masked; ``steps`` are those in which the sample changed.
 
 VERSION = 1
-MOST = 10**9
-"""Steps and calls that a trace may have; larger numbers are damage."""
 
 
 @dataclass(frozen=True)
@@ -49,51 +82,48 @@ class Change:
     """Positions that were masked again."""
 
 
+class Position(NamedTuple):
+    """One position after some step."""
+
+    text: str | None
+    """None while it is masked."""
+    since: int
+    """The step that made it so; 0 is the canvas."""
+    num_remasked: int
+    """How often it was masked again."""
+
+
 @dataclass(frozen=True)
 class TracedSample:
     """One row from the canvas to the finished text."""
 
-    given: list[bool]
-    """True where the token was given."""
     tokens: list[str | None]
     """The canvas; None where masked."""
     steps: list[Change]
     """Steps that changed this row, in order."""
-    text: str
+    text: str = ""
     """The finished text, decoded as a whole."""
-    num_steps: int
+    num_steps: int = 0
     """The last step's number; it may have changed nothing here."""
 
-    def at(self, number: int) -> list[str | None]:
-        """Each position's text after a step; None where masked."""
-        now = list(self.tokens)
-        for change in self._until(number):
+    def events(self) -> list[list[tuple[int, str | None]]]:
+        """For each position (step, what it holds from then on), the canvas first."""
+        found = [[(0, text)] for text in self.tokens]
+        for change in self.steps:
             for position in change.unset:
-                now[position] = None
+                found[position].append((change.number, None))
             for position, text in change.set:
-                now[position] = text
-        return now
+                found[position].append((change.number, text))
+        return found
 
-    def since(self, number: int) -> list[int | None]:
-        """The step in which each position got what it has after a step; None: given or masked."""
-        when: list[int | None] = [None] * len(self.tokens)
-        for change in self._until(number):
-            for position in change.unset:
-                when[position] = None
-            for position, _ in change.set:
-                when[position] = change.number
-        return when
-
-    def remasked(self, number: int) -> list[int]:
-        """How often each position was masked again up to a step."""
-        count = [0] * len(self.tokens)
-        for change in self._until(number):
-            for position in change.unset:
-                count[position] += 1
-        return count
-
-    def _until(self, number: int) -> list[Change]:
-        return [change for change in self.steps if change.number <= number]
+    def at(self, number: int) -> list[Position]:
+        """Every position after a step."""
+        positions = []
+        for events in self.events():
+            past = [event for event in events if event[0] <= number]
+            since, text = past[-1]
+            positions.append(Position(text, since, sum(text is None for _, text in past[1:])))
+        return positions
 
 
 @dataclass(frozen=True)
@@ -122,191 +152,457 @@ def load_trace(path: Path) -> Trace:
             f"there is no trace {path}; 'bellmask generate RUN --trace {path}' makes one"
         )
     try:
-        content = read_json(path)
-    except ValueError as error:
-        raise UserError(f"{path} is not a trace: it is not JSON ({error})") from None
-    try:
-        return _read_trace(content)
-    except _Fault as fault:
+        return _read_trace(read_json(path))
+    except ValueError as fault:
         raise UserError(f"{path} is not a trace: {fault}") from None
-
-
-class _Fault(Exception):
-    """What is wrong, and where."""
 
 
 def _want(is_right: bool, what: str) -> None:
     if not is_right:
-        raise _Fault(what)
-
-
-def _is_count(value: Any, top: int = MOST) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= top
+        raise ValueError(what)
 
 
 def _fields(value: Any, where: str, kinds: Mapping[str, type]) -> list[Any]:
     """The named fields of an object, in order, each of its kind."""
-    _want(isinstance(value, dict), f"{where} must be an object")
+    _want(isinstance(value, dict), f"{where} is no object")
     for name, kind in kinds.items():
-        _want(name in value, f"{where} has no {name!r}")
-        is_kind = isinstance(value[name], kind)
-        is_kind = _is_count(value[name]) if kind is int else is_kind
-        _want(is_kind, f"{name!r} of {where} must be {_KINDS[kind]}")
+        found = value.get(name)
+        is_kind = is_whole(found) if kind is int else isinstance(found, kind)
+        _want(is_kind, f"{name!r} of {where} must be of type {kind.__name__}, got {found!r:.40}")
     return [value[name] for name in kinds]
 
 
-_KINDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number of at least 0"}
-
-
 def _read_trace(content: Any) -> Trace:
-    _want(isinstance(content, dict) and "version" in content, "it has no 'version'")
-    version = content["version"]
-    _want(version == VERSION, f"version {version!r:.40}; this bellmask reads version {VERSION}")
-    kinds = {"title": str, "settings": dict, "num_calls": int, "samples": list}
-    title, settings, num_calls, samples = _fields(content, "the file", kinds)
+    kinds = {"version": int, "title": str, "settings": dict, "num_calls": int, "samples": list}
+    version, title, settings, num_calls, samples = _fields(content, "the file", kinds)
+    _want(version == VERSION, f"version {version}; this bellmask reads version {VERSION}")
     _want(bool(samples), "it has no samples")
     read = [_read_sample(sample, f"sample {number}") for number, sample in enumerate(samples)]
-    settings = {sanitize(name): value for name, value in settings.items()}
-    return Trace(sanitize(title), settings, num_calls, read)
+    return Trace(title, settings, num_calls, read)
 
 
 def _read_sample(value: Any, where: str) -> TracedSample:
-    kinds = {"given": list, "tokens": list, "steps": list, "text": str, "num_steps": int}
-    given, tokens, steps, text, num_steps = _fields(value, where, kinds)
+    kinds = {"tokens": list, "steps": list, "text": str, "num_steps": int}
+    tokens, steps, text, num_steps = _fields(value, where, kinds)
     is_right = bool(tokens) and all(token is None or isinstance(token, str) for token in tokens)
     _want(is_right, f"'tokens' of {where} must be texts and nulls")
+    changes = [_read_change(step, where, len(tokens)) for step in steps]
+    numbers = [0, *(change.number for change in changes)]
     _want(
-        given == [token is not None for token in tokens] and all(g in (True, False) for g in given),
-        f"'given' of {where} must be true where 'tokens' has a text, else false",
+        all(a < b for a, b in itertools.pairwise(numbers)) and numbers[-1] <= num_steps,
+        f"the steps of {where} must have rising numbers from 1 to {num_steps}",
     )
-    changes: list[Change] = []
-    is_masked = [token is None for token in tokens]
-    for step in steps:
-        change = _read_change(step, where, is_masked)
-        first = changes[-1].number + 1 if changes else 1
-        _want(
-            first <= change.number <= num_steps,
-            f"step {change.number} of {where} is out of order (from {first} to {num_steps})",
-        )
-        changes.append(change)
-    return TracedSample(given, tokens, changes, text, num_steps)
+    return TracedSample(tokens, changes, text, num_steps)
 
 
-def _read_change(value: Any, where: str, is_masked: list[bool]) -> Change:
-    """One step; ``is_masked`` says what was masked before it and is brought up to date."""
+def _read_change(value: Any, where: str, length: int) -> Change:
     kinds = {"number": int, "calls": int, "set": list, "unset": list}
     number, calls, tokens, unset = _fields(value, f"a step of {where}", kinds)
-    where, last = f"step {number} of {where}", len(is_masked) - 1
-    t = value.get("t")
-    is_time = isinstance(t, int | float) and not isinstance(t, bool) and 0 <= t <= 1
-    _want(is_time, f"'t' of {where} must be a number from 0 to 1")
-    for pair in tokens:
-        is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
-        is_right = is_pair and _is_count(pair[0], last)
-        _want(
-            is_right, f"'set' of {where} must hold [position up to {last}, text], not {pair!r:.60}"
-        )
-    for position in unset:
-        _want(
-            _is_count(position, last), f"'unset' of {where}: there is no position {position!r:.40}"
-        )
-        _want(not is_masked[position], f"{where} masks position {position}, which is masked")
-        is_masked[position] = True
-    for position, _ in tokens:
-        is_masked[position] = False
+    where, t = f"step {number} of {where}", value.get("t")
+    _want(is_number(t) and 0 <= t <= 1, f"'t' of {where} must be a number from 0 to 1")
+    is_right = all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str) for pair in tokens
+    )
+    _want(is_right, f"'set' of {where} must hold pairs of position and text")
+    for position in [*(pair[0] for pair in tokens), *unset]:
+        is_right = is_whole(position) and position < length
+        _want(is_right, f"'set' or 'unset' of {where}: there is no position {position!r:.40}")
     return Change(number, float(t), calls, [(i, text) for i, text in tokens], unset)
 
 
 # Recording: take in the steps of batches, keep what changes.
 
 
-@dataclass
-class _Batch:
-    """A batch under way."""
-
-    canvas_BL: NDArray[np.int64]
-    now_BL: NDArray[np.int64]
-    changes: list[list[Change]]
-    num_steps: int = 0
-    num_calls: int = 0
-
-
-@dataclass
 class Recorder:
-    """Receives the steps of one or more batches and keeps what changed.
+    """Receives the steps of one batch after the other and keeps what changed.
 
-    ``recorder = Recorder(tokenizer)``, give it as ``on_step``, then ``recorder.save(path, ...)``.
+    ``recorder = Recorder(tokenizer)``, give it as ``on_step``, then ``recorder.trace(...)``.
     """
 
-    tokenizer: Tokenizer
-    _batches: list[_Batch] = field(default_factory=list)
-    _open: dict[int, _Batch] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._texts = TokenTexts(self.tokenizer)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self._texts = tokenizer, TokenTexts(tokenizer)
+        self._samples: list[TracedSample] = []
+        self._rows: list[list[int]] = []  # of the latest batch, after its latest step
+        self._num_calls = self._calls_before = 0
 
     def __call__(self, step: Step) -> None:
         """Take one step in; number 0 begins a batch."""
-        ids_BL = step.ids_BL.numpy().copy()
+        rows = step.ids_BL.tolist()
         if step.number == 0:
-            batch = _Batch(ids_BL, ids_BL, [[] for _ in ids_BL])
-            self._batches.append(batch)
-            self._open[step.first_sample] = batch
-        batch = self._open[step.first_sample]
-        assert step.number == 0 or step.number > batch.num_steps, "steps come in order"
-        for row in (ids_BL != batch.now_BL).any(axis=1).nonzero()[0].tolist():
-            batch.changes[row].append(self._change(step, batch.now_BL[row], ids_BL[row]))
-        batch.now_BL, batch.num_steps = ids_BL, step.number
-        batch.num_calls = step.num_calls
+            self._samples += [TracedSample([*map(self._text, row)], []) for row in rows]
+            self._rows, self._calls_before = rows, self._num_calls
+        first = len(self._samples) - len(rows)
+        for number, (before, after) in enumerate(zip(self._rows, rows, strict=True), first):
+            sample = self._samples[number]
+            if after != before:
+                sample.steps.append(self._change(step, before, after))
+            self._samples[number] = replace(sample, num_steps=step.number)
+        self._rows, self._num_calls = rows, self._calls_before + step.num_calls
 
-    def _change(
-        self, step: Step, before_L: NDArray[np.int64], after_L: NDArray[np.int64]
-    ) -> Change:
-        changed = (before_L != after_L).nonzero()[0].tolist()
-        is_masked = after_L == self.tokenizer.mask_id
+    def _text(self, token: int) -> str | None:
+        return None if token == self.tokenizer.mask_id else self._texts(token)
+
+    def _change(self, step: Step, before: list[int], after: list[int]) -> Change:
+        changed = [i for i, token in enumerate(after) if token != before[i]]
+        texts = [(i, self._text(after[i])) for i in changed]
         return Change(
             step.number,
             min(max(float(step.t), 0.0), 1.0),
             step.num_calls,
-            [(i, self._texts(int(after_L[i]))) for i in changed if not is_masked[i]],
-            [i for i in changed if is_masked[i]],
+            [(i, text) for i, text in texts if text is not None],
+            [i for i, text in texts if text is None],
         )
 
-    def trace(
-        self,
-        title: str,
-        settings: Mapping[str, Any] | None = None,
-        texts: Sequence[str] | None = None,
-    ) -> Trace:
-        """All that was received. ``texts``: finished texts, where they are cut (at EOS, say)."""
-        rows = [(batch, row) for batch in self._batches for row in range(len(batch.now_BL))]
-        if texts is None:
-            texts = [self.tokenizer.decode(batch.now_BL[row]) for batch, row in rows]
-        samples = [
-            TracedSample(
-                (batch.canvas_BL[row] != self.tokenizer.mask_id).tolist(),
-                self._canvas(batch.canvas_BL[row]),
-                batch.changes[row],
-                text,
-                batch.num_steps,
-            )
-            for (batch, row), text in zip(rows, texts, strict=True)
-        ]
-        calls = sum(batch.num_calls for batch in self._batches)
-        return Trace(title, dict(settings or {}), calls, samples)
+    def trace(self, title: str, settings: Mapping[str, Any], texts: Sequence[str]) -> Trace:
+        """All that was received, with the finished texts, which may be cut (at EOS, say)."""
+        pairs = zip(self._samples, texts, strict=True)
+        samples = [replace(sample, text=text) for sample, text in pairs]
+        return Trace(title, dict(settings), self._num_calls, samples)
 
-    def _canvas(self, ids_L: NDArray[np.int64]) -> list[str | None]:
-        mask_id = self.tokenizer.mask_id
-        return [None if token == mask_id else self._texts(token) for token in ids_L.tolist()]
 
-    def save(
-        self,
-        path: Path,
-        title: str,
-        settings: Mapping[str, Any] | None = None,
-        texts: Sequence[str] | None = None,
-    ) -> Trace:
-        """Write the trace and return it."""
-        trace = self.trace(title, settings, texts)
-        trace.save(path)
-        return trace
+# The animated page.
+#
+# A masked position is as wide as the token that it ends with, so that nothing moves while the text
+# appears.
+
+
+def render_trace_page(trace: Trace, first: int = 0) -> str:
+    """The whole page; it opens at sample ``first``."""
+    count, length = len(trace.samples), max(len(sample.tokens) for sample in trace.samples)
+    options, finished = "", ""
+    for number, sample in enumerate(trace.samples):
+        start = page_text(visible(sample.text)[:32])
+        options += f'<option value="{number}">{number}: {start}</option>'
+        finished += f"<p><small>sample {number}</small></p><pre>{page_text(sample.text)}</pre>"
+    settings = [[visible(name), visible(str(value))] for name, value in trace.settings.items()]
+    body = BODY.format(
+        summary=f"{count} sample{'s' * (count > 1)} of {length} tokens, {trace.num_calls} network "
+        "calls in all.",
+        samples=options,
+        ramp=", ".join(color for color, _ in reveal_colours()),
+        finished=finished,
+        settings=html_table(["setting", "value"], settings),
+        trace=_embedded(trace, first),
+    )
+    title = visible(trace.title) or "text being unmasked"
+    return html_page(title, body, style=STYLE, script=SCRIPT)
+
+
+def _embedded(trace: Trace, first: int) -> str:
+    """What the script reads, as JSON that cannot end its element: ASCII, no angle brackets."""
+    samples = [
+        {
+            "num_steps": sample.num_steps,
+            "steps": [[0, 1, 0], *([one.number, one.t, one.calls] for one in sample.steps)],
+            "positions": [
+                [(number, None if text is None else _broken(text)) for number, text in events]
+                for events in sample.events()
+            ],
+        }
+        for sample in trace.samples
+    ]
+    content = {"first": first, "colors": reveal_colours(), "samples": samples}
+    text = json.dumps(content, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _broken(text: str) -> str:
+    """A token's text without control codes; lines break behind their sign."""
+    return visible(text).replace(LINE_END, LINE_END + "\n")
+
+
+BODY = """
+<p>{summary}</p>
+<div class="bar">
+<button id="play" type="button">Play</button>
+<input id="slider" type="range" min="0" max="1" value="0" step="1" aria-label="step">
+<label>speed <select id="speed"><option value="0.25">0.25x</option><option value="0.5">0.5x</option>
+<option value="1" selected>1x</option><option value="2">2x</option><option value="4">4x</option>
+<option value="8">8x</option></select></label>
+<label>sample <select id="sample">{samples}</select></label>
+<span id="now" class="soft"></span>
+</div>
+<noscript><p>The animation needs JavaScript; the finished texts are below.</p></noscript>
+<div class="text" id="text" role="region" aria-label="the text after this step"></div>
+<div class="legend">
+<span>revealed at step 1 <span class="ramp" style="background:linear-gradient(90deg, {ramp})">
+</span> <span id="last">the last</span></span>
+<span><span class="key masked">xxx</span> masked</span>
+<span><span class="key given">abc</span> given</span>
+<span><span class="key new">abc</span> in this step</span>
+<span><span class="key masked again">xxx</span> masked again in this step</span>
+<span><span class="key was">abc</span> was masked again before</span>
+</div>
+<h2>Finished</h2>{finished}<h2>Settings</h2>{settings}
+<script type="application/json" id="trace">{trace}</script>
+"""
+
+STYLE = """
+:root { --mask: #d3d6db; } @media (prefers-color-scheme: dark) { :root { --mask: #3b3f48; } }
+.bar, .legend { display: flex; flex-wrap: wrap; gap: .4rem 1rem; align-items: center;
+  margin: .8rem 0; }
+.bar, .text { border: 1px solid var(--line); border-radius: 8px; padding: .7rem; }
+.bar { background: var(--panel); }
+.bar label, .bar select { min-width: 0; max-width: 100%; }
+button, select { font: inherit; color: inherit; background: var(--paper); padding: .2rem .7rem;
+  border: 1px solid var(--line); border-radius: 6px; }
+:focus-visible { outline: 2px solid var(--accent); }
+input { flex: 1 1 12rem; accent-color: var(--accent); }
+#now { font-variant-numeric: tabular-nums; width: 100%; }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; min-height: 6rem; }
+.text, .key { font: .95rem/1.9 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
+.text span { padding: 2px 0; border-radius: 3px; box-decoration-break: clone;
+  -webkit-box-decoration-break: clone; }
+.legend { font-size: .85rem; }
+.key, .ramp { padding: 1px 5px; border-radius: 3px; }
+.ramp { display: inline-block; width: 9rem; height: .8rem; }
+.given { text-decoration: underline var(--soft); text-underline-offset: 4px; }
+.masked { color: transparent; background: var(--mask); user-select: none; }
+.masked.again { background: repeating-linear-gradient(135deg, var(--mask) 0 3px,
+  var(--red) 3px 5px); }
+.was { box-shadow: inset 0 -2px 0 var(--red); }
+.new { outline: 2px solid var(--ink); }
+"""
+
+SCRIPT = """
+"use strict";
+const find = id => document.getElementById(id);
+const {first, colors, samples} = JSON.parse(find("trace").textContent);
+const SECONDS = 8;  // a whole sample at normal speed
+let sample = samples[0], step = 0, timer = null;
+
+// A position is a list of events: [step, its text from then on, null while it is masked].
+function paint(span, events, number) {
+  const past = events.filter(event => event[0] <= step), [since, text] = past.at(-1);
+  const again = past.filter(event => event[0] && event[1] === null).length;
+  const isMasked = text === null, isGiven = events[0][1] !== null;
+  const isNow = step > 0 && since === step;
+  const kinds = {masked: isMasked, given: isGiven && !isMasked, again: isMasked && isNow,
+    new: !isMasked && isNow, was: !isMasked && again};
+  span.className = Object.keys(kinds).filter(kind => kinds[kind]).join(" ");
+  span.textContent = text ?? events.at(-1)[1] ?? "x";
+  span.ariaHidden = isMasked ? "true" : null;
+  const share = (since - 1) / Math.max(1, sample.num_steps - 1) * (colors.length - 1);
+  const [background, ink] = !isMasked && since ? colors[Math.round(share)] : ["", ""];
+  span.style.background = background;
+  span.style.color = ink;
+  const state = isMasked ? "masked" : since ? "since step " + since : "given";
+  const times = again === 1 ? "once" : `${again} times`;
+  span.title = `position ${number}: ${state}` + (again ? `, masked again ${times}` : "");
+  return again;
+}
+
+function draw(to) {
+  step = Math.min(Math.max(0, to), sample.num_steps);
+  const spans = [...find("text").children];
+  const again = sample.positions.map((events, i) => paint(spans[i], events, i))
+    .reduce((sum, count) => sum + count, 0);
+  const gaps = sample.positions.filter(events => events[0][1] === null).length;
+  const left = spans.filter(span => span.classList.contains("masked")).length;
+  const [number, t, calls] = sample.steps.findLast(([number]) => number <= step);
+  find("slider").value = step;
+  find("now").textContent = [`step ${step} of ${sample.num_steps}`,
+    `${Math.round(gaps ? 100 * (gaps - left) / gaps : 100)} % unmasked`, `${calls} calls`,
+    again && `${again} masked again`, number === step && `t ${t.toFixed(3)}`,
+  ].filter(Boolean).join(" · ");
+}
+
+function choose(number) {
+  find("sample").value = Math.min(Math.max(0, number), samples.length - 1);
+  sample = samples[find("sample").value];
+  find("slider").max = find("last").textContent = sample.num_steps;
+  find("text").replaceChildren(...sample.positions.map(() => document.createElement("span")));
+  draw(0);
+}
+
+function stop() {
+  clearTimeout(timer); timer = null;
+  find("play").textContent = "▶ Play";
+}
+
+function tick() {
+  if (step >= sample.num_steps) return stop();
+  const wait = 1000 * SECONDS / sample.num_steps / Number(find("speed").value);
+  const stride = Math.max(1, Math.round(16 / wait));  // no more frames than a screen shows
+  draw(step + stride);
+  timer = setTimeout(tick, wait * stride);
+}
+
+function play() {
+  if (step >= sample.num_steps) draw(0);
+  find("play").textContent = "⏸ Pause";
+  timer = setTimeout(tick, 400);
+}
+
+const toggle = () => timer === null ? play() : stop();
+const move = to => { stop(); draw(to); };
+find("play").addEventListener("click", toggle);
+find("slider").addEventListener("input", event => move(Number(event.target.value)));
+find("sample").addEventListener("change", event => { stop(); choose(event.target.value); play(); });
+addEventListener("keydown", event => {
+  if (["SELECT", "INPUT", "BUTTON"].includes(event.target.tagName)) return;
+  if (event.key === " ") { event.preventDefault(); toggle(); }
+  if (event.key === "ArrowRight") move(step + 1);
+  if (event.key === "ArrowLeft") move(step - 1);
+});
+
+// page.html#sample=2&step=40 shows that moment; otherwise the page plays, unless motion is unwanted
+const asked = new URLSearchParams(location.hash.slice(1));
+choose(parseInt(asked.get("sample")) || (asked.has("sample") ? 0 : first));
+if (asked.has("step")) move(parseInt(asked.get("step")) || 0);
+else if (!matchMedia("(prefers-reduced-motion: reduce)").matches) play();
+"""
+
+
+# A strip of frames of one sample, from the canvas to the finished text.
+#
+# Frames stand under one another, each with the same places for the tokens: a position is as wide as
+# the longest token it ever had. Everything is measured in characters and lines.
+
+FONT = "DejaVu Sans Mono"
+"""Comes with matplotlib."""
+FONT_SIZE = 9.0
+CELL_WIDTH = 0.602 * FONT_SIZE / 72
+"""Inches: what a character of the font takes."""
+LINE_HEIGHT = 1.75 * FONT_SIZE / 72
+COLUMNS = 88
+LINES = 12
+"""Lines of a frame; a longer text is cut, and the picture says so."""
+MASK_COLOR, REMASKED_COLOR = "#d3d6db", "#d1242f"
+
+
+def strip_steps(num_steps: int, frames: int) -> list[int]:
+    """Steps to show, from the canvas to the last, as evenly as whole numbers allow."""
+    if frames < 2:
+        raise UserError(f"--frames must be at least 2 (canvas and finished text), got {frames}")
+    frames = max(2, min(frames, num_steps + 1))
+    return sorted({round(num_steps * n / (frames - 1)) for n in range(frames)})
+
+
+def lay_out(
+    sample: TracedSample, columns: int = COLUMNS, lines: int = LINES
+) -> list[tuple[int, int, int]]:
+    """(line, column, width) of the positions that fit into ``lines``, the same in every frame."""
+    places, line, column = [], 0, 0
+    for events in sample.events():
+        width = max(len(_drawn(text or "")) for _, text in events)
+        width = min(max(1, width), columns)
+        if column + width > columns:
+            line, column = line + 1, 0
+        if line == lines:
+            break
+        places.append((line, column, width))
+        column += width
+    return places
+
+
+@cache
+def _known_characters() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont(FONT)).get_charmap())
+
+
+def _drawn(text: str) -> str:
+    """A token's text in characters that the font has; a box for others."""
+    return "".join(c if ord(c) in _known_characters() else "□" for c in visible(text))
+
+
+def strip_figure(trace: Trace, number: int = 0, frames: int = 6) -> Figure:
+    """The strip of sample ``number``."""
+    from matplotlib.figure import Figure
+
+    if not 0 <= number < len(trace.samples):
+        raise UserError(f"--sample must be from 0 to {len(trace.samples) - 1}, got {number}")
+    sample = trace.samples[number]
+    steps, places = strip_steps(sample.num_steps, frames), lay_out(sample)
+    pitch = places[-1][0] + 1.7
+    columns, lines = max(40, *(column + width for _, column, width in places)), len(steps) * pitch
+    figure = Figure(figsize=(columns * CELL_WIDTH, lines * LINE_HEIGHT), facecolor="white")
+    # what is outside of the frames is outside of the axes: saving makes room for it
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, columns), ylim=(lines, 0))
+    axes.axis("off")
+    for row, step in enumerate(steps):
+        _draw_frame(axes, sample, step, places, row * pitch)
+    title = _drawn(trace.title)
+    title = title if len(title) <= 80 else title[:77] + "..."
+    title += f", sample {number}" if len(trace.samples) > 1 else ""
+    if len(places) < len(sample.tokens):
+        title += f" (the first {len(places)} of {len(sample.tokens)} tokens)"
+    axes.text(0, -1, title, fontsize=9.5, parse_math=False)
+    _draw_legend(axes, sample.num_steps)
+    return figure
+
+
+def _draw_frame(
+    axes: Axes, sample: TracedSample, step: int, places: list[tuple[int, int, int]], top: float
+) -> None:
+    """A box for each position, colored by when it was revealed, its text over it."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    positions = sample.at(step)
+    gaps = [p for p, token in zip(positions, sample.tokens, strict=True) if token is None]
+    share = sum(gap.text is not None for gap in gaps) / len(gaps) if gaps else 1.0
+    axes.text(-1.5, top + 0.5, f"step {step}: {share:.0%}", ha="right", va="center", fontsize=8.5)
+    boxes, colors = [], []
+    for (text, since, num_remasked), (line, x, width) in zip(positions, places):
+        y, color, ink = top + line, MASK_COLOR, "black"
+        if text is not None:
+            color, ink = reveal_colour(since, sample.num_steps) if since else ("white", "black")
+        boxes.append(Rectangle((x + 0.04, y + 0.08), width - 0.08, 0.84))
+        colors.append(color)
+        if num_remasked:
+            axes.hlines(y + 0.92, x + 0.08, x + width - 0.08, REMASKED_COLOR, linewidth=1.3)
+        if text is not None and text.strip(" "):
+            token = axes.text(x, y + 0.5, _drawn(text)[:width], color=ink, parse_math=False)
+            token.set(family=FONT, fontsize=FONT_SIZE, va="center_baseline")
+            token.set_in_layout(False)  # it is inside the axes; measuring thousands takes seconds
+    axes.add_collection(PatchCollection(boxes, facecolors=colors, linewidths=0, zorder=1))
+
+
+def _draw_legend(axes: Axes, num_steps: int) -> None:
+    """What the colors mean, below the frames."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    steps = sorted({1, (num_steps + 1) // 2, num_steps} - {0})
+    colors = {f"step {step}": reveal_colour(step, num_steps)[0] for step in steps}
+    colors |= {"masked": MASK_COLOR, "given": "white"}
+    handles: list[Artist] = [
+        Patch(facecolor=color, edgecolor="0.6", linewidth=0.8, label=label)
+        for label, color in colors.items()
+    ]
+    handles += [Line2D([], [], color=REMASKED_COLOR, linewidth=1.3, label="was masked again")]
+    axes.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        ncols=len(handles),
+        fontsize=7.5,
+        frameon=False,
+    )
+
+
+# The command.
+
+
+def main(args: Sequence[str]) -> int:
+    """Write the page and the strip."""
+    from bellmask.report.figures import save_figure  # loads matplotlib
+
+    options = parse_command(TraceOptions, args, command="report trace")
+    source = Path(options.file)
+    trace = load_trace(source)
+    check_folder(options.out)
+    folder = source.parent if options.out is None else Path(options.out)
+    page = folder / f"{source.stem}.html"
+    if page.resolve() == source.resolve():
+        raise UserError(f"the page would replace {source}; give another folder with --out")
+    figure = strip_figure(trace, options.sample, options.frames)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(page, render_trace_page(trace, options.sample))
+    paths = save_figure(figure, folder / source.stem)
+    print(f"page:  {page}")
+    print(f"strip: {paths[0]}, {paths[1].name}")
+    return 0

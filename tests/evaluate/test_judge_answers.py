@@ -68,7 +68,7 @@ def test_answers_are_those_of_the_run_asked_one_by_one(name, side, runs):
             question = Question((*earlier, Message("user", asked)), name == "turns" or turn > 0)
             number = turn * 2**20 + task.index
             (alone,) = answerer.answer(
-                [question], length=6, sampling=sampling, seed=3, first_sample=number
+                [question], length=6, sampling=sampling, seed=3, samples=[number]
             )
             assert text == alone.text
             earlier += [Message("user", asked), Message("assistant", text)]

@@ -269,7 +269,7 @@ def test_samples_depend_on_the_document_alone(name, request):
             model.writer.sampling(settings),
             longest=run.config.data.block_length,
             seed=stream_key(0, "lm-eval", "t/0/0"),
-            first_sample=number,
+            samples=[number],
         )
         ids = [*filled.ids, run.tokenizer.eos_id]
         assert text == run.tokenizer.decode(np.array(ids[: ids.index(run.tokenizer.eos_id)]))

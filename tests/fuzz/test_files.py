@@ -20,8 +20,13 @@ from bellmask.evaluate.judge_endpoint import (
 from bellmask.evaluate.judge_prompts import read_alpaca
 from bellmask.evaluate.likelihood import Likelihood
 from bellmask.generate.generate import SideBySide
-from bellmask.generate.trace import Change, Trace, TracedSample, load_trace
-from bellmask.generate.trace_page import render_trace_page
+from bellmask.generate.trace import (
+    Change,
+    Trace,
+    TracedSample,
+    load_trace,
+    render_trace_page,
+)
 from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.table import Table, in_latex
@@ -30,7 +35,7 @@ STEPS = [
     {"number": 1, "t": 0.5, "calls": 1, "set": [[1, " b"]], "unset": []},
     {"number": 3, "t": 0.0, "calls": 2, "set": [[1, "c"]], "unset": [1]},
 ]
-SAMPLE = {"given": [True, False], "tokens": ["a", None], "num_steps": 3, "text": "a c"}
+SAMPLE = {"tokens": ["a", None], "num_steps": 3, "text": "a c"}
 TRACE = {
     "version": 1,
     "title": "run",
@@ -48,7 +53,7 @@ def traces(path):
         trace = load_trace(path)
         render_trace_page(trace).encode()
         for sample in trace.samples:
-            assert len(sample.at(sample.num_steps)) == len(sample.since(2)) == len(sample.tokens)
+            assert len(sample.at(sample.num_steps)) == len(sample.at(2)) == len(sample.tokens)
 
     return json_files(TRACE) | st.just(as_json(TRACE)), check
 
@@ -145,8 +150,8 @@ def test_any_file_is_taken_or_refused(target, size, tmp_path):
 
 def pages(title, key, token, text):
     steps = [Change(1, 0.5, 1, [(1, token)], [])]
-    sample = TracedSample([True, False], [token, None], steps, text, 2)
-    both = SideBySide([key, f"{key}2"], [token], [[[text]], [[token + text]]], title, text)
+    sample = TracedSample([token, None], steps, text, 2)
+    both = SideBySide([token], {f"1 {title}": [[text]], f"2 {key}": [[token + text]]}, text)
     return render_trace_page(Trace(title, {key: text}, 1, [sample])), both.page()
 
 

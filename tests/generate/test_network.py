@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from sampling_tools import EVERY_RULE, MASK, Spy, V, awake, each, make, masked
+from sampling_tools import MASK, Spy, each, make, make_told, masked
 
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
+from bellmask.generate.sampler import uniform_grid
 from bellmask.utils.errors import UserError
 
 # the network is called for what is revealed, and for nothing else
@@ -132,20 +132,13 @@ def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(
     """Told apart by hand: the same rows, then those rows with given tokens masked, but for the
     one that a causal LM predicts the first from.
     """
-    canvas, spy, asked = masked(4, 6), Spy(), []
+    canvas, spy = masked(4, 6), Spy()
     canvas[:, :2], canvas[1, 4] = 2, 3
     spy.first_maskable = first_maskable
     given_BL = canvas != MASK
     given_BL[:, :first_maskable] = False
-
-    class Told(SamplingDenoiser):
-        def logits(self, x_BL, is_wanted_BL, t_B):
-            found = super().logits(x_BL, is_wanted_BL, t_B)
-            asked.append((x_BL.clone(), is_wanted_BL.clone(), found))
-            return found
-
-    network = Told(spy, MASK, guidance=w)
-    generate(network, canvas, uniform_grid(4), EVERY_RULE[rule])
+    _, network = make_told(spy, canvas, 4, rule, w=w)
+    asked = network.asked
     assert len(asked) == len(spy.calls) == network.num_calls
     for (x_BL, is_wanted_BL, found), (called, _, t_B, _) in zip(asked, list(spy.calls)):
         rows_N, active = is_wanted_BL.flatten().nonzero().squeeze(1), is_wanted_BL.any(1)
@@ -160,26 +153,12 @@ def test_guided_logits_are_extrapolated_from_those_that_do_not_see_the_prompt(
 def test_guidance_doubles_the_rows_and_none_of_it_costs_nothing():
     canvas = masked(5, 7)
     canvas[:, 0] = 1
-    plain, none, guided, much = (make(Spy(), canvas, 4, w=w) for w in (0, 0.0, 1e-9, 3.0))
-    assert plain.ids_BL.equal(none.ids_BL)
+    plain, guided, much = (make(Spy(), canvas, 4, w=w) for w in (0.0, 1e-9, 3.0))
     assert plain.ids_BL.equal(guided.ids_BL)
     assert not much.ids_BL.equal(plain.ids_BL)
-    assert (none.num_calls, none.num_rows) == (plain.num_calls, plain.num_rows)
     assert (guided.num_calls, guided.num_rows) == (plain.num_calls, 2 * plain.num_rows)
     with pytest.raises(UserError, match="guidance"):
         make(Spy(), masked(5, 7), 4, w=3.0)
-
-
-def test_a_network_can_be_used_again():
-    """Counts, caches and given tokens belong to one generation."""
-    model, rows, late = awake(2, V).double(), masked(6, 9), masked(6, 9)
-    rows[:, :3], late[:, :7] = 1, 2
-    used = SamplingDenoiser(model, MASK, guidance=0.5)
-    generate(used, rows, 1, block_length=2, is_cached=True)
-    again = generate(used, late, 1)
-    fresh = generate(SamplingDenoiser(model, MASK, guidance=0.5), late, 1)
-    assert again.ids_BL.equal(fresh.ids_BL)
-    assert (again.num_calls, again.num_rows) == (fresh.num_calls, fresh.num_rows)
 
 
 # padding
@@ -202,17 +181,3 @@ def test_pads_are_kept_and_hidden_from_the_network(rule, w):
         for row, seen in zip(x_BL[: len(x_BL) // (2 if w else 1)].tolist(), visible.tolist()):
             which = [b for b in range(4) if row[int(lengths[b]) - 1] == b + 1]
             assert any(seen == is_real[b].tolist() for b in which)
-
-
-@pytest.mark.parametrize("rule", ["ancestral", "margin"])
-def test_padding_does_not_change_what_the_real_model_generates(rule):
-    """Sample 0, whose noise is the same for all lengths; attention alone moves its logits."""
-    model, canvas = awake(2, 40, std=0.5).double(), masked(1, 40, mask_id=40)
-    canvas[:, 24:], canvas[:, 3:24:5] = 4, torch.tensor([7, 11, 2, 30, 9])
-    is_real = (torch.arange(40) < 24)[None]
-    bare, hidden, seen = (
-        make(model, rows, 50, rule, mask_id=40, real=which).ids_BL[:, :24]
-        for rows, which in ((canvas[:, :24], None), (canvas, is_real), (canvas, None))
-    )
-    assert hidden.equal(bare)
-    assert (seen != bare).sum() > 2

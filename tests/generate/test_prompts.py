@@ -17,7 +17,7 @@ from bellmask.generate.canvas import (
     empty_canvas,
     frame_canvas,
 )
-from bellmask.generate.generate import PromptQuestion, read_questions
+from bellmask.generate.generate import Prompt, read_prompts, read_questions
 from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
@@ -31,21 +31,16 @@ def shown(canvas):
     return [GAP if token == 259 else token for token in canvas.ids_L.tolist()]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("The [MASK*3] sat [MASK].", [*b"The ", GAP, GAP, GAP, *b" sat ", GAP, *b"."]),
-        ("[MASK*12]", [GAP] * 12),
-        ("[MASK][MASK*2]", [GAP] * 3),
-        ("[MASK]é", [GAP, 0xC3, 0xA9]),
-        ("\n[MASK] ", [10, GAP, 32]),
-    ],
-)
-def test_gaps_in_text_are_masks_of_the_given_length(text, expected):
-    canvas = canvas_from_text(BYTES, text)
-    assert shown(canvas) == expected
-    assert canvas.is_given_L.tolist() == [token != GAP for token in expected]
-    assert len(canvas) == len(expected)
+def test_gaps_in_text_are_masks_of_the_given_length():
+    for text, expected in {
+        "The [MASK*3] sat [MASK].": [*b"The ", GAP, GAP, GAP, *b" sat ", GAP, *b"."],
+        "[MASK][MASK*012]": [GAP] * 13,
+        "\n[MASK]é": [10, GAP, 0xC3, 0xA9],
+    }.items():
+        canvas = canvas_from_text(BYTES, text)
+        assert shown(canvas) == expected
+        assert canvas.is_given_L.tolist() == [token != GAP for token in expected]
+        assert len(canvas) == len(expected)
 
 
 def test_canvases_of_pieces_prefixes_and_nothing():
@@ -96,74 +91,81 @@ def test_what_cannot_be_a_canvas_is_the_users_error(make, given, names):
         make(BYTES, *given)
 
 
-# questions of a file
+# prompts and questions of a file
 
 
 @pytest.fixture
 def read(tmp_path):
-    def read(name, content):
-        (tmp_path / name).write_bytes(content.encode())
-        return read_questions(tmp_path / name)
+    """``read(read_prompts, "p.txt", content)``; without content there is no file."""
+
+    def read(reader, name, content):
+        if content is not None:
+            content = content if isinstance(content, bytes) else content.encode()
+            (tmp_path / name).write_bytes(content)
+        return reader(tmp_path / name)
 
     return read
 
 
 def test_lines_are_prompts(read):
-    found = read("q.txt", "\ufeffWho? \r\n\n# no\n日本?")
-    assert found == [PromptQuestion.plain("Who? "), PromptQuestion.plain("日本?")]
-    assert found[0].line == {"prompt": "Who? "}
-    assert found[1].text == "日本?"
+    text = "\ufeffThe war \r\n\n  # no\n#no\n  Once # yes\n \t \n日本"
+    lines = ["The war ", "  Once # yes", "日本"]
+    assert read(read_prompts, "p.txt", text) == [Prompt(line) for line in lines]
+    found = read(read_questions, "p.txt", text)
+    assert [question.line for question in found] == [{"prompt": line} for line in lines]
+    assert [(q.text, q.messages) for q in found] == [(n, (Message("user", n),)) for n in lines]
+    found = read(read_prompts, "p.jsonl", '{"prompt": "a\\nb"}\n\n{"canvas": "# [MASK*3] b"}\n')
+    assert found == [Prompt("a\nb"), Prompt("# [MASK*3] b", is_canvas=True)]
 
 
 def test_json_lines_keep_their_keys(read):
     said = [("system", "s"), ("user", "a\nb"), ("assistant", ""), ("user", "c")]
     turns = [{"role": role, "content": text} for role, text in said]
     lines = [{"id": 3, "prompt": "a\nb"}, {"messages": turns, "tag": None}]
-    one, two = read("q.jsonl", "\n\n".join(map(json.dumps, lines)))
+    one, two = read(read_questions, "q.jsonl", "\n\n".join(map(json.dumps, lines)))
     assert one.messages == (Message("user", "a\nb"),)
     assert (one.is_conversation, two.is_conversation) == (False, True)
     assert (one.line, two.line) == tuple(lines)
     assert [(message.role, message.text) for message in two.messages] == said
     assert two.text == "system: s\nuser: a\nb\nassistant: \nuser: c"
     # of a file of examples, what was right is passed on under another name
-    (asked,) = read("q.jsonl", '{"prompt": "a", "response": "b", "id": 3}')
-    assert (asked.text, asked.line) == ("a", {"prompt": "a", "reference": "b", "id": 3})
+    (asked,) = read(read_questions, "q.jsonl", '{"prompt": "a", "response": "b", "id": 3}')
+    assert asked.line == {"prompt": "a", "reference": "b", "id": 3}
 
 
 def turns(*roles):
     return json.dumps({"messages": [{"role": role, "content": "a"} for role in roles]})
 
 
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("{", "line 2"),
-        ("[1]", "line 2"),
-        ('{"canvas": "a [MASK]"}', "line 2"),
-        ('{"prompt": "a", "messages": []}', "line 2"),
-        ('{"prompt": "a", "sample": 1}', "'sample'"),
-        ('{"prompt": " "}', "'prompt'"),
-        ('{"prompt": 3}', "'prompt'"),
-        ('{"messages": "a"}', "roles are none"),
-        ('{"messages": ["a"]}', "message"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "message"),
-        ('{"messages": [{"role": "me", "content": "a"}]}', "roles"),
-        (turns("user", "assistant"), "user, assistant"),
-        (turns("user", "user"), "user, user"),
-        (turns("user", "system", "user"), "user, system, user"),
-        (turns("system"), "system"),
-        ("[" * 100_000, "line 2"),
-    ],
-)
-def test_bad_lines_are_named(read, line, names):
+BAD = [  # of both, of prompts, of questions
+    *[(reader, line, "line 2") for reader in (read_prompts, read_questions) for line in
+      ("{", "[1]", "{}", '{"prompt": "a", "canvas": "b", "messages": []}', "[" * 100_000)],
+    (read_prompts, '{"prompt": "a", "seed": 1}', "'seed'"),
+    (read_prompts, '{"prompt": 3}', "'prompt'"),
+    (read_prompts, '{"canvas": ""}', "'canvas'"),
+    (read_questions, '{"canvas": "a [MASK]"}', "line 2"),
+    (read_questions, '{"prompt": "a", "sample": 1}', "'sample'"),
+    (read_questions, '{"prompt": " "}', "'prompt'"),
+    (read_questions, '{"prompt": 3}', "'prompt'"),
+    (read_questions, '{"messages": "a"}', "roles are none"),
+    (read_questions, '{"messages": ["a"]}', "message"),
+    (read_questions, '{"messages": [{"role": "user", "content": 3}]}', "message"),
+    (read_questions, '{"messages": [{"role": "me", "content": "a"}]}', "roles"),
+    (read_questions, turns("user", "assistant"), "user, assistant"),
+    (read_questions, turns("user", "user"), "user, user"),
+    (read_questions, turns("user", "system", "user"), "user, system, user"),
+    (read_questions, turns("system"), "system"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reader", "line", "names"), BAD)
+def test_bad_lines_are_named(read, reader, line, names):
     with pytest.raises(UserError, match=re.escape(names)):
-        read("q.jsonl", f'{{"prompt": "a"}}\n{line}')
+        read(reader, "q.jsonl", f'{{"prompt": "a"}}\n{line}')
 
 
-def test_there_must_be_something_to_answer(read, tmp_path):
-    with pytest.raises(UserError, match=r"q\.jsonl"):
-        read("q.jsonl", "\n")
-    with pytest.raises(UserError, match="none"):
-        read_questions(tmp_path / "none")
-    with pytest.raises(UserError, match="prompt"):
-        PromptQuestion.plain(" ")
+@pytest.mark.parametrize("reader", [read_prompts, read_questions])
+def test_files_without_prompts_are_refused(read, reader):
+    for content, names in (("# a\n\n", "no prompts"), (b"a\xff", "UTF-8"), (None, "none.txt")):
+        with pytest.raises(UserError, match=names):
+            read(reader, "none.txt" if content is None else "p.txt", content)

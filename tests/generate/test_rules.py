@@ -5,35 +5,25 @@ import math
 
 import pytest
 import torch
-from sampling_tools import BITS, CHAIN, chain_joint, masked, p_value
+from sampling_tools import BITS, CHAIN, EVERY_RULE, chain_joint, masked, p_value
+from sampling_tools import history as history_of
+from sampling_tools import make as make_rows
 from scipy import stats
 
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.generate.rules import RULES, Moment, Remasking
-from bellmask.generate.sampler import (
-    SamplingDenoiser,
-    TokenChoice,
-    cosine_grid,
-    count_grid,
-    generate,
-    uniform_grid,
-)
+from bellmask.generate.sampler import TokenChoice, cosine_grid, count_grid, uniform_grid
 
 JOINT = chain_joint()
 
 
 def make(canvas, grid, rule, model=None, mask_id=2, **options):
-    network = SamplingDenoiser(model or ExactDenoiser(CHAIN), mask_id)
-    return generate(network, canvas, grid, rule, **options)
+    return make_rows(model or ExactDenoiser(CHAIN), canvas, grid, rule, mask_id=mask_id, **options)
 
 
 def history(canvas, grid, rule, model=None, mask_id=2, **options):
-    """The rows at the start and after each step."""
-    seen = []
-    options["on_step"] = lambda step: seen.append(step.ids_BL.clone())
-    make(canvas, grid, rule, model, mask_id, **options)
-    return seen
+    return history_of(model or ExactDenoiser(CHAIN), canvas, grid, rule, mask_id=mask_id, **options)
 
 
 # exact samplers have the joint distribution, others do not
@@ -60,25 +50,18 @@ EXACT = {
 COSINE = ("ancestral", "first hitting in blocks", "cap")
 
 
+@pytest.mark.parametrize("given", [{}, {1: 1, 3: 0}], ids=str)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [(name, Linear()) for name in EXACT] + [(name, Cosine()) for name in COSINE],
 )
-def test_exact_samplers_have_the_joint_distribution(name, schedule):
-    rule, grid, block_length = EXACT[name]
-    made = make(masked(2000, 4, 2), grid, rule, schedule=schedule, block_length=block_length)
-    assert p_value(made.ids_BL, JOINT, {}) > 1e-3
-    assert p_value(made.ids_BL, product_of_marginals(), {}) < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("name", "given"), [*zip(EXACT, itertools.cycle([{1: 1, 3: 0}, {0: 1, 3: 1}]))], ids=str
-)
-def test_infilling_has_the_conditional_distribution(name, given):
+def test_exact_samplers_have_the_joint_distribution(name, schedule, given):
+    """Of all rows, or of what is missing given the rest."""
     rule, grid, block_length = EXACT[name]
     canvas = torch.tensor([[given.get(i, 2) for i in range(4)]]).repeat(2000, 1)
-    made = make(canvas, grid, rule, block_length=block_length, seed=1)
-    assert p_value(made.ids_BL, JOINT, given) > 1e-3
+    made = make(canvas, grid, rule, schedule=schedule, block_length=block_length)
+    assert p_value(made.ids_BL, JOINT, given) > 1e-4, "26 cases: 1e-3 would often be chance"
+    assert given or p_value(made.ids_BL, product_of_marginals(), {}) < 1e-9
 
 
 def test_two_at_a_time_is_not_the_joint_distribution():
@@ -112,9 +95,9 @@ def test_first_hitting_is_ancestral_sampling_on_a_very_fine_grid(schedule):
 
 def test_greedy_sampling_takes_the_most_likely_row():
     """0 stays 0 with probability 0.85 and is the likelier start, whatever is revealed first."""
-    for rule in (*RULES.values(), Remasking(0.1)):
-        grid = None if rule is RULES["first_hitting"] else uniform_grid(16)
-        assert make(masked(30, 4, 2), grid, rule, choice=TokenChoice(0.0)).ids_BL.eq(0).all()
+    for rule in EVERY_RULE:
+        made = make(masked(30, 4, 2), uniform_grid(16), rule, choice=TokenChoice(0.0))
+        assert made.ids_BL.eq(0).all()
 
 
 # scored rules against a plain loop
@@ -164,48 +147,18 @@ def test_the_surest_tokens_are_revealed_first(name, grid):
         assert shown == chosen
 
 
-def test_which_places_come_when_by_hand():
-    """Place 0 has the likeliest token, 1 the largest lead, 2 the narrowest distribution."""
-    table = torch.tensor(
-        [
-            [0.52, 0.24, 0.24, *[1e-9] * 5],
-            [0.50, *[0.5 / 7] * 7],
-            [0.51, 0.49, *[1e-9] * 6],
-            [0.30, *[0.1] * 7],
-        ]
-    ).log()
-
-    def order(name, temperature=0.0):
-        def model(x, rows, **_):
-            return table[rows % 4]
-
-        seen = history(
-            masked(1, 4, 8), None, RULES[name], model, 8, choice=TokenChoice(temperature)
-        )
-        return [int((a != b).nonzero()[0, 1]) for a, b in itertools.pairwise(seen)]
-
-    assert order("most_confident") == [0, 2, 1, 3]
-    assert order("margin") == [1, 0, 3, 2]
-    assert order("entropy") == [2, 0, 1, 3]
-    # how sure the model is does not depend on how tokens are drawn: at 1/4 place 3 leads place 0
-    assert order("margin", 0.25) == [1, 0, 3, 2]
-
-
 def test_confidence_is_that_of_the_token_drawn_not_of_the_likeliest():
-    """Warm tokens; the place whose own token is likelier under the model comes first."""
+    """Warm tokens; of two places the one whose own token is likelier comes first."""
     p = torch.tensor([0.6, 0.3, 0.1])
 
     def model(x, rows, **_):
         return p.log().expand(len(rows), -1)
 
-    rule, warm = RULES["most_confident"], TokenChoice(3.0)
-    seen = history(masked(300, 2, 3), count_grid(2), rule, model, 3, choice=warm)
-    share = (p ** (1 / 3)) / (p ** (1 / 3)).sum()
-    at_least = 1 - torch.cat([torch.zeros(1), share.cumsum(0)[:-1]])  # P(a place has token >= v)
-    best = at_least**2  # both places have
-    expected = (best - torch.cat([best[1:], torch.zeros(1)])).numpy()
-    counts = torch.bincount(seen[1][seen[1] != 3], minlength=3).numpy()
-    assert stats.chisquare(counts, 300 * expected).pvalue > 1e-3
+    warm = {"choice": TokenChoice(3.0)}
+    both = make(masked(300, 2, 3), uniform_grid(1), "most_confident", model, 3, **warm).ids_BL
+    first = history(masked(300, 2, 3), count_grid(2), "most_confident", model, 3, **warm)[1]
+    assert first.amin(1).equal(both.amin(1)), "tokens are numbered from the likeliest on"
+    assert (both[:, 0] != both[:, 1]).any()
 
 
 # remasking (ReMDM)
@@ -229,14 +182,7 @@ def moment(alpha_t, alpha_s, num=40_000):
 def test_remasking_keeps_the_share_of_visible_tokens(kind, strength):
     """sigma <= (1 - alpha_s) / alpha_t keeps both probabilities in [0, 1] (their Eq. 5 and 6)."""
     rule = Remasking(strength, kind)
-    for alpha_t, alpha_s in [
-        (0.0, 0.1),
-        (0.2, 0.3),
-        (0.5, 0.6),
-        (0.7, 0.9),
-        (0.95, 0.96),
-        (0.9, 1),
-    ]:
+    for alpha_t, alpha_s in [(0.0, 0.1), (0.2, 0.3), (0.5, 0.6), (0.7, 0.9), (0.9, 1)]:
         at = moment(alpha_t, alpha_s)
         sigma, largest = rule.sigma(at), min(1.0, (1 - alpha_s) / max(alpha_t, 1e-9))
         assert sigma == pytest.approx(
@@ -253,19 +199,21 @@ def test_remasking_keeps_the_share_of_visible_tokens(kind, strength):
         assert alpha_t * (1 - sigma) + (1 - alpha_t) * p == pytest.approx(alpha_s)
 
 
-def test_without_strength_nothing_is_masked_again_and_never_in_the_step_that_shows_it():
+def test_without_strength_nothing_is_masked_again():
     for strength, is_kept in ((0.0, True), (0.2, False)):
         seen = history(masked(50, 4, 2), uniform_grid(12), Remasking(strength))
         stays = [bool((b[a != 2] == a[a != 2]).all()) for a, b in itertools.pairwise(seen)]
         assert all(stays) == is_kept
         assert (seen[-1] != 2).all()
+
+
+def test_nothing_is_masked_again_before_the_network_has_seen_it():
     asked = []
 
     def model(x_BL, rows_N, **_):
         asked.append(x_BL)
         return torch.zeros(len(rows_N), 2)
 
-    # what the network sees in a step is all that was visible before it
     seen = history(masked(60, 6, 2), uniform_grid(6), Remasking(0.9), model)
     for x_BL, before in zip(asked, seen, strict=False):
         assert {tuple(row) for row in x_BL.tolist()} <= {tuple(row) for row in before.tolist()}

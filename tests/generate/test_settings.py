@@ -7,14 +7,13 @@ from counted_progress import Counted
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine
-from bellmask.generate.causal import generate_in_order
 from bellmask.generate.fill import fill
 from bellmask.generate.rules import RULES, Remasking
 from bellmask.generate.sampler import (
     SamplingDenoiser,
     TokenChoice,
-    cosine_grid,
     generate,
+    generate_in_order,
     uniform_grid,
 )
 from bellmask.generate.settings import Sampling, sampling_of
@@ -23,7 +22,7 @@ from bellmask.utils.errors import UserError
 
 CHAIN = ToySource.sticky(5, 6, 0.5)
 MASK = 5
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 
 
 def canvas(count=4):
@@ -42,47 +41,34 @@ def canvas(count=4):
         ({"steps": 1_000_001}, "--steps"),
         ({"temperature": -0.1}, "--temperature"),
         ({"temperature": NAN}, "--temperature"),
-        ({"temperature": INF}, "--temperature"),
         ({"top_k": 0}, "--top-k"),
         ({"grid": "count", "per_step": 0}, "--per-step"),
         ({"block_length": 0}, "--block-length"),
         ({"top_p": 0.0}, "--top-p"),
         ({"top_p": 1.01}, "--top-p"),
         ({"guidance": -1.0}, "--guidance"),
-        ({"guidance": INF}, "--guidance"),
         ({"rule": "first_hitting", "steps": 5}, "--steps"),
         ({"rule": "first_hitting", "grid": "count"}, "--grid"),
         ({"grid": "count", "steps": 5}, "--per-step"),
         ({"per_step": 2}, "--per-step"),
-        ({"remask": -0.1}, "--remask"),
         ({"remask": 1.1}, "--remask"),
         ({"remask": 0.1, "rule": "margin"}, "--remask"),
         ({"remask_kind": "rescale"}, "--remask-kind"),
         ({"cache": "prefix"}, "--block-length"),
         ({"rule": "most_confidant"}, "most_confident"),
-        ({"grid": "cosin"}, "cosin"),
-        ({"remask": 0.1, "remask_kind": "recale"}, "recale"),
-        ({"block_length": 2, "cache": "prefx"}, "prefx"),
         ({"noise": "float16"}, "float16"),
     ],
 )
 def test_impossible_settings_are_refused(settings, names):
-    for refuse in (
-        lambda: sampling_of(settings),
-        lambda: fill(None, canvas(), Mdm(), Sampling(**settings), mask_id=MASK),
-    ):
-        with pytest.raises(UserError, match=names):
-            refuse()
+    with pytest.raises(UserError, match=names):
+        sampling_of(settings)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         {"steps": 1, "temperature": 0.0, "top_k": 1, "top_p": 1.0, "guidance": 0.0},
         {"rule": "first_hitting", "block_length": 1},
-        {"grid": "count", "per_step": 1, "rule": "margin"},
-        {"remask": 0.0},
         {"remask": 1.0, "remask_kind": "rescale", "steps": 1_000_000, "grid": "cosine"},
         {"cache": "prefix", "block_length": 1},
     ],
@@ -94,22 +80,16 @@ def test_possible_ones_are_not(settings):
 FRAMEWORKS = {"arm": arm(6), "sigma": sigma_arm(torch.arange(6).flip(0)), "any": any_order()}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"rule": "random"},
-        {"grid": "count", "per_step": 2},
-        {"steps": 5},
-        {"remask": 0.0},
-        {"block_length": 2, "cache": "prefix"},
-        {"guidance": 0.5},
-    ],
-)
-def test_a_causal_model_has_its_own_order(settings):
-    named = [f"--{key.replace('_', '-')}" for key in settings]
-    for framework in FRAMEWORKS.values():
-        with pytest.raises(UserError, match=", ".join(named)):
-            fill(None, canvas(), framework, Sampling(**settings), mask_id=MASK)
+def test_a_causal_model_has_its_own_order():
+    for settings, names in (
+        ({"rule": "random", "steps": 5}, "--rule, --steps"),
+        ({"block_length": 2, "cache": "prefix"}, "--block-length, --cache"),
+        ({"remask": 0.0}, "--remask"),
+        ({"guidance": 0.5}, "--guidance"),
+    ):
+        for framework in FRAMEWORKS.values():
+            with pytest.raises(UserError, match=names):
+                fill(None, canvas(), framework, Sampling(**settings), mask_id=MASK)
 
 
 # what each of them does: the settings, the rule, the grid or tokens per step, other options
@@ -117,32 +97,24 @@ def test_a_causal_model_has_its_own_order(settings):
 
 ANCESTRAL = RULES["ancestral"]
 WARM = {"temperature": 0.7, "top_k": 3, "top_p": 0.8, "noise": "float32", "steps": 4}
+WARM_CHOICE = TokenChoice(0.7, 3, 0.8, torch.float32)
 RESCALE = {"remask": 0.3, "remask_kind": "rescale", "steps": 9}
 CASES = {
     "plain": ({}, ANCESTRAL, uniform_grid(128), {}),
-    "cosine": ({"steps": 3, "grid": "cosine"}, ANCESTRAL, cosine_grid(3), {}),
     "count": ({"grid": "count", "rule": "margin"}, RULES["margin"], 1, {}),
-    "pairs": ({"grid": "count", "per_step": 2, "rule": "random"}, RULES["random"], 2, {}),
     "hitting": ({"rule": "first_hitting"}, RULES["first_hitting"], None, {}),
-    "entropy": ({"rule": "entropy", "steps": 3}, RULES["entropy"], uniform_grid(3), {}),
-    "none": ({"remask": 0.0, "steps": 9}, Remasking(0.0), uniform_grid(9), {}),
     "rescale": (RESCALE, Remasking(0.3, "rescale"), uniform_grid(9), {}),
-    "choice": (
-        WARM,
-        ANCESTRAL,
-        uniform_grid(4),
-        {"choice": TokenChoice(0.7, 3, 0.8, torch.float32)},
-    ),
+    "choice": (WARM, ANCESTRAL, uniform_grid(4), {"choice": WARM_CHOICE}),
     "blocks": ({"block_length": 2, "steps": 6}, ANCESTRAL, uniform_grid(6), {"block_length": 2}),
     "guidance": ({"guidance": 0.9, "steps": 4}, ANCESTRAL, uniform_grid(4), {}),
 }
 
 
-@pytest.mark.parametrize("schedule", [None, Cosine()], ids=["linear", "cosine"])
 @pytest.mark.parametrize("name", CASES)
-def test_filling_does_what_the_settings_say(name, schedule):
+def test_filling_does_what_the_settings_say(name):
     settings, rule, grid, options = CASES[name]
-    model, framework = ExactDenoiser(CHAIN), Mdm() if schedule is None else Mdm(schedule)
+    schedule = Cosine()
+    model, framework = ExactDenoiser(CHAIN), Mdm(schedule)
     network, told = SamplingDenoiser(model, MASK, guidance=settings.get("guidance", 0.0)), []
     noise = {"seed": 3, "first_sample": 7}
     sampling = Sampling(**settings)
@@ -188,26 +160,24 @@ def test_a_causal_lm_writes_left_to_right_after_a_first_token():
 # runs
 
 
+TEMPLATE = "ab[MASK*7]cd[MASK*3]"
+
+
 @pytest.fixture(scope="module")
 def run(zoo):
     return load_run(zoo / "bell")
 
 
-RUN_SETTINGS = [
-    {"rule": "first_hitting", "top_k": 20},
-    {"rule": "entropy", "steps": 5, "temperature": 0.5},
-    {"remask": 0.4, "steps": 5, "guidance": 1.0},
-    {"steps": 6, "block_length": 4, "cache": "prefix", "top_p": 0.9},
-]
-
-
-@pytest.mark.parametrize("settings", RUN_SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rule": "first_hitting", "top_k": 20},
+        {"remask": 0.4, "steps": 5, "guidance": 1.0},
+        {"steps": 6, "block_length": 4, "cache": "prefix", "top_p": 0.9},
+    ],
+)
 def test_a_runs_samples_do_not_depend_on_its_batches(settings, run):
-    row, sampling, progress = (
-        run.canvas(template="ab[MASK*7]cd[MASK*3]"),
-        Sampling(**settings),
-        Counted(),
-    )
+    row, sampling, progress = run.canvas(template=TEMPLATE), Sampling(**settings), Counted()
     whole = run.generate(row, 5, sampling, seed=2)
     parts = run.generate(row, 5, sampling, seed=2, batch_size=2, progress=progress)
     assert progress.seen == [2, 4, 5]
@@ -216,7 +186,7 @@ def test_a_runs_samples_do_not_depend_on_its_batches(settings, run):
     if "cache" not in settings:  # the first call of a block keeps those of all rows
         assert parts.num_rows == whole.num_rows
     assert whole.ids_BL[:, row.is_given_L].tolist() == [[97, 98, 99, 100]] * 5
-    assert run.texts(whole) == run.infill("ab[MASK*7]cd[MASK*3]", 5, seed=2, **settings)
+    assert run.texts(whole) == run.infill(TEMPLATE, 5, seed=2, **settings)
 
 
 def test_samples_of_a_run(run):

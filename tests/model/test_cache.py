@@ -6,7 +6,7 @@ from sampling_tools import awake as awake_in_float32
 from sampling_tools import seeded
 
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
-from bellmask.generate.causal import generate_in_order
+from bellmask.generate.sampler import generate_in_order
 from bellmask.model.attention import attention_mask
 
 V, L, B = 7, 8, 3

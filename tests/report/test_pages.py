@@ -11,17 +11,20 @@ import random
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 
 import pytest
 import torch
+from page_tools import Page
 from rich.console import Console
 
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.canvas import Step
-from bellmask.generate.generate import Prompt, SideBySide, read_prompts, show_side_by_side
-from bellmask.generate.trace import Change, Recorder, Trace, TracedSample
-from bellmask.generate.trace_page import (
+from bellmask.generate.generate import SideBySide
+from bellmask.generate.trace import (
+    Change,
+    Recorder,
+    Trace,
+    TracedSample,
     lay_out,
     render_trace_page,
     strip_figure,
@@ -34,78 +37,7 @@ from bellmask.utils.errors import UserError
 HOSTILE = "</script><script>alert('x')</script><!-- & <img src=http://x.test/y.png> \"quoted\""
 HOSTILE += "longword" * 20
 
-
-class Page(HTMLParser):
-    """Elements with their attributes and texts; complains about tags that do not match."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open = [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, {name: value or "" for name, value in attrs}, []))
-        if tag not in {"meta", "link", "input"}:
-            self.open.append(len(self.elements) - 1)
-
-    def handle_endtag(self, tag):
-        assert self.elements[self.open.pop()][0] == tag
-
-    def handle_data(self, data):
-        for number in self.open:
-            self.elements[number][2].append(data)
-
-    def texts(self, tag):
-        return ["".join(texts) for name, _, texts in self.elements if name == tag]
-
-    def check_nothing_is_fetched(self):
-        for tag, attributes, _ in self.elements:
-            assert tag not in ("iframe", "object", "embed", "img", "video", "base", "form")
-            for name, value in attributes.items():
-                assert not name.startswith("on")
-                assert "//" not in value
-                assert name not in ("src", "href") or value == "data:,"
-
-
-# --- prompts and texts side by side ----------------------------------------------------------
-
-
-def test_prompts_are_lines_or_json_lines(tmp_path):
-    def read(name, content):
-        (tmp_path / name).write_bytes(content.encode())
-        return read_prompts(tmp_path / name)
-
-    found = read("p.txt", "\ufeffThe war \r\n\n  # no\n#no\n  Once # yes\n \t \n日本")
-    assert found == [Prompt("The war "), Prompt("  Once # yes"), Prompt("日本")]
-    assert read("q", '{"prompt": "a"}') == [Prompt('{"prompt": "a"}')]
-    found = read("p.jsonl", '{"prompt": "a\\nb"}\n\n{"canvas": "# [MASK*3] b"}\n')
-    assert found == [Prompt("a\nb"), Prompt(canvas="# [MASK*3] b")]
-    assert (found[0].canvas, found[1].prompt) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": }', "line 2"),
-        ("p.jsonl", b'\n\n["a"]', "line 3"),
-        ("p.jsonl", b"{}", "line 1"),
-        ("p.jsonl", b'{"prompt": "a", "canvas": "b"}', "line 1"),
-        ("p.jsonl", b'{"prompt": "a", "seed": 1}', "'seed'"),
-        ("p.jsonl", b'{"prompt": 3}', "'prompt'"),
-        ("p.jsonl", b'{"canvas": ""}', "'canvas'"),
-        ("p.txt", b"# a\n\n", "no prompts"),
-        ("p.txt", b"a\xff", "UTF-8"),
-        ("p.txt", None, "p.txt"),
-    ],
-)
-def test_bad_files_of_prompts_are_refused(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_prompts(tmp_path / name)
-
+# texts side by side
 
 ODD = f"The {HOSTILE[:60]} [bold]x[/bold] ``` ```` \x1b[31m\u202e"
 CLEAN = ODD.replace("\x1b", "·").replace("\u202e", "·")
@@ -113,11 +45,11 @@ CLEAN = ODD.replace("\x1b", "·").replace("\u202e", "·")
 
 @pytest.fixture
 def pair():
-    texts = [
-        [["The war is long and wide and there is more to say of it", ODD], ["Dear me sir"]],
-        [["The war ended", "x\n```\nscript\n````"], ["Dear my sir"]],
-    ]
-    return SideBySide(["base", "bell"], ["The war ", "Dear [MASK*3] sir"], texts, "t", "64 steps")
+    runs = {
+        "base": [["The war is long and wide and there is more to say", ODD], ["Dear me sir"]],
+        "bell": [["The war ended", "x\n```\nscript\n````"], ["Dear my sir"]],
+    }
+    return SideBySide(["The war ", "Dear [MASK*3] sir"], runs, "64 steps")
 
 
 def test_texts_side_by_side_fit_the_screen(pair):
@@ -138,7 +70,7 @@ def test_page_and_markdown_side_by_side_hold_every_text(pair):
     page = Page(pair.page())
     page.check_nothing_is_fetched()
     assert not page.texts("script")
-    wanted = [text for prompt in (0, 1) for run in (0, 1) for text in pair.texts[run][prompt]]
+    wanted = [text for prompt in (0, 1) for run in pair.runs.values() for text in run[prompt]]
     assert page.texts("pre") == [text.replace(ODD, CLEAN) for text in wanted]
     assert [s for s in page.texts("span") if s.startswith("The war")] == ["The war "] * 2, "given"
     inside, found = "", []
@@ -155,17 +87,7 @@ def test_page_and_markdown_side_by_side_hold_every_text(pair):
     assert len(found) == 8 + 3
 
 
-def test_files_side_by_side(tmp_path, capsys):
-    show_side_by_side([""], {"a": [["x"]], "b": [["y"]]}, tmp_path / "new")
-    assert (tmp_path / "new" / "comparison.html").exists()
-    assert "(nothing given)" in capsys.readouterr().out
-    with pytest.raises(UserError, match="name"):
-        SideBySide(["a", "a"], ["p"], [[["x"]], [["y"]]])
-    with pytest.raises(UserError, match=r"comparison\.md"):
-        show_side_by_side(["p"], {"a": [["x"]]}, tmp_path / "new" / "comparison.md")
-
-
-# --- the trace of a sampler ------------------------------------------------------------------
+# the trace of a sampler
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +104,8 @@ def trace():
                     masks = [259] * (5 if number <= 15 else 0)
                     x_BL[row, place] = draw.choice([*b"ab <&\n\x00", 0xC3, *masks])
             recorder(Step(number, 20, number, 1 - number / 20, first, x_BL))
-    found = recorder.trace("a trace", {"steps": 20})
-    assert max(found.samples[2].remasked(20)) > 1
+    found = recorder.trace("a trace", {"steps": 20}, ["one", "two", "three"])
+    assert max(position.num_remasked for position in found.samples[2].at(20)) > 1
     return found
 
 
@@ -192,8 +114,7 @@ def hostile():
     """Also signs that the font lacks, dollars, texts longer than a line or than the picture."""
     change = Change(1, 0.0, 1, [(1, HOSTILE), (2, "\x1b\u202e$x^{2$\n")], [])
     change.set.extend((i, "日本 $a_{b$ 😀"[i % 11] * 9) for i in range(3, 200))
-    tokens = [HOSTILE] + [None] * 199
-    sample = TracedSample([True] + [False] * 199, tokens, [change], HOSTILE + "\x00\nb", 1)
+    sample = TracedSample([HOSTILE] + [None] * 199, [change], HOSTILE + "\x00\nb", 1)
     return Trace(HOSTILE, {HOSTILE: HOSTILE}, 1, [sample])
 
 
@@ -210,15 +131,16 @@ def test_the_page_holds_the_whole_trace_and_fetches_nothing(trace, hostile):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", content), "no control characters"
     assert page.texts("h1") == [HOSTILE]
     assert page.texts("pre") == [f"{HOSTILE}·\nb"]
-    assert json.loads(page.texts("script")[0])["samples"][0]["last"][2] == "··$x^{2$↵\n"
+    embedded = json.loads(page.texts("script")[0])
+    assert embedded["samples"][0]["positions"][2] == [[0, None], [1, "··$x^{2$↵\n"]]
     page = Page(render_trace_page(trace, first=2))
     embedded = json.loads(page.texts("script")[0])
     assert embedded["first"] == 2
     for shown, sample in zip(embedded["samples"], trace.samples, strict=True):
-        assert (shown["num_steps"], shown["given"]) == (20, sample.given)
-        assert [(c["number"], c["t"], c["calls"], c["unset"]) for c in shown["steps"]] == [
-            (c.number, c.t, c.calls, c.unset) for c in sample.steps
-        ]
+        assert shown["num_steps"] == 20
+        assert shown["steps"] == [[0, 1, 0], *([c.number, c.t, c.calls] for c in sample.steps)]
+        numbers = [[number for number, _ in events] for events in shown["positions"]]
+        assert numbers == [[number for number, _ in events] for events in sample.events()]
 
 
 def test_frames_and_places_of_a_strip():
@@ -228,11 +150,12 @@ def test_frames_and_places_of_a_strip():
     with pytest.raises(UserError, match="--frames"):
         strip_steps(10, 1)
     changes = [Change(1, 0.5, 1, [(0, "long"), (2, "xx")], []), Change(2, 0.0, 2, [(0, "s")], [])]
-    sample = TracedSample([False] * 4, [None] * 4, changes, "", 2)
-    places = [(p.line, p.column, p.width) for p in lay_out(sample, columns=5, lines=9)]
-    assert places == [(0, 0, 4), (0, 4, 1), (1, 0, 2), (1, 2, 1)], "a line is never overfull"
+    sample = TracedSample([None] * 4, changes, "", 2)
+    assert lay_out(sample, columns=5, lines=9) == [(0, 0, 4), (0, 4, 1), (1, 0, 2), (1, 2, 1)], (
+        "a line is never overfull"
+    )
     assert len(lay_out(sample, columns=6, lines=1)) == 2
-    assert [p.width for p in lay_out(sample, columns=3, lines=9)] == [3, 1, 2, 1]
+    assert [width for _, _, width in lay_out(sample, columns=3, lines=9)] == [3, 1, 2, 1]
 
 
 def test_a_strip_shows_tokens_in_the_color_of_their_step(trace):
@@ -241,19 +164,20 @@ def test_a_strip_shows_tokens_in_the_color_of_their_step(trace):
     labels = [text.get_text() for text in axes.texts if text.get_text().startswith("step")]
     boxes = [c for c in axes.collections if type(c).__name__ == "PatchCollection"]
     for number, label, box in zip(numbers, labels, boxes, strict=True):
-        texts, since = sample.at(number), sample.since(number)
-        gaps = [text for text, given in zip(texts, sample.given, strict=True) if not given]
+        positions = sample.at(number)
+        gaps = [p.text for p, token in zip(positions, sample.tokens) if token is None]
         assert label == f"step {number}: {sum(t is not None for t in gaps) / len(gaps):.0%}"
         found = ["#" + "".join(f"{round(255 * p):02x}" for p in c[:3]) for c in box.get_facecolor()]
         assert found == [
-            "#d3d6db" if text is None else "#ffffff" if n is None else reveal_colour(n, 20)[0]
-            for text, n in zip(texts, since, strict=True)
+            "#d3d6db" if p.text is None else reveal_colour(p.since, 20)[0] if p.since else "#ffffff"
+            for p in positions
         ]
 
 
 def test_a_strip_of_any_text_can_be_drawn(hostile, tmp_path):
     figure = strip_figure(hostile, frames=2)
-    assert re.search(r"\(the first \d+ of 200 tokens\)$", figure.texts[0].get_text())
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert any(re.search(r"\(the first \d+ of 200 tokens\)$", text) for text in texts)
     paths = save_figure(figure, tmp_path / "strip")
     assert [path.suffix for path in paths] == [".png", ".svg"]
     assert 'href="http' not in paths[1].read_text(encoding="utf-8")
@@ -313,23 +237,27 @@ def rgb(color):
 def test_a_browser_replays_as_we_do(trace, tmp_path, number, step):
     found = browse(tmp_path, trace, f"#sample={number}&step={step}")
     sample = trace.samples[number]
-    texts, since, again = sample.at(step), sample.since(step), sample.remasked(step)
-    now = {c.number: c for c in sample.steps}.get(step)
+    now = {c.number: c for c in sample.steps}.get(step, Change(step, 0.0, 0, [], []))
+    positions = sample.at(step)
     for i, (names, shown, background, ink) in enumerate(found["spans"]):
-        kinds = set(names.split())
-        assert ("masked" in kinds) == (texts[i] is None)
-        assert ("given" in kinds) == sample.given[i]
-        assert ("new" in kinds) == (now is not None and i in dict(now.set))
-        assert ("again" in kinds) == (now is not None and i in now.unset)
-        assert ("was" in kinds) == (texts[i] is not None and again[i] > 0)
-        if texts[i] is not None:
-            assert shown == texts[i].replace("\n", "↵\n").replace("\x00", "·")
-        if since[i] is not None:
-            assert (background, ink) == tuple(map(rgb, reveal_colour(since[i], 20)))
-    gaps = [text for text, given in zip(texts, sample.given) if not given]
+        (text, since, again), is_given = positions[i], sample.tokens[i] is not None
+        kinds = {
+            "masked": text is None,
+            "given": is_given,
+            "new": i in dict(now.set),
+            "again": i in now.unset,
+            "was": text is not None and again > 0,
+        }
+        assert set(names.split()) == {kind for kind, is_there in kinds.items() if is_there}
+        if text is not None:
+            assert shown == text.replace("\n", "↵\n").replace("\x00", "·")
+            if since:
+                assert (background, ink) == tuple(map(rgb, reveal_colour(since, 20)))
+    gaps = [p.text for p, token in zip(positions, sample.tokens) if token is None]
     share = round(100 * sum(text is not None for text in gaps) / len(gaps))
+    num_remasked = sum(p.num_remasked for p in positions)
     assert found["now"].startswith(f"step {step} of 20 · {share} % unmasked · ")
-    assert (f" · {sum(again)} masked again" in found["now"]) == (sum(again) > 0)
+    assert (f" · {num_remasked} masked again" in found["now"]) == (num_remasked > 0)
     assert (found["slider"], found["play"]) == (str(step), "▶ Play")
 
 

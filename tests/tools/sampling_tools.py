@@ -16,6 +16,7 @@ from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 
 V, MASK = 6, 6
+"""Tokens, and the mask's id, of most tests."""
 EVERY_RULE = RULES | {"cap": Remasking(0.3), "rescale": Remasking(0.5, "rescale")}
 each = pytest.mark.parametrize("rule", EVERY_RULE)
 SAMPLINGS = [
@@ -74,11 +75,43 @@ def awake(num_layers=2, num_tokens=7, *, std=0.4, is_causal=False, encoding="sou
     return model.eval()
 
 
-def make(model, canvas, steps=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options):
-    network = SamplingDenoiser(model, mask_id, is_real_BL=real, guidance=w)
+class Told(SamplingDenoiser):
+    """Keeps what was asked, at which places, and the logits that came back."""
+
+    def begin(self, canvas_BL):
+        super().begin(canvas_BL)
+        self.asked = []
+
+    def logits(self, x_BL, is_wanted_BL, t_B):
+        found = super().logits(x_BL, is_wanted_BL, t_B)
+        self.asked.append((x_BL.clone(), is_wanted_BL.clone(), found))
+        return found
+
+
+def make_told(
+    model, canvas, steps=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options
+):
+    """(what is made, the network that was asked); ``steps``: of a uniform grid, or a grid."""
+    network = Told(model, mask_id, is_real_BL=real, guidance=w)
     grid = steps if steps is None or isinstance(steps, torch.Tensor) else uniform_grid(steps)
-    grid = None if rule == "first_hitting" else grid
-    return generate(network, canvas, grid, EVERY_RULE[rule], **options)
+    rule = EVERY_RULE[rule] if isinstance(rule, str) else rule
+    return generate(network, canvas, grid if rule.takes_grid else None, rule, **options), network
+
+
+def make(*args, **options):
+    return make_told(*args, **options)[0]
+
+
+def history(*args, **options):
+    """The rows at the start and after each step."""
+    seen = []
+    make(*args, on_step=lambda step: seen.append(step.ids_BL.clone()), **options)
+    return seen
+
+
+def even(x_BL, rows_N, **_):
+    """Every token as likely as any other."""
+    return torch.zeros(len(rows_N), V)
 
 
 class Spy:
