@@ -20,7 +20,7 @@ import tyro
 
 from bellmask import __version__
 from bellmask.config.command_line import flags_of, parse_command
-from bellmask.config.config import option_names
+from bellmask.config.config import run_options
 from bellmask.config.presets import PRESETS
 from bellmask.utils.console import finish_telling, tell, visible_lines
 from bellmask.utils.errors import (
@@ -233,7 +233,7 @@ def _words(name: str, command: Command) -> list[str]:
     for text in command.options:
         if text in (RUN, DATA):
             words += PRESETS if text == RUN else []
-            words += sorted(option for option in option_names() if option.startswith(text))
+            words += sorted(o.flag for o in run_options().values() if o.flag.startswith(text))
             continue
         action, _, path = text.rpartition("=")
         words += [action] if action else []

@@ -49,7 +49,7 @@ ARCHITECTURES["gpt2-tiny"] = {
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,
 }
-"""Causal LMs whose sizes are known without fetching them, and a small one to pretrain on a laptop."""
+"""Causal LMs whose sizes are known without fetching them; gpt2-tiny is for laptops."""
 
 
 def read_architecture(name: str) -> tuple[Backbone, str]:
