@@ -304,7 +304,8 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     config, network = planned.config, planned.network.to(device)
     if config.train.compile:
         distributed.check_compiler(device)
-        network.compile_blocks()
+        for block in network.block_modules():
+            block.compile()
     size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
     given = tracer.inputs(planned, size)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
