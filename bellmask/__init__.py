@@ -11,32 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "UserError": "bellmask.utils.errors",
-    "RunConfig": "bellmask.config.config",
-    "load_config": "bellmask.config.config",
-    "preset": "bellmask.config.presets",
-    "train_run": "bellmask.train.train_run",
-    "Run": "bellmask.run",
-    "load_run": "bellmask.run",
-    "load": "bellmask.run",
-    "Uniform": "bellmask.diffusion.laws",
-    "Dirac": "bellmask.diffusion.laws",
-    "TruncatedGaussian": "bellmask.diffusion.laws",
-    "TruncatedLaplace": "bellmask.diffusion.laws",
-    "DensityLaw": "bellmask.diffusion.laws",
-    "TimeLaw": "bellmask.diffusion.laws",
-    "Linear": "bellmask.diffusion.schedules",
-    "Cosine": "bellmask.diffusion.schedules",
-    "Polynomial": "bellmask.diffusion.schedules",
-    "MiddleFlat": "bellmask.diffusion.schedules",
-    "mask_tokens": "bellmask.diffusion.frameworks",
-    "Nelbo": "bellmask.diffusion.objectives",
-    "Bell": "bellmask.diffusion.objectives",
-    "Importance": "bellmask.diffusion.objectives",
-    "context_weights": "bellmask.diffusion.theory",
-    "bell_test": "bellmask.diffusion.theory",
+_NAMES = {
+    "config.config": "RunConfig load_config",
+    "config.presets": "preset",
+    "diffusion.frameworks": "mask_tokens",
+    "diffusion.laws": "DensityLaw Dirac TimeLaw TruncatedGaussian TruncatedLaplace Uniform",
+    "diffusion.objectives": "Bell Importance Nelbo",
+    "diffusion.schedules": "Cosine Linear MiddleFlat Polynomial",
+    "diffusion.theory": "bell_test context_weights",
+    "run": "Run load load_run",
+    "train.train_run": "train_run",
+    "utils.errors": "UserError",
 }
+_HOMES = {name: f"bellmask.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]
 

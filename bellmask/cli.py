@@ -6,7 +6,9 @@ stopped by a signal (the run can be resumed).
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import re
 import shlex
@@ -14,13 +16,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from bellmask import __version__
-from bellmask.config.command_line import flags_of, parse_command
-from bellmask.config.config import option_names
+from bellmask.config.command_line import parse_command
 from bellmask.config.presets import PRESETS
 from bellmask.utils.console import finish_telling, tell, visible_lines
 from bellmask.utils.errors import (
@@ -40,121 +41,43 @@ LESS_MEMORY = (
     "plan' says what fits), for anything else a smaller --batch-size"
 )
 
-RUN, DATA = "--", "--data."
-"""Beginnings of options that a command takes besides its own."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand; its module is imported when it is called."""
-
-    main: str
-    """module:function, which takes the arguments and returns an exit code."""
-    summary: str
-    options: tuple[str, ...] = ()
-    """For completion: ``Class`` or ``module:Class`` of its options, ``show=Class`` of an action's;
-    RUN or DATA where options of a run or of its data can follow."""
-
-
 COMMANDS = {
-    "demo": Command(
-        "bellmask.compare.compare:demo_main",
-        "Compare base and bell on a laptop, in minutes.",
-        ("DemoOptions",),
-    ),
-    "prepare": Command(
-        "bellmask.data.prepare:prepare_main",
-        "Turn a corpus into training blocks.",
-        ("PrepareOptions", DATA),
-    ),
-    "data": Command(
-        "bellmask.data.prepare:data_main",
-        "List named corpora, or show a corpus's data card.",
-        ("list=DataListOptions", "show=DataShowOptions", DATA),
-    ),
-    "plan": Command(
-        "bellmask.plan.plan:main",
-        "Print what a run will need: memory, storage, time.",
-        ("PlanOptions", RUN),
-    ),
-    "train": Command("bellmask.train.train:main", "Train a model.", ("TrainCommand", RUN)),
-    "compare": Command(
-        "bellmask.compare.compare:main",
-        "Measure the speed-up of variants over a reference.",
-        ("CompareOptions", "bellmask.compare.stages:StagesOptions", RUN),
-    ),
-    "report": Command(
-        "bellmask.compare.compare:report_main",
-        "Rebuild a comparison's report from run folders.",
-        ("ReportOptions", "trace=bellmask.generate.trace:TraceOptions"),
-    ),
-    "evaluate": Command(
-        "bellmask.evaluate.likelihood:main",
+    "demo": ("compare.compare:demo_main", "Compare base and bell on a laptop, in minutes."),
+    "prepare": ("data.prepare:prepare_main", "Turn a corpus into training blocks."),
+    "data": ("data.prepare:data_main", "List named corpora, or show a corpus's data card."),
+    "plan": ("plan.plan:main", "Print what a run will need: memory, storage, time."),
+    "train": ("train.train:main", "Train a model."),
+    "compare": ("compare.compare:main", "Measure the speed-up of variants over a reference."),
+    "report": ("compare.compare:report_main", "Rebuild a comparison's report from run folders."),
+    "evaluate": (
+        "evaluate.likelihood:main",
         "Measure a run's NELBO, perplexity and NLL by context count; or run a suite.",
-        (
-            "EvaluateOptions",
-            "bellmask.evaluate.zero_shot:ZeroShotOptions",
-            "bellmask.evaluate.generative:GenerativeOptions",
-            "bellmask.evaluate.paper_suite:PaperOptions",
-        ),
     ),
-    "generate": Command(
-        "bellmask.generate.generate:main",
-        "Sample or infill text with a run.",
-        ("GenerateOptions",),
-    ),
-    "chat": Command(
-        "bellmask.generate.chat:main",
-        "Talk to a run; its answers are unmasked live.",
-        ("ChatOptions",),
-    ),
-    "judge": Command(
-        "bellmask.evaluate.judge:main",
-        "Compare two models' answers by a judge.",
-        ("pairwise=PairwiseOptions",),
-    ),
-    "lm-eval": Command(
-        "bellmask.evaluate.lm_eval:main", "Run lm-eval's tasks on a run.", ("HarnessOptions",)
-    ),
-    "analyze": Command(
-        "bellmask.analyze.base:main",
+    "generate": ("generate.generate:main", "Sample or infill text with a run."),
+    "chat": ("generate.chat:main", "Talk to a run; its answers are unmasked live."),
+    "judge": ("evaluate.judge:main", "Compare two models' answers by a judge."),
+    "lm-eval": ("evaluate.lm_eval:main", "Run lm-eval's tasks on a run."),
+    "analyze": (
+        "analyze.base:main",
         "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",
     ),
-    "import": Command(
-        "bellmask.exchange.mdlm:main",
-        "Make a run of a checkpoint in the layout of mdlm and duo.",
-        ("ImportOptions",),
-    ),
-    "export": Command(
-        "bellmask.exchange.huggingface:main",
-        "Write a run for Hugging Face or in mdlm's layout.",
-        ("ExportOptions",),
-    ),
-    "config": Command(
-        "bellmask.config.command_line:config_main",
-        "Show or compare resolved options.",
-        ("show=ConfigShowOptions", "diff=ConfigDiffOptions", RUN),
-    ),
-    "presets": Command("bellmask.config.command_line:presets_main", "List the presets."),
-    "completion": Command(
-        "bellmask.cli:completion_main", "Print a completion script for bash, zsh or fish."
-    ),
+    "import": ("exchange.mdlm:main", "Make a run of a checkpoint in the layout of mdlm and duo."),
+    "export": ("exchange.huggingface:main", "Write a run for Hugging Face or in mdlm's layout."),
+    "config": ("config.command_line:config_main", "Show or compare resolved options."),
+    "presets": ("config.command_line:presets_main", "List the presets."),
+    "completion": ("cli:completion_main", "Print a completion script for bash, zsh or fish."),
 }
+"""Subcommands: module:function, which takes the arguments and returns an exit code; what it does.
+Modules are imported when they are called."""
 
 
 def _overview() -> str:
     lines = ["bellmask trains masked diffusion language models, fast.", ""]
     lines += ["usage: bellmask COMMAND ...    (bellmask COMMAND --help says more)", ""]
-    lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
     lines += ["", "examples:", "  bellmask train tiny", "  bellmask evaluate runs/tiny-..."]
     lines += ["  bellmask generate runs/tiny-... --prefix 'The '", "  bellmask --version"]
     return "\n".join(lines)
-
-
-def _find(place: str) -> Any:
-    """``module:name``."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 def run_command(argv: Sequence[str]) -> int:
@@ -168,7 +91,8 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
-        return _find(look_up("command", args[0], COMMANDS).main)(args[1:])
+        module, _, function = look_up("command", args[0], COMMANDS)[0].partition(":")
+        return getattr(import_module(f"bellmask.{module}"), function)(args[1:])
     except UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # whoever read our output has had enough
@@ -213,33 +137,35 @@ class CompletionOptions:
 def completion_main(args: Sequence[str]) -> int:
     """Print the script."""
     options = parse_command(CompletionOptions, args, command="completion")
-    words = {name: _words(name, command) for name, command in COMMANDS.items()}
+    os.environ["COLUMNS"] = "300"  # help without broken lines
+    words = {name: _words(name) for name in COMMANDS}
     scripts = {"bash": _bash_script, "zsh": _zsh_script, "fish": _fish_script}
     print(scripts[options.shell](words))
     return 0
 
 
-def _words(name: str, command: Command) -> list[str]:
-    """What can follow a command: actions, presets, options."""
-    home = command.main.split(":")[0]
-    module = import_module(home)
-    words: list[str] = {
-        "completion": ["bash", "zsh", "fish"],
-        "evaluate": ["--suite", *getattr(module, "SUITES", ())],
-        "compare": [*getattr(module, "SUITES", ()), "cpt_sft"],
-        "analyze": [*getattr(module, "ANALYSES", ())],
-    }.get(name, [])
-    kinds = [module.open_analysis(word).options for word in words] if name == "analyze" else []
-    for text in command.options:
-        if text in (RUN, DATA):
-            words += PRESETS if text == RUN else []
-            words += sorted(option for option in option_names() if option.startswith(text))
-            continue
-        action, _, path = text.rpartition("=")
-        words += [action] if action else []
-        kinds.append(_find(path if ":" in path else f"{home}:{path}"))
-    words += [flag for kind in kinds for flag, _ in flags_of(kind)]
-    return list(dict.fromkeys([*words, "--help"]))
+def _help(*words: str) -> str:
+    """What a command prints when it is asked for help."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        run_command([*words, "--help"])
+    return out.getvalue()
+
+
+def _words(name: str) -> list[str]:
+    """What can follow a command, by its help: actions, analyses, suites, presets, options."""
+    about = _help(name)
+    actions = re.findall(rf"bellmask {name} ([a-z]+)(?: --help| [A-Z]|$)", about, re.MULTILINE)
+    actions += re.findall(r"^  ([a-z]+(?:-[a-z]+)*)  ", about, re.MULTILINE)
+    named = re.findall(r"--suite ([a-z][\w-]+)", about)
+    texts = [about, *(_help(name, action) for action in actions)]
+    texts += [_help(name, "--suite", suite) for suite in named]
+    words = [*actions, *named]
+    if named:
+        words += import_module(f"bellmask.{COMMANDS[name][0].partition(':')[0]}").SUITES
+    words += PRESETS if " PRESET" in about else []
+    words += ["bash", "zsh", "fish"] if name == "completion" else []
+    words += re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", "\n".join(texts))
+    return list(dict.fromkeys(words))
 
 
 def _bash_script(words: dict[str, list[str]]) -> str:
@@ -281,8 +207,8 @@ if [[ $funcstack[1] == _bellmask ]]; then _bellmask "$@"; else compdef _bellmask
 
 def _fish_script(words: dict[str, list[str]]) -> str:
     lines = [
-        f"complete -c bellmask -f -n __fish_use_subcommand -a {name} -d {shlex.quote(one.summary)}"
-        for name, one in COMMANDS.items()
+        f"complete -c bellmask -f -n __fish_use_subcommand -a {name} -d {shlex.quote(summary)}"
+        for name, (_, summary) in COMMANDS.items()
     ]
     for name, found in words.items():
         where = f"complete -c bellmask -n '__fish_seen_subcommand_from {name}'"

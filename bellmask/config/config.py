@@ -27,15 +27,14 @@ from typing import Any, TypeVar
 from bellmask.config.checks import find_problems
 from bellmask.config.options import (
     DEFAULT_ENCODINGS,
-    DEFAULT_MU,
-    DEFAULT_POWER,
-    DEFAULT_SCALE,
+    TIMELESS,
     Affects,
     CheckpointOptions,
     DataOptions,
     FrameworkOptions,
     LawOptions,
     LogOptions,
+    Marks,
     ModelOptions,
     ObjectiveOptions,
     OptimOptions,
@@ -49,72 +48,30 @@ from bellmask.config.options import (
 from bellmask.utils.errors import UserError, unknown
 from bellmask.utils.files import load_json
 
-# What a law, schedule or framework that takes another's place does not inherit from it.
-
-
-def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
-    """A new law or schedule does not inherit the old one's parameters."""
-    sections: dict[str, Any] = {}
-    for section, names in (("law", ("mu", "scale")), ("schedule", ("power", "mu", "scale"))):
-        old, new = getattr(before, section), getattr(after, section)
-        if old.name != new.name:
-            stale = {n: None for n in names if f"--{section}.{n}" not in args}
-            sections[section] = replace(new, **stale)
-    sections |= _forget_replaced_framework(before, after, args)
-    return replace(after, **sections)
-
-
-def _forget_replaced_framework(
-    before: RunConfig, after: RunConfig, args: Sequence[str]
-) -> dict[str, Any]:
-    """A new framework brings its own encoding and order; causal ones have no times."""
-    old, new = before.framework, after.framework
-    if old.name == new.name:
-        return {}
-    stale: dict[str, Any] = {
-        name: None
-        for name in ("encoding", "order_seed")
-        if f"--framework.{name.replace('_', '-')}" not in args
-    }
-    sections: dict[str, Any] = {"framework": replace(new, **stale)}
-    if new.name != "mdm":
-        untimed = {
-            "law": LawOptions("uniform"),
-            "schedule": ScheduleOptions(),
-            "objective": ObjectiveOptions("nelbo"),
-        }
-        for section, value in untimed.items():
-            if not any(arg.split(".")[0] == f"--{section}" for arg in args):
-                sections[section] = value
-    return sections
-
-
 # Dataclasses of options and command lines: typed parsing, and the choices that options have.
 
 T = TypeVar("T")
 
 
-def _literal_choices(kind: Any) -> tuple[str, ...] | None:
-    """The choices of a Literal, also inside Annotated, a union or a tuple; None for other types."""
-    origin = typing.get_origin(kind)
-    if origin is typing.Literal:
+def _choices(kind: Any) -> tuple[str, ...]:
+    """The names of a Literal, also inside Annotated, a union or a tuple; none for other types."""
+    if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)
-    if origin in (typing.Annotated, typing.Union, types.UnionType, tuple):
-        found = [c for arg in typing.get_args(kind) if (c := _literal_choices(arg))]
-        return found[0] if found else None
-    return None
+    if typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType, tuple):
+        inner = typing.get_args(kind)
+        found = next(filter(None, map(_choices, inner)), ())
+        return (*found, "None") if found and types.NoneType in inner else found
+    return ()
 
 
-def choices_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+def choices_of(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """(option, value, allowed) for every option that is a choice among names."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    for option in dataclasses.fields(config):
-        value = getattr(config, option.name)
+    hints = typing.get_type_hints(type(options), include_extras=True)
+    for option in dataclasses.fields(options):
+        value = getattr(options, option.name)
         if dataclasses.is_dataclass(value):
             yield from choices_of(value, f"{prefix}{option.name}.")
-        elif choices := _literal_choices(hints[option.name]):
-            if types.NoneType in typing.get_args(hints[option.name]):
-                choices = (*choices, "None")
+        elif choices := _choices(hints[option.name]):
             yield prefix + option.name, value, choices
 
 
@@ -170,8 +127,7 @@ class RunConfig:
             for item in value if isinstance(value, tuple) else (value,):
                 if str(item) not in choices:
                     raise unknown(name, str(item), choices)
-        problems = find_problems(self)
-        if problems:
+        if problems := find_problems(self, self.flat(), run_options().values()):
             raise UserError("\n".join(problems))
         return self
 
@@ -184,23 +140,20 @@ class RunConfig:
 
     def resolved(self) -> RunConfig:
         """With the defaults of the framework, law and schedule written out."""
-        law, schedule, framework = self.law, self.schedule, self.framework
-        if framework.name != "mdm" and framework.encoding is None:
-            encoding = DEFAULT_ENCODINGS.get(framework.name)
-            framework = replace(framework, encoding=encoding)
+        framework, seed, values = self.framework, self.train.seed, self.flat()
+        found: dict[str, Any] = {}
+        if framework.encoding is None:
+            found["encoding"] = DEFAULT_ENCODINGS.get(framework.name)
         if framework.name == "sigma_arm" and framework.order_seed is None:
-            framework = replace(framework, order_seed=self.train.seed)
-        if law.mu is None and law.name != "uniform":
-            law = replace(law, mu=DEFAULT_MU)
-        if law.scale is None and law.name in ("gaussian", "laplace"):
-            law = replace(law, scale=DEFAULT_SCALE)
-        if schedule.name == "polynomial" and schedule.power is None:
-            schedule = replace(schedule, power=DEFAULT_POWER)
-        if schedule.name == "middle_flat":
-            mu = DEFAULT_MU if schedule.mu is None else schedule.mu
-            scale = DEFAULT_SCALE if schedule.scale is None else schedule.scale
-            schedule = replace(schedule, mu=mu, scale=scale)
-        return replace(self, framework=framework, law=law, schedule=schedule)
+            found["order_seed"] = seed
+        sections: dict[str, Any] = {"framework": replace(framework, **found)}
+        for path, option in run_options().items():
+            if values[path] is None and not option.marks.belongs_to(values):
+                section, name = path.split(".")
+                old = sections.get(section, getattr(self, section))
+                if getattr(old, name) is None:
+                    sections[section] = replace(old, **{name: option.marks.unset})
+        return replace(self, **sections)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""
@@ -213,7 +166,9 @@ class RunConfig:
     def key_options(self, *affecting: Affects) -> dict[str, Any]:
         """The options that affect these things, defaults written out: what keys are made of."""
         flat = self.resolved().flat()
-        return {name: value for name, value in flat.items() if _affects()[name] in affecting}
+        return {
+            name: value for name, value in flat.items() if run_options()[name].affects in affecting
+        }
 
     def fingerprint(self) -> str:
         """Hash of the options that decide what is learned: the key of the default run folder."""
@@ -221,31 +176,48 @@ class RunConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+@dataclass(frozen=True)
+class Option:
+    """One option of a run, as the field that describes it says."""
+
+    path: str
+    """``optim.weight_decay``."""
+    flag: str
+    """``--optim.weight-decay``, as it is typed."""
+    name: str
+    """In its section."""
+    default: Any
+    choices: tuple[str, ...]
+    """Empty for options that are no choice among names."""
+    is_switch: bool
+    """True for ``--x`` and ``--no-x``; a switch that may be None takes True or False as a value."""
+    marks: Marks
+    affects: Affects
+
+
 @functools.cache
-def _affects() -> dict[str, Affects]:
-    """What each option affects, by the marks of its section and its field."""
-    found: dict[str, Affects] = {}
+def run_options() -> dict[str, Option]:
+    """All options of a run by their paths."""
+    defaults, found = RunConfig().flat(), {}
     for section in dataclasses.fields(RunConfig):
-        for option in dataclasses.fields(typing.get_type_hints(RunConfig)[section.name]):
-            marks = {"affects": "result", **section.metadata, **option.metadata}
-            found[f"{section.name}.{option.name}"] = marks["affects"]
+        kind = typing.get_type_hints(RunConfig)[section.name]
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for one in dataclasses.fields(kind):
+            path, hint = f"{section.name}.{one.name}", hints[one.name]
+            marks = one.metadata.get("marks", Marks())
+            flag = path
+            for about in getattr(hint, "__metadata__", ()):  # tyro.conf.arg
+                flag = f"{section.name}.{about.name}" if about.prefix_name is None else about.name
+            affects = marks.affects or section.metadata.get("affects", "result")
+            flag = "--" + flag.replace("_", "-")
+            known = (defaults[path], _choices(hint), hint is bool, marks, affects)
+            found[path] = Option(path, flag, one.name, *known)
     return found
 
 
 def is_free_option(option: str) -> bool:
     """True for options that do not affect the result: a resumed run may have others."""
-    return _affects()[option] != "result"
-
-
-_FLAT_NAMES = {
-    "framework.name": "framework",
-    "law.name": "law",
-    "schedule.name": "schedule",
-    "objective.name": "objective",
-    "optim.name": "optimizer",
-    "data.from_files": "data.from",
-}
-"""Options whose command-line name is not their path."""
+    return run_options()[option].affects != "result"
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -256,11 +228,6 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + str(key), value
 
 
-def option_name(path: str) -> str:
-    """``optim.weight_decay`` as it is typed: ``--optim.weight-decay``."""
-    return "--" + _FLAT_NAMES.get(path, path).replace("_", "-")
-
-
 def to_args(tree: Mapping[str, Any]) -> list[str]:
     """Nested values as command-line arguments, so that files and commands share one parser.
 
@@ -268,51 +235,34 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
     write files.
     """
     args: list[str] = []
+    by_flag = {option.flag[2:].replace("-", "_"): option for option in run_options().values()}
     for path, value in _flatten(tree):
-        name = option_name(path)
-        if name not in option_names():
-            near = difflib.get_close_matches(path, [n[2:] for n in option_names()], 3, 0.75)
+        option = run_options().get(path) or by_flag.get(path)
+        if option is None:
+            near = difflib.get_close_matches(path, run_options(), 3, 0.75)
             hint = f"; perhaps you meant {' or '.join(near)}" if near else ""
             raise UserError(f"unknown option {path!r}{hint}")
-        if isinstance(value, bool) and path not in _optional_switches():
-            section, _, option = name[2:].rpartition(".")
-            no = f"{section}.no-{option}" if section else f"no-{option}"
-            args.append(name if value else f"--{no}")
+        if isinstance(value, bool) and option.is_switch:
+            section, _, name = option.flag.rpartition(".")
+            args.append(option.flag if value else f"{section}.no-{name}")
         elif isinstance(value, list | tuple):
-            args += [name, *map(str, value)]
+            args += [option.flag, *map(str, value)]
         else:
-            args += [name, str(value)]
+            args += [option.flag, str(value)]
     return args
 
 
-@functools.cache
-def option_names() -> frozenset[str]:
-    """All options as they are typed."""
-    return frozenset(option_name(path) for path in RunConfig().flat())
-
-
-@functools.cache
-def _optional_switches() -> frozenset[str]:
-    """Switches that may also be None: they take True or False as a value."""
-    found = set()
-    for section in dataclasses.fields(RunConfig):
-        kind = typing.get_type_hints(RunConfig)[section.name]
-        for name, hint in typing.get_type_hints(kind).items():
-            if set(typing.get_args(hint)) == {bool, types.NoneType}:
-                found.add(f"{section.name}.{name}")
-    return frozenset(found)
-
-
-def _check_names(args: Sequence[str], default: RunConfig) -> None:
+def _check_names(args: Sequence[str]) -> None:
     """Refuse an unknown name for a choice with the nearest ones (the parser only lists all)."""
-    allowed = {option_name(path): (path, c) for path, _, c in choices_of(default)}
-    current = ""
+    by_flag = {option.flag: option for option in run_options().values() if option.choices}
+    current: Option | None = None
     for arg in args:
         if arg.startswith("--"):
-            current = arg
-        elif current in allowed and arg not in allowed[current][1]:
-            path, choices = allowed[current]
-            raise unknown(_KINDS.get(path, current), arg, choices)
+            current = by_flag.get(arg)
+        elif current is not None and arg not in current.choices:
+            section, _, name = current.path.partition(".")
+            kind = {"law": "time law"}.get(section, section) if name == "name" else current.flag
+            raise unknown(kind, arg, current.choices)
 
 
 _OTHER_NAMES = {
@@ -324,11 +274,6 @@ _OTHER_NAMES = {
     "--seed": "--train.seed",
 }
 
-_KINDS = {
-    **{f"{part}.name": part for part in ("framework", "schedule", "objective")},
-    "law.name": "time law",
-}
-
 
 def _typed(arg: str) -> list[str]:
     """``--optim.weight_decay=0.1`` → ``--optim.weight-decay``, ``0.1``: one spelling for all."""
@@ -338,13 +283,32 @@ def _typed(arg: str) -> list[str]:
     return [name.replace("_", "-"), *value]
 
 
+def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
+    """A law, schedule or framework that takes another's place inherits nothing that belongs to it.
+
+    Causal frameworks have no times, unless ``args`` ask for them.
+    """
+    sections: dict[str, Any] = {}
+    for section in ("law", "schedule", "framework"):
+        old, new = getattr(before, section), getattr(after, section)
+        if old.name != new.name:
+            own = [o for o in run_options().values() if o.path.startswith(f"{section}.")]
+            stale = {o.name: None for o in own if o.marks.only_with and o.flag not in args}
+            sections[section] = replace(new, **stale)
+    if "framework" in sections and after.framework.name != "mdm":
+        for section, timeless in TIMELESS.items():
+            if not any(arg.split(".")[0] == f"--{section}" for arg in args):
+                sections[section] = timeless
+    return replace(after, **sections)
+
+
 def override(config: RunConfig, args: Sequence[str], where: str = "options") -> RunConfig:
     """``config`` with command-line style arguments applied: one layer of precedence."""
     args = [part for arg in args for part in _typed(arg)]
     for given, meant in _OTHER_NAMES.items():
         if given in args:
             raise UserError(f"unknown option {given}; did you mean {meant}?")
-    _check_names(args, config)
+    _check_names(args)
     return forget_replaced(config, parse_options(RunConfig, config, args, where), args)
 
 

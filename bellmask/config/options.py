@@ -7,7 +7,9 @@ turns them into parts.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -21,10 +23,42 @@ Affects = Literal["result", "records", "speed", "nothing"]
 written down while training. speed: only how long it takes, and where."""
 
 
-def option(default: Any, *, affects: Affects) -> Any:
-    """The default of an option that does not affect the result of a run, as others do."""
-    return field(default=default, metadata={"affects": affects})
+@dataclass(frozen=True)
+class Marks:
+    """What a field says of its option besides its type, default and description."""
 
+    affects: Affects | None = None
+    """None: what its section says."""
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    """Allowed numbers; of each number, where there are several."""
+    only_with: str = ""
+    """``law.name=gaussian|laplace sft.train``: where one of these names no such value (or is not
+    given at all), this option must have its default."""
+    not_with: str = ""
+    """Another option that excludes this one."""
+    unset: Any = None
+    """What None stands for where the option applies."""
+
+    def belongs_to(self, values: Mapping[str, Any]) -> str:
+        """Of ``only_with``, the first that does not hold; empty where the option applies."""
+        for need in self.only_with.split():
+            name, _, allowed = need.partition("=")
+            value = values[name]
+            if value not in allowed.split("|") if allowed else not value:
+                return need.replace("|", " or ")
+        return ""
+
+
+def option(default: Any, **marks: Any) -> Any:
+    """A field with :class:`Marks`."""
+    return field(default=default, metadata={"marks": Marks(**marks)})
+
+
+_LOCATIONS = {"at_least": -1e3, "at_most": 1e3}
+_SCALES = {"at_least": 1e-5, "at_most": 1e5}
 
 LawName = Literal["uniform", "dirac", "gaussian", "laplace"]
 FrameworkName = Literal["mdm", "arm", "sigma_arm", "aoarm"]
@@ -50,17 +84,17 @@ class DataOptions:
     symbols:8)."""
     from_files: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """Local files (path or glob) to read a named corpus from, by its rules, instead of fetching."""
-    valid: str | None = None
+    valid: str | None = option(None, not_with="sft.train")
     """Text for validation, given like --data.train. Default: the corpus's own validation split, or
     the last --data.valid-fraction of the training blocks where there is none."""
-    valid_fraction: float = 0.05
+    valid_fraction: float = option(0.05, above=0, below=1)
     """Share of blocks held out at the end of the training text when there is no validation text."""
-    mixture: tuple[str, ...] = ()
+    mixture: tuple[str, ...] = option((), not_with="sft.train")
     """Further training corpora with weights, 'NAME=0.3'; --data.train has what is left of 1."""
     tokenizer: str = "bytes"
     """bytes, bpe:2048 (learned from the training text), gpt2, bert-base-uncased, symbols:8 (toys),
     a folder that holds a Hugging Face tokenizer, one's name on the hub, or a run folder."""
-    block_length: int = 128
+    block_length: int = option(128, at_least=1, at_most=2**24)
     """Tokens per training row."""
     documents: Literal["auto", "file", "line", "paragraph", "article", "endoftext"] = "auto"
     """What one document is in plain text. auto: the corpus's rule; the whole file for your own."""
@@ -71,18 +105,24 @@ class DataOptions:
         "auto", "none", "lm1b", "ptb", "wikitext", "lambada", "scientific_papers"
     ] = "auto"
     """Published rules that undo a corpus's word splitting. auto: the corpus's own."""
-    packing: Literal["packed", "unpacked"] = "packed"
+    packing: Literal["packed", "unpacked"] = option("packed", not_with="sft.train")
     """packed: documents joined, cut every block. unpacked: one document per row, cut or padded."""
-    wrap: bool | None = None
+    wrap: bool | None = option(None, not_with="sft.train")
     """Begin each row with BOS and end it with EOS. Default: as the corpus's public recipe does."""
-    insert_eos: bool | None = None
+    insert_eos: bool | None = option(None, not_with="sft.train")
     """End each document with EOS (packed). Default: yes, but for text8 and enwik8."""
-    remainder: Literal["drop", "keep"] = "drop"
+    remainder: Literal["drop", "keep"] = option(
+        "drop", only_with="data.packing=packed", not_with="sft.train"
+    )
     """What becomes of the last tokens that do not fill a packed row: dropped, or a padded row."""
-    pads: Literal["ignored", "noised"] = "ignored"
+    pads: Literal["ignored", "noised"] = option(
+        "ignored", only_with="framework.name=mdm", not_with="sft.train"
+    )
     """ignored: pads are neither masked, scored nor attended. noised: mdlm's rule, masked like
     text and attended, but not scored."""
-    document_attention: bool = False
+    document_attention: bool = option(
+        False, only_with="data.packing=packed framework.name=mdm", not_with="sft.train"
+    )
     """Keep attention inside documents (told apart by EOS) in packed rows."""
     cache: str | None = option(None, affects="nothing")
     """Folder for prepared blocks. Default: $BELLMASK_CACHE, else ~/.cache/bellmask."""
@@ -92,23 +132,25 @@ class DataOptions:
 class ModelOptions:
     """The DiT backbone."""
 
-    num_layers: int = 12
+    num_layers: int = option(12, at_least=1, at_most=10_000)
     """Transformer blocks."""
-    width: int = 768
+    width: int = option(768, at_least=1, at_most=2**20)
     """Size of a hidden state."""
-    num_heads: int = 12
+    num_heads: int = option(12, at_least=1, at_most=2**20)
     """Attention heads; width / num_heads must be even."""
-    mlp_ratio: int = 4
+    mlp_ratio: int = option(4, at_least=1, at_most=1024)
     """Hidden size of the MLP, in widths."""
-    dropout: float = 0.1
+    dropout: float = option(0.1, at_least=0, below=1)
     """On the output of each attention and MLP branch."""
-    modulation: Literal["constant", "time"] = "constant"
+    modulation: Literal["constant", "time"] = option("constant", only_with="framework.name=mdm")
     """constant: learned shift, scale and gate vectors. time: AdaLN fed with the time
     (mdlm's 128-wide conditioning), for models that are told t."""
     backbone: Literal["dit", "causal_lm"] = "dit"
     """dit: this one. causal_lm: a Hugging Face causal LM, set by --start.model or
     --start.architecture; of the options here only dropout then matters (where it has dropout)."""
-    time_input: Literal["stretched", "sigma"] = "stretched"
+    time_input: Literal["stretched", "sigma"] = option(
+        "stretched", only_with="model.modulation=time"
+    )
     """What the time's embedding is fed (modulation=time). stretched: 1000 t. sigma: mdlm's
     -log(1 - 0.999 t), for models imported from there."""
 
@@ -121,12 +163,14 @@ class FrameworkOptions:
     """mdm: masked diffusion. arm: left to right. sigma_arm: one fixed random order. aoarm: a new
     random order for every row. The last three are causal and have no times: law, schedule and
     objective do not apply to them."""
-    encoding: Encoding | None = None
+    encoding: Encoding | None = option(  # noqa: RUF009
+        None, only_with="framework.name=arm|sigma_arm|aoarm"
+    )
     """Causal ones: which positions rotate queries and keys in the second half of the layers.
     source: those of the tokens held. literal: those of the tokens predicted, as the paper says of
     AoARM. crossed: queries by the token predicted, keys by the one held. Default: literal for
     aoarm, else source."""
-    order_seed: int | None = None
+    order_seed: int | None = option(None, only_with="framework.name=sigma_arm", at_least=0)
     """Decides sigma_arm's order; default: train.seed."""
 
 
@@ -136,9 +180,13 @@ class LawOptions:
 
     name: Annotated[LawName, tyro.conf.arg(name="law", prefix_name=False)] = "gaussian"
     """The time law (paper Table 3)."""
-    mu: float | None = None
+    mu: float | None = option(
+        None, only_with="law.name=dirac|gaussian|laplace", unset=DEFAULT_MU, **_LOCATIONS
+    )
     """Location; default 0.5. Not for uniform."""
-    scale: float | None = None
+    scale: float | None = option(
+        None, only_with="law.name=gaussian|laplace", unset=DEFAULT_SCALE, **_SCALES
+    )
     """sigma of the gaussian, b of the laplace; default 0.1. Not for uniform and dirac."""
 
 
@@ -148,11 +196,17 @@ class ScheduleOptions:
 
     name: Annotated[ScheduleName, tyro.conf.arg(name="schedule", prefix_name=False)] = "linear"
     """linear: 1 - t. cosine: 1 - sin(pi t/2). polynomial: 1 - t^power. middle_flat: App. C.4."""
-    power: float | None = None
+    power: float | None = option(
+        None, only_with="schedule.name=polynomial", unset=DEFAULT_POWER, at_least=1e-3, at_most=1e3
+    )
     """Exponent of the polynomial schedule; default 2."""
-    mu: float | None = None
+    mu: float | None = option(
+        None, only_with="schedule.name=middle_flat", unset=DEFAULT_MU, **_LOCATIONS
+    )
     """Location of the middle-flat schedule's gaussian; default 0.5."""
-    scale: float | None = None
+    scale: float | None = option(
+        None, only_with="schedule.name=middle_flat", unset=DEFAULT_SCALE, **_SCALES
+    )
     """sigma of the middle-flat schedule's gaussian; default 0.1."""
 
 
@@ -163,13 +217,21 @@ class ObjectiveOptions:
     name: Annotated[ObjectiveName, tyro.conf.arg(name="objective", prefix_name=False)] = "bell"
     """nelbo: Eq. L_MDM. bell: Eq. L_pi, unweighted. importance: uniform times,
     weighted by the law's density."""
-    divide_by_t: bool = False
+    divide_by_t: bool = option(False, only_with="objective.name=importance")
     """importance only: weigh by f(t) / t instead of f(t)."""
     divide_by_c: bool = True
     """Divide by c = E[w(t)(1 - alpha)], which puts all objectives on one scale.
     Off: mdlm's scale."""
-    time_floor: float = 1e-3
+    time_floor: float = option(1e-3, only_with="objective.name=nelbo", at_least=0, below=1)
     """nelbo only: the smallest mask rate that is drawn, as in mdlm. Evaluation has no floor."""
+
+
+TIMELESS = {
+    "law": LawOptions("uniform"),
+    "schedule": ScheduleOptions(),
+    "objective": ObjectiveOptions("nelbo"),
+}
+"""What causal frameworks have instead of times."""
 
 
 @dataclass(frozen=True)
@@ -180,25 +242,25 @@ class OptimOptions:
         Literal["adamw", "muon"], tyro.conf.arg(name="optimizer", prefix_name=False)
     ] = "adamw"
     """muon: Muon for the matrices inside blocks, AdamW for everything else."""
-    lr: float = 3e-4
+    lr: float = option(3e-4, at_least=0)
     """Peak learning rate. Muon's updates are scaled to AdamW's size, so one value serves both."""
-    warmup_steps: int = 2500
+    warmup_steps: int = option(2500, at_least=0)
     """Steps of linear warm-up from zero."""
     curve: Literal["constant", "cosine"] = "constant"
     """The learning rate after warm-up."""
-    final_lr: float = 0.0
+    final_lr: float = option(0.0, only_with="optim.curve=cosine", at_least=0)
     """Where the cosine curve ends, at the last step."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = option((0.9, 0.999), at_least=0, below=1)
     """AdamW's averaging."""
-    eps: float = 1e-8
+    eps: float = option(1e-8, at_least=0)
     """AdamW's epsilon."""
-    weight_decay: float = 0.0
+    weight_decay: float = option(0.0, at_least=0)
     """Decoupled decay of weight matrices (not of embeddings, norms, biases and modulation)."""
-    momentum: float = 0.95
+    momentum: float = option(0.95, only_with="optim.name=muon", at_least=0, below=1)
     """Muon's momentum."""
-    clip: float = 1.0
+    clip: float = option(1.0, at_least=0)
     """Largest gradient norm; 0 turns clipping off."""
-    ema: float = 0.9999
+    ema: float = option(0.9999, at_least=0, below=1)
     """Decay of the weights' moving average, min(ema, (1+n)/(10+n)) at update n; 0 turns it off.
     Evaluation uses the average where there is one."""
 
@@ -207,17 +269,17 @@ class OptimOptions:
 class TrainOptions:
     """The loop."""
 
-    steps: int = 1_000_000
+    steps: int = option(1_000_000, at_least=1, at_most=999_999_999)
     """Optimiser updates."""
-    batch_size: int = 512
+    batch_size: int = option(512, at_least=1, at_most=2**31)
     """Blocks per update, over all processes."""
-    microbatch_size: int | None = None
+    microbatch_size: int | None = option(None, at_least=1)
     """Blocks per forward pass on one process; default: all of its share at once."""
-    seed: int = 1
+    seed: int = option(1, at_least=0)
     """Decides initial weights, data order, times, masks and dropout."""
-    stratified: bool = True
+    stratified: bool = option(True, only_with="framework.name=mdm")
     """One time from each of batch_size equal strata (App. C.5); off: independent times."""
-    random_length_fraction: float = 0.0
+    random_length_fraction: float = option(0.0, not_with="sft.train", at_least=0, at_most=1)
     """Share of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on GPUs that have it, else float32."""
@@ -226,7 +288,7 @@ class TrainOptions:
     compile: bool = False
     """Fuse the blocks' operations with torch.compile: half a minute at the start, then faster steps
     (docs/performance.md). On a CPU it needs a C++ compiler."""
-    skip_limit: int = option(10, affects="records")
+    skip_limit: int = option(10, affects="records", at_least=0)
     """Steps in a row without update because the loss or gradient is not finite; one more ends the
     run. Their batches are written to skipped.jsonl. 0: the first such step ends it."""
 
@@ -238,19 +300,19 @@ class ValidationOptions:
     every: str = option("10000 steps", affects="records")
     """When to validate: '500 steps', '20M tokens', '10 minutes' or 'never'. Also after
     the last step."""
-    blocks: int = 1024
+    blocks: int = option(1024, at_least=0)
     """Validation blocks used (the first ones); 0 means all."""
-    draws: int = 1
+    draws: int = option(1, at_least=1, at_most=2**31)
     """Masks per block; 2 or more cover all context counts of each block."""
-    batch_size: int = option(64, affects="speed")
+    batch_size: int = option(64, affects="speed", at_least=1, at_most=2**31)
     """Blocks per forward pass."""
-    seed: int = 1234
+    seed: int = option(1234, at_least=0)
     """Decides the masks; the same for all runs that are compared."""
     samples_every: str = option("never", affects="records")
     """When to write samples, given like --validation.every."""
-    num_samples: int = option(4, affects="records")
+    num_samples: int = option(4, affects="records", at_least=1)
     """Samples written each time."""
-    sample_steps: int = option(64, affects="records")
+    sample_steps: int = option(64, affects="records", at_least=1)
     """Sampling steps for them; causal models take one per token."""
 
 
@@ -260,11 +322,11 @@ class CheckpointOptions:
 
     every: str = "10000 steps"
     """When to save, given like --validation.every. Also after the last step and when stopped."""
-    keep_last: int = 2
+    keep_last: int = option(2, at_least=1)
     """Newest checkpoints to keep."""
-    keep_every: int = 0
+    keep_every: int = option(0, at_least=0)
     """Keep each checkpoint whose step is a multiple of this; 0: none for this reason."""
-    keep_steps: tuple[int, ...] = ()
+    keep_steps: tuple[int, ...] = option((), at_least=1)
     """Steps whose checkpoints are saved and kept whatever the other rules say."""
     keep_best: bool = True
     """Keep the checkpoint with the lowest validation NLL."""
@@ -280,7 +342,7 @@ class CheckpointOptions:
 class LogOptions:
     """metrics.jsonl is always written; trackers are extra."""
 
-    every: int = option(100, affects="records")
+    every: int = option(100, affects="records", at_least=1)
     """Steps per line of training metrics; losses are means over these steps."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Also send metrics there; each needs its own package."""
@@ -300,7 +362,7 @@ class ScaleOptions:
     are cut over all processes (FSDP2). hybrid: cut over a group of them, each group a copy.
     auto: none for one process and on CPUs, full on one machine's GPUs, hybrid on several
     machines."""
-    shard_size: int | None = None
+    shard_size: int | None = option(None, only_with="scale.sharding=auto|hybrid", at_least=1)
     """hybrid: processes per group; default: those of one machine."""
     recompute: Literal["none", "block", "selective"] = "none"
     """Activations that the backward pass computes again. block: all inside a block. selective: all
@@ -327,21 +389,21 @@ class StartOptions:
     architecture: str | None = None
     """A Hugging Face causal LM's config.json, its folder, or gpt2-tiny: that backbone with random
     weights, sized for --data.tokenizer."""
-    fresh: bool = False
+    fresh: bool = option(False, only_with="start.model")
     """Take the backbone and tokenizer of --start.model, but random weights: the control that says
     what pretraining was worth."""
-    checkpoint: str = "latest"
+    checkpoint: str = option("latest", only_with="start.model")
     """Of a run folder: latest, best, or a step."""
-    mask_token: int | None = None
+    mask_token: int | None = option(None, only_with="start.model")
     """The mask's row begins as a copy of this token's (10541 in the published recipe for
     gpt2-large). Default: the mean of all rows."""
-    anneal_steps: int = 1
+    anneal_steps: int = option(1, only_with="framework.name=mdm", at_least=1)
     """Attention opens from causal to full: at step s (from 0) each edge to the right is there with
     probability min(1, (s + 1) / this). 1: full from the start."""
-    lora_rank: int = 0
+    lora_rank: int = option(0, only_with="start.model", at_least=0)
     """Train low-rank updates of this rank in every linear map, and the mask's row, instead of all
     weights; needs peft. 0: all weights."""
-    lora_alpha: float = 16.0
+    lora_alpha: float = option(16.0, only_with="start.lora_rank", above=0)
     """The low-rank updates are scaled by this over their rank."""
 
 
@@ -354,41 +416,33 @@ class SftOptions:
     Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the hub) or
     tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
     stories:FILE (questions on stories)."""
-    valid: str | None = None
+    valid: str | None = option(None, only_with="sft.train")
     """Held-out examples, given alike. Default: the last --data.valid-fraction of --sft.train."""
-    template: Literal["auto", "plain", "chat"] = "auto"
+    template: Literal["auto", "plain", "chat"] = option("auto", only_with="sft.train")
     """How an example becomes text. plain: the prompt, 'Answer:' on a line of its own unless it ends
     so, the response. chat: roles marked, by the tokenizer's own chat template where it has one.
     auto: chat for conversations."""
-    round_to: int = 32
+    round_to: int = option(32, only_with="sft.train", at_least=1)
     """A response is followed by EOS up to a multiple of this many tokens, all of it scored. That
     depends on the example alone, never on its batch."""
-    average: Literal["examples", "tokens"] = "examples"
+    average: Literal["examples", "tokens"] = option("examples", only_with="sft.train")
     """What counts the same in the loss: each example (LLaDA), or each token."""
-    min_masks: int = 0
+    min_masks: int = option(0, only_with="sft.train framework.name=mdm", at_least=0, at_most=1)
     """1: the number of masks is drawn given that there is one at least. For short responses, half
     of which a time near 0.5 would leave unmasked."""
-    counts: tuple[str, ...] = ()
+    counts: tuple[str, ...] = option((), only_with="sft.train")
     """Of tasks: most examples of each, 'triviaqa=5000'."""
 
 
 # '500 steps', '20M tokens', '10 minutes', 'never': when a periodic action is due.
 
-_UNITS: dict[str, Literal["steps", "tokens", "minutes"]] = {
-    "": "steps",
-    "step": "steps",
-    "steps": "steps",
-    "tok": "tokens",
-    "token": "tokens",
-    "tokens": "tokens",
-    "m": "minutes",
-    "min": "minutes",
-    "minute": "minutes",
-    "minutes": "minutes",
-}
+Unit = Literal["steps", "tokens", "minutes"]
+_UNITS: dict[str, Unit] = {"": "steps", "s": "steps", "t": "tokens", "m": "minutes"}
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+_PATTERN = re.compile(
+    r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKMGB]?)\s*(|steps?|tok(?:ens?)?|m|min(?:utes?)?)\s*"
+)
 MOST = 1e18
-_PATTERN = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKMGB]?)\s*([a-z]*)\s*$")
 
 
 @dataclass(frozen=True)
@@ -396,25 +450,20 @@ class Interval:
     """An amount of steps, tokens or minutes; amount 0 means never."""
 
     amount: float
-    unit: Literal["steps", "tokens", "minutes"]
+    unit: Unit
 
     @staticmethod
     def parse(text: str) -> Interval:
         """Read an interval; ValueError names what is allowed."""
         if text.strip() == "never":
             return Interval(0, "steps")
-        match = _PATTERN.match(text)
-        if match is None or match[3] not in _UNITS:
-            raise ValueError(
-                f"{text!r} is not an interval; write '500 steps', '20M tokens', "
-                "'10 minutes' or 'never'"
-            )
-        amount = float(match[1].replace("_", "")) * _FACTORS[match[2]]
-        unit = _UNITS[match[3]]
+        match = _PATTERN.fullmatch(text)
+        amount = float(match[1].replace("_", "")) * _FACTORS[match[2]] if match else 0.0
+        unit = _UNITS[match[3][:1]] if match else "steps"
         if not 0 < amount < MOST or (unit != "minutes" and amount != int(amount)):
             raise ValueError(
-                f"{text!r} is not an interval: the amount must be a positive whole number "
-                f"below {MOST:.0e}"
+                f"{text!r} is not an interval; write '500 steps', '20M tokens', '10 minutes' or "
+                f"'never'; the amount must be positive, below {MOST:.0e}, and whole but for minutes"
             )
         return Interval(amount, unit)
 

@@ -20,18 +20,36 @@ from bellmask.utils.files import read_json
 from bellmask.utils.libraries import check_shards, import_transformers, quiet
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "gpt2-tiny": {
-        "model_type": "gpt2",
-        "n_layer": 4,
-        "n_embd": 96,
-        "n_head": 4,
-        "n_positions": 256,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-    }
+    name: {"model_type": "gpt2", "n_layer": depth, "n_embd": width, "n_head": width // 64}
+    for name, depth, width in (
+        ("gpt2", 12, 768),
+        ("gpt2-medium", 24, 1024),
+        ("gpt2-large", 36, 1280),
+        ("gpt2-xl", 48, 1600),
+    )
 }
-"""Small causal LMs to pretrain and adapt on a laptop."""
+ARCHITECTURES["smollm2"] = {
+    "model_type": "llama",
+    "num_hidden_layers": 30,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49_152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+ARCHITECTURES["gpt2-tiny"] = {
+    "model_type": "gpt2",
+    "n_layer": 4,
+    "n_embd": 96,
+    "n_head": 4,
+    "n_positions": 256,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+"""Causal LMs whose sizes are known without fetching them; gpt2-tiny is for laptops."""
 
 
 def read_architecture(name: str) -> tuple[Backbone, str]:

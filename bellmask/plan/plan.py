@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-import time
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,31 +18,154 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
 from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
-from bellmask.config.config import RunConfig
+from bellmask.config.config import RunConfig, override
 from bellmask.config.options import Interval
 from bellmask.data.corpora import find_policy
 from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel, using_loss_kernel
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.plan import tracer
-from bellmask.plan.devices import GIB, Cluster, Device, local_device, parse_devices
 from bellmask.plan.tracer import Parameters, TracedKernel, Update
-from bellmask.storage.build import build_objective
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.parallel import Layout, pick_layout
-from bellmask.utils.distributed import (
-    World,
-    autocast,
-    check_compiler,
-    pick_device,
-    pick_precision,
-)
-from bellmask.utils.errors import UserError
-from bellmask.utils.files import write_text
+from bellmask.utils import distributed
+from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.files import count_of, write_text
 from bellmask.utils.libraries import first_line
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import Table
+
+# Data sheets of devices, and machines full of them
+#
+# Peaks are dense (no sparsity), as the makers publish them: bfloat16 with float32 sums on matrix
+# units, float32 without TF32, which is torch's default. The link is half of the published NVLink
+# (or PCIe) figure, which counts both ways. The network is an assumption: 400 Gbit/s per device
+# beside H100 and later, 200 beside A100, 100 beside the others.
+
+Section = dict[str, Any]
+"""A part of what is written as JSON and shown on the screen."""
+GIB = 2**30
+MOST_DEVICES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a data sheet says of one device."""
+
+    name: str
+    bfloat16: float | None
+    """FLOP/s of matrix products in bfloat16; None where there are no units for it."""
+    float32: float
+    bandwidth: float
+    """Bytes per second to its own memory."""
+    memory: float
+    """Bytes."""
+    link: float
+    """Bytes per second to another device of the machine, one way."""
+    network: float
+    """Bytes per second to another machine, one way, per device."""
+    is_gpu: bool = True
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of matrix products in a type."""
+        found = self.float32 if precision == "float32" else self.bfloat16
+        if found is None:
+            raise UserError(f"{self.name} has no units for bfloat16; use --train.precision float32")
+        return found
+
+    @property
+    def precision(self) -> str:
+        """What ``train.precision=auto`` picks there."""
+        return "bfloat16" if self.is_gpu and self.bfloat16 is not None else "float32"
+
+
+# bfloat16, float32 (TFLOP/s); bandwidth (GB/s), memory (GiB: what makers call 80 GB are 80 GiB);
+# link, network (GB/s)
+_GPUS = {
+    "B200": (2250, 75, 8000, 180, 900, 50),
+    "H200": (989, 67, 4800, 141, 450, 50),
+    "H100": (989, 67, 3350, 80, 450, 50),
+    "H100-PCIe": (756, 51, 2000, 80, 64, 25),
+    "H800": (989, 67, 3350, 80, 200, 50),
+    "A100": (312, 19.5, 2039, 80, 300, 25),
+    "A100-40GB": (312, 19.5, 1555, 40, 300, 25),
+    "MI300X": (1307, 163, 5300, 192, 448, 50),
+    "L40S": (362, 91.6, 864, 48, 32, 12.5),
+    "A6000": (155, 38.7, 768, 48, 32, 12.5),
+    "4090": (165, 82.6, 1008, 24, 32, 12.5),
+    "V100": (None, 15.7, 900, 32, 150, 12.5),
+}
+DEVICES = {
+    name: Device(
+        name, bf16 and bf16 * 1e12, fp32 * 1e12, speed * 1e9, size * GIB, link * 1e9, network * 1e9
+    )
+    for name, (bf16, fp32, speed, size, link, network) in _GPUS.items()
+}
+# stands for any server: about 16 cores; measure yours with ``--probe``
+DEVICES["CPU"] = Device("CPU", None, 1e12, 100e9, 64e9, 10e9, 3e9, is_gpu=False)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines of equal devices, one process on each device."""
+
+    device: Device
+    machine_size: int
+    machines: int = 1
+
+    @property
+    def world(self) -> distributed.World:
+        """What a process there would know."""
+        device = torch.device("cuda" if self.device.is_gpu else "cpu")
+        return distributed.World(
+            0, self.machine_size * self.machines, device, machine_size=self.machine_size
+        )
+
+    def __str__(self) -> str:
+        inside = f"{self.machine_size}x{self.device.name}"
+        return inside if self.machines == 1 else f"{self.machines}x{inside}"
+
+
+def parse_devices(text: str, nodes: int | None = None) -> Cluster:
+    """``H100``, ``4xH100``, or ``16x8xH100`` for 16 machines of 8; ``nodes`` multiplies machines.
+
+    Names are found whatever their case.
+    """
+    match = re.fullmatch(r"(?:(?:(\d+)x)?(\d+)x)?([A-Za-z0-9][A-Za-z0-9-]*)", text.strip())
+    machines, machine_size = ((match and count_of(match[n] or "1")) or 0 for n in (1, 2))
+    if nodes is not None and match is not None:
+        if match[1] is not None:
+            raise UserError(f"--devices {text} names the machines already: leave --nodes out")
+        machines = nodes
+    if match is None or not 1 <= machines * machine_size <= MOST_DEVICES:
+        raise UserError(
+            f"--devices {text!r}: write 4xH100, or 16x8xH100 for 16 machines of 8, with at least 1 "
+            f"device on 1 machine and no more than {MOST_DEVICES:,} in all"
+        )
+    by_name = {name.lower(): name for name in DEVICES}
+    device = look_up("device", by_name.get(match[3].lower(), match[3]), DEVICES)
+    return Cluster(device, machine_size, machines)
+
+
+def local_device(option: str = "auto") -> Device:
+    """The data sheet of this machine's device; UserError for a GPU that is not in the table."""
+    device = distributed.pick_device(option)
+    if device.type == "cpu":
+        cpu, size = DEVICES["CPU"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        short = (
+            2 * cpu.float32 if distributed.has_native_bfloat16(device) else None
+        )  # at least twice as fast
+        return replace(cpu, memory=float(size), bfloat16=short)
+    name = torch.cuda.get_device_name(device)
+    for known in sorted(DEVICES.values(), key=lambda d: -len(d.name)):
+        pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is no H200
+        if re.search(pattern, name.lower().replace(" ", "-")):
+            memory = float(torch.cuda.get_device_properties(device).total_memory)
+            return replace(known, memory=memory)  # there are kinds with less than the sheet's
+    raise UserError(f"this machine's GPU, {name}, is not in the table; give --devices")
+
 
 # Bytes on disk: checkpoints by the retention rules, and prepared data where its size is known
 
@@ -50,36 +173,19 @@ BYTES_PER_NAME = 330
 """A tensor's name and shape in a checkpoint's headers, about."""
 BYTES_PER_ROW = 16
 """Length and document number beside each prepared row."""
-CORPUS_SIZES: dict[tuple[str, str], tuple[int, float, str]] = {
-    ("lm1b", "bert-base-uncased"): (
-        30_301_028,
-        30_301_028 * (28.62 + 1),
-        "published number of sentences, times 28.6 tokens and EOS (mean of 12,216 held-out ones)",
-    ),
-    ("openwebtext", "gpt2"): (
-        7_913_769,
-        9_040_017_095 * 7_913_769 / 8_013_769,
-        "published count of GPT-2 tokens, less 100,000 documents for validation",
-    ),
-    ("fineweb_edu", "gpt2"): (9_672_101, 10e9, "the sample is made to hold 10 B GPT-2 tokens"),
+# (corpus, tokenizer): documents, tokens with one EOS per document. LM1B: the published number of
+# sentences, times 28.62 tokens (mean of 12,216 held-out ones) and EOS. OpenWebText: the published
+# count of GPT-2 tokens, less 100,000 documents for validation. FineWeb-Edu: made to hold 10 B.
+CORPUS_SIZES = {
+    ("lm1b", "bert"): (30_301_028, 30_301_028 * (28.62 + 1)),
+    ("openwebtext", "gpt2"): (7_913_769, 9_040_017_095 * 7_913_769 / 8_013_769),
+    ("fineweb_edu", "gpt2"): (9_672_101, 10e9),
 }
-"""(corpus, tokenizer): documents, tokens with one EOS per document, where the numbers are from."""
 EXAMPLE_COUNTS = {"tasks": 210_000, "sharegpt": 103_000}
 """App. C.1."""
 
 
-@dataclass(frozen=True)
-class Checkpoints:
-    """What a run leaves on disk."""
-
-    each: int
-    kept: int
-    """Most that are there at once."""
-    total: int
-    """With the one that is being written."""
-
-
-def checkpoint_sizes(config: RunConfig, parameters: Parameters, update: Update) -> Checkpoints:
+def checkpoint_sizes(config: RunConfig, parameters: Parameters, update: Update) -> Section:
     """Weights, optimizer and average in float32, and how many of them the rules keep."""
     each = 4 * parameters.total + update.optimizer_bytes + update.average_bytes
     each += BYTES_PER_NAME * update.num_tensors
@@ -89,42 +195,30 @@ def checkpoint_sizes(config: RunConfig, parameters: Parameters, update: Update) 
     per_save = {"steps": interval.amount, "tokens": interval.amount / tokens_per_step}
     every = per_save.get(interval.unit, 1.0)  # by the clock: as many as the rules can keep
     made = math.ceil(steps / every) if every else 1  # the last step is always saved
-    kept = options.keep_last + int(options.keep_best)
-    if options.keep_every:
-        kept += steps // options.keep_every
-    kept = min(kept, made) + len(options.keep_steps)
-    return Checkpoints(each, kept, each * (kept + 1))
+    by_step = steps // options.keep_every if options.keep_every else 0
+    kept = min(options.keep_last + options.keep_best + by_step, made) + len(options.keep_steps)
+    return {"each": each, "kept": kept, "total": each * (kept + 1)}  # one is being written
 
 
-@dataclass(frozen=True)
-class DataSize:
+def data_size(config: RunConfig, num_tokens: int) -> Section:
     """Prepared training rows; None where nothing is known before the data is prepared."""
-
-    rows: int | None
-    num_bytes: int | None
-    source: str
-
-
-def data_size(config: RunConfig, num_tokens: int) -> DataSize:
-    """From the tables above."""
-    data, examples, model = config.data, config.sft.train, config.start.model
+    data, examples = config.data, config.sft.train
     row_bytes = data.block_length * (2 if num_tokens < 2**16 else 4) + BYTES_PER_ROW
     if examples is not None:
-        number = EXAMPLE_COUNTS.get(examples.partition(":")[0])
-        if number is None:
-            return DataSize(None, None, f"{examples}: known after it is prepared")
-        return DataSize(number, number * (row_bytes + 8), "examples: App. C.1")
-    tokenizer = data.tokenizer if model is None else model
-    if model is not None and model.rsplit("/", 1)[-1].startswith("gpt2"):
-        tokenizer = "gpt2"
-    known = CORPUS_SIZES.get((data.train, tokenizer))
-    if known is None or data.mixture or data.from_files:
-        return DataSize(None, None, f"{data.train} in {tokenizer}: 'bellmask data show' counts it")
-    rows, tokens, source = known
-    if data.packing == "packed":
-        wrapping = 2 if find_policy(data, data.train).wrap else 0
-        rows = int(tokens / (data.block_length - wrapping))
-    return DataSize(rows, rows * row_bytes, source)
+        rows, row_bytes = EXAMPLE_COUNTS.get(examples.partition(":")[0]), row_bytes + 8
+        source, unknown = "examples: App. C.1", f"{examples}: known after it is prepared"
+    else:
+        tokenizer = config.start.model or data.tokenizer
+        family = tokenizer.rsplit("/", 1)[-1].partition("-")[0]
+        is_plain = not data.mixture and not data.from_files
+        rows, tokens = CORPUS_SIZES.get((data.train, family), (None, 0)) if is_plain else (None, 0)
+        if rows and data.packing == "packed":
+            wrapping = 2 if find_policy(data, data.train).wrap else 0
+            rows = int(tokens / (data.block_length - wrapping))
+        source = "published counts of documents and tokens"
+        unknown = f"{data.train} in {tokenizer}: 'bellmask data show' counts it"
+    num_bytes = None if rows is None else rows * row_bytes
+    return {"rows": rows, "num_bytes": num_bytes, "source": unknown if rows is None else source}
 
 
 # Seconds of a step: kernels at a share of the data sheet's speeds, launches, communication
@@ -160,7 +254,9 @@ def device_seconds(ideal: float, num_kernels: float, device: Device, efficiency:
     return max(ideal / efficiency, launches)
 
 
-def gather_seconds(num_bytes: float, group: int, cluster: Cluster, *, is_spread: bool) -> float:
+def gather_seconds(
+    num_bytes: float, group: int, cluster: Cluster, *, is_spread: bool = False
+) -> float:
     """A ring over ``group`` processes in which each ends up with ``num_bytes``.
 
     ``is_spread``: one process of each machine, as the copies of a hybrid layout; else machines are
@@ -168,68 +264,18 @@ def gather_seconds(num_bytes: float, group: int, cluster: Cluster, *, is_spread:
     """
     if group == 1:
         return 0.0
-    device = cluster.device
     machines = group if is_spread else -(-group // cluster.machine_size)
-    speed = device.link
+    speed = cluster.device.link
     if machines > 1:
-        speed = min(speed, device.network * (1 if is_spread else cluster.machine_size))
-    inside = 0 if is_spread else group - machines
-    hops = HOP_SECONDS["machine"] * inside + HOP_SECONDS["network"] * (machines - 1)
+        speed = min(speed, cluster.device.network * (1 if is_spread else cluster.machine_size))
+    hops = HOP_SECONDS["machine"] * (group - machines) + HOP_SECONDS["network"] * (machines - 1)
     return num_bytes * (group - 1) / group / (speed * LINK_SHARE) + hops
-
-
-@dataclass(frozen=True)
-class Communication:
-    """Seconds per step of all collective calls on one process."""
-
-    gathering: float
-    """Weights, twice per microbatch (FSDP2); hidden behind the passes as far as those last."""
-    reducing: float
-    """Gradients over the processes of a copy; hidden likewise."""
-    between_copies: float
-    """Gradients over copies: hidden under FSDP2, after the backward pass otherwise."""
-    is_hidden: bool
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.gathering + self.reducing + self.between_copies
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A step, and a whole run of them."""
-
-    passes: float
-    """Forward and backward of all microbatches, seconds per step."""
-    update: float
-    """Clipping, optimizer, moving average."""
-    communication: Communication
-    steps: int
-    source: str
-    """Where the seconds come from."""
-
-    @property
-    def exposed(self) -> float:
-        """Communication that nothing hides."""
-        told = self.communication
-        return max(0.0, told.total - self.passes) if told.is_hidden else told.total
-
-    @property
-    def step(self) -> float:
-        """Seconds per step."""
-        return self.passes + self.update + self.exposed
-
-    @property
-    def hours(self) -> float:
-        """The run, without validation and saving."""
-        return self.step * self.steps / 3600
 
 
 # Real microbatches of the run on this machine's device, timed
 
 ROUNDS = 4
-"""Timed microbatches, after one that warms up; the median counts."""
+"""Timed microbatches, after two that warm up."""
 MOST_TOKENS = {"cpu": 4096, "cuda": 65_536}
 """A microbatch is cut to about this many tokens to be measured."""
 MATMUL = {"cpu": 1024, "cuda": 8192}
@@ -253,44 +299,36 @@ class ProbeResult:
 
 def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     """Time microbatches and updates of the run, with random weights and tokens."""
-    device = pick_device(config.train.device)
+    device = distributed.pick_device(config.train.device)
     planned = tracer.plan_network(config, is_real=True)
     config, network = planned.config, planned.network.to(device)
     if config.train.compile:
-        check_compiler(device)
+        distributed.check_compiler(device)
         for block in network.block_modules():
             block.compile()
     size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
-    rows = tracer.scored_rows(config, size, network.first_maskable)
-    is_weighted = not build_objective(config).is_unweighted
-    given = tracer.inputs(config, size, rows, is_weighted=is_weighted)
+    given = tracer.inputs(planned, size)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
-    precision = pick_precision(config.train.precision, device)
+    precision = distributed.pick_precision(config.train.precision, device)
     kernel = pick_loss_kernel(config.scale.loss, device, precision)
+    state = tracer.train_state(network, config.optim)
     square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=precision)
 
     def passes() -> None:
-        with autocast(device, precision), using_loss_kernel(kernel):
+        with distributed.autocast(device, precision), using_loss_kernel(kernel):
             loss = network(**given)
         loss.backward()
 
-    def median(work: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(ROUNDS + 1):
-            started = time.perf_counter()
-            work()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - started)
-        return statistics.median(times[1:])
+    def seconds(work: Callable[[], Any]) -> float:
+        progress.advance()
+        timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+        return timer.timeit(ROUNDS).median
 
     with progress_bar("probing", "measurements", 3) as progress:
-        seconds = []
-        for work in (passes, tracer.Updater(network, config.optim), lambda: square @ square):
-            seconds.append(median(work))
-            progress.advance()
-    flops = 2 * MATMUL[device.type] ** 3 / seconds[2]
-    return ProbeResult(str(device), size, seconds[0] / size, seconds[1], flops)
+        forward_and_backward = seconds(passes)
+        update = seconds(lambda: tracer.update(state, config.optim))
+        flops = 2 * MATMUL[device.type] ** 3 / seconds(lambda: square @ square)
+    return ProbeResult(str(device), size, forward_and_backward / size, update, flops)
 
 
 # The plan
@@ -325,17 +363,6 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Flops:
-    """Of matrix products, per token of the batch."""
-
-    forward: float
-    """Without the head's gradients."""
-    training: float
-    """Forward, backward and whatever is computed again."""
-    masked_share: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """A run on its devices, and everything the planner says of it."""
 
@@ -354,253 +381,206 @@ class Plan:
     @property
     def share(self) -> int:
         """Rows of a step on one process."""
-        return self.config.train.batch_size // self.cluster.size
+        return self.config.train.batch_size // self.cluster.world.size
+
+    def memory_at(self, microbatch: int) -> Memory:
+        """Of one device, at a microbatch size."""
+        p, update, held_by = self.parameters, self.update, self.layout.processes_per_copy
+        cut = f"1/{held_by} of" if held_by > 1 else "all of"
+        parts = [
+            MemoryPart(name, -(-size // held_by), f"{cut} {note}")
+            for name, size, note in (
+                ("weights", 4 * p.total, f"{p.total:,}, float32"),
+                ("gradients", 4 * p.trained, f"{p.trained:,}, float32"),
+                ("optimizer", update.optimizer_bytes, "its state"),
+                ("moving average", update.average_bytes, "it"),
+            )
+            if size
+        ]
+        saved = sum(part.num_bytes for part in parts if part.name != "gradients")
+        if self.layout.is_sharded:
+            parts += self._gathered(microbatch)
+        rows = tracer.scored_rows(self.network, microbatch)
+        number_bytes = 6 if self.precision == "bfloat16" else 4  # products, and them in float32
+        logits = min(CHUNK_ROWS, rows) * self.network.num_tokens * number_bytes
+        kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
+        peak = round(self.cost.at(microbatch, lambda trace: trace.peak))
+        other, note = max(0, peak - kept - logits), "at the worst moment of a microbatch"
+        parts += [
+            MemoryPart("activations", kept, f"of {microbatch} rows, kept for the backward pass"),
+            MemoryPart("head's logits", logits, f"{CHUNK_ROWS} rows at a time"),
+            MemoryPart("other work", other, note),
+        ]
+        total, capacity = sum(part.num_bytes for part in parts), self.cluster.device.memory
+        is_copied = saves_in_background(self.config.checkpoint.saving, self.cluster.world)
+        fits = total <= USABLE * capacity
+        return Memory(tuple(parts), capacity, saved if is_copied else 0, total, fits)
+
+    def _gathered(self, microbatch: int) -> list[MemoryPart]:
+        """FSDP2: weights that are whole for a while, and gradients before they are cut."""
+        p, (weight_bytes, gradient_bytes) = self.parameters, self._sharded_bytes
+        root = p.total - p.blocks
+        whole = root + min(GATHERED_BLOCKS, p.num_blocks) * p.largest_block
+        note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
+        weights = MemoryPart("gathered weights", weight_bytes * whole, note)
+        size = gradient_bytes * p.trained
+        if microbatch < self.share:
+            note = "whole while a step has microbatches to come"
+            return [weights, MemoryPart("accumulated gradients", size, note)]
+        size = round(size / p.total * (root + p.largest_block))
+        note = "embedding, head and one block"
+        return [weights, MemoryPart("gradients not yet cut", size, note)]
 
     @property
-    def microbatches(self) -> int:
-        """Per step and process."""
-        return self.share // self.microbatch
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Of all processes."""
-        return self.config.train.batch_size * self.config.data.block_length
-
-    @property
-    def tokens(self) -> int:
-        """Of the whole run."""
-        return self.tokens_per_step * self.config.train.steps
-
-    @property
-    def epochs(self) -> float | None:
-        """Passes over the training rows, where their number is known."""
-        rows = self.data.rows
-        return self.config.train.batch_size * self.config.train.steps / rows if rows else None
-
-    @property
-    def utilisation(self) -> float:
-        """FLOP/s of matrix products over the devices' peak."""
-        peak = self.cluster.device.peak(self.precision) * self.cluster.size
-        return self.flops.training * self.tokens_per_step / self.timing.step / peak
-
-    @property
-    def device_hours(self) -> float:
-        """Of all devices."""
-        return self.timing.hours * self.cluster.size
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was taken for granted of the start."""
-        return self.network.notes
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """On disk."""
-        return checkpoint_sizes(self.config, self.parameters, self.update)
-
-    @property
-    def data(self) -> DataSize:
-        """On disk."""
-        return data_size(self.config, self.network.num_tokens)
+    def _sharded_bytes(self) -> tuple[int, int]:
+        """Of one weight that is gathered, and of one gradient that is added up (FSDP2)."""
+        is_short = self.precision == "bfloat16"
+        return 2 if is_short else 4, 2 if is_short and self.config.scale.reduce != "float32" else 4
 
     @cached_property
-    def flops(self) -> Flops:
-        """As traced."""
-        length, size = self.config.data.block_length, self.cost.sizes[0]
-        forward = tracer.trace_microbatch(
-            self.network, size, self.precision, is_training=False
-        ).flops
-        training = self.cost.at(self.microbatch, lambda trace: trace.flops)
-        share = tracer.masked_share(self.config)
-        return Flops(forward / (size * length), training / (self.microbatch * length), share)
+    def largest_microbatch(self) -> int | None:
+        """The largest divisor of a process's rows that fits; None: not even one row."""
+        sizes = (n for n in range(self.share, 0, -1) if self.share % n == 0)
+        return next((size for size in sizes if self.memory_at(size).fits), None)
 
     @cached_property
     def memory(self) -> Memory:
         """Of one device."""
         return self.memory_at(self.microbatch)
 
-    def memory_at(self, microbatch: int) -> Memory:
-        """The same at another microbatch size."""
-        p, held_by = self.parameters, self.layout.processes_per_copy
-        cut = f"1/{held_by} of" if held_by > 1 else "all of"
-
-        def state(name: str, num_bytes: int, note: str) -> MemoryPart:
-            return MemoryPart(name, -(-num_bytes // held_by), f"{cut} {note}")
-
-        saved = [
-            state("weights", 4 * p.total, f"{p.total:,}, float32"),
-            state("optimizer", self.update.optimizer_bytes, "its state"),
-        ]
-        if self.update.average_bytes:
-            saved.append(state("moving average", self.update.average_bytes, "it"))
-        gradients = state("gradients", 4 * p.trained, f"{p.trained:,}, float32")
-        gathered = self._gathered(microbatch) if self.layout.is_sharded else []
-        rows = tracer.scored_rows(self.config, microbatch, self.network.network.first_maskable)
-        product = 2 if self.precision == "bfloat16" else 0  # and the same in float32
-        logits = min(CHUNK_ROWS, rows) * self.network.num_tokens * (4 + product)
-        kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
-        peak = round(self.cost.at(microbatch, lambda trace: trace.peak))
-        other, note = max(0, peak - kept - logits), "at the worst moment of a microbatch"
-        work = [
-            MemoryPart("activations", kept, f"of {microbatch} rows, kept for the backward pass"),
-            MemoryPart("head's logits", logits, f"{CHUNK_ROWS} rows at a time"),
-            MemoryPart("other work", other, note),
-        ]
-        parts = (saved[0], gradients, *saved[1:], *gathered, *work)
-        total, capacity = sum(part.num_bytes for part in parts), self.cluster.device.memory
-        copies = saves_in_background(self.config.checkpoint.saving, world_of(self.cluster))
-        host_bytes = sum(part.num_bytes for part in saved) if copies else 0
-        return Memory(parts, capacity, host_bytes, total, total <= USABLE * capacity)
-
-    def _gathered(self, microbatch: int) -> list[MemoryPart]:
-        """FSDP2: weights that are whole for a while, and gradients before they are cut."""
-        p = self.parameters
-        root = p.total - p.blocks
-        whole = root + min(GATHERED_BLOCKS, p.num_blocks) * p.largest_block
-        note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
-        weights = MemoryPart("gathered weights", self._gathered_bytes * whole, note)
-        if microbatch < self.share:
-            note = "whole while a step has microbatches to come"
-            size = self._reduced_bytes * p.trained
-            return [weights, MemoryPart("accumulated gradients", size, note)]
-        size = round(self._reduced_bytes * p.trained / p.total * (root + p.largest_block))
-        note = "embedding, head and one block"
-        return [weights, MemoryPart("gradients not yet cut", size, note)]
-
-    @property
-    def _gathered_bytes(self) -> int:
-        """Of one weight under FSDP2."""
-        return 2 if self.precision == "bfloat16" else 4
-
-    @property
-    def _reduced_bytes(self) -> int:
-        """Of one gradient when gradients are added up under FSDP2."""
-        return 2 if self.precision == self.config.scale.reduce == "bfloat16" else 4
-
-    @cached_property
-    def largest_microbatch(self) -> int | None:
-        """The largest divisor of a process's rows that fits; None: not even one row."""
-        low = [d for d in range(1, math.isqrt(self.share) + 1) if self.share % d == 0]
-        sizes = sorted({*low, *(self.share // d for d in low)}, reverse=True)
-        return next((size for size in sizes if self.memory_at(size).fits), None)
-
-    @cached_property
     def advice(self) -> tuple[str, ...]:
         """What to change where it does not fit: options tried one after another."""
         if self.memory.fits:
             return ()
         if self.largest_microbatch is not None:
             return (f"--train.microbatch-size {self.largest_microbatch}",)
-        scale = self.config.scale
-        tried: list[dict[str, Any]] = []
-        if scale.recompute != "block":
-            tried.append({"recompute": "block"})
-        is_full = self.layout.is_sharded and self.layout.copies == 1
-        if self.cluster.size > 1 and not is_full:
-            full = {"sharding": "full", "shard_size": None}
-            tried += [full, {**full, "recompute": "block"}]
-        for change in tried:
-            config = replace(self.config, scale=replace(scale, **change))
-            layout = pick_layout(config.scale, world_of(self.cluster))
+        block, full = "--scale.recompute block", "--scale.sharding full"
+        if self.config.scale.shard_size is not None:
+            full += " --scale.shard-size None"
+        for options in (block, full, f"{full} {block}"):
+            config = override(self.config, options.split())
+            layout = pick_layout(config.scale, self.cluster.world)
             network = tracer.plan_network(config)
             cost = tracer.trace_cost(network, 1, self.precision, is_sharded=layout.is_sharded)
-            changed = replace(self, config=config, layout=layout, cost=cost)
-            if changed.largest_microbatch is not None:
-                options = [
-                    f"--scale.{name.replace('_', '-')} {value}"
-                    for name, value in change.items()
-                    if value != getattr(scale, name)
-                ]
-                size = f"--train.microbatch-size {changed.largest_microbatch}"
-                return (" ".join([*options, size]),)
+            size = replace(self, config=config, layout=layout, cost=cost).largest_microbatch
+            if size is not None:
+                return (f"{options} --train.microbatch-size {size}",)
         return ("more devices, or ones with more memory: no option here makes it fit",)
 
-    @cached_property
-    def timing(self) -> Timing:
-        """Measured, or from the data sheet."""
-        device = self.cluster.device
-        steps, told, communication = self.config.train.steps, self.measured, self._communication()
+    def timing(self) -> Section:
+        """Seconds of a step, and the hours of all, without validation and saving."""
+        device, told, steps = self.cluster.device, self.measured, self.config.train.steps
+        calls, is_hidden = self._communication(), self.layout.is_sharded
         if told is not None:
-            passes = told.row_seconds * self.share
-            return Timing(passes, told.update_seconds, communication, steps, "measured here")
-        size, precision = self.microbatch, self.precision
-        ideal = self.cost.at(size, lambda trace: ideal_seconds(trace.kernels, device, precision))
-        number = self.cost.at(size, lambda trace: trace.kernels.total())
-        passes = self.microbatches * device_seconds(ideal, number, device, self.efficiency)
-        # each process updates its part; Muon's products are of whole matrices everywhere
-        kernels = self.update.kernels
-        products = Counter({k: n for k, n in kernels.items() if k.flops})
-        ideal = ideal_seconds(kernels - products, device, device.precision)
-        ideal /= self.layout.processes_per_copy
-        ideal += ideal_seconds(products, device, device.precision)
-        update = device_seconds(ideal, kernels.total(), device, self.efficiency)
-        return Timing(passes, update, communication, steps, "data sheet")
+            passes, update = told.row_seconds * self.share, told.update_seconds
+        else:
+            size, at = self.microbatch, self.cost.at
+            ideal = at(size, lambda trace: ideal_seconds(trace.kernels, device, self.precision))
+            number = at(size, lambda trace: trace.kernels.total())
+            each = device_seconds(ideal, number, device, self.efficiency)
+            passes = self.share // size * each
+            # each process updates its part; Muon's products are of whole matrices everywhere
+            kernels = self.update.kernels
+            products = Counter({k: n for k, n in kernels.items() if k.flops})
+            ideal = ideal_seconds(kernels - products, device, device.precision)
+            ideal /= self.layout.processes_per_copy
+            ideal += ideal_seconds(products, device, device.precision)
+            update = device_seconds(ideal, kernels.total(), device, self.efficiency)
+        exposed = max(0.0, sum(calls.values()) - (passes if is_hidden else 0.0))
+        step = passes + update + exposed
+        found = {"passes": passes, "update": update, "exposed": exposed, "step": step}
+        found |= {"steps": steps, "hours": step * steps / 3600}
+        source = "data sheet" if told is None else "measured here"
+        return {**found, "source": source, "communication": {**calls, "is_hidden": is_hidden}}
 
-    def _communication(self) -> Communication:
+    def _communication(self) -> dict[str, float]:
+        """Seconds per step of collective calls on one process.
+
+        FSDP2 hides them behind the passes as far as those last; otherwise gradients are added up
+        after the backward pass.
+        """
         p, layout, cluster = self.parameters, self.layout, self.cluster
-
-        def seconds(num_bytes: float, group: int, *, is_spread: bool = False) -> float:
-            return gather_seconds(num_bytes, group, cluster, is_spread=is_spread)
-
-        if not layout.is_sharded:
-            between = 2 * seconds(4 * p.trained, layout.copies)
-            return Communication(0.0, 0.0, between, is_hidden=False)
         share, calls = layout.processes_per_copy, p.num_blocks + 1
-        each = seconds(self._gathered_bytes * p.total / calls, share)
+        weight_bytes, gradient_bytes = self._sharded_bytes
+        if not layout.is_sharded:
+            gradient_bytes = 4
         # blocks are gathered for both passes, what is outside them once
-        gathering = self.microbatches * each * (2 * calls - 1)
-        gradients = self._reduced_bytes * p.trained
-        reducing = calls * seconds(gradients / calls, share)
+        each = gather_seconds(weight_bytes * p.total / calls, share, cluster)
+        gathering = self.share // self.microbatch * each * (2 * calls - 1)
+        gradients = gradient_bytes * p.trained
+        reducing = calls * gather_seconds(gradients / calls, share, cluster)
         # copies that fill machines meet one process of each
-        is_spread = cluster.machines > 1 and share % cluster.machine_size == 0
-        between = 2 * seconds(gradients / share, layout.copies, is_spread=is_spread)
-        return Communication(gathering, reducing, between, is_hidden=True)
+        fills = layout.is_sharded and cluster.machines > 1 and share % cluster.machine_size == 0
+        between = 2 * gather_seconds(gradients / share, layout.copies, cluster, is_spread=fills)
+        return {"gathering": gathering, "reducing": reducing, "between_copies": between}
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> list[str]:
         """What the numbers rest on."""
-        device, is_probed = self.cluster.device, self.measured is not None
-        hops = [f"{1e6 * t:.0f} us per hop ({where})" for where, t in HOP_SECONDS.items()]
-        when = "hidden behind the passes" if self.layout.is_sharded else "after the backward pass"
-        kernels = (
-            f"kernels at {self.efficiency:.0%} of the data sheet's speeds (--efficiency), at least "
-            f"{1e6 * LAUNCH_SECONDS:.0f} us per kernel on a GPU; --probe measures this machine"
-        )
-        links = (
-            f"links at {LINK_SHARE:.0%} of {device.link / 1e9:g} GB/s in a machine and "
-            f"{device.network / 1e9:g} GB/s per device between machines, {', '.join(hops)}; {when}"
-        )
-        compiled = "compiled blocks are counted as if they were not: expect less time"
-        length = "every row has block_length tokens, all of them maskable: an upper bound"
-        annealed = "attention counted as open: the mask of the annealing steps is left out"
-        server = "CPU is a server of about 16 cores; yours may be very different: --probe"
-        holds = {
-            kernels: not is_probed,
-            compiled: not is_probed and self.config.train.compile,
-            links: self.cluster.size > 1,
-            "validation, saving and waiting for data are not in the time": True,
-            length: self.config.sft.train is not None,
-            annealed: self.config.start.anneal_steps > 1,
-            server: not is_probed and not device.is_gpu,
+        config, device, found = self.config, self.cluster.device, []
+        if self.measured is None:
+            found.append(
+                f"kernels at {self.efficiency:.0%} of the data sheet's speeds (--efficiency), at "
+                f"least {1e6 * LAUNCH_SECONDS:.0f} us per kernel on a GPU; --probe measures this "
+                "machine"
+            )
+            if config.train.compile:
+                found.append("compiled blocks are counted as if they were not: expect less time")
+        if self.cluster.world.size > 1:
+            hops = [f"{1e6 * t:.0f} us per hop ({where})" for where, t in HOP_SECONDS.items()]
+            is_hidden = self.layout.is_sharded
+            found.append(
+                f"links at {LINK_SHARE:.0%} of {device.link / 1e9:g} GB/s in a machine and "
+                f"{device.network / 1e9:g} GB/s per device between machines, {', '.join(hops)}; "
+                + ("hidden behind the passes" if is_hidden else "after the backward pass")
+            )
+        found.append("validation, saving and waiting for data are not in the time")
+        if config.sft.train is not None:
+            found.append("every row has block_length tokens, all of them maskable: an upper bound")
+        if config.start.anneal_steps > 1:
+            found.append("attention counted as open: the mask of the annealing steps is left out")
+        if self.measured is None and not device.is_gpu:
+            found.append("CPU is a server of about 16 cores; yours may be very different: --probe")
+        return found
+
+    def to_dict(self) -> Section:
+        """Everything, ready for JSON."""
+        config, size, timing = self.config, self.cost.sizes[0], self.timing()
+        length, batch_size = config.data.block_length, config.train.batch_size
+        tokens, num_devices = batch_size * length, self.cluster.world.size
+        data = data_size(config, self.network.num_tokens)
+        forward = tracer.trace_microbatch(self.network, size, self.precision, is_training=False)
+        training = self.cost.at(self.microbatch, lambda trace: trace.flops)
+        training /= self.microbatch * length
+        peak = self.cluster.device.peak(self.precision) * num_devices
+        return {
+            "devices": str(self.cluster),
+            "options": config.resolved().to_dict(),
+            "layout": asdict(self.layout),
+            "precision": self.precision,
+            "efficiency": self.efficiency,
+            "microbatch": self.microbatch,
+            "microbatches": self.share // self.microbatch,
+            "parameters": asdict(self.parameters),
+            "flops": {
+                "forward": forward.flops / (size * length),
+                "training": training,
+                "masked_share": self.network.masked_share,
+            },
+            "memory": asdict(self.memory),
+            "largest_microbatch": self.largest_microbatch,
+            "advice": self.advice(),
+            "checkpoints": checkpoint_sizes(config, self.parameters, self.update),
+            "data": data,
+            "timing": timing,
+            "measured": self.measured and asdict(self.measured),
+            "notes": self.network.notes,
+            "assumptions": self.assumptions(),
+            "tokens_per_step": tokens,
+            "tokens": tokens * timing["steps"],
+            "epochs": batch_size * timing["steps"] / data["rows"] if data["rows"] else None,
+            "utilisation": training * tokens / timing["step"] / peak,
+            "device_hours": timing["hours"] * num_devices,
         }
-        return tuple(text for text, is_true in holds.items() if is_true)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        told = {name: getattr(self, name) for name in _REPORTED}
-        told = {k: asdict(v) if isinstance(v, _SECTIONS) else v for k, v in told.items()}
-        for name in ("step", "hours", "exposed"):
-            told["timing"][name] = getattr(self.timing, name)
-        options = self.config.resolved().to_dict()
-        return told | {"options": options, "devices": str(self.cluster)}
-
-
-_SECTIONS = (Layout, Parameters, Flops, Memory, Checkpoints, DataSize, Timing, ProbeResult)
-_REPORTED = (
-    "layout precision efficiency microbatch microbatches parameters flops memory "
-    "largest_microbatch advice checkpoints data timing measured notes assumptions tokens_per_step "
-    "tokens epochs utilisation device_hours"
-).split()
 
 
 def plan(
@@ -625,10 +605,10 @@ def plan(
             )
         cluster = replace(cluster, device=here)  # with its own memory
     asked = config.train.precision
-    precision = cluster.device.precision if asked == "auto" else str(asked)
+    precision = cluster.device.precision if asked == "auto" else asked
     cluster.device.peak(precision)  # refuses a type that it has no units for
-    microbatch = split_batch(config, cluster.size)
-    layout = pick_layout(config.scale, world_of(cluster))
+    microbatch = split_batch(config, cluster.world.size)
+    layout = pick_layout(config.scale, cluster.world)
     network = tracer.plan_network(config)
     try:
         update = tracer.trace_update(network)
@@ -638,9 +618,8 @@ def plan(
             raise
         raise UserError(f"this causal LM cannot be planned: {first_line(error)}") from None
     measured = probe(config, microbatch) if is_probed else None
-    chosen = (layout, precision, efficiency, microbatch)
     counted = (network, tracer.count(network.network), update, cost)
-    return Plan(config, cluster, *chosen, *counted, measured)
+    return Plan(config, cluster, layout, precision, efficiency, microbatch, *counted, measured)
 
 
 def split_batch(config: RunConfig, num_devices: int) -> int:
@@ -648,31 +627,29 @@ def split_batch(config: RunConfig, num_devices: int) -> int:
     batch, size = config.train.batch_size, config.train.microbatch_size
     unit = num_devices * (size or 1)
     if batch % unit:
-        near = [unit * (batch // unit + k) for k in (0, 1)]
-        good = " or ".join(str(n) for n in near if n)
+        near = " or ".join(str(n) for n in (batch // unit * unit, batch // unit * unit + unit) if n)
+        each = f" times train.microbatch_size={size}" if size else ""
         raise UserError(
-            f"train.batch_size={batch} is not a multiple of {num_devices} devices"
-            + (f" times train.microbatch_size={size}" if size else "")
-            + f"; use --train.batch-size {good}, or other devices"
+            f"train.batch_size={batch} is not a multiple of {num_devices} devices{each}; use "
+            f"--train.batch-size {near}, or other devices"
         )
     return size or batch // num_devices
-
-
-def world_of(cluster: Cluster) -> World:
-    """What a process on these devices would know."""
-    device = torch.device("cuda" if cluster.device.is_gpu else "cpu")
-    return World(0, cluster.size, device, machine_size=cluster.machine_size)
 
 
 # A plan on the screen
 
 
-def show_count(number: float) -> str:
+def show_count(number: float, base: float = 1000, units: str = "TBMK", digits: str = ".3g") -> str:
     """``1.23 M``."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"
+    for power, unit in zip(range(len(units), 0, -1), units):
+        if number >= base**power:
+            return f"{number / base**power:{digits}} {unit}"
+    return f"{number:{digits}}"
+
+
+def show_bytes(count: float) -> str:
+    """``12.3 GiB``."""
+    return f"{show_count(count, 1024, 'TGMK', ',.1f')}iB"
 
 
 def show_seconds(seconds: float) -> str:
@@ -687,87 +664,65 @@ def show_seconds(seconds: float) -> str:
     return f"{hours:,.0f} h" if hours < 1000 else f"{hours:,.0f} h ({hours / 24:,.0f} days)"
 
 
-def show_bytes(count: float) -> str:
-    """``12.3 GiB``."""
-    for unit, size in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count / 1024:,.1f} KiB"
-
-
-def print_plan(plan: Plan, name: str) -> None:
+def print_plan(plan: Plan, told: Section, name: str) -> None:
     """All tables, then what was assumed."""
-    config, p, flops = plan.config, plan.parameters, plan.flops
-    mode, steps = config.scale.recompute, config.train.steps
-    repeated = "" if mode == "none" else f"with what recompute={mode} repeats"
-    rows = [
-        ["parameters", f"{p.total:,}", ""],
-        ["  trained", f"{p.trained:,}", ""],
+    config, p, flops, memory = plan.config, plan.parameters, told["flops"], plan.memory
+    saved, data, timing = told["checkpoints"], told["data"], told["timing"]
+    *seconds, is_hidden = timing["communication"].values()
+    length, average = config.data.block_length, " and moving average" * bool(config.optim.ema)
+    size = "unknown" if data["num_bytes"] is None else show_bytes(data["num_bytes"])
+    peak = [f"{told['utilisation']:.1%}", "matrix products over the data sheet"]
+    if plan.measured is not None:
+        here = flops["training"] * length / plan.measured.row_seconds
+        peak = [f"{here / plan.measured.matmul_flops:.1%}", "of a large product alone, here"]
+    network = [
+        ["parameters", f"{p.total:,}", f"{p.trained:,} trained"],
         ["  embedding", f"{p.embedding:,}", ""],
         ["  blocks", f"{p.blocks:,}", f"{p.num_blocks} blocks"],
         ["  head", f"{p.head:,}", "and the norm before it"],
-        ["FLOPs per token, forward", show_count(flops.forward), "matrix products"],
-        ["FLOPs per token, training", show_count(flops.training), repeated],
-        ["rows that meet the head", f"{flops.masked_share:.1%}", "mean over the time law"],
+        ["FLOPs per token, forward", show_count(flops["forward"]), "matrix products"],
+        ["  training", show_count(flops["training"]), f"recompute={config.scale.recompute}"],
+        ["rows that meet the head", f"{flops['masked_share']:.1%}", "mean over the time law"],
     ]
-    Table(f"{name} on {plan.cluster}", ["network", "", ""], rows).print()
-
-    memory = plan.memory
     limit = f"of {show_bytes(memory.capacity)}, {USABLE:.0%} of which tensors may fill"
-    rows = [[part.name, show_bytes(part.num_bytes), part.note] for part in memory.parts]
-    rows.append(["together", show_bytes(memory.total), limit])
+    parts = [[part.name, show_bytes(part.num_bytes), part.note] for part in memory.parts]
+    parts.append(["together", show_bytes(memory.total), limit])
     if memory.host_bytes:
         note = "per process, in the machine's memory, during a save"
-        rows.append(["copy for a checkpoint", show_bytes(memory.host_bytes), note])
-    title = f"memory per device, {plan.precision}, sharding {plan.layout}"
-    Table(title, ["for", "", ""], rows).print()
-    if memory.fits:
-        print(f"fits; largest microbatch that does: {plan.largest_microbatch}")
-    else:
-        print(f"does not fit; try: {'; '.join(plan.advice)}")
-
-    saved, data = plan.checkpoints, plan.data
-    average = ", moving average" if config.optim.ema else ""
-    size = "unknown" if data.num_bytes is None else show_bytes(data.num_bytes)
-    devices = f"{plan.cluster.size} device" + "s" * (plan.cluster.size > 1)
-    step = f"{devices} x {plan.microbatches} x {plan.microbatch} rows of {config.data.block_length}"
-    rows = [
-        ["one checkpoint", show_bytes(saved.each), "weights, optimizer" + average],
-        ["all of them", show_bytes(saved.total), f"{saved.kept} kept, 1 being written"],
-        ["prepared data", size, data.source],
-        ["tokens per step", f"{plan.tokens_per_step:,}", step],
-        ["tokens in all", show_count(plan.tokens), f"{steps:,} steps"],
+        parts.append(["copy for a checkpoint", show_bytes(memory.host_bytes), note])
+    split = f"{plan.cluster} x {told['microbatches']} x {plan.microbatch} rows of {length}"
+    storage = [
+        ["one checkpoint", show_bytes(saved["each"]), f"weights, optimizer{average}"],
+        ["all of them", show_bytes(saved["total"]), f"{saved['kept']} kept, 1 being written"],
+        ["prepared data", size, data["source"]],
+        ["tokens per step", f"{told['tokens_per_step']:,}", split],
+        ["tokens in all", show_count(told["tokens"]), f"{timing['steps']:,} steps"],
     ]
-    if plan.epochs is not None:
-        rows.append(["epochs", f"{plan.epochs:.3g}", f"of {data.rows:,} rows"])
-    Table("storage and data", ["", "", ""], rows).print()
-
-    timing, told = plan.timing, plan.timing.communication
-    hidden = "hidden as far as possible" if told.is_hidden else "nothing hides it"
-    speed = f"{show_count(plan.tokens_per_step / timing.step)} tokens/s"
-    peak = [f"{plan.utilisation:.1%}", "matrix products over the data sheet"]
-    if plan.measured is not None:
-        here = flops.training * config.data.block_length / plan.measured.row_seconds
-        peak = [f"{here / plan.measured.matmul_flops:.1%}", "of a large product alone, here"]
-    hours = plan.device_hours
-    rows = [
-        ["forward and backward", show_seconds(timing.passes), timing.source],
-        ["update", show_seconds(timing.update), "clipping, optimizer, average"],
-        ["communication", show_seconds(told.total), hidden],
-        ["  not hidden", show_seconds(timing.exposed), ""],
-        ["one step", show_seconds(timing.step), speed],
+    if told["epochs"] is not None:
+        storage.append(["epochs", f"{told['epochs']:.3g}", f"of {data['rows']:,} rows"])
+    speed = f"{show_count(told['tokens_per_step'] / timing['step'])} tokens/s"
+    times = [
+        ["forward and backward", show_seconds(timing["passes"]), timing["source"]],
+        ["update", show_seconds(timing["update"]), "clipping, optimizer, average"],
+        ["communication", show_seconds(sum(seconds)), "overlaps the passes" * is_hidden],
+        ["  not hidden", show_seconds(timing["exposed"]), ""],
+        ["one step", show_seconds(timing["step"]), speed],
         ["share of peak", *peak],
-        [
-            "the whole run",
-            show_seconds(timing.hours * 3600),
-            f"{hours:,.0f} device hours" if hours >= 10 else f"{hours:.2g} device hours",
-        ],
+        ["all steps", show_seconds(timing["hours"] * 3600), ""],
+        ["device hours", show_count(told["device_hours"]), ""],
     ]
-    Table("expected time", ["", "", ""], rows).print()
-    for note in plan.notes:
-        print(f"note: {note}")
-    for assumption in plan.assumptions:
-        print(f"assumed: {assumption}")
+    advice = f"does not fit; try: {'; '.join(told['advice'])}"
+    fits = f"fits; largest microbatch that does: {plan.largest_microbatch}"
+    notes = [f"note: {text}" for text in told["notes"]]
+    notes += [f"assumed: {text}" for text in told["assumptions"]]
+    title = f"memory per device, {plan.precision}, sharding {plan.layout}"
+    for table in (
+        Table(f"{name} on {plan.cluster}", ["network", "", ""], network),
+        Table(title, ["for", "", ""], parts, [fits if memory.fits else advice]),
+        Table("storage and data", ["", "", ""], storage),
+        Table("expected time", ["", "", ""], times, notes),
+    ):
+        table.print()
 
 
 # ``bellmask plan``: what a run will need, before it is started.
@@ -814,9 +769,6 @@ def main(args: Sequence[str]) -> int:
     name, config = resolve(options, rest, "bellmask plan")
     if options.devices is None and not options.probe:
         raise UserError("bellmask plan needs --devices, as in --devices 4xH100 (or --probe)")
-    out = None if options.out is None else Path(options.out)
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
     made = plan(
         config,
         options.devices or local_device(config.train.device).name,
@@ -824,8 +776,9 @@ def main(args: Sequence[str]) -> int:
         efficiency=options.efficiency,
         is_probed=options.probe,
     )
-    print_plan(made, name)
-    if out is not None:
-        write_text(out, json.dumps(made.to_dict(), indent=1) + "\n")
-        print(f"numbers: {out}")
+    told = made.to_dict()
+    print_plan(made, told, name)
+    if options.out is not None:
+        write_text(Path(options.out), json.dumps(told, indent=1) + "\n")
+        print(f"numbers: {options.out}")
     return 0

@@ -11,11 +11,11 @@ B batch, L block length, N scored rows.
 from __future__ import annotations
 
 import contextlib
-import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,117 +26,70 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from bellmask.config.config import RunConfig, load_config
+from bellmask.config.config import RunConfig
 from bellmask.config.options import ModelOptions, OptimOptions
 from bellmask.config.presets import PRESETS, preset
 from bellmask.data.readers import cache_folder
-from bellmask.data.tokenizers import MOST_TOKENS, SMALLEST_BPE, VOCABULARIES, load_tokenizer
-from bellmask.model.causal_lm import read_architecture
+from bellmask.data.tokenizers import VOCABULARIES, load_tokenizer
+from bellmask.model import pretrained
+from bellmask.model.causal_lm import ARCHITECTURES, read_architecture
 from bellmask.model.head import using_loss_kernel
-from bellmask.model.pretrained import Backbone, PretrainedDenoiser, add_lora, from_architecture
 from bellmask.storage.build import Network, build_model, build_objective
-from bellmask.storage.run_folder import read_backbone, read_description
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.parallel import recompute_blocks
-from bellmask.train.setup import check_length, open_start
+from bellmask.train.setup import Start, check_length, open_start
+from bellmask.train.trainer import TrainState
 from bellmask.utils.distributed import CPU, autocast
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import count_of, is_whole
-from bellmask.utils.libraries import import_transformers, quiet
+from bellmask.utils.files import count_of
 
-# What a run starts from, without a download and without weights
-
-
-def _gpt2(num_layers: int, width: int, num_heads: int) -> dict[str, Any]:
-    return {"model_type": "gpt2", "n_layer": num_layers, "n_embd": width, "n_head": num_heads}
+# What a run starts from, without a download
 
 
-KNOWN_MODELS: dict[str, dict[str, Any]] = {
-    "gpt2": _gpt2(12, 768, 12),
-    "gpt2-medium": _gpt2(24, 1024, 16),
-    "gpt2-large": _gpt2(36, 1280, 20),
-    "gpt2-xl": _gpt2(48, 1600, 25),
-    "smollm2": {
-        "model_type": "llama",
-        "num_hidden_layers": 30,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49_152,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-}
-"""Causal LMs whose sizes are known without fetching them, by the last part of their name."""
-
-
-class PlannedStart(NamedTuple):
-    """What :func:`bellmask.train.setup.open_start` would find, and V."""
-
-    config: RunConfig
-    """With what the start decides filled in."""
-    num_tokens: int
-    backbone: Backbone | None = None
-    notes: tuple[str, ...] = ()
-
-
-def plan_start(config: RunConfig) -> PlannedStart:
-    """Of whatever the run starts from."""
+def plan_start(config: RunConfig) -> tuple[Start, int]:
+    """What training would start from, and V; weights that are not here are only described."""
     name = config.start.model
-    if name is None:
-        start, num_tokens = open_start(config), count_tokens(config)
-        if start.backbone is None:
-            return PlannedStart(config, num_tokens)
-        sized = {**start.backbone.language_model, "vocab_size": num_tokens}
-        return PlannedStart(start.config, num_tokens, Backbone(sized))
-    folder, last = Path(name), name.rsplit("/", 1)[-1]
-    is_local = (folder / "config.json").exists()
-    if (folder / "run.json").exists():
-        model = replace(load_config(folder / "config.json").model, dropout=config.model.dropout)
-        found: Any = read_description(folder).get("num_tokens")
-        if not is_whole(found, 1) or found > MOST_TOKENS:
-            raise UserError(f"{folder / 'run.json'} says no number of tokens")
-        return PlannedStart(replace(config, model=model), found, read_backbone(folder))
-    if is_local and (folder / "tokenizer.json").exists():
+    folder = Path(name or ".")
+    if name is None or any((folder / file).exists() for file in ("run.json", "tokenizer.json")):
         start = open_start(config)
-        assert start.tokenizer is not None
-        return PlannedStart(start.config, start.tokenizer.num_tokens, start.backbone)
-    if not is_local and folder.parts[:1] == ("runs",) and folder.name in PRESETS:
-        before = plan_start(preset(folder.name))
-        model = replace(before.config.model, dropout=config.model.dropout)
-        note = f"{name} is not there yet: planned as what the preset {folder.name} will leave"
-        return before._replace(config=replace(config, model=model), notes=(*before.notes, note))
-    model = ModelOptions(backbone="causal_lm", dropout=config.model.dropout)
-    if is_local:
-        backbone, _ = read_architecture(name)
-        note = "{} has no tokenizer: all {:,} rows of its embedding count as tokens"
-    elif last in KNOWN_MODELS:
-        with quiet():
-            made = import_transformers("a plan").AutoConfig.for_model(**KNOWN_MODELS[last])
-        backbone = Backbone(json.loads(json.dumps(made.to_dict(), default=str)))
-        note = "the sizes of {} are those of a table; nothing was fetched"
+        if start.tokenizer is not None:
+            return start, start.tokenizer.num_tokens
+        num_tokens = count_tokens(config)
+        if start.backbone is not None:
+            sized = {**start.backbone.language_model, "vocab_size": num_tokens}
+            start = replace(start, backbone=pretrained.Backbone(sized))
+        return start, num_tokens
+    notes: tuple[str, ...] = ()
+    is_local, last = (folder / "config.json").exists(), name.rsplit("/", 1)[-1]
+    if not is_local and folder.parts[:1] == ("runs",) and last in PRESETS:
+        before, num_tokens = plan_start(preset(last))
+        backbone, notes, model = before.backbone, before.notes, before.config.model
+        note = f"{name} is not there yet: planned as what the preset {last} will leave"
+    elif is_local or last in ARCHITECTURES:
+        backbone, _ = read_architecture(name if is_local else last)
+        model, num_tokens = (
+            ModelOptions(backbone="causal_lm"),
+            backbone.language_model["vocab_size"],
+        )
+        note = f"the sizes of {name} are those of a table; nothing was fetched"
+        if is_local:
+            note = f"{name} has no tokenizer: all {num_tokens:,} rows of its embedding are tokens"
     else:
         raise UserError(
             f"start.model={name}: planning fetches nothing; give a local folder that holds its "
-            f"config.json, a run folder, or one of {', '.join(KNOWN_MODELS)}"
+            f"config.json, a run folder, or one of {', '.join(ARCHITECTURES)}"
         )
-    rows = int(backbone.language_model["vocab_size"])
-    return PlannedStart(replace(config, model=model), rows, backbone, (note.format(name, rows),))
+    config = replace(config, model=replace(model, dropout=config.model.dropout))
+    return Start(config, backbone=backbone, notes=(*notes, note)), num_tokens
 
 
 def count_tokens(config: RunConfig) -> int:
     """V of the tokenizer that the options name, without fetching or learning one."""
     name = config.data.tokenizer
-    kind, _, size = name.partition(":")
-    if name in VOCABULARIES:
-        return VOCABULARIES[name]
-    if kind in ("bpe", "symbols") and size.isdecimal():
-        least = SMALLEST_BPE if kind == "bpe" else 1
-        if not least <= (count_of(size) or 0) <= MOST_TOKENS:
-            raise UserError(f"data.tokenizer={kind}:N needs N from {least} to {MOST_TOKENS:,}")
-        return int(size)
-    if not Path(name).exists():
+    size = count_of(name[4:]) if name.startswith("bpe:") else VOCABULARIES.get(name)
+    if size is not None:
+        return size
+    if ":" not in name and not Path(name).exists():
         raise UserError(
             f"data.tokenizer={name}: planning fetches nothing; give a local folder, bpe:N, or one "
             f"of {', '.join(VOCABULARIES)}"
@@ -156,68 +109,61 @@ class PlannedNetwork:
     network: Network
     num_tokens: int
     notes: tuple[str, ...]
+    masked_share: float
+    is_weighted: bool
+    """True when rows of the loss have weights."""
     mode: contextlib.AbstractContextManager[Any]
     """Within: tensors have shapes and no memory."""
 
 
 def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
     """The network that the options describe; ``is_real``: with random weights, to be measured."""
-    config, num_tokens, backbone, notes = plan_start(config)
-    if backbone is not None:
-        check_length(config, backbone, config.start.model or str(config.start.architecture))
+    start, num_tokens = plan_start(config)
+    config, dropout = start.config, start.config.model.dropout
     with torch.device("cpu" if is_real else "meta"), torch.random.fork_rng(devices=[]):
-        if backbone is None:
+        if start.backbone is None:
             network: Network = build_model(config, num_tokens)
         else:  # as build_model, without the probe that needs numbers
-            inner = from_architecture(backbone.language_model, config.model.dropout)
+            options, sizes = config.start, dict(start.backbone.language_model)
+            check_length(config, start.backbone, options.model or str(options.architecture))
+            if not is_real:  # fused attention keeps nothing for its dropout; this would unfuse it
+                sizes |= {
+                    rate: 0.0 for rate in pretrained.dropout_rates(sizes) if rate.startswith("att")
+                }
+            inner = pretrained.from_architecture(sizes, dropout)
             is_causal = config.framework.name != "mdm"
-            network = PretrainedDenoiser(inner, num_tokens, is_causal=is_causal)
-            if config.start.lora_rank:
-                add_lora(network, config.start.lora_rank, config.start.lora_alpha)
+            network = pretrained.PretrainedDenoiser(inner, num_tokens, is_causal=is_causal)
+            if options.lora_rank:
+                pretrained.add_lora(network, options.lora_rank, options.lora_alpha)
     network.train()
     mode = contextlib.nullcontext() if is_real else FakeTensorMode()
     if not is_real:
         with mode:
             _leave_meta(network)
-        _draw_dropout_as_gpus_do(network, config.model.dropout)
+        # as on GPUs: a CPU's generator would give numbers
+        draw = partial(_draw_kept, dropout)
+        network._draw_kept = draw  # type: ignore[method-assign, assignment]
     recompute_blocks(network.block_modules(), config.scale.recompute)
-    return PlannedNetwork(config, network, num_tokens, notes, mode)
+    is_weighted = not build_objective(config).is_unweighted
+    found = (num_tokens, start.notes, masked_share(config), is_weighted)
+    return PlannedNetwork(config, network, *found, mode)
 
 
 def _leave_meta(network: nn.Module) -> None:
     """Tensors of device meta by ones that pass for a CPU's; tied weights stay tied."""
-    made: dict[int, nn.Parameter] = {}
+    made: dict[Tensor | None, Any] = {None: None}
     for part in network.modules():
-        for name, p in part._parameters.items():
-            if p is not None:
-                if id(p) not in made:
-                    made[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad)
-                part._parameters[name] = made[id(p)]
-        for name, b in part._buffers.items():
-            if b is not None:
-                part._buffers[name] = torch.empty(b.shape, dtype=b.dtype)
+        for held in (part._parameters, part._buffers):
+            for name, old in held.items():
+                if old is not None and old not in made:
+                    new = torch.empty(old.shape, dtype=old.dtype)
+                    is_weight = isinstance(old, nn.Parameter)
+                    made[old] = nn.Parameter(new, old.requires_grad) if is_weight else new
+                held[name] = made[old]
 
 
-def _draw_dropout_as_gpus_do(network: Network, rate: float) -> None:
-    """A CPU's generator gives numbers, and here are none.
-
-    Fused attention keeps nothing for its dropout; with one it would be traced unfused.
-    """
-    if not isinstance(network, PretrainedDenoiser):
-
-        def draw(shape: Any, like: Tensor) -> list[Tensor | None]:
-            return [torch.rand(tuple(shape), device=like.device) >= rate for _ in range(2)]
-
-        if rate:
-            network._draw_kept = draw  # type: ignore[method-assign, assignment]
-        return
-    for part in network.modules():
-        for name in ("attn_dropout", "attention_dropout"):
-            found = getattr(part, name, None)
-            if isinstance(found, nn.Dropout):
-                found.p = 0.0
-            elif isinstance(found, float):
-                setattr(part, name, 0.0)
+def _draw_kept(rate: float, shape: Sequence[int], like: Tensor) -> list[Tensor | None]:
+    return [torch.rand(tuple(shape)) >= rate if rate else None for _ in range(2)]
 
 
 @dataclass(frozen=True)
@@ -256,15 +202,13 @@ _NO_KERNEL = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view detach "
     "lift_fresh _local_scalar_dense sym_size is_same_size device".split()
 )
-_BY_INDEX = frozenset(["embedding", "index_select", "gather"])
+_BY_INDEX = ("embedding", "index_select", "gather")
 """Read as much as they write, not the whole table."""
 _aten = torch.ops.aten
-_COUNTED_AS = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        _aten._scaled_dot_product_flash_attention_backward
-    ),
-    _aten.addmm_: _aten.addmm,
+_FLASH = "_scaled_dot_product_flash_attention"
+_COUNTED_AS = {_aten.addmm_: _aten.addmm} | {
+    getattr(_aten, f"{_FLASH}_for_cpu{end}"): getattr(_aten, _FLASH + end)
+    for end in ("", "_backward")
 }
 """torch's counter knows attention by the kernels of GPUs only, and no product in place."""
 
@@ -272,39 +216,10 @@ _COUNTED_AS = {
 class TracedKernel(NamedTuple):
     """One operation on the device."""
 
-    name: str
     flops: int
     """Of matrix products; elementwise work is counted as bytes."""
     num_bytes: int
     """Read and written."""
-    is_backward: bool = False
-
-
-@dataclass
-class OpTrace:
-    """What happened."""
-
-    kernels: Counter[TracedKernel] = field(default_factory=Counter)
-    kept: int = 0
-    """Bytes alive between the forward and the backward pass, weights and gradients aside."""
-    peak: int = 0
-    """Most bytes alive at any moment, weights and gradients aside."""
-
-    @property
-    def flops(self) -> int:
-        """Of all matrix products."""
-        return sum(kernel.flops * number for kernel, number in self.kernels.items())
-
-    def with_more_blocks(self, one_more: OpTrace, number: int) -> OpTrace:
-        """This trace with ``number`` further blocks, each what ``one_more`` has over it."""
-        block = Counter(one_more.kernels)
-        block.subtract(self.kernels)
-        assert min(block.values()) >= 0, "blocks differ"
-        return OpTrace(
-            self.kernels + Counter({k: n * number for k, n in block.items()}),
-            self.kept + number * (one_more.kept - self.kept),
-            self.peak + number * (one_more.peak - self.peak),
-        )
 
 
 class Tracer(TorchDispatchMode):
@@ -312,37 +227,34 @@ class Tracer(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.trace = OpTrace()
-        self.is_backward = False
-        self.alive = 0
-        """Bytes at this moment."""
+        self.kernels: Counter[TracedKernel] = Counter()
+        self.alive = self.peak = 0
+        """Bytes at this moment, and the most there were."""
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and note it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self._note_memory(out)
+        for tensor in _tensors(out):
+            self._note_memory(tensor.untyped_storage())
         packet = func._overloadpacket
-        name = packet.__name__
-        if name in _NO_KERNEL or func.is_view:
-            return out
-        rule = flop_registry.get(_COUNTED_AS.get(packet, packet))
-        flops = 0 if rule is None else int(rule(*args, **kwargs, out_val=out))
-        size = _bytes_of(out) * 2 if name in _BY_INDEX else _bytes_of((args, kwargs, out))
-        self.trace.kernels[TracedKernel(name, flops, size, self.is_backward)] += 1
+        if packet.__name__ not in _NO_KERNEL and not func.is_view:
+            rule = flop_registry.get(_COUNTED_AS.get(packet, packet))
+            flops = 0 if rule is None else int(rule(*args, **kwargs, out_val=out))
+            is_by_index = packet.__name__ in _BY_INDEX
+            size = 2 * _bytes_of(out) if is_by_index else _bytes_of((args, kwargs, out))
+            self.kernels[TracedKernel(flops, size)] += 1
         return out
 
-    def _note_memory(self, out: Any) -> None:
+    def _note_memory(self, storage: torch.UntypedStorage) -> None:
         """Count memory that is new, until it goes."""
-        for tensor in _tensors(out):
-            storage = tensor.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
-            if key not in self._known:
-                self._known.add(key)
-                self.alive += size
-                self.trace.peak = max(self.trace.peak, self.alive)
-                weakref.finalize(storage, self._forget, key, size)
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.alive += size
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
@@ -355,17 +267,13 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _bytes_of(tree: Any) -> int:
     """Bytes that must be read or written; what is repeated by its strides counts once."""
-    return sum(
-        min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in _tensors(tree)
-    )
+    return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in _tensors(tree))
 
 
 # The passes of a microbatch
 
 NUM_LEVELS = 1 << 14
 """Points at which the mean mask rate of a law is summed."""
-TRACED_BLOCKS = 2
-"""All blocks do the same (but the last one, which leaves rows out): a few are traced."""
 TRACED_ROWS = 1024
 """Scored rows of the smaller of the two microbatches that are traced; more is on a straight line
 through them (the head's chunks are full by then)."""
@@ -380,37 +288,51 @@ def masked_share(config: RunConfig) -> float:
     return float((1 - objective.schedule.alpha(objective.times(levels))).mean())
 
 
-def scored_rows(config: RunConfig, batch_size: int, first_maskable: int) -> int:
+def scored_rows(planned: PlannedNetwork, batch_size: int) -> int:
     """N of a microbatch, rounded: only these rows meet the head and the last block's MLP."""
-    length = config.data.block_length - first_maskable
-    return max(1, round(masked_share(config) * batch_size * length))
+    length = planned.config.data.block_length - planned.network.first_maskable
+    return max(1, round(planned.masked_share * batch_size * length))
 
 
-def inputs(
-    config: RunConfig, batch_size: int, num_rows: int, *, is_weighted: bool
-) -> dict[str, Any]:
+def inputs(planned: PlannedNetwork, batch_size: int) -> dict[str, Any]:
     """Arguments of a training call, of the right shapes."""
-    length, is_mdm = config.data.block_length, config.framework.name == "mdm"
+    config, num_rows = planned.config, scored_rows(planned, batch_size)
+    length = config.data.block_length
     given: dict[str, Any] = {
         "x_BL": torch.zeros(batch_size, length, dtype=torch.long),
         "rows_N": torch.ones(num_rows, dtype=torch.long),
         "targets_N": torch.zeros(num_rows, dtype=torch.long),
-        "weight_N": torch.ones(num_rows) if is_weighted else None,
-        "mask": None,
+        "weight_N": torch.ones(num_rows) if planned.is_weighted else None,
     }
-    # rows that are padded, or hold several documents that may not see one another
-    is_padded = config.data.packing == "unpacked" or config.sft.train is not None
-    if is_mdm and config.data.document_attention:
-        given["mask"] = torch.ones(batch_size, 1, length, length, dtype=torch.bool)
-    elif is_mdm and is_padded and config.data.pads == "ignored":
-        given["mask"] = torch.ones(batch_size, 1, 1, length, dtype=torch.bool)
-    if is_mdm:
+    if config.framework.name == "mdm":
         given["t_B"] = torch.full((batch_size,), 0.5)
+        # rows that are padded, or hold several documents that may not see one another
+        is_padded = config.data.packing == "unpacked" or config.sft.train is not None
+        is_padded &= config.data.pads == "ignored"
+        if is_padded or config.data.document_attention:
+            height = length if config.data.document_attention else 1
+            given["mask"] = torch.ones(batch_size, 1, height, length, dtype=torch.bool)
     elif config.model.backbone == "dit":
         shape = (batch_size, length) if config.framework.name == "aoarm" else (length,)
-        given["positions"] = torch.zeros(shape, dtype=torch.long)
-        given["target_positions"] = torch.zeros(shape, dtype=torch.long)
+        for name in ("positions", "target_positions"):
+            given[name] = torch.zeros(shape, dtype=torch.long)
     return given
+
+
+@dataclass(frozen=True)
+class MicrobatchTrace:
+    """What the passes of a microbatch do, and hold besides weights and gradients."""
+
+    kernels: Counter[TracedKernel]
+    kept: int
+    """Bytes alive between the forward and the backward pass."""
+    peak: int
+    """Most bytes alive at any moment."""
+
+    @property
+    def flops(self) -> int:
+        """Of all matrix products."""
+        return sum(kernel.flops * number for kernel, number in self.kernels.items())
 
 
 def trace_microbatch(
@@ -420,31 +342,32 @@ def trace_microbatch(
     *,
     is_sharded: bool = False,
     is_training: bool = True,
-) -> OpTrace:
+) -> MicrobatchTrace:
     """A forward and a backward pass, with gradients that are there already; or evaluation's pass.
 
     ``is_sharded``: weights come gathered in the type of the products, as FSDP2 gives them.
     """
     network, dtype = planned.network, getattr(torch, precision)
-    rows = scored_rows(planned.config, batch_size, network.first_maskable)
-    is_weighted = not build_objective(planned.config).is_unweighted
-    depth = len(network.block_modules())
-    with planned.mode, using_loss_kernel("chunked"):
-        given = inputs(planned.config, batch_size, rows, is_weighted=is_weighted)
+    trained = [p for p in network.parameters() if p.requires_grad and is_training]
+    with planned.mode, using_loss_kernel("chunked"), torch.set_grad_enabled(is_training):
+        given = inputs(planned, batch_size)
         if not is_training:
-            del given["weight_N"]
-            given["reduce"] = False
+            given |= {"weight_N": None, "reduce": False}
         _cast(network, dtype if is_sharded else torch.float32)
-        if depth <= TRACED_BLOCKS + 1:
-            found = _trace_call(network, given, dtype, is_training=is_training)
-        else:
-            with _shallow(network, TRACED_BLOCKS):
-                fewer = _trace_call(network, given, dtype, is_training=is_training)
-            with _shallow(network, TRACED_BLOCKS + 1):
-                one_more = _trace_call(network, given, dtype, is_training=is_training)
-            found = fewer.with_more_blocks(one_more, depth - TRACED_BLOCKS)
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        gradients = [p.grad for p in trained]
+        known = _tensors([*network.parameters(), *network.buffers(), gradients, given])
+        with Tracer(known) as tracer:
+            with autocast(CPU, dtype):
+                loss = network(**given)
+            kept = tracer.alive
+            if is_training:
+                loss.backward()
+        for parameter in trained:
+            parameter.grad = None
         _cast(network, torch.float32)
-    return found
+    return MicrobatchTrace(tracer.kernels, kept, tracer.peak)
 
 
 def _cast(network: Network, dtype: torch.dtype) -> None:
@@ -452,49 +375,14 @@ def _cast(network: Network, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-@contextlib.contextmanager
-def _shallow(network: Network, num_blocks: int) -> Iterator[None]:
-    """Within: the network has its last blocks only."""
-    blocks = network.block_modules()
-    lists = (part for part in network.modules() if isinstance(part, nn.ModuleList))
-    owner = next((part for part in lists if list(part) == blocks), None)
-    if owner is None:
-        raise UserError("this causal LM has no list of blocks: it cannot be planned")
-    del owner[:-num_blocks]
-    try:
-        yield
-    finally:
-        del owner[:]
-        owner.extend(blocks)
-
-
-def _trace_call(
-    network: Network, given: dict[str, Any], dtype: torch.dtype, *, is_training: bool
-) -> OpTrace:
-    trained = [p for p in network.parameters() if p.requires_grad and is_training]
-    for parameter in trained:
-        parameter.grad = torch.empty_like(parameter)
-    gradients = [p.grad for p in trained]
-    known = _tensors([*network.parameters(), *network.buffers(), gradients, given])
-    with torch.set_grad_enabled(is_training), Tracer(known) as tracer:
-        with autocast(CPU, dtype):
-            loss = network(**given)
-        tracer.trace.kept, tracer.is_backward = tracer.alive, True
-        if is_training:
-            loss.backward()
-    for parameter in trained:
-        parameter.grad = None
-    return tracer.trace
-
-
 @dataclass(frozen=True)
 class MicrobatchCost:
     """A microbatch of any size, on the straight line through two traced ones."""
 
     sizes: tuple[int, int]
-    traces: tuple[OpTrace, OpTrace]
+    traces: tuple[MicrobatchTrace, MicrobatchTrace]
 
-    def at(self, size: int, read: Callable[[OpTrace], float]) -> float:
+    def at(self, size: int, read: Callable[[MicrobatchTrace], float]) -> float:
         """The value at a microbatch size."""
         low, high = (read(trace) for trace in self.traces)
         slope = (high - low) / (self.sizes[1] - self.sizes[0])
@@ -505,8 +393,7 @@ def trace_cost(
     planned: PlannedNetwork, microbatch: int, precision: str, *, is_sharded: bool
 ) -> MicrobatchCost:
     """Two microbatches, traced."""
-    rows = scored_rows(planned.config, 1, planned.network.first_maskable)
-    small = max(1, -(-TRACED_ROWS // rows))
+    small = max(1, -(-TRACED_ROWS // scored_rows(planned, 1)))
     sizes = (small, 2 * small) if microbatch > 2 * small else (max(1, microbatch // 2), microbatch)
     sizes = (1, 2) if sizes[0] == sizes[1] else sizes
     low, high = (trace_microbatch(planned, n, precision, is_sharded=is_sharded) for n in sizes)
@@ -516,23 +403,21 @@ def trace_cost(
 # The update
 
 
-class Updater:
-    """Norm, clipping, optimizer and moving average of a network."""
+def update(state: TrainState, options: OptimOptions) -> None:
+    """Norm, clipping, optimizer and moving average; needs gradients."""
+    trained = [p for p in state.model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+    if options.clip:
+        nn.utils.clip_grads_with_norm_(trained, options.clip, norm)
+    state.optimizer.step(0.0)
+    if state.ema is not None:
+        state.ema.update(1)
 
-    def __init__(self, network: Network, options: OptimOptions) -> None:
-        self.options = options
-        self.trained = [p for p in network.parameters() if p.requires_grad]
-        self.optimizer = Optimizer(network, options)
-        self.average = Ema(network, options.ema) if options.ema else None
 
-    def __call__(self) -> None:
-        """Needs gradients."""
-        norm = nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
-        if self.options.clip:
-            nn.utils.clip_grads_with_norm_(self.trained, self.options.clip, norm)
-        self.optimizer.step(0.0)
-        if self.average is not None:
-            self.average.update(1)
+def train_state(network: Network, options: OptimOptions) -> TrainState:
+    """What a checkpoint holds."""
+    ema = Ema(network, options.ema) if options.ema else None
+    return TrainState(network, Optimizer(network, options), ema)
 
 
 @dataclass(frozen=True)
@@ -548,16 +433,16 @@ class Update:
 
 def trace_update(planned: PlannedNetwork) -> Update:
     """What one takes, and what it holds."""
-    network = planned.network
+    options = planned.config.optim
     with planned.mode:
-        update = Updater(network, planned.config.optim)
-        state = list(update.optimizer.tensors().values())
-        shadow = [] if update.average is None else list(update.average.shadow.values())
-        for parameter in update.trained:
-            parameter.grad = torch.empty_like(parameter)
-        with Tracer(network.parameters()) as tracer:
-            update()
-        update.optimizer.zero_grad()
-    size, held = (sum(t.numel() * t.element_size() for t in each) for each in (state, shadow))
-    tensors = len(list(network.parameters())) + len(state) + len(shadow)
-    return Update(tracer.trace.kernels, size, held, tensors)
+        state = train_state(planned.network, options)
+        for parameter in planned.network.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        tensors = state.tensors()  # the optimizer's are made when they are asked for
+        with Tracer(planned.network.parameters()) as tracer:
+            update(state, options)
+        state.optimizer.zero_grad()
+    sizes: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        sizes[name.split(".")[0]] += tensor.nbytes
+    return Update(tracer.kernels, sizes["optimizer"], sizes["ema"], len(tensors))

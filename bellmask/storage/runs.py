@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bellmask.config.config import RunConfig, load_config
+from bellmask.config.config import RunConfig, is_free_option, load_config
 from bellmask.config.options import DEFAULT_ENCODINGS
 from bellmask.storage.checkpoint import CheckpointStore, step_of
 from bellmask.storage.loading import OWN, Loaded, is_export, load, local_folder
@@ -18,19 +18,7 @@ from bellmask.utils.errors import UserError
 # What a person calls a run, from its options: base, bell, laplace:0.5,0.2, aoarm+crossed.
 
 _NAMED = ("framework.", "objective.", "law.", "schedule.")
-_UNNAMED: tuple[str, ...] = (
-    "train.seed",
-    "train.device",
-    "train.skip_limit",
-    "scale.",
-    "log.",
-    "checkpoint.",
-    "validation.",
-    "data.",
-    "start.",
-    "sft.",
-    "model.backbone",
-)
+_UNNAMED = ("train.seed", "validation.", "data.", "start.", "sft.", "model.backbone")
 
 
 def names_of(configs: Sequence[RunConfig]) -> list[str]:
@@ -39,7 +27,8 @@ def names_of(configs: Sequence[RunConfig]) -> list[str]:
     names = []
     for config in configs:
         flat = config.resolved().flat()
-        other = [k for k in flat if flat[k] != first[k] and not k.startswith(_UNNAMED + _NAMED)]
+        differ = (k for k in flat if flat[k] != first[k] and not is_free_option(k))
+        other = [k for k in differ if not k.startswith(_UNNAMED + _NAMED)]
         names.append(_objective_name(flat) + "".join(f" {k}={flat[k]}" for k in other))
     return names
 

@@ -158,7 +158,7 @@ def test_runs_are_called_by_their_variants():
         ("deep=--model.layers 6", "variant deep"),
         *[("gausian", "gaussian"), ("Bell", "bell"), ("importance-t", "importance_t")],
         *[("bell+moun", "muon"), ("bell+muon+unstratifed", "unstratified")],
-        *[("bell+crossed", "causal")],
+        *[("bell+crossed", "framework.encoding")],
         *[(f"{name}:0.5", f"{name} takes 0") for name in ("base", "bell", "arm", "uniform")],
         ("dirac:0.5,0.1", "dirac takes 1"),
         *[(f"{name}:0.5,0.1,2", f"{name} takes 2") for name in ("gaussian", "laplace")],

@@ -81,14 +81,6 @@ def test_golden_values_never_change():
     assert large.tolist() == [71173, 47380, 59054]
 
 
-@settings(deadline=None, derandomize=True)
-@given(key=keys)
-def test_torch_seed_is_accepted_by_a_generator(key):
-    seed = torch_seed(key)
-    assert 0 <= seed < 1 << 63
-    torch.Generator().manual_seed(seed)
-
-
 def test_uniform_numbers_pass_kolmogorov_smirnov():
     for key in (0, 1, stream_key(5, "masks", 9)):
         u = uniform(key, torch.arange(50_000))
@@ -96,13 +88,6 @@ def test_uniform_numbers_pass_kolmogorov_smirnov():
         assert float(u.min()) >= 0
         assert float(u.max()) < 1
         assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-3
-
-
-def test_every_bit_is_one_half_of_the_time():
-    bits = hash_counters(1234, torch.arange(20_000))
-    ones = [int(((bits >> k) & 1).sum()) for k in range(64)]
-    p = [stats.binomtest(n, 20_000).pvalue for n in ones]
-    assert min(p) > 1e-4
 
 
 def test_neighbouring_counters_and_keys_are_uncorrelated():
@@ -115,20 +100,6 @@ def test_neighbouring_counters_and_keys_are_uncorrelated():
         v = uniform(10 + step, torch.arange(n))
         for shift in (0, 1):
             assert abs(correlation(u[shift : n + shift], v)) < 4 / n**0.5
-
-
-def test_pairs_of_neighbours_fill_the_unit_square_evenly():
-    u = uniform(8, torch.arange(200_000)).reshape(-1, 2)
-    cell = (u * 16).long() @ torch.tensor([16, 1])
-    assert stats.chisquare(torch.bincount(cell, minlength=256).numpy()).pvalue > 1e-3
-
-
-def test_neighbouring_keys_at_one_counter_are_uniform():
-    """The number a stream gives at its first counter, over consecutive steps."""
-    u = [float(uniform(stream_key(0, "times", s), torch.tensor([0]))) for s in range(1500)]
-    v = [float(uniform(key, torch.tensor([0]))) for key in range(1500)]
-    assert stats.kstest(u, "uniform").pvalue > 1e-3
-    assert stats.kstest(v, "uniform").pvalue > 1e-3
 
 
 @settings(deadline=None, derandomize=True)
@@ -168,15 +139,6 @@ def test_index_permutation_of_a_huge_corpus_needs_no_array():
     assert stats.kstest(image.numpy() / size, "uniform").pvalue > 1e-3
 
 
-def test_index_permutation_differs_by_key_and_is_reproducible():
-    index = torch.arange(1000)
-    a, b = IndexPermutation(1000, key=1)(index), IndexPermutation(1000, key=2)(index)
-    points = torch.tensor([999, 0, 5, 5, 400])
-    assert torch.equal(IndexPermutation(1000, key=1)(points), a[points])
-    assert float((a == b).double().mean()) < 0.02
-    assert float((a == index).double().mean()) < 0.02
-
-
 @pytest.mark.parametrize("size", [16, 64])
 def test_index_permutation_sends_each_index_everywhere_equally_often(size):
     """A table of counts whose rows and columns are fixed: chi-square, (size - 1)^2 degrees."""
@@ -189,14 +151,15 @@ def test_index_permutation_sends_each_index_everywhere_equally_often(size):
     assert stats.chi2((size - 1) ** 2).sf(statistic) > 1e-3
 
 
-def test_index_permutation_leaves_no_trend():
-    n = 100_000
-    image = IndexPermutation(n, key=3)(torch.arange(n)).double()
-    assert abs(correlation(image, torch.arange(n).double())) < 4 / n**0.5
-    assert abs(correlation(image[:-1], image[1:])) < 4 / n**0.5
-
-
 def test_an_empty_permutation_is_refused():
     for size in (0, -3):
         with pytest.raises(ValueError, match=f"size={size}"):
             IndexPermutation(size, key=0)
+
+
+def test_keys_give_other_permutations_and_seeds_that_torch_takes():
+    index = torch.arange(1000)
+    a, b = IndexPermutation(1000, key=1)(index), IndexPermutation(1000, key=2)(index)
+    assert float((a == b).double().mean()) < 0.02
+    for key in (0, WORD - 1):
+        torch.Generator().manual_seed(torch_seed(key))
