@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from commands import refuses, succeeds
@@ -12,7 +10,6 @@ from commands import refuses, succeeds
 from bellmask.evaluate import generative
 from bellmask.evaluate.generative import unigram_entropy
 
-SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SUITE = "--suite generative --nfe 2 8 --num 4 --seeds 2".split()
 FILES = {"generative.json", "generative.md", "quality_diversity.png", "quality_diversity.svg"}
 FILES |= {"samples.jsonl", "scores.jsonl"}
@@ -44,17 +41,6 @@ def test_table_plot_and_samples_beside_a_single_run(zoo, copy_run, monkeypatch):
     monkeypatch.setattr(generative, "draw_samples", lambda *_: 1 / 0)  # nothing is drawn again
     succeeds("evaluate", run, *SUITE, "--scorer", zoo / "arm", *more)
     assert read(folder) == numbers
-
-
-@pytest.mark.skipif(not (SHARED / "stories260K").exists(), reason="no small story model here")
-def test_a_hugging_face_scorer(zoo, tmp_path):
-    scorer = SHARED / "stories260K"
-    succeeds("evaluate", zoo / "bell", *SUITE, "--scorer", scorer, "--out", tmp_path)
-    numbers = read(tmp_path)
-    assert numbers["scorer"]["name"] == "stories260K"
-    assert str(SHARED) not in (tmp_path / "generative.json").read_text()
-    real = numbers["real_text"][0]["settings"][0]["mean"]["perplexity"]
-    assert real < numbers["runs"][0]["settings"][0]["mean"]["perplexity"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.evaluate.likelihood import BlockScorer, binned_curve, evaluate, exact_curve
+from bellmask.evaluate.likelihood import BlockScorer, evaluate
 from bellmask.model.attention import AttentionRules
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
@@ -339,17 +339,6 @@ def test_what_can_be_paired():
 
 
 # by context count
-
-
-def test_the_curve_of_a_causal_model_is_its_columns():
-    result = evaluate(Asked(wrong), blocks_of(DATA), mask_id=MASK, framework=arm(L))
-    points = binned_curve(result)
-    assert [(p.low, p.high, p.num_draws) for p in points] == [(c, c, 6) for c in range(L)]
-    truth = np.mean([in_order(wrong, range(L), row) for row in DATA], axis=0)
-    np.testing.assert_allclose([p.nll for p in points], truth, atol=1e-12)
-    scorer = BlockScorer(Asked(wrong), blocks_of(DATA), MASK, arm(L))
-    exact = exact_curve(scorer, range(L))
-    np.testing.assert_allclose([p.nll for p in exact], truth, atol=1e-12)
 
 
 def test_the_scorer_gives_the_same_at_a_context_count_as_at_all_of_them():
