@@ -2,7 +2,6 @@
 
 import math
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -51,38 +50,6 @@ def test_printed_numbers_of_the_default_bell():
     assert float(f"{relative[5]:.1g}") == 6e-7
     # P(all masked) = omega(0) / L, the weight being one
     assert round(1e6 * float(omega[0]) / 128, 2) == 0.18
-
-
-def exact_weight(kernel, peak, length, observed):
-    """By Gauss-Legendre in 40 digits on panels of 1/100 that end at the peak."""
-    with mpmath.workdps(40):
-        peak = mpmath.mpf(peak)
-        panels = sorted({mpmath.mpf(k) / 100 for k in range(101)} | {peak})
-
-        def integral(function):
-            return mpmath.quad(function, panels, method="gauss-legendre")
-
-        weighted = integral(
-            lambda t: kernel(t - peak) * t ** (length - observed) * (1 - t) ** observed
-        )
-        choose = mpmath.binomial(length, observed)
-        return (length - observed) * choose * weighted / integral(lambda t: kernel(t - peak))
-
-
-@pytest.mark.parametrize(
-    ("law", "kernel"),
-    [
-        (TruncatedGaussian(0.3, 0.01), lambda x: mpmath.exp(-((x / mpmath.mpf(0.01)) ** 2) / 2)),
-        (TruncatedLaplace(0.5, 0.02), lambda x: mpmath.exp(-abs(x) / mpmath.mpf(0.02))),
-    ],
-    ids=["gaussian", "laplace"],
-)
-def test_tails_of_narrow_laws_are_right_in_relative_terms(law, kernel):
-    """Down to 1e-119."""
-    omega = context_weights(Bell(law), 256)
-    for observed in (0, 255):
-        exact = exact_weight(kernel, law.mu, 256, observed)
-        assert float(mpmath.mpf(float(omega[observed])) / exact) == pytest.approx(1, rel=1e-11)
 
 
 @pytest.mark.parametrize("length", [1, 5, 128, 1000])

@@ -58,22 +58,6 @@ def test_counts_and_weights_are_those_of_the_definition(name, length):
     np.testing.assert_allclose(q * w, weighted, rtol=1e-6, atol=1e-9)
 
 
-def test_a_floor_of_the_mask_rate_belongs_to_the_objective():
-    """Rates are uniform on [f, 1] and weighted by 1 / rate, up to the density's constant."""
-    floor, length = 0.05, 6
-    objective, n = Nelbo(time_floor=floor), np.arange(1, length + 1)
-    q, w = CountLaw(objective).table(length)
-    raw = [
-        integral(
-            lambda t, k=k: math.comb(length, k) * t ** (k - 1) * (1 - t) ** (length - k), floor
-        )
-        for k in n
-    ]
-    share = np.array(raw) * n
-    found = (q * w / objective.normaliser).numpy() * n
-    np.testing.assert_allclose(found, length * share / share.sum(), 1e-6)
-
-
 def test_draws_follow_their_law_by_strata():
     """Evenly spread levels give each count its share to within one draw, in rising order."""
     law, total = CountLaw(Bell(LAW)), 1000

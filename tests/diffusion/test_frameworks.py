@@ -14,12 +14,8 @@ from scipy import stats
 from bellmask.config.options import FrameworkOptions
 from bellmask.config.presets import tiny
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
-from bellmask.diffusion.objectives import Nelbo
 from bellmask.diffusion.schedules import Cosine, Linear
-from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_framework
-from bellmask.train.planning import Microbatch
-from bellmask.train.step import microbatch_loss
 from bellmask.utils.rng import stream_key, uniform_rows
 
 CPU = torch.device("cpu")
@@ -169,51 +165,7 @@ def test_masks_of_a_given_size_are_the_exhaustive_sum(context, answer):
     assert np.mean(losses) == pytest.approx(loss_of_masks(answer, context), abs=1e-12)
 
 
-@each_answer
-@pytest.mark.parametrize("context", range(L))
-def test_ordered_contexts_of_a_given_size_are_those_of_the_sum(context, answer):
-    """``given`` is the term N_c of ``training``."""
-    count = torch.full((len(ROWS),), context)
-    for order in ORDERS:
-        expected = sum(
-            p * surprise(answer, row, order[:context], order[context]) for row, p in JOINT.items()
-        )
-        for framework in (sigma_arm(torch.tensor(order)), any_order()):
-            problem = framework.given(X0, count, uniforms_for(order), mask_id=MASK)
-            assert problem.rows_N.tolist() == [L * b + context for b in range(len(ROWS))]
-            assert asked_loss(problem, answer) == pytest.approx(expected, abs=1e-12)
-
-
 # what training draws
-
-
-def test_a_microbatch_is_the_sum_over_its_real_tokens():
-    """The loss of training as the trainer asks for it, with pads, for both kinds of framework."""
-    x0 = torch.tensor([[0, 1, 2], [1, 1, PAD], [2, PAD, PAD]])
-    real = torch.arange(3) < torch.tensor([[3], [2], [1]])
-    u = torch.tensor([[0.7, 0.1, 0.4], [0.9, 0.2, 0.0], [0.3, 0.1, 0.2]], dtype=torch.float64)
-    t = torch.full((3,), 0.5, dtype=torch.float64)
-    ordered = [(arm(3), [(0, 1, 2), (0, 1), (0,)]), (any_order(), [(1, 2, 0), (1, 0), (0,)])]
-    for framework, orders in ordered:
-        expected = sum(
-            surprise(wrong, row, order[:r], order[r])
-            for row, order in zip(x0.tolist(), orders)
-            for r in range(len(order))
-        )
-        batch = Microbatch(0, x0, u, t, real)
-        found = microbatch_loss(Asked(wrong), batch, framework, Nelbo(), MASK, CPU)
-        # the weights of an objective with times would show: Nelbo has 1 / t = 2 here
-        assert float(found[0]) == pytest.approx(2 * expected, rel=1e-12)
-        assert found[1] == 6
-    expected = sum(
-        surprise(wrong, x0[b].tolist(), [j for j in range(3 - b) if j not in mask], i)
-        for b, mask in [(0, (1, 2)), (1, (1,)), (2, (0,))]
-        for i in mask
-    )
-    batch = Microbatch(0, x0, u, t, real, AttentionRules())
-    found = microbatch_loss(Asked(wrong), batch, Mdm(), Nelbo(), MASK, CPU)
-    assert float(found[0]) == pytest.approx(2 * expected, rel=1e-12)
-    assert found[1] == 4
 
 
 # orders

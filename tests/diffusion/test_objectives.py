@@ -11,7 +11,6 @@ from functools import cache, cached_property
 
 import numpy as np
 import pytest
-import torch
 from law_tools import float64, scipy_gaussian, scipy_laplace
 from scipy import integrate, optimize
 
@@ -210,31 +209,6 @@ def test_times_are_the_quantiles_of_the_drawing_law(case):
         edges = [0.0, *(p for p in case.points if p < s), s]
         pieces = [integrate.quad(case.density, a, b)[0] for a, b in itertools.pairwise(edges)]
         assert sum(pieces) == pytest.approx(u, abs=1e-9)
-
-
-LEVELS = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
-
-
-@pytest.mark.parametrize(
-    ("law", "mirrored"),
-    [
-        (TruncatedGaussian(0.5, 0.1), TruncatedGaussian(0.5, 0.1)),
-        (TruncatedGaussian(0.3, 0.1), TruncatedGaussian(0.7, 0.1)),
-        (TruncatedGaussian(1.1, 0.3), TruncatedGaussian(-0.1, 0.3)),
-        (TruncatedLaplace(0.35, 0.2), TruncatedLaplace(0.65, 0.2)),
-        (DensityLaw(lambda t: 1 + t), DensityLaw(lambda t: 2 - t)),
-    ],
-    ids=["centered", "left", "outside", "laplace", "density"],
-)
-def test_middle_flat_under_uniform_times_is_nelbo_with_the_mirrored_law(law, mirrored):
-    """At the same level u, mask rate and weight agree as a pair."""
-    flat, linear = Nelbo(schedule=MiddleFlat(law)), Nelbo(mirrored)
-    t_flat, t_linear = flat.times(LEVELS), linear.times(LEVELS)
-    rate_flat, rate_linear = 1 - flat.schedule.alpha(t_flat), 1 - linear.schedule.alpha(t_linear)
-    torch.testing.assert_close(rate_flat, rate_linear, rtol=0, atol=1e-11)
-    torch.testing.assert_close(flat.weight(t_flat), linear.weight(t_linear), rtol=1e-8, atol=0)
-    if mirrored == TruncatedGaussian(0.7, 0.1):  # the mirror trap: mu = 0.3, mean rate 0.7
-        assert float(rate_flat.mean()) == pytest.approx(0.7, abs=2e-3)
 
 
 def test_bell_leaves_rows_unweighted_and_says_so():

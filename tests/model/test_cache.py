@@ -6,7 +6,6 @@ from sampling_tools import awake as awake_in_float32
 from sampling_tools import seeded
 
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
-from bellmask.generate.sampler import generate_in_order
 from bellmask.model.attention import attention_mask
 
 V, L, B = 7, 8, 3
@@ -46,40 +45,6 @@ def test_slot_by_slot_a_causal_model_says_what_it_says_at_once(name, encoding, n
         torch.testing.assert_close(logits(part, cache=cache), whole[:, part], **CLOSE)
         start += width
         assert [len(cache.layers), *{k.shape[1] for k, _ in cache.layers}] == [num_layers, start]
-
-
-class Forgetful:
-    """A model without its cache: it gets every prefix anew. Notes how much it gets."""
-
-    def __init__(self, model):
-        self.model, self.widths = model, []
-
-    def __call__(self, x_BL, *args, **more):
-        self.widths.append(x_BL.shape[1])
-        return self.model(x_BL, *args, **more)
-
-
-class Remembering(Forgetful):
-    def new_cache(self):
-        return self.model.new_cache()
-
-
-@pytest.mark.parametrize("encoding", ["source", "crossed"])
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_model_that_keeps_keys_and_values_makes_the_same_rows(name, encoding):
-    model, framework = awake(2, is_causal=True, encoding=encoding), FRAMEWORKS[name]
-    first = {"arm": [0, 1], "sigma_arm": [3, 1], "aoarm": [2, 6]}[name]
-    for given in ([], first):
-        canvas = torch.full((6, L), V)
-        canvas[:, given] = 5
-        whole, kept = Forgetful(model), Remembering(model)
-        expected, found = (
-            generate_in_order(one, canvas, framework, mask_id=V, seed=2) for one in (whole, kept)
-        )
-        assert found.ids_BL.equal(expected.ids_BL)
-        assert whole.widths == list(range(len(given) + 1, L + 1))
-        assert kept.widths == [len(given) + 1] + [1] * (L - 1 - len(given))
-        assert (found.num_calls, found.num_rows) == (len(kept.widths), 6 * len(kept.widths))
 
 
 # a prefix of a bidirectional model

@@ -1,9 +1,5 @@
 """A causal LM as a denoiser, against the causal LM itself and dense references."""
 
-import os
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,17 +15,9 @@ from pretrained_tools import (
 )
 from transformers import LlamaForCausalLM
 
-from bellmask.config.config import RunConfig, override
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
-from bellmask.diffusion.frameworks import shifted_arm
-from bellmask.evaluate.likelihood import evaluate
 from bellmask.model.pretrained import PretrainedDenoiser, make_language_model, probe
-from bellmask.storage.build import build_model
-from bellmask.train.setup import open_start
 from bellmask.utils.errors import UserError
 
-SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 L = 12
 
 
@@ -221,26 +209,3 @@ def test_unknown_and_unfit_architectures_give_one_clear_error(kind, values, why)
 
 
 # a real model
-
-
-def story_rows(tokenizer, count):
-    file = SHARED / "tinystories" / "tinystories.sample.txt"
-    texts = file.read_text(encoding="utf-8").split("<|endoftext|>")
-    rows = []
-    for number, text in enumerate([t.strip() for t in texts if t.strip()][:count]):
-        ids = np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])[:512]
-        pad = np.full(512 - len(ids), tokenizer.pad_id)
-        rows.append(Row(np.concatenate([ids, pad]), len(ids), number))
-    return rows
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not (SHARED / "stories260K").exists(), reason="no small story model here")
-def test_a_real_model_has_its_published_likelihood():
-    """stories260K: 1.408 nats per token on the first 100 stories, begun with BOS, cut at 512."""
-    options = ["--start.model", str(SHARED / "stories260K"), "--framework", "arm"]
-    start = open_start(override(RunConfig(), [*options, "--data.block-length", "512"]))
-    model = build_model(start.config, start.tokenizer.num_tokens, start.backbone, start.fill)
-    blocks = Blocks.from_rows(story_rows(start.tokenizer, 100)).starting_at(1)
-    how = {"mask_id": start.tokenizer.mask_id, "framework": shifted_arm(512), "batch_size": 10}
-    assert evaluate(model.eval(), blocks, **how).nll == pytest.approx(1.408, abs=0.002)
