@@ -11,6 +11,7 @@ import pytest
 import torch
 from choices import (
     OURS,
+    ChoiceItem,
     ChoiceOptions,
     Curve,
     Repeats,
@@ -22,7 +23,6 @@ from choices import (
 )
 from continuation_tools import EXACT, random_run
 
-from bellmask.evaluate.paper_tasks import ChoiceItem
 from bellmask.utils.progress import NO_PROGRESS
 
 
