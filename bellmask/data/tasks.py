@@ -299,7 +299,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "LAMBADA",
             "word",
             "last word written exactly",
-            "LAMBADA: the last word of a passage, its number of tokens given",
+            "the last word of a passage, its number of tokens given",
         ),
         OnHub("EleutherAI/lambada_openai", "default", "test", ("cimec/lambada", "plain_text")),
         Stock("lambada/lambada_openai.yaml", "lambada_openai", "lambada_openai", _last_word),
@@ -308,12 +308,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "hellaswag": Benchmark(
         hellaswag,
-        Column(
-            "HellaSwag",
-            "choice",
-            "accuracy, 4 choices",
-            "HellaSwag: which of four sentences comes next",
-        ),
+        Column("HellaSwag", "choice", "accuracy, 4 choices", "which of four sentences comes next"),
         OnHub("Rowan/hellaswag"),
         Stock("hellaswag/hellaswag.yaml", "hellaswag", "hellaswag"),
         count=39_905,
@@ -327,7 +322,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "TriQA",
             "answer",
             "an accepted answer is in what was written",
-            "TriQA: TriviaQA without documents, the answer's number of tokens given",
+            "TriviaQA without documents, the answer's number of tokens given",
         ),
         OnHub("mandarjoshi/trivia_qa", "rc.wikipedia.nocontext"),
         Stock("triviaqa/default.yaml", "triviaqa", "triviaqa_wikipedia"),
@@ -338,9 +333,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "openbookqa": Benchmark(
         openbookqa,
-        Column(
-            "Obqa", "choice", "accuracy, 4 choices", "Obqa: OpenBookQA without its book of facts"
-        ),
+        Column("Obqa", "choice", "accuracy, 4 choices", "OpenBookQA without its book of facts"),
         OnHub("allenai/openbookqa", "main"),
         Stock("openbookqa/openbookqa.yaml", "openbookqa", "openbookqa_validation"),
         count=4_957,
@@ -350,7 +343,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "piqa": Benchmark(
         piqa,
-        Column("PIQA", "choice", "accuracy, 2 choices", "PIQA: two ways to reach a goal"),
+        Column("PIQA", "choice", "accuracy, 2 choices", "two ways to reach a goal"),
         OnHub("ybisk/piqa", is_script=True),
         Stock("piqa/piqa.yaml", "piqa", "piqa"),
         count=16_113,
@@ -358,7 +351,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "social_iqa": Benchmark(
         social_iqa,
-        Column("SIQA", "choice", "accuracy, 3 choices", "SIQA: Social IQA, three answers"),
+        Column("SIQA", "choice", "accuracy, 3 choices", "Social IQA, three answers"),
         OnHub("allenai/social_i_qa", is_script=True),
         Stock("siqa/siqa.yaml", "social_iqa", "social_iqa"),
         count=33_410,
@@ -371,7 +364,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "Wino",
             "choice",
             "accuracy, 2 choices",
-            "Wino: WinoGrande; plain prompts score the rest of the sentence, as lm-eval does",
+            "WinoGrande; plain prompts score the rest of the sentence, as lm-eval does",
         ),
         OnHub("allenai/winogrande", "winogrande_xl"),
         Stock("winogrande/default.yaml", "winogrande", "winogrande", _behind_the_blank),
@@ -384,7 +377,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "Infilling",
             "story",
             "mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L, words stemmed",
-            "Infilling: sentence 3 of 5 of ROCStories, its number of tokens given",
+            "sentence 3 of 5 of ROCStories, its number of tokens given",
         ),
         OnHub("juletxara/xstory_cloze", "en", split=""),
         other_names=(

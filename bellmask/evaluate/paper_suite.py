@@ -238,7 +238,7 @@ class Suite:
             "title": column.title,
             "main": SCORES[column.kind][0],
             "measure": column.measure,
-            "note": column.note,
+            "note": f"{column.title}: {column.note}",
             "gives_length": BENCHMARKS[task].gives_length,
             "origin": loaded.origin,
             "identity": loaded.identity,
