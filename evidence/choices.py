@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib.ticker
@@ -24,14 +27,9 @@ from numpy.typing import NDArray
 
 from bellmask.analyze.base import Analysis, RunsOptions, run_analysis
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate.paper_suite import RunContestant
-from bellmask.evaluate.paper_tasks import (
-    ChoiceItem,
-    Prompts,
-    limit_items,
-    make_items,
-    open_task,
-)
+from bellmask.data.tasks import open_task
+from bellmask.evaluate.lm_eval_model import BellmaskLM, LoadedTasks
+from bellmask.evaluate.paper_tasks import Prompts, write_task
 from bellmask.evaluate.scorer import (
     Estimator,
     Kind,
@@ -306,6 +304,18 @@ LABELS = {
 }
 
 
+@dataclass(frozen=True)
+class ChoiceItem:
+    """A question of multiple choice."""
+
+    number: int
+    """Place of the record in the data set."""
+    contexts: tuple[str, ...]
+    """One per choice; only WinoGrande's differ."""
+    continuations: tuple[str, ...]
+    gold: int
+
+
 class Asker:
     """A task's questions as the suite of Table 4 asks a run; each has numbers of its own."""
 
@@ -319,15 +329,14 @@ class Asker:
         batch_tokens: int = 8192,
     ) -> None:
         self.run, self.longest_exact, self.batch_tokens = run, longest_exact, batch_tokens
-        ours = Estimator(OURS, longest_exact=longest_exact)
-        maker = RunContestant(run, ours, prompts=prompts)
+        model = BellmaskLM(run, prompts=prompts, ending="auto", longest_exact=longest_exact)
         self.asks: list[Request] = []
         self.place: list[tuple[int, int]] = []
         for number, item in enumerate(items):
             noise = stream_key(0, task, item.number) % (1 << 62)
             pairs = zip(item.contexts, item.continuations, strict=True)
             for choice, (context, continuation) in enumerate(pairs):
-                windows = maker.asks(context, continuation, noise)
+                windows = model.windows(*model.split(context, continuation), noise)
                 self.asks += windows
                 self.place += [(number, choice)] * len(windows)
         self.gold_N = np.array([item.gold for item in items])
@@ -336,7 +345,7 @@ class Asker:
         self.is_drawn_NC = np.zeros(self.shape, dtype=bool)
         for ask, place in zip(self.asks, self.place, strict=True):
             self.is_there_NC[place] = True
-            self.is_drawn_NC[place] |= not maker.is_exact(ask)
+            self.is_drawn_NC[place] |= not model.is_exact(ask)
 
     def scorer(self, kind: Kind, draws: int, is_common: bool = True) -> Scorer:
         """The run with one way of estimating."""
@@ -418,11 +427,18 @@ def _check(options: ChoiceOptions) -> None:
 def _questions(task: str, options: ChoiceOptions) -> tuple[list[ChoiceItem], str]:
     """(a task's questions, where they come from)."""
     loaded = open_task(task, options.data_dir, cache_folder(options.cache))
-    made = make_items(task, loaded.records, options.prompts)
-    items = [item for item in made if isinstance(item, ChoiceItem)]
+    with tempfile.TemporaryDirectory() as folder:
+        write_task(Path(folder), task, loaded.records, options.questions, options.prompts)
+        requests = LoadedTasks(Path(folder), [task]).requests()
+    items = []
+    for _, same in groupby(requests, key=lambda request: request.doc_id):
+        choices = list(same)
+        about = choices[0].doc["bellmask"]
+        contexts, continuations = zip(*(choice.args for choice in choices), strict=True)
+        items.append(ChoiceItem(about["number"], contexts, continuations, about["gold"]))
     if len(items) < 2:
         raise UserError(f"{task}: {loaded.origin} has fewer than 2 usable questions")
-    return limit_items(task, items, options.questions), loaded.origin
+    return items, loaded.origin
 
 
 def _measure(options: ChoiceOptions, progress: Progress) -> dict[str, Any]:

