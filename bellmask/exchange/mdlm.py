@@ -337,14 +337,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> Stored:
-    stored = _read_torch(path) if path.suffix != ".safetensors" else None
-    if stored is None:
-        weights, metadata = read_safetensors(path)
-        try:
-            about = dict(load_json(metadata.get(METADATA, "{}")))
-        except (ValueError, TypeError):
-            raise UserError(f"{path}: what it says under {METADATA!r} is damaged") from None
-        stored = Stored(path, weights, step=about.get("step", 0), about=about)
+    stored = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     tensors = [*stored.weights.values(), *(stored.shadow or ())]
     if not is_whole(stored.step) or not all(map(_is_plain, tensors)):
         raise UserError(f"{path} is damaged: its tensors, step or moving average are none")
@@ -357,6 +350,15 @@ def _is_plain(value: Any) -> bool:
         return False
     is_here = value.device.type == "cpu"
     return is_here and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+
+
+def _read_safetensors(path: Path) -> Stored:
+    weights, metadata = read_safetensors(path)
+    try:
+        about = dict(load_json(metadata.get(METADATA, "{}")))
+    except (ValueError, TypeError):
+        raise UserError(f"{path}: what it says under {METADATA!r} is damaged") from None
+    return Stored(path, weights, step=about.get("step", 0), about=about)
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:

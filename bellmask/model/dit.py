@@ -214,11 +214,7 @@ class Block(nn.Module):
         return self._add(x, gate_m, self.mlp_out, gelu(hidden), is_kept[1])
 
     def _attention(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        extend: Extend | None,
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, extend: Extend | None
     ) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)

@@ -33,25 +33,21 @@ class BellmaskCausalConfig(PretrainedConfig):
         text_config: dict[str, Any] | PretrainedConfig | None = None,
         mask_token_id: int = 0,
         silent_token_ids: Sequence[int] = (),
-        is_shifted: bool = True,
         has_windows: bool = False,
         **kwargs: Any,
     ) -> None:
         """``silent_token_ids`` are never predicted: the mask, and a pad that the causal LM lacks.
 
-        ``is_shifted``: the causal LM inside speaks at i - 1 about token i. It is always so.
         ``has_windows``: some of its layers look at near tokens only, until a mask opens them.
         """
         if text_config is None:
             text_config = {"model_type": "gpt2"}
         if isinstance(text_config, dict):
             text_config = AutoConfig.for_model(**text_config)
-        if not is_shifted:
-            raise ValueError("is_shifted=False: this code is for shifted models only")
         self.text_config = text_config
         self.mask_token_id = mask_token_id
         self.silent_token_ids = list(silent_token_ids)
-        self.is_shifted, self.has_windows = is_shifted, has_windows
+        self.has_windows = has_windows
         # the causal LM inside ties its own rows, where it does
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
