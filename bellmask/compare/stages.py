@@ -27,8 +27,8 @@ from bellmask.compare.execute import (
     execute,
     for_comparison,
     is_finished,
+    plan_runs,
     run_key,
-    text_identity,
     with_seed,
 )
 from bellmask.compare.report import draw_runs
@@ -36,7 +36,6 @@ from bellmask.compare.results import RunRecord, read_run, write_json
 from bellmask.compare.variants import OWNED, check_shared, parse_variants
 from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
 from bellmask.config.config import RunConfig, load_config, parse_options
-from bellmask.config.presets import PRESETS
 from bellmask.data.blocks import Blocks
 from bellmask.data.prepare import LoadedData, describe_blocks, load_inputs, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
@@ -124,13 +123,6 @@ class StageRun(PlannedRun):
     """None: continual pretraining only."""
 
 
-def _stage_run(
-    config: RunConfig, folder: Path, seed: int, cpt: str, sft: str | None = None
-) -> StageRun:
-    name = f"CPT {cpt}" + (f" + SFT {sft}" if sft else "")
-    return StageRun(name, "", config, folder, seed, cpt, sft)
-
-
 @dataclass(frozen=True)
 class StagePlan:
     """All trainings, and what is held out of the fine-tuning's examples."""
@@ -161,24 +153,21 @@ def plan_stages(
     """Every training of the suite; the data of both stages is prepared, nothing is trained."""
     check_stages(cpt, sft)
     variants = parse_variants(list(VARIANTS))
-    cpt = for_comparison(cpt)  # so that 'bellmask compare' shares these runs
-    adapted = [
-        (number, variant.name, with_seed(variant.apply(cpt), number))
-        for number in range(seeds)
-        for variant in variants
-    ]
-    identity = text_identity(cpt, is_quiet=is_quiet)
+    # as 'bellmask compare' plans them, which so shares these runs
+    adapted = plan_runs(for_comparison(cpt), variants, root=root, seeds=seeds, is_quiet=is_quiet)
     tokenizer, data = _load_examples(cpt, sft, is_quiet)
     marks = (tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint)
     runs = []
-    for number, name, config in adapted:
-        seed, folder = config.train.seed, root / run_key(config, identity)
-        runs.append(_stage_run(config, folder, seed, name))
+    for first in adapted:
+        name, seed, steps = first.variant, first.config.train.seed, first.config.train.steps
+        runs.append(StageRun(f"CPT {name}", "", first.config, first.folder, seed, name, None))
         for second in variants:
-            tuned = second.apply(_started(with_seed(sft, number), folder, cpt.train.steps))
+            own = _started(with_seed(sft, seed - cpt.train.seed), first.folder, steps)
+            tuned = second.apply(own)
             # the adaptation's key stands for where it lies
-            key = run_key(_started(tuned, folder.name, cpt.train.steps), "/".join(marks))
-            runs.append(_stage_run(tuned, root / key, seed, name, second.name))
+            key = run_key(_started(tuned, first.folder.name, steps), "/".join(marks))
+            label = f"CPT {name} + SFT {second.name}"
+            runs.append(StageRun(label, "", tuned, root / key, seed, name, second.name))
     about = describe_blocks(sft, data.train, data.valid, data.counts)
     return StagePlan(runs, data.valid, tokenizer, about["response_tokens"])
 
@@ -505,7 +494,6 @@ def main(args: Sequence[str]) -> int:
     sft_name, sft = _stage("--sft", options.sft)
     if options.start is not None:
         cpt = replace(cpt, start=replace(cpt.start, model=options.start, architecture=None)).check()
-    _check_start(cpt)
     if options.gap == "own" and options.length is not None:
         raise UserError("--length is of a fixed gap; leave it or --gap own out")
     out = Path(options.out or f"runs/compare-{cpt_name}-{sft_name}")
@@ -516,17 +504,6 @@ def main(args: Sequence[str]) -> int:
     stage_table(results).print()
     print(f"written: {out}/results.json, table.md, curves.png, curves.svg")
     return 0
-
-
-def _check_start(cpt: RunConfig) -> None:
-    """Say which command makes a start that is missing."""
-    model = cpt.start.model
-    if model is None or Path(model).exists() or Path(model).name not in PRESETS:
-        return
-    raise UserError(
-        f"{model}, where both adaptations start, is missing: make it with bellmask train "
-        f"{Path(model).name} --out {model}, or give another --start"
-    )
 
 
 _FROM_CPT = tuple(

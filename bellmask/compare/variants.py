@@ -14,12 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bellmask.config.config import RunConfig, override, read_tree, to_args
-from bellmask.config.options import (
-    FrameworkOptions,
-    LawOptions,
-    ObjectiveOptions,
-    ScheduleOptions,
-)
+from bellmask.config.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
 from bellmask.utils.errors import UserError, look_up
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")

@@ -173,20 +173,6 @@ def test_eight_neighbours_within_the_radius_are_masked():
     assert radius_masks(9, (4,), 8, [0]) == [(4, {4: {0, 1, 2, 3, 5, 6, 7, 8}})]
 
 
-def test_radius_similarities_are_cosines_of_two_backward_passes():
-    model, x0_L = denoiser(), row(length=24)
-    recorder = Recorder(model)
-    found = radius_similarities(recorder, x0_L, (2, 8), 4, MASK, key=11)
-    (centre,) = recorder.asked[0][1]
-    alone = own_gradient(model, x0_L, [centre], [centre])
-    for radius, (x_BL, _, _) in zip((2, 8), recorder.asked[1:], strict=True):
-        hidden = (x_BL[0] == MASK).nonzero().squeeze(1).tolist()
-        more = own_gradient(model, x0_L, hidden, [centre])
-        for part in PARTS:
-            assert found[radius][part] == pytest.approx(own_cosine(alone, more, part), abs=1e-5)
-    assert found[2]["whole"] < 0.999
-
-
 # additivity
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from fractions import Fraction
 
 import mpmath
 import pytest
-from counted_progress import Counted
 
 from bellmask.analyze.time_laws import (
     ACCURACY,
-    INEFFICIENT_MASKS,
     Efficiency,
     InefficientMasksOptions,
     check_counts,
     efficient_counts,
     mask_count_law,
-    measure_masks,
     rises_in_time,
     run_lengths,
     time_weights,
@@ -182,32 +178,6 @@ def test_a_margin_below_double_precision_is_not_called_a_pass():
     assert margin(16, 4, TruncatedGaussian(0.5, 100.0))["verdict"] == "holds"
     assert margin(16, 4, Uniform())["verdict"] == "undecided"
     assert margin(128, 2, Dirac(0.4))["verdict"] == "fails"  # no bell
-
-
-LAWS = ("dirac:0.5", "gaussian:0.3,0.1", "gaussian:0.5,100000")
-
-
-@pytest.fixture(scope="module")
-def results():
-    progress = Counted()
-    options = InefficientMasksOptions(length=12, ks=(3, 4), max_k=5, laws=LAWS)
-    with pytest.MonkeyPatch.context() as patch:
-        some = ("gaussian:0.4,0.2", "dirac:0.6")
-        patch.setattr("bellmask.analyze.time_laws.SHIPPED_LAWS", some)
-        found = measure_masks(options, progress)
-    assert progress.totals == [progress.done]
-    return json.loads(json.dumps(found, allow_nan=False))
-
-
-def test_tables_say_what_was_found_and_where_it_fails(results):
-    broken = json.loads(json.dumps(results))
-    broken["by_k"][1]["lemmas"]["rises_in_time"] = False
-    broken["by_k"][2]["laws"]["dirac:0.5"]["verdict"] = "fails"
-    _, by_law, lemmas = INEFFICIENT_MASKS.tables(broken)
-    verdict = {row[0]: row[-1] for row in by_law.rows}
-    assert verdict["dirac:0.5"] == "fails at k=4"
-    assert verdict["gaussian:0.4,0.2"] == "holds at all 4 k"
-    assert [row[1] for row in lemmas.rows] == ["holds", "holds", "fails at k=3"]
 
 
 def test_defaults_fit_short_blocks():

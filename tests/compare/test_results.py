@@ -10,13 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bellmask.compare.results import (
-    Entry,
-    law_summary,
-    paired_bootstrap,
-    read_run,
-    summarize,
-)
+from bellmask.compare.results import Entry, law_summary, paired_bootstrap, read_run, summarize
 from bellmask.compare.variants import parse_variant
 from bellmask.config import presets
 from bellmask.config.options import LawOptions

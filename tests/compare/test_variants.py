@@ -9,21 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bellmask.compare.execute import (
-    for_comparison,
-    parse_grid,
-    plan_runs,
-    run_key,
-)
+from bellmask.compare.execute import for_comparison, parse_grid, plan_runs, run_key
 from bellmask.compare.variants import NAMES, SUITES, check_shared, parse_variant, parse_variants
 from bellmask.config import presets
 from bellmask.config.config import RunConfig
-from bellmask.config.options import (
-    FrameworkOptions,
-    LawOptions,
-    ObjectiveOptions,
-    ScheduleOptions,
-)
+from bellmask.config.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
 from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedules import Linear, MiddleFlat

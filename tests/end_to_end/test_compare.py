@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from commands import bellmask, refuses, succeeds
-from safetensors.torch import load_file
 from train_here import train_here
 
 from bellmask.compare.execute import PlannedRun, is_finished
@@ -114,13 +113,6 @@ def test_equal_options_share_a_run_and_others_share_the_start(undisturbed):
     ]
     assert len(lines[0]) == 6
     assert lines[0] == lines[2] != lines[1]
-    mine, theirs = (
-        load_file(next((run / "checkpoints" / "step-000000012").glob("*.safetensors")))
-        for run in (base, ema)
-    )
-    is_same = {name: mine[name].equal(theirs[name]) for name in mine}
-    assert all(same for name, same in is_same.items() if not name.startswith("ema."))
-    assert not all(same for name, same in is_same.items() if name.startswith("ema."))
 
 
 def test_repeating_trains_nothing_and_report_says_the_same(undisturbed, compare_args, tmp_path):

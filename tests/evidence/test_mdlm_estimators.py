@@ -8,10 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from estimators import (
-    mask_rates,
-    one_pass,
-)
+from estimators import mask_rates, one_pass
 from scipy import integrate, stats
 
 from bellmask.data.blocks import Blocks
