@@ -421,8 +421,8 @@ def _write(
         examples = source.read(counts)
         with draft.open("wb") as stream:
             while batch := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
-                rows = encode_examples(batch, encoder, rules, counts)
-                for (_, example), row in zip(batch, rows, strict=True):
+                encoded = encode_examples(batch, encoder, rules, counts)
+                for (_, example), row in zip(batch, encoded, strict=True):
                     if row is not None:
                         counts.update([IN_CONVERSATIONS] if example.is_conversation else [])
                         stream.write(row.ids.astype(dtype).tobytes())
@@ -435,14 +435,13 @@ def _write(
                 f"{rules.block_length} ({reasons})"
             )
         columns = np.array(marks, dtype=np.int64).T
-        lengths, documents, starts = columns
-        keys = hash_counters(stream_key(0, "examples"), torch.from_numpy(documents.copy()))
-        order = torch.argsort(keys, stable=True).numpy()
+        documents = torch.from_numpy(columns[1].copy())
+        order = torch.argsort(hash_counters(stream_key(0, "examples"), documents), stable=True)
         drafted = np.memmap(draft, dtype=dtype, mode="r").reshape(-1, rules.block_length)
-        for number, start in enumerate(range(0, len(order), per_shard)):
-            drafted[order[start : start + per_shard]].tofile(shard_path(scratch, number))
+        for number, rows in enumerate(order.split(per_shard)):
+            drafted[rows.numpy()].tofile(shard_path(scratch, number))
         for name, column in zip(("lengths", "documents", "starts"), columns, strict=True):
-            column[order].tofile(scratch / f"{name}.bin")
+            column[order.numpy()].tofile(scratch / f"{name}.bin")
         draft.unlink()
         card: dict[str, Any] = {
             "fingerprint": key,
@@ -450,15 +449,11 @@ def _write(
             "origin": source.origin,
             "num_blocks": len(marks),
             "block_length": rules.block_length,
-            "num_documents": len(np.unique(documents)),
-            "num_tokens": int(lengths.sum()),
-            "num_response_tokens": int((lengths - starts).sum()),
+            "num_documents": len(documents.unique()),
             "num_bytes": 0,
             "has_starts": True,
             "counts": dict(sorted(counts.items())),
             **asdict(rules),
-            "tokenizer_fingerprint": encoder.tokenizer.fingerprint,
-            "num_token_kinds": encoder.tokenizer.num_tokens,
             "rows_per_shard": per_shard,
             "dtype": dtype.name,
         }
