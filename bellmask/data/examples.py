@@ -51,7 +51,7 @@ from bellmask.data.readers import file_source, is_word, open_records
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import count_of, is_whole, whole_folder
+from bellmask.utils.files import count_of, whole_folder
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import IndexPermutation, hash_counters, stream_key
 
@@ -383,10 +383,7 @@ def _prepare(
         folder, key, lambda: _write(folder, key, source, encoder, rules, progress)
     )
     card = read_card(folder)
-    counts = {"rows": card["num_blocks"], "documents": card.get("num_documents")}
-    counts |= dict(card.get("counts", {"counts": None}))
-    if not all(map(is_whole, counts.values())):
-        raise UserError("the data card of the examples is damaged; delete the data cache")
+    counts = {"rows": len(blocks), "documents": card["num_documents"], **card["counts"]}
     # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
     return replace(blocks, num_bytes=0.0), counts
 
