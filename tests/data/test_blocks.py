@@ -1,8 +1,9 @@
-"""Blocks on disk and in memory, and which block is sample i of step s."""
+"""Blocks on disk and in memory, packing, and which block is sample i of step s."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import replace
 
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bellmask.config.options import DataOptions
-from bellmask.data import blocks as blocks_module
 from bellmask.data.blocks import (
     MIXTURE_PERIOD,
     BatchPlan,
@@ -24,7 +24,7 @@ from bellmask.data.blocks import (
     read_card,
     share_out,
 )
-from bellmask.data.packing import Row
+from bellmask.data.packing import Packer, PackingRules, Row
 from bellmask.data.prepare import load_blocks, parse_mixture, prepare
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
@@ -132,16 +132,6 @@ def test_sharded_rows_are_indexed_like_one_array(sizes, data):
     np.testing.assert_array_equal(part[inside], cut[inside])
 
 
-def test_shards_read_the_same_as_one_file(tmp_path, monkeypatch):
-    text = "".join(chr(97 + i % 26) for i in range(800))
-    one = prepare(options(tmp_path, text), BYTES, "train")
-    monkeypatch.setattr(blocks_module, "TOKENS_PER_SHARD", 100)
-    many = prepare(options(tmp_path, text, cache=str(tmp_path / "other")), BYTES, "train")
-    assert len(many.tokens.arrays()) == 9, "12 rows of 8 in each file, 100 rows"
-    assert one.fingerprint == many.fingerprint
-    assert torch.equal(one.rows(slice(None)), many.rows(slice(None)))
-
-
 def in_memory(first, count, start=0):
     rows = [Row(np.full(4, first + i), 4 - i % 2, i, start) for i in range(count)]
     return Blocks.from_rows(rows, num_bytes=float(count))
@@ -158,6 +148,76 @@ def test_joined_blocks_are_one_after_another():
     assert joined.num_bytes == pytest.approx(a.num_bytes + b.num_bytes + c.num_bytes)
     assert torch.equal(joined.slice(2, 5).rows(slice(None)), expected[2:5])
     assert len({join(parts).fingerprint for parts in ([a, b], [b, a], [a], [a, b, c])}) == 4
+
+
+# --- packing ---------------------------------------------------------------------------------
+
+EOS, BOS, PAD = 90, 91, 92
+rules_strategy = st.builds(
+    PackingRules,
+    block_length=st.integers(3, 9),
+    eos_id=st.just(EOS),
+    bos_id=st.just(BOS),
+    pad_id=st.just(PAD),
+    is_packed=st.booleans(),
+    wrap=st.booleans(),
+    insert_eos=st.booleans(),
+    keep_remainder=st.booleans(),
+)
+
+
+def expected_rows(documents, rules):
+    """(ids, length, document) of every row, from the definition."""
+    length, rows = rules.block_length, []
+
+    def row(ids, document):
+        rows.append((ids + [PAD] * (length - len(ids)), len(ids), document))
+
+    if not rules.is_packed:
+        for number, document in enumerate(documents):
+            if rules.wrap:
+                row([BOS, *document[: length - 2], EOS], number)
+            else:
+                row([*document[: length - 1], EOS], number)
+        return rows
+    end = [EOS] if rules.insert_eos else []
+    stream = [(token, i) for i, d in enumerate(documents) for token in [*d, *end]]
+    size = length - 2 if rules.wrap else length
+    for start in range(0, len(stream), size):
+        part = stream[start : start + size]
+        if len(part) == size or rules.keep_remainder:
+            ids = [token for token, _ in part]
+            row([BOS, *ids, EOS] if rules.wrap else ids, part[0][1])
+    return rows
+
+
+def add(packer, pieces):
+    """Rows of one document, given in pieces."""
+    last = len(pieces) - 1
+    parts = [packer.add(np.array(p, dtype=np.int64), i == last) for i, p in enumerate(pieces)]
+    return [row for part in parts for row in list(part)]
+
+
+@st.composite
+def cut_documents(draw):
+    """Documents in one or more pieces (some empty)."""
+    documents = draw(st.lists(st.lists(st.integers(0, 50), max_size=30), max_size=8))
+    cuts = [sorted(draw(st.lists(st.integers(0, len(d)), max_size=4))) for d in documents]
+    return [[d[a:b] for a, b in zip([0, *c], [*c, len(d)])] for d, c in zip(documents, cuts)]
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(cut_documents(), rules_strategy, st.integers(0, 8))
+def test_rows_are_those_of_the_definition_in_pieces_and_from_a_state(pieces, rules, border):
+    first, second = Packer(rules), Packer(rules)
+    rows = [row for parts in pieces[:border] for row in add(first, parts)]
+    state = json.loads(json.dumps(first.state()))
+    assert len(state["buffer"]) < rules.block_length, "a state is less than one row"
+    second.restore(state)
+    rows += [row for parts in pieces[border:] for row in add(second, parts)]
+    assert second.num_documents == len(pieces)
+    found = [(row.ids.tolist(), row.length, row.document) for row in [*rows, *second.finish()]]
+    assert found == expected_rows([list(itertools.chain(*parts)) for parts in pieces], rules)
 
 
 # --- batches ---------------------------------------------------------------------------------

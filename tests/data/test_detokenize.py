@@ -1,3 +1,5 @@
+"""The published rules one by one, and what holds of any text."""
+
 from __future__ import annotations
 
 import re
@@ -19,8 +21,6 @@ TRIGGERS = [
 noisy = st.lists(st.sampled_from(TRIGGERS), max_size=30).map("".join)
 """Texts in which rules fire, meet and overlap."""
 
-"""Texts that were never tokenised."""
-
 
 # --- rules, one by one -----------------------------------------------------------------------
 
@@ -33,6 +33,7 @@ CASES = {
         ("He left . She stayed .\n", "He left. She stayed.\n"),
         ("Why ? Because ! So there !", "Why? Because! So there!"),
         ("one , two ; three : four", "one, two; three: four"),
+        ("what ! ?", "what !?"),  # the question mark goes first
         ("this and / or that", "this and/or that"),
         ('" Yes , " he said . " No . "', '"Yes," he said. "No."'),
         ("the ' big one ' there", "the 'big one' there"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,17 +143,6 @@ def test_a_conversation_is_never_in_both_parts_and_others_do_not_move_it(load, t
     every, few = (decoded(join([one.train, one.valid])) for one in (data, fewer))
     assert [pair for pair in every if pair in set(few)] == few
     assert few != sorted(few, key=lambda p: int(p[1].split(".")[0][2:])), "in a random order"
-
-
-def test_the_cache_is_keyed_by_all_that_matters(tmp_path):
-    data = DataOptions(block_length=64, cache=str(tmp_path / "cache"))
-    sft = SftOptions("toy:copy:1")
-    variants = [(data, sft), (replace(data, block_length=65), sft), (data, sft, "{{ messages }}")]
-    for change in ({"round_to": 16}, {"template": "chat"}, {"train": "toy:copy:2"}):
-        variants.append((data, replace(sft, **change)))
-    made = [load_example_blocks(*some[:2], BYTES, *some[2:]) for some in variants]
-    made.append(load_example_blocks(data, sft, BYTES, bos_first=True))
-    assert len({one.train.fingerprint for one in made}) == 7
 
 
 def test_what_was_taken_and_what_was_left_out_is_counted(load, tmp_path):

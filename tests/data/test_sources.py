@@ -6,7 +6,6 @@ import gzip
 import io
 import sys
 import tarfile
-import types
 from dataclasses import replace
 
 import pytest
@@ -15,14 +14,13 @@ from bellmask.config.options import DataOptions
 from bellmask.data.corpora import (
     CORPORA,
     Corpus,
-    HubSplit,
     documents_kept,
     find_policy,
     has_split,
     open_corpus,
 )
 from bellmask.data.prepare import load_blocks
-from bellmask.data.readers import Piece, file_source, find_files, hub_address, hub_source
+from bellmask.data.readers import HubSplit, Piece, file_source, find_files, hub_address, hub_source
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
@@ -67,7 +65,7 @@ def test_globs_go_into_folders_and_brackets_may_be_a_name(tmp_path, monkeypatch)
     (tmp_path / "x[1].txt").write_text("b")
     assert [p.name for p in find_files(str(tmp_path / "**" / "a.txt"))] == ["a.txt"]
     assert [p.name for p in find_files(str(tmp_path / "x[1].txt"))] == ["x[1].txt"]
-    assert hub_address("hub:owner/name:conf") == ("owner/name", "conf", "train")
+    assert hub_address("hub:owner/name:conf") == HubSplit("owner/name", "train", "conf")
     assert hub_address("owner/name") is None
     (tmp_path / "hub:owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -106,32 +104,20 @@ def test_enwik8_is_read_from_the_archive_that_holds_it(tmp_path):
 # --- the hub ---------------------------------------------------------------------------------
 
 
-def open_hub(config="conf", split="train", column="text", line_rule=None):
-    more = {"column": column, "revision": "branch", "line_rule": line_rule}
-    return hub_source("name", "owner/set", config, split, **more)
+def open_hub(config="conf", split="train", column="text", lines=False):
+    part = HubSplit("owner/set", split, config, "branch", lines)
+    return hub_source("name", part, rule="article", column=column)
 
 
-def test_hub_rows_are_documents_at_the_commit_that_is_the_identity(hub, monkeypatch):
-    asked = []
-
-    def info(repository, revision):
-        asked.append((repository, revision))
-        return types.SimpleNamespace(sha=hub.commit)
-
-    monkeypatch.setattr(hub, "dataset_info", info)
+def test_hub_rows_are_documents_at_the_commit_that_is_the_identity(hub):
     hub.rows = [{"text": "one"}, {"text": ""}, {"text": "two\nlines"}]
     source = open_hub()
-    assert (asked, hub.asked) == ([("owner/set", "branch")], []), "known before any row is read"
+    assert hub.asked == [], "known before any row is read"
     assert texts(source) == texts(source) == ["one", "", "two\nlines"]
     assert hub.asked == [("owner/set", "conf", "train", "c0ffee")] * 2
-    assert source.origin == {"owner/set/conf/train": "c0ffee"}
-    others = [open_hub(split="test"), open_hub("other"), open_hub(line_rule="article")]
+    others = [open_hub(split="test"), open_hub("other"), open_hub(lines=True)]
     hub.commit = "decade"
     assert len({one.identity for one in (source, *others, open_hub())}) == 5
-    rows = ["", " = One = \n", "", " a \n", " = = Part = = \n", " = Two = \n", " b \n"]
-    hub.rows = [{"text": row} for row in rows]
-    articles = [" = One = \n a \n = = Part = = \n", " = Two = \n b \n"]
-    assert texts(open_hub(line_rule="article")) == articles
 
 
 def test_a_hub_that_fails_gives_advice_in_one_line(hub, monkeypatch):

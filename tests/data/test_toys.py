@@ -12,7 +12,7 @@ from scipy import stats
 
 from bellmask.config.options import DataOptions
 from bellmask.data.prepare import load_data, make_tokenizer
-from bellmask.data.toys import ExactDenoiser, ToySource, random_rows
+from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.utils.errors import UserError
 
 
@@ -164,19 +164,6 @@ def test_samples_have_the_frequencies_of_the_source(source):
 def test_impossible_rows_are_never_drawn_even_at_the_edges_of_the_unit_interval():
     u = float64(list(itertools.product([0.0, 2.0**-53, 0.5, 1 - 2.0**-53], repeat=4)))
     assert bool(REGISTER.log_probability(REGISTER.draw(u)).isfinite().all())
-
-
-def test_local_rows_mix_a_chain_and_a_topic():
-    """The formula of the docstring, with the start of each topic left to its own chain."""
-    chain, topics = random_rows("local/chain", 3, 3), random_rows("local/topics", 2, 3)
-    rows, expected = torch.from_numpy(all_rows(LOCAL)), 0.0
-    for topic in topics:
-        move = 0.6 * chain + 0.4 * topic
-        p = torch.linalg.matrix_power(move, 200)[0, rows[:, 0]]
-        for i in range(3):
-            p = p * move[rows[:, i], rows[:, i + 1]]
-        expected = expected + p / 2
-    torch.testing.assert_close(LOCAL.log_probability(rows).exp(), expected)
 
 
 def test_the_denoiser_returns_log_probabilities_rows_a_sum_or_a_weighted_sum():
