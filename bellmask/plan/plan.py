@@ -23,7 +23,7 @@ from bellmask.config.command_line import PresetOptions, parse_run_command, resol
 from bellmask.config.config import RunConfig
 from bellmask.config.options import Interval
 from bellmask.data.corpora import find_policy
-from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel, using_loss_kernel
+from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.plan import tracer
 from bellmask.plan.devices import GIB, Cluster, Device, local_device, parse_devices
@@ -265,11 +265,11 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     given = tracer.inputs(config, size, rows, is_weighted=is_weighted)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
     precision = pick_precision(config.train.precision, device)
-    kernel = pick_loss_kernel(config.scale.loss, device, precision)
+    network.loss_kernel = pick_loss_kernel(config.scale.loss, device, precision)
     square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=precision)
 
     def passes() -> None:
-        with autocast(device, precision), using_loss_kernel(kernel):
+        with autocast(device, precision):
             loss = network(**given)
         loss.backward()
 

@@ -32,7 +32,6 @@ from bellmask.config.presets import PRESETS, preset
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import MOST_TOKENS, SMALLEST_BPE, VOCABULARIES, load_tokenizer
 from bellmask.model.causal_lm import read_architecture
-from bellmask.model.head import using_loss_kernel
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, add_lora, from_architecture
 from bellmask.storage.build import Network, build_model, build_objective
 from bellmask.storage.run_folder import read_backbone, read_description
@@ -429,7 +428,8 @@ def trace_microbatch(
     rows = scored_rows(planned.config, batch_size, network.first_maskable)
     is_weighted = not build_objective(planned.config).is_unweighted
     depth = len(network.block_modules())
-    with planned.mode, using_loss_kernel("chunked"):
+    network.loss_kernel = "chunked"
+    with planned.mode:
         given = inputs(planned.config, batch_size, rows, is_weighted=is_weighted)
         if not is_training:
             del given["weight_N"]

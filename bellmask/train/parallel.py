@@ -1,13 +1,14 @@
-"""A network on its devices: sharded, recomputed, compiled.
+"""A network on its devices: replicated or sharded, recomputed, compiled.
 
-Every process holds the whole model, or each a part of it (FSDP2). ``fully_shard`` cuts weights,
-gradients, optimizer state and average over a group of processes. A block's weights are gathered
-just before the block runs and let go after it. In a hybrid layout there are several groups, each
-with a whole copy, and gradients are also added up over the copies.
+Every process holds the whole model (DDP), or each a part of it (FSDP2). ``fully_shard`` cuts
+weights, gradients, optimizer state and average over a group of processes. A block's weights are
+gathered just before the block runs and freed after it. In a hybrid layout there are several
+groups, each with a whole copy, and gradients are also averaged over the copies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -117,10 +119,24 @@ def is_sharded(model: object) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def add_up_next_gradient(model: nn.Module, is_last: bool) -> None:
-    """Of a model that is cut: add gradients up over processes only in a step's last backward."""
+def replicate(model: nn.Module, world: World) -> nn.Module:
+    """What a training step calls in the model's place: DDP, where each process holds all of it."""
+    if world.size == 1 or is_sharded(model):
+        return model
+    return DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=True,  # no second copy of the gradients
+        forward_sync_buffers=False,
+    )
+
+
+def gradient_sync(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[None]:
+    """Around each pass of a step: gradients are averaged over processes in the last one only."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
+    if isinstance(model, DistributedDataParallel) and not is_last:
+        return model.no_sync()
+    return contextlib.nullcontext()
 
 
 def reshard(model: nn.Module) -> None:
@@ -263,6 +279,7 @@ def parallelize(model: Network, placing: ParallelPlan, config: RunConfig, world:
     Order matters: what is recomputed is inside what is compiled, and both inside what is cut.
     """
     blocks = model.block_modules()
+    model.loss_kernel = placing.loss_kernel
     recompute_blocks(blocks, placing.recompute)
     if placing.is_compiled:
         model.compile_blocks()

@@ -18,7 +18,6 @@ from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.objectives import Objective
 from bellmask.evaluate.likelihood import unigram_cross_entropy
-from bellmask.model.head import using_loss_kernel
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.storage.build import (
     build_framework,
@@ -141,18 +140,16 @@ class _Training:
             objective,
             config.train,
             world,
-            framework=self.framework,
+            recipe=build_recipe(config),
             rules=self.rules,
             sizes=data.sizes,
             weights=data.weights,
-            recipe=build_recipe(config),
         )
         self.step = TrainStep(
             model,
             planner,
-            world,
+            self.framework,
             mask_id=tokenizer.mask_id,
-            divide_by_c=config.objective.divide_by_c,
             clip=config.optim.clip,
             precision=self.placing.precision,
         )
@@ -208,7 +205,7 @@ class _Training:
             display=self.display,
         )
         try:
-            with self.display, using_loss_kernel(self.placing.loss_kernel):
+            with self.display:
                 return self._run(trainer)
         finally:
             for tracker in trackers:

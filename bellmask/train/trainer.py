@@ -181,7 +181,7 @@ class Trainer:
         if self.world.is_main:
             planner = self.step.planner
             found = {"loss": str(result.loss), "gradient_norm": str(result.gradient_norm)}
-            rows = planner.plan.rows(state.step).tolist()
+            rows = planner.batches.rows(state.step).tolist()
             times = planner.times(state.step).tolist()
             with self.writing():
                 self.skipped.write(

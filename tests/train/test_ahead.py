@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from bellmask.train.step import Ahead
+from bellmask.train.step import Prefetch
 
 WAIT = 60.0
 """Seconds until a test that hangs fails; nothing here takes them."""
@@ -36,7 +36,7 @@ def outcome(function, step):
     ],
 )
 def test_values_and_errors_are_those_of_the_plain_function(steps):
-    ahead = Ahead(plain)
+    ahead = Prefetch(plain)
     assert [outcome(ahead, step) for step in steps] == [outcome(plain, step) for step in steps]
 
 
@@ -53,7 +53,7 @@ def test_the_next_step_begins_before_it_is_asked_for():
         assert step != 1 or may_finish.wait(WAIT)
         return step
 
-    ahead = Ahead(make)
+    ahead = Prefetch(make)
     for step in range(9):
         assert ahead(step) == step
         may_finish.set()
