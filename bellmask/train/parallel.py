@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,31 +85,22 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
 
 
 def shard_model(
-    model: nn.Module,
-    blocks: list[nn.Module],
-    layout: Layout,
-    device: torch.device,
-    precision: torch.dtype,
-    reduce: str = "float32",
+    model: nn.Module, blocks: Sequence[nn.Module], plan: ParallelPlan, device: torch.device
 ) -> None:
     """Cut a model in place, block by block; the rest of it belongs to the model itself.
 
     With bfloat16 products, weights are gathered as bfloat16 and gradients are added up in
-    ``reduce``; the parts themselves, and all that the optimizer sees, stay float32.
+    ``reduce_dtype``; the parts themselves, and all that the optimizer sees, stay float32.
     """
-    if layout.copies == 1:
-        mesh = init_device_mesh(device.type, (layout.processes_per_copy,))
-    else:
-        shape = (layout.copies, layout.processes_per_copy)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "parts"))
+    shape: tuple[int, ...] = (plan.layout.copies, plan.layout.processes_per_copy)
+    names: tuple[str, ...] = ("copies", "parts")
+    if plan.layout.copies == 1:
+        shape, names = shape[1:], names[1:]
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     policy = MixedPrecisionPolicy()
-    if precision == torch.bfloat16:
+    if plan.precision == torch.bfloat16:
         # inputs stay as they are: autocast decides what is multiplied in which type
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16,
-            reduce_dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[reduce],
-            cast_forward_inputs=False,
-        )
+        policy = MixedPrecisionPolicy(torch.bfloat16, plan.reduce_dtype, cast_forward_inputs=False)
     for part in [*blocks, model]:
         fully_shard(part, mesh=mesh, mp_policy=policy)
 
@@ -210,7 +201,7 @@ def recompute_blocks(blocks: Sequence[nn.Module], mode: str) -> None:
         block.forward = _repeated(block.forward, mode)  # type: ignore[method-assign]
 
 
-# A network on its devices: what is recomputed, compiled, cut, and by which kernels.
+# The choices for a run, and what they do to its network.
 
 
 @dataclass(frozen=True)
@@ -219,6 +210,8 @@ class ParallelPlan:
 
     layout: Layout
     precision: torch.dtype
+    reduce_dtype: torch.dtype
+    """In which cut gradients are added up."""
     recompute: str
     is_compiled: bool
     loss_kernel: str
@@ -234,7 +227,7 @@ class ParallelPlan:
             "precision": str(self.precision).removeprefix("torch."),
             "sharding": str(self.layout),
             "recompute": self.recompute,
-            "compile": "blocks" if self.is_compiled else "nothing",
+            "compile": "blocks" if self.is_compiled else "off",
             "loss_kernel": self.loss_kernel,
             "saving": "background" if self.in_background else "wait",
         }
@@ -242,49 +235,45 @@ class ParallelPlan:
 
 def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
     """What the options mean on these processes; refuses what they cannot do."""
+    scale = config.scale
     if config.train.compile:
         check_compiler(world.device)
     precision = pick_precision(config.train.precision, world.device)
-    kernel = pick_loss_kernel(config.scale.loss, world.device, precision)
-    layout = pick_layout(config.scale, world)
+    kernel = pick_loss_kernel(scale.loss, world.device, precision)
+    # rows that count differently are for our own kernel
+    is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
+    layout, notes = pick_layout(scale, world), []
+    wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
+    if wants_parts and not layout.is_sharded:
+        notes.append(f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)")
+    if scale.reduce == "bfloat16" and not (precision == torch.bfloat16 and layout.is_sharded):
+        notes.append(
+            "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
+        )
     return ParallelPlan(
         layout,
         precision,
-        config.scale.recompute,
+        getattr(torch, scale.reduce),
+        scale.recompute,
         config.train.compile,
-        "chunked" if _weighs_rows(config) else kernel,
+        "chunked" if is_weighted or config.sft.train is not None else kernel,
         saves_in_background(config.checkpoint.saving, world),
-        tuple(_notes(config.scale, layout, precision)),
+        tuple(notes),
     )
 
 
-def _notes(scale: ScaleOptions, layout: Layout, precision: torch.dtype) -> Iterator[str]:
-    wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
-    if wants_parts and not layout.is_sharded:
-        yield f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)"
-    is_short = precision == torch.bfloat16 and layout.is_sharded
-    if scale.reduce == "bfloat16" and not is_short:
-        yield "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
-
-
-def _weighs_rows(config: RunConfig) -> bool:
-    """True where the rows of a step count differently, which only our own kernel can do."""
-    is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
-    return is_weighted or config.sft.train is not None
-
-
-def parallelize(model: Network, placing: ParallelPlan, config: RunConfig, world: World) -> Network:
+def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Network:
     """The same network, ready to train on this process's device.
 
     Order matters: what is recomputed is inside what is compiled, and both inside what is cut.
     """
     blocks = model.block_modules()
-    model.loss_kernel = placing.loss_kernel
-    recompute_blocks(blocks, placing.recompute)
-    if placing.is_compiled:
+    model.loss_kernel = plan.loss_kernel
+    recompute_blocks(blocks, plan.recompute)
+    if plan.is_compiled:
         model.compile_blocks()
-    if not placing.layout.is_sharded:
-        return model.to(world.device)
+    if not plan.layout.is_sharded:
+        return model.to(device)
     # moves each block to the device as it is cut: the whole model is never there at once
-    shard_model(model, blocks, placing.layout, world.device, placing.precision, config.scale.reduce)
+    shard_model(model, blocks, plan, device)
     return model

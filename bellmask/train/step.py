@@ -30,15 +30,15 @@ def microbatch_loss(
     device: torch.device,
 ) -> tuple[Tensor, int, float]:
     """(sum of w(t) * cross-entropy over scored rows, number of them, largest weight)."""
-    draw, which_B = framework.training, batch.t_B
-    if batch.count_B is not None:
-        draw, which_B = framework.given, batch.num_maskable_B - batch.count_B
-    problem = draw(
-        batch.x0_BL, which_B, batch.u_BL, mask_id=mask_id, is_real_BL=batch.is_maskable_BL
-    )
+    x0_BL, u_BL, maskable = batch.x0_BL, batch.u_BL, batch.is_maskable_BL
+    if batch.count_B is None:
+        problem = framework.training(x0_BL, batch.t_B, u_BL, mask_id=mask_id, is_real_BL=maskable)
+    else:
+        context_B = batch.num_maskable_B - batch.count_B
+        problem = framework.given(x0_BL, context_B, u_BL, mask_id=mask_id, is_real_BL=maskable)
     rows_N, weight_N, largest = problem.rows_N, None, 1.0
     if batch.weight_B is not None:
-        weight_N = batch.weight_B[rows_N // batch.x0_BL.shape[1]].float()
+        weight_N = batch.weight_B[rows_N // x0_BL.shape[1]].float()
         largest = float(weight_N.max()) if len(rows_N) else 0.0
         weight_N = weight_N.to(device)
     mask = None if framework.is_causal else batch.attention_mask()
