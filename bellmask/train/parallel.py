@@ -64,14 +64,12 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
         return Layout(1, 1, "one process")
     if kind == "auto" and options.shard_size is not None:
         kind = "hybrid"
-    if kind == "auto":
-        is_one_machine = world.machine_size >= size
-        if world.device.type == "cpu":
-            kind, reason = "none", "processes on CPUs"
-        elif is_one_machine:
-            kind, reason = "full", "GPUs of one machine"
-        else:
-            kind, reason = "hybrid", "GPUs of several machines, a copy on each"
+    elif kind == "auto" and world.device.type == "cpu":
+        kind, reason = "none", "processes on CPUs"
+    elif kind == "auto" and world.machine_size >= size:
+        kind, reason = "full", "GPUs of one machine"
+    elif kind == "auto":
+        kind, reason = "hybrid", "GPUs of several machines, a copy on each"
     if kind == "none":
         return Layout(size, 1, reason)
     if kind == "full":
@@ -154,19 +152,10 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 # Activations computed again in the backward pass instead of kept: memory for time.
 
-_OPS = torch.ops.aten
+_ATTENTIONS = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention"
+_NAMES = [f"_scaled_dot_product_{name}" for name in [*_ATTENTIONS.split(), "attention_math"]]
 COSTLY: frozenset[Any] = frozenset(
-    {
-        _OPS.mm.default,
-        _OPS.addmm.default,
-        _OPS.bmm.default,
-        _OPS.baddbmm.default,
-        _OPS._scaled_dot_product_flash_attention.default,
-        _OPS._scaled_dot_product_flash_attention_for_cpu.default,
-        _OPS._scaled_dot_product_efficient_attention.default,
-        _OPS._scaled_dot_product_cudnn_attention.default,
-        _OPS._scaled_dot_product_attention_math.default,
-    }
+    getattr(torch.ops.aten, name).default for name in ["mm", "addmm", "bmm", "baddbmm", *_NAMES]
 )
 """What "selective" keeps: matrix products and attention. The rest is cheap to repeat."""
 

@@ -171,16 +171,49 @@ class StepPlanner:
 
     def __call__(self, step: int) -> StepPlan:
         """Everything random about a step."""
-        length = self.length(step)
-        rows = self.batches.rows(step)
-        real = self.blocks.row_lengths(rows).clamp(max=length)
-        start = torch.minimum(self.blocks.row_starts(rows), real)
-        batch = _GlobalBatch(step, rows, self.levels(step), real, start, length)
+        length, rows, levels = self.length(step), self.batches.rows(step), self.levels(step)
+        real = self.blocks.row_lengths(rows).clamp(max=length)  # tokens before padding
+        start = torch.minimum(self.blocks.row_starts(rows), real)  # first maskable position
+        key = stream_key(self.options.seed, "masks", step)
+
+        def microbatch(first: int, samples: Tensor) -> Microbatch:
+            ends_B, starts_B = real[samples], start[samples]
+            width = max(1, int(ends_B.max())) if self.recipe.sorts_by_length else length
+            place = torch.arange(width)
+            t_B = self.objective.times(levels[samples])
+            count_B, weight_B = self._draw_counts(t_B, levels[samples], ends_B - starts_B)
+            return Microbatch(
+                first,
+                self.blocks.rows(rows[samples])[:, :width],
+                uniform_rows(key, samples, self.blocks.block_length)[:, :width],
+                t_B,
+                place < ends_B[:, None] if self.is_padded else None,
+                self.rules,
+                place < starts_B[:, None] if self.blocks.starts is not None else None,
+                weight_B,
+                count_B,
+                self.open_edges(step, width),
+            )
+
         num_maskable = int((real - start).sum())
         count = len(rows) if self.recipe.counts_examples else num_maskable
         c = self.objective.normaliser if self.recipe.divides_by_c else 1.0
-        microbatches = [self._microbatch(batch, *share) for share in self._shares(real)]
+        microbatches = [microbatch(*share) for share in self._shares(real)]
         return StepPlan(microbatches, num_maskable, 1 / max(1, count) / c)
+
+    def _draw_counts(
+        self, t_B: Tensor, levels_B: Tensor, maskable_B: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(numbers of masks where those are drawn, weights of rows where they differ)."""
+        count_B, weight_B = None, None
+        if self.counts is not None:
+            count_B, weight_B = self.counts.draw(levels_B, maskable_B)
+        elif not self.objective.is_unweighted:
+            weight_B = self.objective.weight(t_B)
+        if self.recipe.counts_examples:
+            share_B = 1 / maskable_B.clamp(min=1).double()
+            weight_B = share_B if weight_B is None else weight_B * share_B
+        return count_B, weight_B
 
     def _shares(self, real: Tensor) -> Iterator[tuple[int, Tensor]]:
         """This rank's microbatches: (number of the first sample, samples)."""
@@ -194,45 +227,3 @@ class StepPlanner:
         by_length = torch.argsort(real, stable=True)
         for first in range(world.rank * size, total, world.size * size):
             yield first, by_length[first : first + size].sort().values
-
-    def _microbatch(self, batch: _GlobalBatch, first: int, samples: Tensor) -> Microbatch:
-        real, start, length = batch.real[samples], batch.start[samples], batch.length
-        if self.recipe.sorts_by_length:
-            length = max(1, int(real.max()))
-        levels, maskable = batch.levels[samples], real - start
-        t_B, count_B, weight_B = self.objective.times(levels), None, None
-        if self.counts is not None:
-            count_B, weight_B = self.counts.draw(levels, maskable)
-        elif not self.objective.is_unweighted:
-            weight_B = self.objective.weight(t_B)
-        if self.recipe.counts_examples:
-            share = 1 / maskable.clamp(min=1).double()
-            weight_B = share if weight_B is None else weight_B * share
-        key = stream_key(self.options.seed, "masks", batch.step)
-        place = torch.arange(length)
-        return Microbatch(
-            first,
-            self.blocks.rows(batch.rows[samples])[:, :length],
-            uniform_rows(key, samples, self.blocks.block_length)[:, :length],
-            t_B,
-            place < real[:, None] if self.is_padded else None,
-            self.rules,
-            place < start[:, None] if self.blocks.starts is not None else None,
-            weight_B,
-            count_B,
-            self.open_edges(batch.step, length),
-        )
-
-
-@dataclass(frozen=True)
-class _GlobalBatch:
-    """What all processes know of a step's rows."""
-
-    step: int
-    rows: Tensor
-    levels: Tensor
-    real: Tensor
-    """Tokens before padding."""
-    start: Tensor
-    """First maskable position."""
-    length: int

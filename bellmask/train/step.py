@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bellmask.diffusion.frameworks import Framework
 from bellmask.train.parallel import full_tensor, gradient_sync, local_tensor, replicate
-from bellmask.train.planning import Microbatch, StepPlanner
+from bellmask.train.planning import Microbatch, StepPlan, StepPlanner
 from bellmask.utils.distributed import autocast
 from bellmask.utils.rng import stream_key, torch_seed
 
@@ -150,24 +149,20 @@ class TrainStep:
         return ""
 
 
-T = TypeVar("T")
-
-
-class Prefetch(Generic[T]):
-    """A function of the step, evaluated in a thread one step early where steps come in order.
+class Prefetch:
+    """A planner whose next plan is made in a thread, where steps come in order.
 
     Plans are functions of the step alone, so preparing early changes nothing but the time.
     """
 
-    def __init__(self, make: Callable[[int], T]) -> None:
+    def __init__(self, make: Callable[[int], StepPlan]) -> None:
         self._make = make
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._step = -1
-        self._next: Future[T] | None = None
+        self._next: tuple[int, Future[StepPlan]] | None = None
 
-    def __call__(self, step: int) -> T:
+    def __call__(self, step: int) -> StepPlan:
         """``make(step)``; begins with ``make(step + 1)`` before it returns."""
-        is_ready = self._next is not None and self._step == step
-        made = self._next.result() if is_ready and self._next else self._make(step)
-        self._step, self._next = step + 1, self._thread.submit(self._make, step + 1)
+        is_ready = self._next is not None and self._next[0] == step
+        made = self._next[1].result() if is_ready and self._next else self._make(step)
+        self._next = step + 1, self._thread.submit(self._make, step + 1)
         return made

@@ -216,15 +216,16 @@ class _Training:
         drop_files_after(self.folder, step)
 
     def _description(self) -> dict[str, Any]:
+        tokenizer = self.tokenizer
         return {
             "device": str(self.world.device),
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
             **self.plan.describe(),
             "parameters": count_parameters(self.state.model),
-            "num_tokens": self.tokenizer.num_tokens,
-            "mask_id": self.tokenizer.mask_id,
-            "tokenizer_fingerprint": self.tokenizer.fingerprint,
+            "num_tokens": tokenizer.num_tokens,
+            "mask_id": tokenizer.mask_id,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
             **describe_blocks(self.config, self.data.train, self.data.valid, self.data.counts),
         }
 
