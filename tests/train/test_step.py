@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from bellmask.diffusion.schedules import Cosine, MiddleFlat
 from bellmask.model.transformer import Denoiser
 from bellmask.storage.build import build_model, build_objective
 from bellmask.train.planning import Recipe, StepPlanner
-from bellmask.train.step import TrainStep, microbatch_loss
+from bellmask.train.step import Prefetch, TrainStep, microbatch_loss
 from bellmask.utils.distributed import World
 
 WIDE = TruncatedGaussian(0.5, 0.3)
@@ -191,6 +192,30 @@ def test_a_non_finite_loss_is_seen_and_its_first_place_named():
     model.zero_grad()
     assert step(5).is_finite
     assert step.first_bad() == ""
+
+
+def test_prefetching_gives_the_same_plans_and_errors_and_begins_early():
+    has_begun = {step: threading.Event() for step in range(13)}
+
+    def make(step):
+        has_begun[step].set()
+        if step in (3, 11):
+            raise ValueError(f"step {step}")
+        return step, threading.current_thread() is threading.main_thread()
+
+    def outcome(step):
+        try:
+            return prefetch(step)[0]
+        except ValueError as error:
+            return str(error)
+
+    prefetch = Prefetch(make)
+    steps = [0, 1, 2, 3, 4, 9, 10, 11, 3, 0, 0, 1]
+    expected = [f"step {step}" if step in (3, 11) else step for step in steps]
+    assert [outcome(step) for step in steps] == expected
+    assert prefetch(5) == (5, True)
+    assert has_begun[6].wait(60)
+    assert prefetch(6) == (6, False), "made in a thread"
 
 
 class Tabular(nn.Module):
