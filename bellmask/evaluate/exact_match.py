@@ -35,7 +35,7 @@ from bellmask.evaluate.scorers import key_of
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import Loaded, load_run
+from bellmask.storage.loading import Loaded, load
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import read_json, write_text
@@ -227,7 +227,7 @@ class Exam:
         """
         found = {seed: self._kept(folder, step, seed) for seed in self.seeds}
         missing = [seed for seed, answers in found.items() if answers is None]
-        run = load_run(folder, checkpoint=str(step)) if missing else None
+        run = load(folder, checkpoint=str(step)) if missing else None
         for seed in missing:
             assert run is not None
             found[seed] = self._ask(run, seed, progress)

@@ -272,6 +272,8 @@ class Denoiser(nn.Module):
 
     first_maskable = 0
     """Every position can be predicted."""
+    loss_kernel = "torch"
+    """Sums unweighted cross-entropies (:data:`bellmask.model.head.KERNELS`)."""
 
     @property
     def mask_id(self) -> int:
@@ -320,8 +322,10 @@ class Denoiser(nn.Module):
             mask=mask,
             cache=cache,
         )
-        head = self.head
-        return predict(h_ND, head.weight, head.bias, targets_N, weight_N, reduce=reduce)
+        head, kernel = self.head, self.loss_kernel
+        return predict(
+            h_ND, head.weight, head.bias, targets_N, weight_N, reduce=reduce, kernel=kernel
+        )
 
     def hidden(
         self,
