@@ -89,4 +89,4 @@ def load_run(
     device: str = "auto",
 ) -> Run:
     """Load a run folder; see :func:`load`."""
-    return _as_run(loading.load_run(folder, checkpoint=checkpoint, weights=weights, device=device))
+    return load(folder, checkpoint=checkpoint, weights=weights, device=device)

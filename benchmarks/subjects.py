@@ -22,6 +22,7 @@ from torch import Tensor
 from bellmask.config.options import ModelOptions, OptimOptions, TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
+from bellmask.diffusion.frameworks import Mdm
 from bellmask.diffusion.objectives import Bell, Nelbo, Objective
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
@@ -80,15 +81,7 @@ def our_training(size: Size, objective: str, is_compiled: bool = False) -> Calla
         for block in model.block_modules():
             block.compile()
     optimizer, ema = Optimizer(model, OptimOptions()), Ema(model, 0.9999)
-    step = TrainStep(
-        model,
-        planner,
-        World(),
-        mask_id=size.vocabulary,
-        divide_by_c=True,
-        clip=1.0,
-        precision=torch.float32,
-    )
+    step = TrainStep(model, planner, Mdm(), mask_id=size.vocabulary, clip=1.0)
 
     def run(number: int) -> None:
         step(number)

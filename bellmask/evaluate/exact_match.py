@@ -33,7 +33,7 @@ from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import Loaded, load_run
+from bellmask.storage.loading import Loaded, load
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.files import read_json, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress
@@ -197,7 +197,7 @@ class Exam:
         for seed in self.seeds:
             found = self._cached(folder, step, seed)
             if found is None:
-                run = run or load_run(folder, checkpoint=str(step))
+                run = run or load(folder, checkpoint=str(step))
                 found = self._ask(run, seed, progress)
             answers.append(found)
         return grade(self.examples, self.tokenizer, self.length, answers)

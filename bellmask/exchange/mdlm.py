@@ -11,7 +11,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -567,7 +567,7 @@ def write_import(imported: Imported, out: Path) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in imported.model.items()}
     tensors |= {f"ema.{name}": tensor for name, tensor in (imported.ema or {}).items()}
     state: dict[str, Any] = {"format": FORMAT, "mask_id": tokenizer.mask_id, "step": step}
-    state |= {"tokens": 0, "seconds": 0.0, "nll": None, "window": Window().state()}
+    state |= {"tokens": 0, "seconds": 0.0, "nll": None, "window": asdict(Window())}
     with whole_folder(out, "the run") as folder:
         write_description(folder, config, tokenizer, description, {})
         store = CheckpointStore(folder / "checkpoints", config.checkpoint, World())

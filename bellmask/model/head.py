@@ -8,8 +8,7 @@ bfloat16.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from bellmask.utils.errors import UserError, look_up
 #   rows).
 # - liger: liger-kernel's, on a GPU.
 #
-# A run picks one (:func:`pick_loss_kernel`) and trains inside :func:`using_loss_kernel`.
+# A run picks one (:func:`pick_loss_kernel`); it is the attribute ``loss_kernel`` of its model.
 
 CHUNK_ROWS = 512
 """Rows whose logits exist at once; torch's automatic choice is 2.7x slower on CPUs."""
@@ -133,24 +132,6 @@ LossKernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 
 KERNELS: dict[str, LossKernel] = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
 
-_current: LossKernel = torch_sum
-
-
-def current_kernel() -> LossKernel:
-    """The kernel of unweighted rows: torch's (ours in bfloat16) where nothing else was picked."""
-    return _current
-
-
-@contextmanager
-def using_loss_kernel(name: str) -> Iterator[None]:
-    """Sum unweighted rows with this kernel, everywhere in the process, until the end of it."""
-    global _current
-    before, _current = _current, look_up("loss kernel", name, KERNELS)
-    try:
-        yield
-    finally:
-        _current = before
-
 
 def pick_loss_kernel(option: str, device: torch.device, precision: torch.dtype) -> str:
     """The kernel that ``--scale.loss`` names, or for ``auto`` the one that suits the device.
@@ -213,16 +194,21 @@ def compute_dtype(w_VD: Tensor) -> torch.dtype:
 
 
 def cross_entropy_sum(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, weight_N: Tensor | None = None
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor,
+    y_N: Tensor,
+    weight_N: Tensor | None = None,
+    kernel: str = "torch",
 ) -> Tensor:
     """Sum over rows of weight * -log p(y), float32; zero, with a working backward, for no rows.
 
-    Weighted rows are always summed by our own kernel, whatever was picked: the others have none.
+    Weighted rows are always summed by our own kernel: the others take no weights.
     """
     dtype = compute_dtype(w_VD)
     if weight_N is not None:
         return weighted_sum(h_ND, w_VD, b_V, y_N, weight_N, dtype)
-    return current_kernel()(h_ND, w_VD, b_V, y_N, dtype)
+    return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype)
 
 
 @torch.no_grad()
@@ -245,13 +231,16 @@ def predict(
     weight_N: Tensor | None = None,
     *,
     reduce: bool = True,
+    kernel: str = "torch",
 ) -> Tensor:
     """Logits [N, V] (no targets); the sum of weight * cross-entropy (targets); or each row's
     cross-entropy [N], without gradient (targets and ``reduce=False``).
+
+    ``kernel``: which of ``KERNELS`` sums unweighted rows.
     """
     if y_N is None:
         dtype = compute_dtype(w_VD)
         return F.linear(h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype))
     if reduce:
-        return cross_entropy_sum(h_ND, w_VD, b_V, y_N, weight_N)
+        return cross_entropy_sum(h_ND, w_VD, b_V, y_N, weight_N, kernel)
     return cross_entropy_rows(h_ND, w_VD, b_V, y_N)

@@ -46,6 +46,7 @@ class PretrainedDenoiser(nn.Module):
     """Position 0 has nothing before it that could predict it."""
     uses_time = False
     time_embedding = None
+    loss_kernel = "torch"
 
     def __init__(self, language_model: Any, mask_id: int, *, is_causal: bool = False) -> None:
         """``language_model`` is a ``AutoModelForCausalLM`` whose rows are our ids 0 .. V-1."""
@@ -85,7 +86,8 @@ class PretrainedDenoiser(nn.Module):
         h_ND = h_BLD.flatten(0, 1).index_select(0, rows_N - 1)  # token i is predicted at i - 1
         head = self.language_model.get_output_embeddings()
         bias = head.bias if head.bias is not None else h_ND.new_zeros(len(head.weight))
-        return predict(h_ND, head.weight, bias, targets_N, weight_N, reduce=reduce)
+        kernel = self.loss_kernel
+        return predict(h_ND, head.weight, bias, targets_N, weight_N, reduce=reduce, kernel=kernel)
 
     def hidden(self, x_BL: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Final hidden states [B, L, D]; ``mask`` [B or 1, 1, 1 or L, L] is True where seen."""

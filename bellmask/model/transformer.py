@@ -100,6 +100,8 @@ class Denoiser(nn.Module):
 
     first_maskable = 0
     """Every position can be predicted."""
+    loss_kernel = "torch"
+    """Sums unweighted cross-entropies (:data:`bellmask.model.head.KERNELS`)."""
 
     @property
     def uses_time(self) -> bool:
@@ -129,7 +131,8 @@ class Denoiser(nn.Module):
         ``inputs`` (times, positions, mask, cache) are those of :meth:`hidden`.
         """
         h_ND, head = self.hidden(x_BL, rows_N, **inputs), self.head
-        return predict(h_ND, head.weight, head.bias, targets_N, weight_N, reduce=reduce)
+        given = (h_ND, head.weight, head.bias, targets_N, weight_N)
+        return predict(*given, reduce=reduce, kernel=self.loss_kernel)
 
     def hidden(
         self,

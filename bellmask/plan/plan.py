@@ -24,7 +24,7 @@ from bellmask.config.command_line import PresetOptions, parse_run_command, resol
 from bellmask.config.config import RunConfig, override
 from bellmask.config.options import Interval
 from bellmask.data.corpora import find_policy
-from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel, using_loss_kernel
+from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.plan import tracer
 from bellmask.plan.tracer import Parameters, TracedKernel, Update
@@ -310,12 +310,12 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     given = tracer.inputs(planned, size)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
     precision = distributed.pick_precision(config.train.precision, device)
-    kernel = pick_loss_kernel(config.scale.loss, device, precision)
+    network.loss_kernel = pick_loss_kernel(config.scale.loss, device, precision)
     state = tracer.train_state(network, config.optim)
     square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=precision)
 
     def passes() -> None:
-        with distributed.autocast(device, precision), using_loss_kernel(kernel):
+        with distributed.autocast(device, precision):
             loss = network(**given)
         loss.backward()
 

@@ -33,7 +33,6 @@ from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import VOCABULARIES, load_tokenizer
 from bellmask.model import pretrained
 from bellmask.model.causal_lm import ARCHITECTURES, read_architecture
-from bellmask.model.head import using_loss_kernel
 from bellmask.storage.build import Network, build_model, build_objective
 from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.parallel import recompute_blocks
@@ -136,6 +135,7 @@ def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
             if options.lora_rank:
                 pretrained.add_lora(network, options.lora_rank, options.lora_alpha)
     network.train()
+    network.loss_kernel = "chunked"
     mode = contextlib.nullcontext() if is_real else FakeTensorMode()
     if not is_real:
         with mode:
@@ -349,7 +349,7 @@ def trace_microbatch(
     """
     network, dtype = planned.network, getattr(torch, precision)
     trained = [p for p in network.parameters() if p.requires_grad and is_training]
-    with planned.mode, using_loss_kernel("chunked"), torch.set_grad_enabled(is_training):
+    with planned.mode, torch.set_grad_enabled(is_training):
         given = inputs(planned, batch_size)
         if not is_training:
             given |= {"weight_N": None, "reduce": False}

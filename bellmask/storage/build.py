@@ -17,14 +17,7 @@ from bellmask.config.options import (
     ScheduleOptions,
 )
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.diffusion.frameworks import (
-    Framework,
-    Mdm,
-    any_order,
-    arm,
-    shifted_arm,
-    sigma_arm,
-)
+from bellmask.diffusion.frameworks import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.laws import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
@@ -39,10 +32,15 @@ Network = Denoiser | PretrainedDenoiser
 """A run's network, called alike."""
 
 
+def _place_of(options: LawOptions | ScheduleOptions) -> tuple[float, float]:
+    """(mu, scale), the defaults filled in."""
+    mu = DEFAULT_MU if options.mu is None else options.mu
+    return mu, DEFAULT_SCALE if options.scale is None else options.scale
+
+
 def build_law(options: LawOptions) -> TimeLaw:
     """The time law that the options name."""
-    mu = DEFAULT_MU if options.mu is None else options.mu
-    scale = DEFAULT_SCALE if options.scale is None else options.scale
+    mu, scale = _place_of(options)
     table: dict[str, Callable[[], TimeLaw]] = {
         "uniform": Uniform,
         "dirac": lambda: Dirac(mu),
@@ -54,8 +52,7 @@ def build_law(options: LawOptions) -> TimeLaw:
 
 def build_schedule(options: ScheduleOptions) -> Schedule:
     """The schedule that the options name."""
-    mu = DEFAULT_MU if options.mu is None else options.mu
-    scale = DEFAULT_SCALE if options.scale is None else options.scale
+    mu, scale = _place_of(options)
     power = DEFAULT_POWER if options.power is None else options.power
     table: dict[str, Callable[[], Schedule]] = {
         "linear": Linear,

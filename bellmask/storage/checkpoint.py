@@ -73,7 +73,7 @@ def _own_damage(folder: Path, rank: int, size: int) -> str:
 
 # The checkpoints of a run.
 
-_NAME = re.compile(r"^step-(\d{9})$")
+_NAME = re.compile(r"step-\d{9}$")
 LATEST = "latest"
 FORMAT = 1
 """Raised when a checkpoint's layout changes."""
@@ -99,10 +99,12 @@ def _cause(error: BaseException) -> str:
 
 def step_of(folder: Path) -> int:
     """The step in a checkpoint folder's name."""
-    match = _NAME.match(folder.name)
-    if match is None:
-        raise ValueError(f"{folder} is not a checkpoint folder")
-    return int(match[1])
+    return int(folder.name.removeprefix("step-"))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if _NAME.match(path.name))
 
 
 class CheckpointStore:
@@ -113,7 +115,7 @@ class CheckpointStore:
         folder: Path,
         options: CheckpointOptions,
         world: World,
-        on_saved: Callable[[int], None] | None = None,
+        on_saved: Callable[[int], None] = lambda step: None,
     ) -> None:
         """``on_saved`` is told, on the main process, each step whose checkpoint is on disk."""
         self.folder, self.options, self.world, self.on_saved = folder, options, world, on_saved
@@ -122,32 +124,41 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Remove what an interrupted save or removal left, and what was set aside before."""
-        if self.world.is_main and self.folder.exists():
-            for kind in ("writing", "removing", "damaged"):
-                for leftover in self.folder.glob(f".{kind}-*"):
-                    shutil.rmtree(leftover, ignore_errors=True)
+        for kind in ("writing", "removing", "damaged"):
+            for leftover in self.folder.glob(f".{kind}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
 
     def all(self) -> list[Path]:
         """Checkpoint folders, oldest first."""
-        if not self.folder.exists():
-            return []
-        return sorted(p for p in self.folder.iterdir() if _NAME.match(p.name))
+        return list_checkpoints(self.folder)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
         """Write a checkpoint; it appears whole or not at all. Then remove what need not be kept.
 
         SavingError, on all ranks, when any of them cannot write.
         """
+        import torch.distributed.checkpoint as dcp  # slow to import, and not needed for help
+
         final = self.folder / f"step-{step:09d}"
         scratch = self.folder / f".writing-{step:09d}"
-        self._together(step, lambda: self._make_scratch(scratch), on_main=True)
-        self._together(step, lambda: self._write_tensors(scratch, tensors))
+
+        def prepare() -> None:
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(parents=True)
+
+        def write_tensors() -> None:
+            writer = dcp.HuggingFaceStorageWriter(str(scratch), save_distributed=True)
+            is_alone, group = self.world.size == 1, self.world.group
+            dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=is_alone)
+
+        self._together(step, prepare, on_main=True)
+        self._together(step, write_tensors)
         digests = self._hash_files(step, scratch)
         self._together(step, lambda: self._finish(scratch, final, state, digests), on_main=True)
         return final
 
     def _together(self, step: int, work: Callable[[], object], *, on_main: bool = False) -> None:
-        """Do a part of a save on every rank, or the main one; all go on, or all stop."""
+        """Do a part of a save on every rank, or the main one; all continue, or all stop."""
         import torch.distributed.checkpoint as dcp
 
         problem = ""
@@ -160,26 +171,13 @@ class CheckpointStore:
         if problem:
             if self.world.is_main:
                 shutil.rmtree(self.folder / f".writing-{step:09d}", ignore_errors=True)
-            raise SavingError(self._explain(step, problem))
-
-    def _explain(self, step: int, problem: str) -> str:
-        last = self.all()[-1:]
-        left = f"the newest good one is {last[0].name}" if last else "there is none before it"
-        return (
-            f"the checkpoint of step {step} could not be written to {self.folder}: {problem}; "
-            f"{left}. Mend that (make room, say) and go on with the same command and --resume auto."
-        )
-
-    def _make_scratch(self, scratch: Path) -> None:
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-
-    def _write_tensors(self, scratch: Path, tensors: dict[str, Tensor]) -> None:
-        import torch.distributed.checkpoint as dcp  # slow to import, and not needed for help
-
-        writer = dcp.HuggingFaceStorageWriter(str(scratch), save_distributed=True)
-        is_alone, group = self.world.size == 1, self.world.group
-        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=is_alone)
+            last = self.all()[-1:]
+            left = f"the newest good one is {last[0].name}" if last else "there is none before it"
+            raise SavingError(
+                f"the checkpoint of step {step} could not be written to {self.folder}: {problem}; "
+                f"{left}. Fix that (free some space, say) and continue with the same command and "
+                "--resume auto."
+            )
 
     def _hash_files(self, step: int, scratch: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of all files, which are on disk for good then; ranks share the work.
@@ -216,8 +214,7 @@ class CheckpointStore:
         _sync(self.folder)
         write_text(self.folder / LATEST, final.name + "\n")
         try:
-            if self.on_saved is not None:
-                self.on_saved(step_of(final))
+            self.on_saved(step_of(final))
             self._prune()
         except OSError as error:  # the checkpoint is good all the same
             print(f"warning: {final} is saved, but {error}", file=sys.stderr)
@@ -233,8 +230,8 @@ class CheckpointStore:
         keep |= {f for f in folders if step_of(f) in self.options.keep_steps}
         if self.options.keep_every:
             keep |= {f for f in folders if step_of(f) % self.options.keep_every == 0}
-        best = self.best() if self.options.keep_best else None
-        keep |= {best} if best else set()
+        if self.options.keep_best:
+            keep.add(self.best() or folders[-1])
         for folder in folders:
             if folder not in keep:
                 self._remove(folder)
@@ -261,14 +258,11 @@ class CheckpointStore:
 
     def find(self, which: str) -> Path:
         """``latest``, ``best`` or a step number; UserError when it is not there."""
-        if which == "latest":
-            found: Path | None = (self.all() or [None])[-1]  # type: ignore[list-item]
-        elif which == "best":
-            found = self.best()
-        else:
-            found = next((f for f in self.all() if str(step_of(f)) == which), None)
+        known: dict[str, Path | None] = {str(step_of(f)): f for f in self.all()}
+        steps = ", ".join(known) or "none"
+        known |= {"best": self.best(), "latest": next(reversed(self.all()), None)}
+        found = known.get(which)
         if found is None:
-            steps = ", ".join(str(step_of(f)) for f in self.all()) or "none"
             raise UserError(
                 f"no checkpoint {which!r} in {self.folder} (latest, best; steps: {steps})"
             )
@@ -311,8 +305,8 @@ def load_tensors(
     """
     damage = None if is_intact else find_damage(folder, world)
     if damage:
-        steps = [step_of(f) for f in sorted(folder.parent.glob("step-*")) if _NAME.match(f.name)]
-        others = ", ".join(str(step) for step in steps if step != step_of(folder)) or "none"
+        steps = [str(step_of(f)) for f in list_checkpoints(folder.parent) if f != folder]
+        others = ", ".join(steps) or "none"
         raise UserError(
             f"checkpoint {folder} is damaged: {damage}; take another with --checkpoint STEP "
             f"(others there: {others})"
@@ -335,16 +329,8 @@ def load_tensors(
 
 def saves_in_background(option: str, world: World) -> bool:
     """What ``checkpoint.saving`` means for these processes."""
-    return {
-        "wait": False,
-        "background": True,
-        "auto": world.size > 1 or world.device.type != "cpu",
-    }[option]
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """In CPU memory; of a tensor that is cut, this process's part, cut as before."""
-    return tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().to("cpu")
+    auto = world.size > 1 or world.device.type != "cpu"
+    return {"wait": False, "background": True, "auto": auto}[option]
 
 
 class Saver:
@@ -368,7 +354,8 @@ class Saver:
         if not self.in_background:
             self.store.save(step, tensors, state)
             return
-        copies = {name: _copy(tensor) for name, tensor in tensors.items()}
+        # of a tensor that is cut, this process's part, cut as before
+        copies = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
         # daemon: a process that was told to stop must not wait for ranks that are gone
         self._thread = threading.Thread(
             target=self._run, args=(step, copies, state), name="saving", daemon=True

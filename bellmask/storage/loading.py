@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -92,62 +92,47 @@ def load(
 ) -> Loaded:
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 
-    An export holds one checkpoint's weights of one kind; asking it for others is an error.
+    ``checkpoint``: latest, best or a step; ``weights``: "auto" takes the moving average where there
+    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind; asking
+    it for others is an error.
     """
+    look_up("weights", weights, dict.fromkeys(get_args(Weights)))
     folder = local_folder(str(name))
-    if is_export(folder):
-        return _load_export(folder, checkpoint, weights, device)
-    if folder.exists() and not (folder / "checkpoints").exists() and (folder / MODEL).exists():
+    if not folder.exists():
+        raise UserError(f"there is no folder {folder}")
+    is_run = (folder / "checkpoints").exists()
+    if not is_run and not is_export(folder) and (folder / MODEL).exists():
         raise UserError(
             f"{name} holds weights, but not of bellmask; a causal LM becomes a masked model with: "
             f"bellmask train cpt_tiny --start.model {name}; mdlm's layout is read by: bellmask "
             f"import {name} --format mdlm --out FOLDER"
         )
-    return load_run(folder, checkpoint=checkpoint, weights=weights, device=device)
-
-
-def load_run(
-    folder: str | Path,
-    *,
-    checkpoint: str = "latest",
-    weights: Weights = "auto",
-    device: str = "auto",
-) -> Loaded:
-    """Load a run folder: the ``latest`` or ``best`` checkpoint, or the one of a step.
-
-    ``weights``: "auto" takes the moving average where there is one, "raw" the trained weights.
-    """
-    folder = Path(folder)
-    if not folder.exists():
-        raise UserError(f"there is no folder {folder}")
-    if not (folder / "config.json").exists():
+    own = OWN if is_export(folder) else ""
+    if not (folder / own / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
-    config = load_config(folder / "config.json")
-    store = CheckpointStore(folder / "checkpoints", config.checkpoint, World())
-    place = store.find(checkpoint)
-    tokenizer = read_tokenizer(folder)
-    kind = _which_weights(weights, config)
-    backbone = read_backbone(folder)
+    config = load_config(folder / own / "config.json")
+    if own:
+        config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
+        place, step = folder, _exported_step(folder, checkpoint, weights)
+    else:
+        place = CheckpointStore(folder / "checkpoints", config.checkpoint, World()).find(checkpoint)
+        step = read_state(place)["step"]
+    tokenizer = read_tokenizer(folder, own)
+    backbone = read_backbone(folder, own)
     if backbone is None and config.model.backbone == "causal_lm":
-        raise UserError(f"{folder} is damaged: it has no backbone.json")
+        raise UserError(f"{folder} is damaged: {Path(own) / 'backbone.json'} is missing")
     model = build_stored(place, config, tokenizer.num_tokens, backbone)
-    tensors = {f"{kind}.{name}": p.detach() for name, p in model.named_parameters()}
-    load_tensors(place, tensors)
+    if own:
+        _fill(model, folder, tokenizer)
+    else:
+        kind = _which_weights(weights, config)
+        load_tensors(place, {f"{kind}.{n}": p.detach() for n, p in model.named_parameters()})
     target = pick_device(device)
-    return Loaded(
-        folder,
-        config,
-        read_state(place)["step"],
-        tokenizer,
-        model.to(target).eval(),
-        build_framework(config),
-        target,
-        backbone,
-    )
+    model, framework = model.to(target).eval(), build_framework(config)
+    return Loaded(folder, config, step, tokenizer, model, framework, target, backbone)
 
 
 def _which_weights(weights: str, config: RunConfig) -> str:
-    look_up("weights", weights, {"auto": 0, "ema": 0, "raw": 0})
     if weights == "ema" and not config.optim.ema:
         raise UserError(
             "this run has no moving average of weights (optim.ema is 0); use raw weights"
@@ -192,7 +177,8 @@ def read_own_tokenizer(folder: Path) -> Tokenizer | None:
     return read_tokenizer(folder) if (folder / "run.json").exists() else None
 
 
-def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Loaded:
+def _exported_step(folder: Path, checkpoint: str, weights: str) -> int:
+    """The step that an export holds, if that is the checkpoint and the weights asked for."""
     about = read_description(folder)
     step, kind = about.get("step", 0), about.get("weights", "raw")
     if not is_whole(step) or not isinstance(kind, str):
@@ -201,35 +187,14 @@ def _load_export(folder: Path, checkpoint: str, weights: str, device: str) -> Lo
         raise UserError(f"{folder} is an export of step {step}; it has no checkpoint {checkpoint}")
     if weights not in ("auto", kind):
         raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
-    config = load_config(folder / OWN / "config.json")
-    config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
-    tokenizer = read_tokenizer(folder, OWN)
-    backbone = read_backbone(folder, OWN)
-    if backbone is None and config.model.backbone == "causal_lm":
-        raise UserError(f"{folder} is damaged: {OWN}/backbone.json is missing")
-    model = build_stored(folder, config, tokenizer.num_tokens, backbone)
-    _fill(model, folder, tokenizer)
-    target = pick_device(device)
-    return Loaded(
-        folder,
-        config,
-        step,
-        tokenizer,
-        model.to(target).eval(),
-        build_framework(config),
-        target,
-        backbone,
-    )
+    return step
 
 
-def _fill(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> None:
+def _fill(model: Network, folder: Path, tokenizer: Tokenizer) -> None:
     """Copy the weights in, rows back in our order."""
     path, more = folder / MODEL, folder / OWN / OWN_TENSORS
     stored = read_safetensors(path)[0] | (read_safetensors(more)[0] if more.exists() else {})
-    if isinstance(model, PretrainedDenoiser):
-        stored = from_export(stored, model, tokenizer)
-    else:
-        stored = _in_our_order(stored, tokenizer)
+    stored = _by_our_names(stored, model, tokenizer)
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
         raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
@@ -248,15 +213,6 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return tensors, stream.metadata() or {}
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-
-
-def _in_our_order(stored: dict[str, Tensor], tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """Of our own trunk."""
-    order = torch.from_numpy(map_ids(tokenizer).completed())
-    for name in ("embedding.weight", "head.weight", "head.bias"):
-        if name in stored and len(stored[name]) == len(order):
-            stored[name] = stored[name][order if name.startswith("embedding") else order[:-1]]
-    return stored
 
 
 # Which row of another project's embedding belongs to which of our tokens.
@@ -350,16 +306,18 @@ def mask_row(model: PretrainedDenoiser) -> dict[str, Tensor]:
     return {MASK_ROW: model.mask_row.detach().float().cpu()}
 
 
-def from_export(
-    stored: dict[str, Tensor], model: PretrainedDenoiser, tokenizer: Tokenizer
+def _by_our_names(
+    stored: dict[str, Tensor], model: Network, tokenizer: Tokenizer
 ) -> dict[str, Tensor]:
     """The tensors of an export by our names, rows in our order."""
-    if model.is_causal:
-        return {name if name == MASK_ROW else INNER + name: t for name, t in stored.items()}
     order = torch.from_numpy(map_ids(tokenizer).completed())
-    by_token = _names_by_token(model)
+    rows = {"embedding.weight": order, "head.weight": order[:-1], "head.bias": order[:-1]}
+    if isinstance(model, PretrainedDenoiser):
+        if model.is_causal:
+            return {name if name == MASK_ROW else INNER + name: t for name, t in stored.items()}
+        rows = dict.fromkeys(_names_by_token(model), order[: model.num_logits])
     return {
-        name: t[order[: model.num_logits]] if name in by_token and len(t) == len(order) else t
+        name: t[rows[name]] if name in rows and len(t) == len(order) else t
         for name, t in stored.items()
     }
 

@@ -12,7 +12,7 @@ import platform
 import shlex
 import signal
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
 def write_backbone(folder: Path, backbone: Backbone) -> None:
     """As backbone.json."""
     _write(folder / "backbone.json", asdict(backbone))
@@ -49,15 +53,11 @@ def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
     path = folder / inside / "backbone.json"
     if not path.exists():
         return None
-    try:
-        found = Backbone(**read_json(path))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(found.language_model, dict) or not isinstance(
-        found.chat_template, str | None
-    ):
+    found = read_object(path)
+    kinds: dict[str, Any] = {"language_model": dict, "chat_template": (str, type(None))}
+    if found.keys() - kinds.keys() or not has_kinds({"chat_template": None} | found, kinds):
         raise UserError(f"{path} is damaged: it describes no causal LM")
-    return found
+    return Backbone(**found)
 
 
 def write_description(
@@ -75,14 +75,13 @@ def write_description(
     if backbone is not None:
         write_backbone(folder, backbone)
     _write(folder / "tokenizer.json", tokenizer.description())
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
     machine = {
         "bellmask": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "started": before.get("started", now),
-        "last_started": now,
+        "started": before.get("started", _now()),
+        "last_started": _now(),
     }
     _write(folder / "run.json", {**machine, **description})
     for part in ("checkpoints", "validation", "samples"):
@@ -180,20 +179,22 @@ RESUME, FAILED = "RESUME_ME", "FAILED"
 
 def resume_command(folder: Path, num_processes: int = 1, per_machine: int = 1) -> str:
     """What continues a run; of several machines what each of them is told."""
-    words = ["bellmask"]
+    words = ["bellmask", "train", str(folder / "config.json"), "--out", str(folder)]
     if num_processes > 1:
-        words = ["torchrun", "--nproc-per-node", str(per_machine), "-m", "bellmask"]
+        words = ["torchrun", "--nproc-per-node", str(per_machine), "-m", *words]
     if num_processes > per_machine:
         words[1:1] = ["--nnodes", str(num_processes // per_machine)]
-    words += ["train", str(folder / "config.json"), "--out", str(folder), "--resume", "auto"]
-    return shlex.join(words)
+    return shlex.join([*words, "--resume", "auto"])
 
 
+@dataclass(frozen=True)
 class RunState:
     """Writes the marks of one run."""
 
-    def __init__(self, folder: Path, steps: int, command: str) -> None:
-        self.folder, self.steps, self.command = folder, steps, command
+    folder: Path
+    steps: int
+    command: str
+    """What continues it."""
 
     def running(self, step: int) -> None:
         """Training begins, or goes on, after ``step``."""
@@ -221,6 +222,5 @@ class RunState:
     def _write(self, name: str, state: str, step: int, reason: str) -> None:
         content = {"state": state, "step": step, "steps": self.steps, "reason": reason}
         if name == RESUME:
-            content["resume"], content["from"] = self.command, str(Path.cwd())
-        content["written"] = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_text(self.folder / name, json.dumps(content, indent=1) + "\n")
+            content |= {"resume": self.command, "from": str(Path.cwd())}
+        _write(self.folder / name, content | {"written": _now()})

@@ -9,10 +9,9 @@ from typing import Any
 
 from bellmask.config.config import RunConfig, is_free_option, load_config
 from bellmask.config.options import DEFAULT_ENCODINGS
-from bellmask.storage.checkpoint import CheckpointStore, step_of
+from bellmask.storage.checkpoint import list_checkpoints, step_of
 from bellmask.storage.loading import OWN, Loaded, is_export, load, local_folder
 from bellmask.storage.run_folder import read_description
-from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 
 # What a person calls a run, from its options: base, bell, laplace:0.5,0.2, aoarm+crossed.
@@ -78,13 +77,18 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
     for path in paths:
         if not (path / "config.json").exists():
             raise UserError(f"{path} is not a run folder: it has no config.json")
-    configs = [load_config(_own(path) / "config.json") for path in paths]
-    found = []
-    for name, path, config in zip(unique_names(names_of(configs), paths), paths, configs):
-        steps = _steps(path, config)
+    if len(set(paths)) < len(paths):
+        raise UserError("a run folder is given twice")
+    configs = [
+        load_config((path / OWN if is_export(path) else path) / "config.json") for path in paths
+    ]
+    names, found = names_of(configs), []
+    for name, path, config, short in zip(names, paths, configs, _folder_names(paths)):
+        steps = _steps(path)
         if not steps:
             raise UserError(f"{path} has no checkpoint")
-        found.append(NamedRun(name, path, config, steps))
+        unique = name if names.count(name) == 1 else f"{name} ({short})"
+        found.append(NamedRun(unique, path, config, steps))
     return found
 
 
@@ -101,34 +105,20 @@ def check_all_maskable(runs: Sequence[NamedRun], analysis: str) -> None:
 def by_folder(folders: Sequence[str]) -> dict[str, Path]:
     """Run folders by their own names; by path where two have the same."""
     paths = [named.folder for named in open_runs(folders)]
-    short = [path.absolute().name for path in paths]
-    return {n if short.count(n) == 1 else str(path): path for n, path in zip(short, paths)}
+    return dict(zip(_folder_names(paths), paths))
 
 
-def _own(path: Path) -> Path:
-    """Where a run folder's or an export's own config is."""
-    return path / OWN if is_export(path) else path
-
-
-def _steps(path: Path, config: RunConfig) -> list[int]:
+def _steps(path: Path) -> list[int]:
     """Of the checkpoints; an export holds one."""
     if is_export(path):
         return [int(read_description(path)["step"])]
-    store = CheckpointStore(path / "checkpoints", config.checkpoint, World())
-    return sorted(step_of(checkpoint) for checkpoint in store.all())
+    return [step_of(checkpoint) for checkpoint in list_checkpoints(path / "checkpoints")]
 
 
-def unique_names(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
-    """Names that several runs share get the folder's name behind them, or its path if need be."""
-    if len(set(paths)) < len(paths):
-        raise UserError("a run folder is given twice")
-    short = [path.name for path in paths]
-    return [
-        name
-        if names.count(name) == 1
-        else f"{name} ({path.name if short.count(path.name) == 1 else path})"
-        for name, path in zip(names, paths)
-    ]
+def _folder_names(paths: Sequence[Path]) -> list[str]:
+    """Their last names; whole paths where two have the same."""
+    short = [path.absolute().name for path in paths]
+    return [name if short.count(name) == 1 else str(p) for name, p in zip(short, paths)]
 
 
 def chosen_steps(run: NamedRun, wanted: Sequence[int]) -> list[int]:
@@ -145,11 +135,10 @@ def chosen_steps(run: NamedRun, wanted: Sequence[int]) -> list[int]:
 
 def check_same_text(runs: Sequence[NamedRun]) -> None:
     """UserError unless all runs have the same text and tokenizer."""
-    first = read_description(runs[0].folder)
-    for run in runs[1:]:
-        mine = read_description(run.folder)
-        for key in ("train_fingerprint", "tokenizer_fingerprint"):
-            if mine.get(key) != first.get(key):
-                raise UserError(
-                    f"{runs[0].folder} and {run.folder} have different text or tokenizers"
-                )
+    marks = [
+        [read_description(run.folder).get(f"{what}_fingerprint") for what in ("train", "tokenizer")]
+        for run in runs
+    ]
+    for run, mark in zip(runs, marks):
+        if mark != marks[0]:
+            raise UserError(f"{runs[0].folder} and {run.folder} have different text or tokenizers")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -69,104 +69,52 @@ class Window:
             "tokens_per_second": self.num_maskable / max(self.seconds, 1e-9),
         }
 
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return asdict(self)
+
+# Trackers: somewhere else that metrics go.
 
 
-@dataclass(frozen=True)
-class TrackedRun:
-    """What a tracker is told of a run when it opens."""
+class Tracker(NamedTuple):
+    """How numbers of a step are sent, and what is called at the end."""
 
-    folder: Path
-    run_id: str
-    """Stays the same when the run is resumed."""
-    step: int
-    """Where it starts or goes on."""
-    config: RunConfig
-
-    @property
-    def project(self) -> str:
-        """The project's name for wandb and trackio."""
-        return self.config.log.project
+    log: Callable[[dict[str, float], int], None]
+    close: Callable[[], None]
 
 
-class Tracker(Protocol):
-    """Somewhere else that metrics go."""
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Send values."""
-        ...
-
-    def close(self) -> None:
-        """Finish."""
-        ...
-
-
-class TensorBoardTracker:
+def _tensorboard(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
     """Event files in ``<run>/tensorboard``; points after the step resumed from are dropped."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run: TrackedRun) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.step + 1)
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """One scalar each."""
+    def log(values: dict[str, float], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        """Flush."""
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class WandbTracker:
+def _wandb(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
     """A wandb run named after the folder, continued on resume."""
+    import wandb
 
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=run.project,
-            name=run.folder.name,
-            id=run.run_id,
-            resume="allow",
-            config=run.config.to_dict(),
-        )
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """One record."""
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+    about = {"project": config.log.project, "config": config.to_dict(), "resume": "allow"}
+    run = wandb.init(name=folder.name, id=run_id, **about)
+    return Tracker(lambda values, step: run.log(values, step=step), run.finish)
 
 
-class TrackioTracker:
+def _trackio(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
     """A trackio run named after the folder."""
+    import trackio
 
-    def __init__(self, run: TrackedRun) -> None:
-        import trackio
-
-        self._trackio = trackio
-        name, config = f"{run.folder.name}-{run.run_id}", run.config.to_dict()
-        trackio.init(project=run.project, name=name, config=config, resume="allow")
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """One record."""
-        self._trackio.log(values, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._trackio.finish()
+    about = {"project": config.log.project, "config": config.to_dict(), "resume": "allow"}
+    trackio.init(name=f"{folder.name}-{run_id}", **about)
+    return Tracker(lambda values, step: trackio.log(values, step=step), trackio.finish)
 
 
-TRACKERS: dict[str, type[TensorBoardTracker] | type[WandbTracker] | type[TrackioTracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-    "trackio": TrackioTracker,
+TRACKERS: dict[str, Callable[[RunConfig, Path, str, int], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "trackio": _trackio,
 }
 
 
@@ -178,9 +126,16 @@ def find_trackers(names: Sequence[str]) -> None:
             raise UserError(f"tracker {name} needs its package: pip install 'bellmask[{name}]'")
 
 
-def open_trackers(run: TrackedRun) -> list[Tracker]:
-    """The trackers that the run's options name."""
-    return [look_up("tracker", name, TRACKERS)(run) for name in run.config.log.trackers]
+@contextlib.contextmanager
+def open_trackers(
+    config: RunConfig, folder: Path, run_id: str, step: int
+) -> Iterator[list[Tracker]]:
+    """The trackers that the options name, of a run that starts or continues at ``step``."""
+    with contextlib.ExitStack() as stack:
+        opened = [TRACKERS[name](config, folder, run_id, step) for name in config.log.trackers]
+        for tracker in opened:
+            stack.callback(tracker.close)
+        yield opened
 
 
 class _Console(Console):
@@ -206,8 +161,7 @@ class Display:
             disable=is_quiet or not self.console.is_terminal,
         )
         self._task = self._progress.add_task("training", total=total, note="")
-        self._loss, self._nll, self._speed = "", "", ""
-        self._total, self._said = total, time.monotonic()
+        self._nll, self._total, self._said = "", total, time.monotonic()
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -218,9 +172,8 @@ class Display:
 
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a finished step."""
-        self._loss = f"loss {loss:.3f}"
-        self._speed = f"{tokens_per_second:,.0f} tokens/s"
-        note = "  ".join(part for part in (self._loss, self._nll, self._speed) if part)
+        parts = (f"loss {loss:.3f}", self._nll, f"{tokens_per_second:,.0f} tokens/s")
+        note = "  ".join(filter(None, parts))
         self._progress.update(self._task, completed=step, note=note)
         if not self.console.is_terminal and time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()

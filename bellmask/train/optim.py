@@ -84,16 +84,11 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     Blocks are the only numbered parts, also of the causal LMs of transformers ("h.0", "layers.0").
     """
     is_in_block = any(part.isdecimal() for part in name.split("."))
-    return parameter.ndim == 2 and is_in_block and "modulation" not in name
+    return is_in_block and is_matrix(name, parameter)
 
 
-def _embeddings(model: nn.Module) -> set[int]:
-    """Ids of the rows of look-up tables, by whatever name."""
-    return {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
-
-
-def is_decayed(name: str, parameter: Tensor) -> bool:
-    """True for matrices that multiply; not for norms, biases and modulation."""
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """True for what multiplies; not for norms, biases and modulation."""
     return parameter.ndim == 2 and "modulation" not in name
 
 
@@ -101,25 +96,26 @@ class Optimizer:
     """AdamW, or Muon and AdamW, behind one step; its state is addressed by parameter name."""
 
     def __init__(self, model: nn.Module, options: OptimOptions) -> None:
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        tables = _embeddings(model)
-        for_muon = {
-            name: p
-            for name, p in named.items()
-            if options.name == "muon" and is_hidden_matrix(name, p)
-        }
-        for_adamw = {name: p for name, p in named.items() if name not in for_muon}
-        is_shrunk = {n: is_decayed(n, p) and id(p) not in tables for n, p in for_adamw.items()}
-        decayed = [p for name, p in for_adamw.items() if is_shrunk[name]]
-        others = [p for name, p in for_adamw.items() if not is_shrunk[name]]
+        tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+        decayed, others, for_muon = [], [], []
+        self.names: dict[Tensor, str] = {}
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            self.names[parameter] = name
+            if options.name == "muon" and is_hidden_matrix(name, parameter):
+                for_muon.append(parameter)
+            elif is_matrix(name, parameter) and id(parameter) not in tables:
+                decayed.append(parameter)
+            else:
+                others.append(parameter)
         groups = [
             {"params": decayed, "weight_decay": options.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        self.named = named
         self.parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
-                [g for g in groups if g["params"]],
+                [group for group in groups if group["params"]],
                 lr=options.lr,
                 betas=options.betas,
                 eps=options.eps,
@@ -127,9 +123,8 @@ class Optimizer:
             )
         ]
         if for_muon:
-            self.parts.append(
-                Muon(for_muon.values(), options.lr, options.momentum, options.weight_decay)
-            )
+            muon = Muon(for_muon, options.lr, options.momentum, options.weight_decay)
+            self.parts.append(muon)
 
     def step(self, lr: float) -> None:
         """One update at a learning rate."""
@@ -147,23 +142,16 @@ class Optimizer:
         """All state as ``{"<parameter>.<quantity>": tensor}``; created with zeros if need be."""
         found: dict[str, Tensor] = {}
         for part in self.parts:
+            averages = ["momentum_buffer"] if isinstance(part, Muon) else ["exp_avg", "exp_avg_sq"]
             for parameter in (p for group in part.param_groups for p in group["params"]):
-                self._create_state(part, parameter)
-                name = next(n for n, p in self.named.items() if p is parameter)
-                found |= {f"{name}.{key}": value for key, value in part.state[parameter].items()}
+                state = part.state[parameter]
+                if not state and not isinstance(part, Muon):
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                if averages[0] not in state:
+                    state |= {key: torch.zeros_like(parameter) for key in averages}
+                name = self.names[parameter]
+                found |= {f"{name}.{key}": value for key, value in state.items()}
         return found
-
-    @staticmethod
-    def _create_state(part: torch.optim.Optimizer, parameter: Tensor) -> None:
-        state = part.state[parameter]
-        if state:
-            return
-        if isinstance(part, Muon):
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-            return
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        state["exp_avg"] = torch.zeros_like(parameter)
-        state["exp_avg_sq"] = torch.zeros_like(parameter)
 
 
 class Ema:

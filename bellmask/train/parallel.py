@@ -1,15 +1,16 @@
-"""A network on its devices: sharded, recomputed, compiled.
+"""A network on its devices: replicated or sharded, recomputed, compiled.
 
-Every process holds the whole model, or each a part of it (FSDP2). ``fully_shard`` cuts weights,
-gradients, optimizer state and average over a group of processes. A block's weights are gathered
-just before the block runs and let go after it. In a hybrid layout there are several groups, each
-with a whole copy, and gradients are also added up over the copies.
+Every process holds the whole model (DDP), or each a part of it (FSDP2). ``fully_shard`` cuts
+weights, gradients, optimizer state and average over a group of processes. A block's weights are
+gathered just before the block runs and freed after it. In a hybrid layout there are several
+groups, each with a whole copy, and gradients are also averaged over the copies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -62,14 +64,12 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
         return Layout(1, 1, "one process")
     if kind == "auto" and options.shard_size is not None:
         kind = "hybrid"
-    if kind == "auto":
-        is_one_machine = world.machine_size >= size
-        if world.device.type == "cpu":
-            kind, reason = "none", "processes on CPUs"
-        elif is_one_machine:
-            kind, reason = "full", "GPUs of one machine"
-        else:
-            kind, reason = "hybrid", "GPUs of several machines, a copy on each"
+    elif kind == "auto" and world.device.type == "cpu":
+        kind, reason = "none", "processes on CPUs"
+    elif kind == "auto" and world.machine_size >= size:
+        kind, reason = "full", "GPUs of one machine"
+    elif kind == "auto":
+        kind, reason = "hybrid", "GPUs of several machines, a copy on each"
     if kind == "none":
         return Layout(size, 1, reason)
     if kind == "full":
@@ -83,31 +83,22 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
 
 
 def shard_model(
-    model: nn.Module,
-    blocks: list[nn.Module],
-    layout: Layout,
-    device: torch.device,
-    precision: torch.dtype,
-    reduce: str = "float32",
+    model: nn.Module, blocks: Sequence[nn.Module], plan: ParallelPlan, device: torch.device
 ) -> None:
     """Cut a model in place, block by block; the rest of it belongs to the model itself.
 
     With bfloat16 products, weights are gathered as bfloat16 and gradients are added up in
-    ``reduce``; the parts themselves, and all that the optimizer sees, stay float32.
+    ``reduce_dtype``; the parts themselves, and all that the optimizer sees, stay float32.
     """
-    if layout.copies == 1:
-        mesh = init_device_mesh(device.type, (layout.processes_per_copy,))
-    else:
-        shape = (layout.copies, layout.processes_per_copy)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "parts"))
+    shape: tuple[int, ...] = (plan.layout.copies, plan.layout.processes_per_copy)
+    names: tuple[str, ...] = ("copies", "parts")
+    if plan.layout.copies == 1:
+        shape, names = shape[1:], names[1:]
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     policy = MixedPrecisionPolicy()
-    if precision == torch.bfloat16:
+    if plan.precision == torch.bfloat16:
         # inputs stay as they are: autocast decides what is multiplied in which type
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16,
-            reduce_dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[reduce],
-            cast_forward_inputs=False,
-        )
+        policy = MixedPrecisionPolicy(torch.bfloat16, plan.reduce_dtype, cast_forward_inputs=False)
     for part in [*blocks, model]:
         fully_shard(part, mesh=mesh, mp_policy=policy)
 
@@ -117,10 +108,24 @@ def is_sharded(model: object) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def add_up_next_gradient(model: nn.Module, is_last: bool) -> None:
-    """Of a model that is cut: add gradients up over processes only in a step's last backward."""
+def replicate(model: nn.Module, world: World) -> nn.Module:
+    """What a training step calls in the model's place: DDP, where each process holds all of it."""
+    if world.size == 1 or is_sharded(model):
+        return model
+    return DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=True,  # no second copy of the gradients
+        forward_sync_buffers=False,
+    )
+
+
+def gradient_sync(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[None]:
+    """Around each pass of a step: gradients are averaged over processes in the last one only."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
+    if isinstance(model, DistributedDataParallel) and not is_last:
+        return model.no_sync()
+    return contextlib.nullcontext()
 
 
 def reshard(model: nn.Module) -> None:
@@ -147,19 +152,10 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 # Activations computed again in the backward pass instead of kept: memory for time.
 
-_OPS = torch.ops.aten
+_ATTENTIONS = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention"
+_NAMES = [f"_scaled_dot_product_{name}" for name in [*_ATTENTIONS.split(), "attention_math"]]
 COSTLY: frozenset[Any] = frozenset(
-    {
-        _OPS.mm.default,
-        _OPS.addmm.default,
-        _OPS.bmm.default,
-        _OPS.baddbmm.default,
-        _OPS._scaled_dot_product_flash_attention.default,
-        _OPS._scaled_dot_product_flash_attention_for_cpu.default,
-        _OPS._scaled_dot_product_efficient_attention.default,
-        _OPS._scaled_dot_product_cudnn_attention.default,
-        _OPS._scaled_dot_product_attention_math.default,
-    }
+    getattr(torch.ops.aten, name).default for name in ["mm", "addmm", "bmm", "baddbmm", *_NAMES]
 )
 """What "selective" keeps: matrix products and attention. The rest is cheap to repeat."""
 
@@ -194,7 +190,7 @@ def recompute_blocks(blocks: Sequence[nn.Module], mode: str) -> None:
         block.forward = _repeated(block.forward, mode)  # type: ignore[method-assign]
 
 
-# A network on its devices: what is recomputed, compiled, cut, and by which kernels.
+# The choices for a run, and what they do to its network.
 
 
 @dataclass(frozen=True)
@@ -203,6 +199,8 @@ class ParallelPlan:
 
     layout: Layout
     precision: torch.dtype
+    reduce_dtype: torch.dtype
+    """In which cut gradients are added up."""
     recompute: str
     is_compiled: bool
     loss_kernel: str
@@ -218,7 +216,7 @@ class ParallelPlan:
             "precision": str(self.precision).removeprefix("torch."),
             "sharding": str(self.layout),
             "recompute": self.recompute,
-            "compile": "blocks" if self.is_compiled else "nothing",
+            "compile": "blocks" if self.is_compiled else "off",
             "loss_kernel": self.loss_kernel,
             "saving": "background" if self.in_background else "wait",
         }
@@ -226,49 +224,46 @@ class ParallelPlan:
 
 def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
     """What the options mean on these processes; refuses what they cannot do."""
+    scale = config.scale
     if config.train.compile:
         check_compiler(world.device)
     precision = pick_precision(config.train.precision, world.device)
-    kernel = pick_loss_kernel(config.scale.loss, world.device, precision)
-    layout = pick_layout(config.scale, world)
+    kernel = pick_loss_kernel(scale.loss, world.device, precision)
+    # rows that count differently are for our own kernel
+    is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
+    layout, notes = pick_layout(scale, world), []
+    wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
+    if wants_parts and not layout.is_sharded:
+        notes.append(f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)")
+    if scale.reduce == "bfloat16" and not (precision == torch.bfloat16 and layout.is_sharded):
+        notes.append(
+            "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
+        )
     return ParallelPlan(
         layout,
         precision,
-        config.scale.recompute,
+        getattr(torch, scale.reduce),
+        scale.recompute,
         config.train.compile,
-        "chunked" if _weighs_rows(config) else kernel,
+        "chunked" if is_weighted or config.sft.train is not None else kernel,
         saves_in_background(config.checkpoint.saving, world),
-        tuple(_notes(config.scale, layout, precision)),
+        tuple(notes),
     )
 
 
-def _notes(scale: ScaleOptions, layout: Layout, precision: torch.dtype) -> Iterator[str]:
-    wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
-    if wants_parts and not layout.is_sharded:
-        yield f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)"
-    is_short = precision == torch.bfloat16 and layout.is_sharded
-    if scale.reduce == "bfloat16" and not is_short:
-        yield "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
-
-
-def _weighs_rows(config: RunConfig) -> bool:
-    """True where the rows of a step count differently, which only our own kernel can do."""
-    is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
-    return is_weighted or config.sft.train is not None
-
-
-def parallelize(model: Network, placing: ParallelPlan, config: RunConfig, world: World) -> Network:
+def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Network:
     """The same network, ready to train on this process's device.
 
     Order matters: what is recomputed is inside what is compiled, and both inside what is cut.
     """
     blocks = model.block_modules()
-    recompute_blocks(blocks, placing.recompute)
-    if placing.is_compiled:
+    model.loss_kernel = plan.loss_kernel
+    recompute_blocks(blocks, plan.recompute)
+    if plan.is_compiled:
         for block in blocks:
             block.compile()
-    if not placing.layout.is_sharded:
-        return model.to(world.device)
+    if not plan.layout.is_sharded:
+        return model.to(device)
     # moves each block to the device as it is cut: the whole model is never there at once
-    shard_model(model, blocks, placing.layout, world.device, placing.precision, config.scale.reduce)
+    shard_model(model, blocks, plan, device)
     return model

@@ -15,7 +15,6 @@ from torch import Tensor
 from bellmask.config.config import RunConfig
 from bellmask.config.options import TrainOptions
 from bellmask.data.blocks import BatchPlan, Blocks, rank_share
-from bellmask.diffusion.frameworks import Framework, Mdm
 from bellmask.diffusion.laws import strata
 from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.theory import CountLaw
@@ -38,8 +37,9 @@ class Microbatch:
     rules: AttentionRules = field(default_factory=AttentionRules)
     is_given_BL: Tensor | None = None
     """True where a token is seen but never masked nor scored: prompts; None: nowhere."""
-    factor_B: Tensor | None = None
-    """Multiplies each row's weights: 1 / its maskable tokens where examples count the same."""
+    weight_B: Tensor | None = None
+    """Of each row's cross-entropies: w(t), and 1 / its maskable tokens where examples count the
+    same; None: 1."""
     count_B: Tensor | None = None
     """Tokens to mask where that is drawn as a number; None: each by chance, at its time."""
     is_open_LL: Tensor | None = None
@@ -76,8 +76,8 @@ class StepPlan:
     microbatches: list[Microbatch]
     num_maskable: int
     """M: maskable tokens of the whole step, over all ranks and microbatches."""
-    normaliser: int
-    """What the loss is divided by: M, or the number of examples where those count the same."""
+    scale: float
+    """Makes a sum of w ce the loss: 1 / (M c), or by examples where those count the same."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class Recipe:
     min_masks: int = 0
     sorts_by_length: bool = False
     """Rows of like length share a microbatch, cut to its longest: same loss, less padding."""
+    divides_by_c: bool = True
+    """False: mdlm's scale of the loss."""
+
+
+PRETRAINING = Recipe()
 
 
 def build_recipe(config: RunConfig) -> Recipe:
@@ -101,6 +106,7 @@ def build_recipe(config: RunConfig) -> Recipe:
         counts_examples=is_sft and config.sft.average == "examples",
         min_masks=config.sft.min_masks,
         sorts_by_length=is_sft,
+        divides_by_c=config.objective.divide_by_c,
     )
 
 
@@ -114,19 +120,17 @@ class StepPlanner:
         options: TrainOptions,
         world: World,
         *,
-        framework: Framework | None = None,
+        recipe: Recipe = PRETRAINING,
         rules: AttentionRules | None = None,
         sizes: tuple[int, ...] = (),
         weights: tuple[float, ...] = (),
-        recipe: Recipe | None = None,
     ) -> None:
+        """``sizes`` and ``weights`` are those of a mixture of corpora."""
         self.blocks, self.objective, self.options = blocks, objective, options
-        self.world, self.recipe = world, recipe or Recipe()
-        self.rules = rules or AttentionRules()
-        self.framework = framework or Mdm(objective.schedule, self.rules.sees_pads)
-        self.plan = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
-        self.is_padded = blocks.is_padded
-        self.counts = CountLaw(objective) if self.recipe.min_masks else None
+        self.world, self.recipe, self.rules = world, recipe, rules or AttentionRules()
+        self.batches = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
+        self.is_padded = blocks.is_padded  # looks at all rows
+        self.counts = CountLaw(objective) if recipe.min_masks else None
 
     def levels(self, step: int) -> Tensor:
         """Uniform numbers of the whole global batch, one per stratum (App. C.5), float64."""
@@ -167,17 +171,49 @@ class StepPlanner:
 
     def __call__(self, step: int) -> StepPlan:
         """Everything random about a step."""
-        length = self.length(step)
-        rows = self.plan.rows(step)
-        real = self.blocks.row_lengths(rows).clamp(max=length)
-        start = torch.minimum(self.blocks.row_starts(rows), real)
-        batch = _GlobalBatch(step, rows, self.levels(step), real, start, length)
+        length, rows, levels = self.length(step), self.batches.rows(step), self.levels(step)
+        real = self.blocks.row_lengths(rows).clamp(max=length)  # tokens before padding
+        start = torch.minimum(self.blocks.row_starts(rows), real)  # first maskable position
+        key = stream_key(self.options.seed, "masks", step)
+
+        def microbatch(first: int, samples: Tensor) -> Microbatch:
+            ends_B, starts_B = real[samples], start[samples]
+            width = max(1, int(ends_B.max())) if self.recipe.sorts_by_length else length
+            place = torch.arange(width)
+            t_B = self.objective.times(levels[samples])
+            count_B, weight_B = self._draw_counts(t_B, levels[samples], ends_B - starts_B)
+            return Microbatch(
+                first,
+                self.blocks.rows(rows[samples])[:, :width],
+                uniform_rows(key, samples, self.blocks.block_length)[:, :width],
+                t_B,
+                place < ends_B[:, None] if self.is_padded else None,
+                self.rules,
+                place < starts_B[:, None] if self.blocks.starts is not None else None,
+                weight_B,
+                count_B,
+                self.open_edges(step, width),
+            )
+
         num_maskable = int((real - start).sum())
-        return StepPlan(
-            [self._microbatch(batch, first, samples) for first, samples in self._shares(real)],
-            num_maskable,
-            len(rows) if self.recipe.counts_examples else num_maskable,
-        )
+        count = len(rows) if self.recipe.counts_examples else num_maskable
+        c = self.objective.normaliser if self.recipe.divides_by_c else 1.0
+        microbatches = [microbatch(*share) for share in self._shares(real)]
+        return StepPlan(microbatches, num_maskable, 1 / max(1, count) / c)
+
+    def _draw_counts(
+        self, t_B: Tensor, levels_B: Tensor, maskable_B: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(numbers of masks where those are drawn, weights of rows where they differ)."""
+        count_B, weight_B = None, None
+        if self.counts is not None:
+            count_B, weight_B = self.counts.draw(levels_B, maskable_B)
+        elif not self.objective.is_unweighted:
+            weight_B = self.objective.weight(t_B)
+        if self.recipe.counts_examples:
+            share_B = 1 / maskable_B.clamp(min=1).double()
+            weight_B = share_B if weight_B is None else weight_B * share_B
+        return count_B, weight_B
 
     def _shares(self, real: Tensor) -> Iterator[tuple[int, Tensor]]:
         """This rank's microbatches: (number of the first sample, samples)."""
@@ -191,45 +227,3 @@ class StepPlanner:
         by_length = torch.argsort(real, stable=True)
         for first in range(world.rank * size, total, world.size * size):
             yield first, by_length[first : first + size].sort().values
-
-    def _microbatch(self, batch: _GlobalBatch, first: int, samples: Tensor) -> Microbatch:
-        real, start, length = batch.real[samples], batch.start[samples], batch.length
-        if self.recipe.sorts_by_length:
-            length = max(1, int(real.max()))
-        full = self.blocks.block_length
-        key = stream_key(self.options.seed, "masks", batch.step)
-        place = torch.arange(length)
-        levels, maskable = batch.levels[samples], real - start
-        factor, count = None, None
-        if self.counts is not None:
-            count, factor = self.counts.draw(levels, maskable)
-        if self.recipe.counts_examples:
-            share = 1 / maskable.clamp(min=1).double()
-            factor = share if factor is None else factor * share
-        is_open_LL = self.open_edges(batch.step, length)
-        return Microbatch(
-            first,
-            self.blocks.rows(batch.rows[samples])[:, :length],
-            uniform_rows(key, samples, full)[:, :length],
-            self.objective.times(levels),
-            place < real[:, None] if self.is_padded else None,
-            self.rules,
-            place < start[:, None] if self.blocks.starts is not None else None,
-            factor,
-            count,
-            is_open_LL,
-        )
-
-
-@dataclass(frozen=True)
-class _GlobalBatch:
-    """What all processes know of a step's rows."""
-
-    step: int
-    rows: Tensor
-    levels: Tensor
-    real: Tensor
-    """Tokens before padding."""
-    start: Tensor
-    """First maskable position."""
-    length: int

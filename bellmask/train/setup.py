@@ -12,6 +12,8 @@ import torch
 from bellmask.config.checks import FROM_START
 from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import ModelOptions, StartOptions
+from bellmask.data.inputs import load_inputs
+from bellmask.data.prepare import LoadedData, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import (
@@ -22,10 +24,11 @@ from bellmask.model.causal_lm import (
     smollm2_folder,
 )
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, dropout_rates, merge_lora
-from bellmask.storage.build import Network
-from bellmask.storage.loading import load, local_folder, read_own_tokenizer
+from bellmask.storage.build import Network, build_model
+from bellmask.storage.loading import load, local_folder
 from bellmask.storage.run_folder import read_backbone, read_tokenizer
 from bellmask.utils.errors import UserError
+from bellmask.utils.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,12 @@ class Start:
     notes: tuple[str, ...] = ()
     """What a person should know: options that do not apply to this start."""
 
+    def load_data(self, *, is_quiet: bool = True) -> tuple[Tokenizer, LoadedData]:
+        """The run's tokenizer, and its text, prepared if need be."""
+        tokenizer = self.tokenizer or make_tokenizer(self.config.data)
+        with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
+            return tokenizer, load_inputs(self.config, tokenizer, self.backbone, progress)
+
     def backbone_for(self, tokenizer: Tokenizer) -> Backbone | None:
         """The causal LM, one with random weights sized for a tokenizer."""
         if self.backbone is None or self.tokenizer is not None:
@@ -53,6 +62,11 @@ class Start:
         sizes = {"vocab_size": tokenizer.num_tokens, "pad_token_id": None, **ids}
         return replace(self.backbone, language_model={**self.backbone.language_model, **sizes})
 
+    def build_model(self, tokenizer: Tokenizer) -> Network:
+        """The network with its first weights."""
+        backbone = self.backbone_for(tokenizer)
+        return build_model(self.config, tokenizer.num_tokens, backbone, self.fill)
+
 
 def open_start(config: RunConfig, folder: Path | None = None) -> Start:
     """The start that the options name; of a run that is already in ``folder``, as it was."""
@@ -60,52 +74,50 @@ def open_start(config: RunConfig, folder: Path | None = None) -> Start:
     if options.model is None and options.architecture is None:
         return Start(config)
     if folder is not None and (folder / "run.json").exists():
-        before, backbone = load_config(folder / "config.json"), read_backbone(folder)
-        if backbone is None:
-            _check_model(config, before.model, folder)
-        return _begin(
-            config,
-            before.model,
-            backbone,
-            read_tokenizer(folder),
-            lambda network: _fill_again(config, network),
-        )
-    start = _open(config)
+        return _from_before(config, folder)
+    if options.architecture is not None:
+        backbone, mark = read_architecture(options.architecture)
+        check_length(config, backbone, options.architecture)
+        return _begin(config, config.model, backbone, fingerprint=mark)
+    start = _from_model(config, str(options.model))
     return replace(start, fill=None) if options.fresh else start
 
 
-def _open(config: RunConfig) -> Start:
-    options = config.start
-    if options.architecture is not None:
-        return _from_architecture(config, options.architecture)
-    assert options.model is not None
-    if options.model == SMOLLM2:
+def _from_before(config: RunConfig, folder: Path) -> Start:
+    """A run's own folder; one that was stopped before its first checkpoint begins once more."""
+    before, backbone = load_config(folder / "config.json"), read_backbone(folder)
+    if backbone is None:
+        _check_model(config, before.model, folder)
+
+    def fill(network: Network) -> None:
+        again = open_start(config).fill
+        if again is not None:
+            again(network)
+
+    return _begin(config, before.model, backbone, read_tokenizer(folder), fill)
+
+
+def _from_model(config: RunConfig, name: str) -> Start:
+    if name == SMOLLM2:
         return _from_causal_lm(config, str(smollm2_folder(config.data.cache)))
-    path = Path(options.model)
+    path = Path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
         raise UserError(
             f"there is no run folder {path}; train that stage first, for a preset of that name "
             f"with: bellmask train {path.name} --out {path}"
         )
-    found = local_folder(options.model)
+    found = local_folder(name)
     if (found / "run.json").exists():
         return _from_run(config, found)
-    return _from_causal_lm(config, str(found) if found.exists() else options.model)
-
-
-def _fill_again(config: RunConfig, network: Network) -> None:
-    """A run that was stopped before its first checkpoint begins once more."""
-    fill = open_start(config).fill
-    if fill is not None:
-        fill(network)
+    return _from_causal_lm(config, str(found) if found.exists() else name)
 
 
 def _begin(
     config: RunConfig,
     model: ModelOptions,
     backbone: Backbone | None,
-    tokenizer: Tokenizer | None,
-    fill: Callable[[Network], None] | None,
+    tokenizer: Tokenizer | None = None,
+    fill: Callable[[Network], None] | None = None,
     fingerprint: str = "",
 ) -> Start:
     """A start whose config says what the network really is.
@@ -131,13 +143,6 @@ def _begin(
     return Start(adopted.check(), tokenizer, backbone, fill, fingerprint, tuple(notes))
 
 
-def _from_architecture(config: RunConfig, name: str) -> Start:
-    """A Hugging Face config with random weights, sized for the run's own tokenizer later."""
-    backbone, mark = read_architecture(name)
-    check_length(config, backbone, name)
-    return _begin(config, config.model, backbone, None, None, mark)
-
-
 def check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
     """Refuse rows that are longer than a causal LM has positions for."""
     length = config.data.block_length
@@ -152,22 +157,25 @@ def check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
 def _from_run(config: RunConfig, folder: Path) -> Start:
     """Another run's backbone, tokenizer and weights (moving average where it has one)."""
     source = load(folder, checkpoint=config.start.checkpoint)
-    theirs, mine = source.config, config
-    if theirs.model.backbone == "dit":
-        _check_own_trunk(config, theirs, folder)
-    if mine.start.mask_token is not None:
-        raise UserError(f"start.mask_token: {folder} is a run, whose mask has its row already")
-    own = read_own_tokenizer(folder)
-    assert own is not None
-
-    def fill(network: Network) -> None:
-        _copy(source.model, network)
-
     backbone = source.backbone
-    if backbone is not None:
+    if backbone is None:
+        _check_own_trunk(config, source.config, folder)
+    else:
         check_length(config, backbone, str(folder))
+    if config.start.mask_token is not None:
+        raise UserError(f"start.mask_token: {folder} is a run, whose mask has its row already")
+
+    @torch.no_grad()
+    def fill(network: Network) -> None:
+        if isinstance(source.model, PretrainedDenoiser):
+            merge_lora(source.model)
+        weights = dict(source.model.named_parameters())
+        for name, parameter in network.named_parameters():
+            parameter.copy_(weights[name])
+
     mark = hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
-    return _begin(config, theirs.model, backbone, own, fill, f"{mark}/{source.step}")
+    mark = f"{mark}/{source.step}"
+    return _begin(config, source.config.model, backbone, source.tokenizer, fill, mark)
 
 
 def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None:
@@ -194,16 +202,6 @@ def _check_model(config: RunConfig, theirs: ModelOptions, folder: Path) -> None:
     given = config.model
     if given not in [replace(m, dropout=given.dropout) for m in (ModelOptions(), theirs)]:
         raise UserError(f"{folder} has other --model options; leave them out here")
-
-
-@torch.no_grad()
-def _copy(source: Network, network: Network) -> None:
-    """All weights of a run, its low-rank updates merged."""
-    if isinstance(source, PretrainedDenoiser):
-        merge_lora(source)
-    weights = dict(source.named_parameters())
-    for name, parameter in network.named_parameters():
-        parameter.copy_(weights[name])
 
 
 def _from_causal_lm(config: RunConfig, path: str) -> Start:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bellmask.config.config import RunConfig, is_free_option, load_config
-from bellmask.data.prepare import LoadedData, describe_blocks, load_inputs, make_tokenizer
+from bellmask.config.options import TrainOptions
+from bellmask.data.prepare import LoadedData, describe_blocks
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.diffusion.objectives import Objective
-from bellmask.evaluate.likelihood import unigram_cross_entropy
-from bellmask.model.head import using_loss_kernel
+from bellmask.evaluate.likelihood import evaluate, unigram_cross_entropy
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.storage.build import (
     build_framework,
-    build_model,
     build_objective,
     build_rules,
     describe_learning,
     learning_cautions,
 )
-from bellmask.storage.checkpoint import CheckpointStore, Saver, load_tensors, read_state
+from bellmask.storage.checkpoint import FORMAT, CheckpointStore, Saver, load_tensors, read_state
 from bellmask.storage.run_folder import (
-    MetricsFile,
     RunState,
     drop_files_after,
     is_free,
@@ -37,18 +35,15 @@ from bellmask.storage.run_folder import (
     resume_command,
     write_description,
 )
-from bellmask.train.metrics import Display, TrackedRun, Window, find_trackers, open_trackers
-from bellmask.train.optim import Ema, Optimizer
-from bellmask.train.parallel import parallelize, plan_parallel
-from bellmask.train.periodic import Periodic
+from bellmask.train.metrics import Display, Window, find_trackers, open_trackers
+from bellmask.train.parallel import is_sharded, parallelize, plan_parallel
 from bellmask.train.planning import StepPlanner, build_recipe
 from bellmask.train.setup import Start, open_start
 from bellmask.train.step import TrainStep
-from bellmask.train.trainer import Trainer, TrainState
-from bellmask.utils.distributed import World, fork_rng, open_world
+from bellmask.train.trainer import Action, Trainer, TrainState
+from bellmask.utils.distributed import World, autocast, fork_rng, open_world
 from bellmask.utils.errors import SavingError, TrainingError, UserError, look_up
-from bellmask.utils.files import is_number
-from bellmask.utils.progress import progress_bar
+from bellmask.utils.files import is_number, write_text
 
 
 @dataclass(frozen=True)
@@ -72,45 +67,37 @@ def train_run(
     "yes" insists that there is one to continue.
     """
     config = config.check()
-    objective = build_objective(config)
+    build_objective(config)  # what it refuses is refused before anything is written
     find_trackers(config.log.trackers)
     folder = Path(out)
     with open_world(config.train.device) as world, fork_rng(world.device):
-        size = config.train.microbatch_size
-        unit = world.size * (size or 1)
-        if config.train.batch_size % unit:
-            below = config.train.batch_size // unit * unit
-            near = " or ".join(str(n) for n in (below, below + unit) if n)
-            raise UserError(
-                f"train.batch_size={config.train.batch_size} must be a multiple of {world.size} "
-                "processes" + (f" times train.microbatch_size={size}" if size else "") + f": {near}"
-            )
+        check_batch_size(config.train, world)
         start = open_start(config, folder)
         checkpoint = find_start(start.config, folder, resume, world)
         world.barrier()  # all have looked at the folder before anything is written into it
-        tokenizer, data = _load_data(start, world, is_quiet)
+        if world.size > 1:  # the main process prepares the text, the others find the cache filled
+            world.on_main(lambda: start.load_data(is_quiet=is_quiet))
+        tokenizer, data = start.load_data(is_quiet=is_quiet or world.size > 1)
         if checkpoint is not None:
             start = replace(start, fill=None)  # its weights are in the checkpoint
-        run = _Training(start, folder, world, tokenizer, objective, data, is_quiet)
-        return run.fit(checkpoint)
+        return _Training(start, folder, world, tokenizer, data, is_quiet).fit(checkpoint)
 
 
-def _load_data(start: Start, world: World, is_quiet: bool) -> tuple[Tokenizer, LoadedData]:
-    """Tokenizer and blocks; the main process prepares them, the others find the cache filled."""
-
-    def prepare() -> tuple[Tokenizer, LoadedData]:
-        tokenizer = start.tokenizer or make_tokenizer(start.config.data)
-        with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
-            return tokenizer, load_inputs(start.config, tokenizer, start.backbone, progress)
-
-    if world.size > 1:
-        world.on_main(prepare)
-        is_quiet = True
-    return prepare()
+def check_batch_size(options: TrainOptions, world: World) -> None:
+    """Refuse a batch that processes and microbatches do not divide."""
+    size = options.microbatch_size
+    unit = world.size * (size or 1)
+    if options.batch_size % unit:
+        below = options.batch_size // unit * unit
+        near = " or ".join(str(n) for n in (below, below + unit) if n)
+        raise UserError(
+            f"train.batch_size={options.batch_size} must be a multiple of {world.size} "
+            "processes" + (f" times train.microbatch_size={size}" if size else "") + f": {near}"
+        )
 
 
 class _Training:
-    """The parts of one training, wired together."""
+    """The parts of one training wired together, and what it does now and then."""
 
     def __init__(
         self,
@@ -118,118 +105,81 @@ class _Training:
         folder: Path,
         world: World,
         tokenizer: Tokenizer,
-        objective: Objective,
         data: LoadedData,
         is_quiet: bool,
     ) -> None:
-        config = start.config
-        self.config, self.folder, self.world, self.tokenizer = config, folder, world, tokenizer
-        self.start, self.backbone = start, start.backbone_for(tokenizer)
-        self.train_blocks, self.counts = data.train, data.counts
-        limit = config.validation.blocks or len(data.valid)
-        self.valid_blocks = data.valid.slice(0, min(limit, len(data.valid)))
-        self.rules = build_rules(config.data, tokenizer)
+        self.config = config = start.config
+        self.start, self.folder, self.world, self.tokenizer = start, folder, world, tokenizer
+        limit = min(config.validation.blocks or len(data.valid), len(data.valid))
+        self.data = replace(data, valid=data.valid.slice(0, limit))
         self.framework = build_framework(config)
-        self.placing = plan_parallel(config, world)
-        model = build_model(config, tokenizer.num_tokens, self.backbone, start.fill)
-        model = parallelize(model, self.placing, config, world)
-        ema = Ema(model, config.optim.ema) if config.optim.ema else None
-        self.state = TrainState(model, Optimizer(model, config.optim), ema)
+        self.rules = build_rules(config.data, tokenizer)
+        self.plan = plan_parallel(config, world)
+        self.run_id = uuid.uuid4().hex[:12]
+        command = resume_command(folder, world.size, world.machine_size)
+        self.marks = RunState(folder, config.train.steps, command)
+        self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
+
+        model = parallelize(start.build_model(tokenizer), self.plan, world.device)
+        self.state = TrainState.begin(model, config.optim)
         planner = StepPlanner(
             data.train,
-            objective,
+            build_objective(config),
             config.train,
             world,
-            framework=self.framework,
+            recipe=build_recipe(config),
             rules=self.rules,
             sizes=data.sizes,
             weights=data.weights,
-            recipe=build_recipe(config),
         )
-        self.step = TrainStep(
+        step = TrainStep(
             model,
             planner,
-            world,
+            self.framework,
             mask_id=tokenizer.mask_id,
-            divide_by_c=config.objective.divide_by_c,
             clip=config.optim.clip,
-            precision=self.placing.precision,
+            precision=self.plan.precision,
         )
-        self.run_id = uuid.uuid4().hex[:12]
-        in_background = self.placing.in_background
-        savers = world.aside() if in_background else world
-        command = resume_command(folder, world.size, world.machine_size)
-        self.marks = RunState(folder, config.train.steps, command)
+        savers = world.aside() if self.plan.in_background else world
         self.store = CheckpointStore(
             folder / "checkpoints", config.checkpoint, savers, self.marks.running
         )
-        self.saver = Saver(self.store, world.device, in_background=in_background)
-        self.metrics = MetricsFile(folder / "metrics.jsonl")
-        self.skipped = MetricsFile(folder / "skipped.jsonl")
-        self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
+        saver = Saver(self.store, world.device, in_background=self.plan.in_background)
+        # validation before checkpoint, so that a checkpoint knows its NLL
+        actions = [
+            Action(config.validation.every, self._validate),
+            Action(config.validation.samples_every, self._write_samples),
+            Action(config.checkpoint.every, self._save, config.checkpoint.keep_steps, is_save=True),
+        ]
+        self.trainer = Trainer(config, folder, self.state, step, saver, self.display, actions)
 
     def fit(self, checkpoint: Path | None) -> TrainResult:
-        """Start or resume, train, and say how it ended."""
-        self.world.on_main(lambda: self._open_folder(checkpoint))
+        """Start or resume, train, and leave in the folder how it ended."""
+        state, world = self.state, self.world
+        world.on_main(lambda: self._open_folder(checkpoint))
         if checkpoint is not None:
-            load_tensors(checkpoint, self.state.tensors(), self.world, is_intact=True)
-            self.state.restore(read_state(checkpoint))
+            load_tensors(checkpoint, state.tensors(), world, is_intact=True)
+            state.restore(read_state(checkpoint))
         self._introduce(checkpoint)
-        trackers = []
-        if self.world.is_main:
-            tracked = TrackedRun(self.folder, self.run_id, self.state.step, self.config)
-            trackers = open_trackers(tracked)
-        periodic = Periodic(
-            self.config,
-            self.folder,
-            self.world,
-            self.tokenizer,
-            self.framework,
-            self.rules,
-            self.valid_blocks,
-            self.placing,
-            self.saver,
-            self.run_id,
-        )
-        periodic.trainer = trainer = Trainer(
-            self.state,
-            self.step,
-            self.world,
-            num_steps=self.config.train.steps,
-            optim=self.config.optim,
-            log_every=self.config.log.every,
-            skip_limit=self.config.train.skip_limit,
-            actions=periodic.actions(),
-            saver=self.saver,
-            metrics=self.metrics,
-            skipped=self.skipped,
-            trackers=trackers,
-            display=self.display,
-        )
-        try:
-            with self.display, using_loss_kernel(self.placing.loss_kernel):
-                return self._run(trainer)
-        finally:
-            for tracker in trackers:
-                tracker.close()
-
-    def _run(self, trainer: Trainer) -> TrainResult:
-        """Train, and leave in the folder how it ended."""
-        state = self.state
-        # on_main: whoever left earlier would have torchrun end the one who writes the mark
-        self.world.on_main(lambda: self.marks.running(state.step))
-        try:
-            stopped_by = trainer.fit()
-        except TrainingError as error:
-            reason = str(error)
-            with contextlib.suppress(SavingError):
-                self.saver.wait()
-            self._mark_end(lambda: self.marks.failed(state.step, reason))
-            raise
-        if stopped_by is None:
-            self._mark_end(self.marks.done)
-        else:
-            self._mark_end(lambda: self.marks.stopped(state.step, stopped_by))
+        with contextlib.ExitStack() as stack:
+            if world.is_main:
+                trackers = open_trackers(self.config, self.folder, self.run_id, state.step)
+                self.trainer.trackers = stack.enter_context(trackers)
+            stack.enter_context(self.display)
+            # on_main: whoever left earlier would have torchrun end the one who writes the mark
+            world.on_main(lambda: self.marks.running(state.step))
+            try:
+                stopped_by = self.trainer.fit()
+            except TrainingError as error:
+                reason = str(error)
+                with contextlib.suppress(SavingError):
+                    self.trainer.saver.wait()
+                self._mark_end(lambda: self.marks.failed(state.step, reason))
+                raise
+            if stopped_by is None:
+                self._mark_end(self.marks.done)
+            else:
+                self._mark_end(lambda: self.marks.stopped(state.step, stopped_by))
         return TrainResult(self.folder, state.step, state.nll, stopped_by)
 
     def _mark_end(self, mark: Callable[[], None]) -> None:
@@ -246,60 +196,138 @@ class _Training:
     def _open_folder(self, checkpoint: Path | None) -> None:
         """Write what describes the run, and undo what happened after the checkpoint."""
         before = {} if checkpoint is None else read_description(self.folder)
+        about = self._description()
         if checkpoint is not None:
-            check_same_run(before, self._description(), self.config, self.folder)
-        self.run_id = before.get("id", self.run_id)
-        description = {**self._description(), "id": self.run_id}
-        description["unigram_nll"] = before.get("unigram_nll") or self._unigram()
-        write_description(
-            self.folder, self.config, self.tokenizer, description, before, self.backbone
+            check_same_run(before, about, self.config, self.folder)
+        self.run_id = about["id"] = before.get("id", self.run_id)
+        # cross-entropy of training frequencies: where a model without context would be
+        about["unigram_nll"] = before.get("unigram_nll") or unigram_cross_entropy(
+            self.data.train, self.data.valid, self.tokenizer.num_tokens
         )
+        backbone = self.start.backbone_for(self.tokenizer)
+        write_description(self.folder, self.config, self.tokenizer, about, before, backbone)
         step = 0 if checkpoint is None else read_state(checkpoint)["step"]
         self.store.clean()
         self.store.set_aside_after(step)  # before its lines go: a kill here must not part them
-        self.metrics.cut_back(step)
-        if self.skipped.path.exists():
-            self.skipped.cut_back(step)
+        self.trainer.metrics.cut_back(step)
+        if self.trainer.skipped.path.exists():
+            self.trainer.skipped.cut_back(step)
         drop_files_after(self.folder, step)
 
     def _description(self) -> dict[str, Any]:
+        tokenizer = self.tokenizer
         return {
             "device": str(self.world.device),
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
-            **self.placing.describe(),
+            **self.plan.describe(),
             "parameters": count_parameters(self.state.model),
-            "num_tokens": self.tokenizer.num_tokens,
-            "mask_id": self.tokenizer.mask_id,
-            "tokenizer_fingerprint": self.tokenizer.fingerprint,
-            **describe_blocks(self.config, self.train_blocks, self.valid_blocks, self.counts),
+            "num_tokens": tokenizer.num_tokens,
+            "mask_id": tokenizer.mask_id,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            **describe_blocks(self.config, self.data.train, self.data.valid, self.data.counts),
         }
 
-    def _unigram(self) -> float:
-        """Cross-entropy of training frequencies: where a model without context would be."""
-        num_tokens = self.tokenizer.num_tokens
-        return unigram_cross_entropy(self.train_blocks, self.valid_blocks, num_tokens)
-
     def _introduce(self, checkpoint: Path | None) -> None:
-        config, state = self.config, self.state
+        config, state, data, say = self.config, self.state, self.data, self.display.say
         where = f"resuming from step {state.step}" if checkpoint else "starting"
         if self.marks.has_failed:
-            self.display.say(f"note: {self.folder} is marked FAILED, and is tried again")
-        self.display.say(
+            say(f"note: {self.folder} is marked FAILED, and is tried again")
+        say(
             f"{self.folder}: {where}; {describe_size(state.model)}, "
-            f"{len(self.train_blocks):,} blocks of {self.train_blocks.block_length}, "
+            f"{len(data.train):,} blocks of {data.train.block_length}, "
             f"{describe_learning(config)}, "
             f"{self.world.size} process{'es' * (self.world.size > 1)} on {self.world.device.type}"
         )
-        choices = self.placing.describe().items()
-        self.display.say("; ".join(f"{name} {value}" for name, value in choices))
-        if self.counts:
-            told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-            self.display.say(f"examples: {told}; {len(self.valid_blocks):,} for validation")
-        if state.step == config.train.steps:
-            self.display.say("all steps are done already; for more give --train.steps")
-        for caution in [*self.start.notes, *self.placing.notes, *learning_cautions(config)]:
-            self.display.say(f"note: {caution}")
+        say("; ".join(f"{name} {value}" for name, value in self.plan.describe().items()))
+        if data.counts:
+            told = ", ".join(f"{name} {count:,}" for name, count in data.counts.items())
+            say(f"examples: {told}; {len(data.valid):,} for validation")
+        if self.trainer.is_done:
+            say("all steps are done already; for more give --train.steps")
+        for note in [*self.start.notes, *self.plan.notes, *learning_cautions(config)]:
+            say(f"note: {note}")
+
+    def _validate(self) -> None:
+        options, state, trainer = self.config.validation, self.state, self.trainer
+        with state.evaluating() as model:
+            result = evaluate(
+                model,
+                self.data.valid,
+                mask_id=self.tokenizer.mask_id,
+                draws=options.draws,
+                seed=options.seed,
+                batch_size=options.batch_size,
+                framework=self.framework,
+                world=self.world,
+                precision=self.plan.precision,
+                rules=self.rules,
+                in_step=is_sharded(model),
+            )
+        state.nll = result.nll if math.isfinite(result.nll) else None
+        trainer.record("validation", result.summary())
+        self.display.validated(state.step, result.nll, result.standard_error)
+        if self.world.is_main:
+            with trainer.writing():
+                result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")
+
+    def _write_samples(self) -> None:
+        """The main process's work; of a model that is cut, all call it together, alike."""
+        state, device = self.state, self.world.device
+        if not (self.world.is_main or is_sharded(state.model)):
+            return
+        # weights that are cut are gathered in the run's precision, others are whole and float32
+        precision = self.plan.precision if is_sharded(state.model) else torch.float32
+        with state.evaluating(), autocast(device, precision):
+            texts = self._samples()
+        if self.world.is_main:
+            with self.trainer.writing():
+                write_text(self.folder / "samples" / f"step-{state.step:09d}.txt", texts)
+
+    def _samples(self) -> str:
+        """``validation.num_samples`` texts or answers to prompts, from the same noise each time."""
+        # by default no samples are written, and the sampler need not be loaded
+        from bellmask.generate.canvas import begin_canvas, empty_canvas
+        from bellmask.generate.fill import fill
+        from bellmask.generate.settings import Sampling
+
+        options, tokenizer, valid = self.config.validation, self.tokenizer, self.data.valid
+        model: Any = self.state.model
+        is_real_BL = None
+        if self.config.sft.train is None:
+            canvas = empty_canvas(tokenizer, self.config.data.block_length - model.first_maskable)
+            canvas = begin_canvas(canvas, tokenizer) if model.first_maskable else canvas
+            x_BL = canvas.repeat(options.num_samples)
+        else:
+            rows = slice(0, options.num_samples)
+            place = torch.arange(valid.block_length)
+            is_real_BL = place < valid.row_lengths(rows)[:, None]
+            is_given_BL = place < valid.row_starts(rows)[:, None]
+            x_BL = torch.where(is_real_BL & ~is_given_BL, tokenizer.mask_id, valid.rows(rows))
+        made = fill(
+            model,
+            x_BL,
+            self.framework,
+            Sampling(steps=None if self.framework.is_causal else options.sample_steps),
+            mask_id=tokenizer.mask_id,
+            is_real_BL=is_real_BL,
+            seed=options.seed,
+            device=self.world.device,
+        )
+        return SEPARATOR.join(tokenizer.decode(row.numpy()) for row in made.ids_BL) + "\n"
+
+    def _save(self) -> None:
+        if self.world.is_main:
+            with self.trainer.writing():
+                self.trainer.metrics.sync()
+                self.trainer.skipped.sync()
+        about = {"format": FORMAT, "run": self.run_id, "mask_id": self.tokenizer.mask_id}
+        state = self.state
+        self.trainer.saver.save(state.step, state.tensors(), about | state.scalars())
+
+
+SEPARATOR = "\n\n--------\n\n"
+"""Between the texts of a file of samples."""
 
 
 # Where a run starts: anew or from a checkpoint, and which options may differ then.
@@ -356,10 +384,9 @@ def check_resumable(path: Path, config: RunConfig) -> None:
 
 def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Path | None:
     """The checkpoint to start from; refuses a folder that is in use or cannot be continued."""
-    modes = {"no": False, "auto": True, "yes": True}
-    may_resume = look_up("resume mode", resume, modes)
+    look_up("resume mode", resume, dict.fromkeys(("no", "auto", "yes")))
     has_run = world.agree((folder / "config.json").exists())
-    if has_run and not may_resume:
+    if has_run and resume == "no":
         raise UserError(
             f"{folder} already holds a run; continue it with --resume auto, or choose another --out"
         )
@@ -372,11 +399,12 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     check_resumable(folder / "config.json", config)
     store = CheckpointStore(folder / "checkpoints", config.checkpoint, world)
     found, complaints = store.newest_intact()
-    if complaints and config.checkpoint.when_damaged == "stop":
+    advice = ""
+    if config.checkpoint.when_damaged == "stop":
         advice = "with --checkpoint.when-damaged older the newest intact one would be used"
-        raise UserError("\n".join([*complaints, advice]))
-    if complaints and found is None:
+    elif found is None:
         advice = "no intact checkpoint is left; move the folder away or choose another --out"
+    if complaints and advice:
         raise UserError("\n".join([*complaints, advice]))
     for complaint in complaints if world.is_main else []:
         print(f"warning: {complaint}; using an older one", file=sys.stderr)
@@ -399,7 +427,7 @@ def _check_state(state: dict[str, Any], found: Path, folder: Path, config: RunCo
     numbers = [state.get("tokens"), state.get("seconds"), state.get("skipped", 0)]
     if (
         not isinstance(window, dict)
-        or not set(window) <= set(Window.__dataclass_fields__)
+        or not set(window) <= {field.name for field in fields(Window)}
         or not all(map(is_number, [*window.values(), *numbers]))
     ):
         raise UserError(

@@ -12,12 +12,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
 
+from bellmask.config.config import RunConfig
 from bellmask.config.options import Interval, OptimOptions, RunProgress
 from bellmask.storage.checkpoint import Saver
 from bellmask.storage.run_folder import MetricsFile
@@ -25,7 +27,6 @@ from bellmask.train.metrics import Display, Tracker, Window
 from bellmask.train.optim import Ema, Optimizer, learning_rate
 from bellmask.train.parallel import reshard
 from bellmask.train.step import StepResult, TrainStep
-from bellmask.utils.distributed import World
 from bellmask.utils.errors import SavingError, TrainingError
 
 
@@ -48,6 +49,13 @@ class TrainState:
     """Steps in a row, up to this one, that made no update."""
     window: Window = field(default_factory=Window)
 
+    @staticmethod
+    def begin(model: nn.Module, options: OptimOptions) -> TrainState:
+        """Before the first step."""
+        return TrainState(
+            model, Optimizer(model, options), Ema(model, options.ema) if options.ema else None
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, as they are in memory."""
         found = {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
@@ -58,20 +66,13 @@ class TrainState:
 
     def scalars(self) -> dict[str, Any]:
         """The rest, ready for JSON (which keeps every digit of a float)."""
-        return {
-            "step": self.step,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "nll": self.nll,
-            "skipped": self.skipped,
-            "window": self.window.state(),
-        }
+        rest = {k: v for k, v in vars(self).items() if k not in ("model", "optimizer", "ema")}
+        return {**rest, "window": asdict(self.window)}
 
     def restore(self, scalars: dict[str, Any]) -> None:
         """Take back what ``scalars`` gave."""
-        self.step, self.tokens = scalars["step"], scalars["tokens"]
-        self.seconds, self.nll = scalars["seconds"], scalars["nll"]
-        self.skipped = scalars.get("skipped", 0)
+        for name in self.scalars().keys() & scalars.keys():
+            setattr(self, name, scalars[name])
         self.window = Window(**scalars["window"])
 
     @property
@@ -93,12 +94,13 @@ class TrainState:
 class Action:
     """Something done now and then, and after the last step."""
 
-    interval: Interval
-    run: Callable[[TrainState], None]
+    every: str
+    """An interval as options write it: 500 steps, 10 minutes, never."""
+    run: Callable[[], None]
     at_steps: Sequence[int] = ()
     """Also at these steps."""
-    also_last: bool = True
-    also_when_stopped: bool = False
+    is_save: bool = False
+    """Done at the end even where it is never due, and when the run is stopped."""
 
 
 class Trainer:
@@ -106,34 +108,33 @@ class Trainer:
 
     def __init__(
         self,
+        config: RunConfig,
+        folder: Path,
         state: TrainState,
         step: TrainStep,
-        world: World,
-        *,
-        num_steps: int,
-        optim: OptimOptions,
-        log_every: int,
-        skip_limit: int,
-        actions: Sequence[Action],
         saver: Saver,
-        metrics: MetricsFile,
-        skipped: MetricsFile,
-        trackers: Sequence[Tracker],
         display: Display,
+        actions: Sequence[Action],
     ) -> None:
-        self.state, self.step, self.world = state, step, world
-        self.num_steps, self.optim, self.log_every = num_steps, optim, log_every
-        self.skip_limit, self.actions, self.saver = skip_limit, actions, saver
-        self.metrics, self.skipped = metrics, skipped
-        self.trackers, self.display = trackers, display
+        self.config, self.state, self.step, self.world = config, state, step, step.world
+        self.saver, self.display = saver, display
+        self.actions = [(Interval.parse(action.every), action) for action in actions]
+        self.metrics = MetricsFile(folder / "metrics.jsonl")
+        self.skipped = MetricsFile(folder / "skipped.jsonl")
+        self.trackers: Sequence[Tracker] = ()
         self._signal: int | None = None
         self._problem = ""
+
+    @property
+    def is_done(self) -> bool:
+        """True after the last step."""
+        return self.state.step >= self.config.train.steps
 
     def fit(self) -> int | None:
         """Train; return the signal that ended it early, or None when all steps are done."""
         self.state.model.train()
         with self._catching_signals():
-            while self.state.step < self.num_steps:
+            while not self.is_done:
                 before = self.state.progress
                 self._update()
                 has_failed = self.saver.has_failed or bool(self._problem)
@@ -141,7 +142,7 @@ class Trainer:
                 if is_stopped:
                     self._raise_problem()
                 self._act(before, is_stopped)
-                if is_stopped and self.state.step < self.num_steps:
+                if is_stopped and not self.is_done:
                     self.saver.wait()
                     return self._signal or signal.SIGTERM
             self.saver.wait()
@@ -150,7 +151,7 @@ class Trainer:
     def _update(self) -> None:
         state, started = self.state, time.perf_counter()
         result = self.step(state.step)
-        lr = learning_rate(self.optim, state.step, self.num_steps)
+        lr = learning_rate(self.config.optim, state.step, self.config.train.steps)
         if result.is_finite:
             state.optimizer.step(lr)
             state.skipped = 0
@@ -166,7 +167,7 @@ class Trainer:
         state.nll = None
         state.window.add(result, seconds)
         self.display.advance(state.step, result.loss, result.num_maskable / seconds)
-        if state.step % self.log_every == 0 or state.step == self.num_steps:
+        if state.step % self.config.log.every == 0 or self.is_done:
             self.record("train", {**state.window.means(), "lr": lr})
             state.window = Window()
 
@@ -175,13 +176,13 @@ class Trainer:
 
         Step numbers count from 1, as everywhere in a run folder.
         """
-        state, step = self.state, self.state.step + 1
+        state, step, limit = self.state, self.state.step + 1, self.config.train.skip_limit
         bad = self.world.any_rank(self.step.first_bad())
         state.skipped += 1
         if self.world.is_main:
             planner = self.step.planner
             found = {"loss": str(result.loss), "gradient_norm": str(result.gradient_norm)}
-            rows = planner.plan.rows(state.step).tolist()
+            rows = planner.batches.rows(state.step).tolist()
             times = planner.times(state.step).tolist()
             with self.writing():
                 self.skipped.write(
@@ -189,29 +190,26 @@ class Trainer:
                 )
         what = f"step {step}: the loss is {result.loss:.6g} and the gradient norm "
         what += f"{result.gradient_norm:.6g}. The weights were not updated{bad}."
-        if state.skipped <= self.skip_limit:
+        if state.skipped <= limit:
             self.display.say(f"warning: {what} Its rows are in {self.skipped.path}")
             return
         raise TrainingError(
-            f"{what} That makes {state.skipped} in a row, and --train.skip-limit is "
-            f"{self.skip_limit}. Common causes: a learning rate that is too high (try "
+            f"{what} That makes {state.skipped} in a row, and --train.skip-limit is {limit}. "
+            "Common causes: a learning rate that is too high (try "
             "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. "
             "Checkpoints saved before, if any, are intact, but resuming repeats the same steps: "
             "change options and start anew with another --out."
         )
 
     def _act(self, before: RunProgress, is_stopped: bool) -> None:
-        now, is_last = self.state.progress, self.state.step == self.num_steps
-        for action in self.actions:
-            is_due = action.interval.is_due(before, now) or now.steps in action.at_steps
-            if action.interval.unit == "minutes":
+        now = self.state.progress
+        for interval, action in self.actions:
+            is_due = interval.is_due(before, now) or now.steps in action.at_steps
+            if interval.unit == "minutes":
                 is_due = self.world.agree(is_due)
-            if (
-                is_due
-                or (is_last and action.also_last)
-                or (is_stopped and action.also_when_stopped)
-            ):
-                action.run(self.state)
+            is_due |= self.is_done and (interval.amount > 0 or action.is_save)
+            if is_due or (is_stopped and action.is_save):
+                action.run()
                 self._raise_problem()
 
     @contextlib.contextmanager
@@ -222,8 +220,8 @@ class Trainer:
         except OSError as error:
             self._problem = (
                 f"step {self.state.step}: {error.filename or self.metrics.path} could not be "
-                f"written: {error.strerror or error}. Checkpoints saved before are intact: make "
-                "room, then go on with the same command and --resume auto."
+                f"written: {error.strerror or error}. Checkpoints saved before are intact: free "
+                "some space, then continue with the same command and --resume auto."
             )
 
     def _raise_problem(self) -> None:

@@ -1,8 +1,7 @@
 """Processes, devices, reductions and precision. One process needs no process group.
 
-Every rank runs its slice of the global batch. Where each holds all weights, gradients of loss
-*sums* are added up here (the loss is already divided by the whole step's tokens); where weights
-are cut, FSDP2 does it (``train/parallel.py``).
+Every rank runs its slice of the global batch; gradients are averaged by DDP or FSDP2
+(``train/parallel.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -23,10 +22,6 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from bellmask.utils.errors import LostProcessError, SavingError, TrainingError, UserError
-
-BUCKET_NUMBERS = 8_000_000
-"""Gradients are added up in flat buckets of about this many numbers."""
-
 
 CPU = torch.device("cpu")
 _LOST = re.compile(
@@ -158,32 +153,6 @@ class World:
         """Wait for all ranks."""
         if self.size > 1:
             dist.barrier(group=self.group)
-
-    def all_reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace each gradient by its sum over ranks."""
-        if self.size == 1:
-            return
-        bucket: list[Tensor] = []
-        filled = 0
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            bucket.append(parameter.grad)
-            filled += parameter.numel()
-            if filled >= BUCKET_NUMBERS:
-                self._reduce_bucket(bucket)
-                bucket, filled = [], 0
-        self._reduce_bucket(bucket)
-
-    def _reduce_bucket(self, gradients: list[Tensor]) -> None:
-        if not gradients:
-            return
-        flat = torch.cat([g.flatten() for g in gradients])
-        dist.all_reduce(flat)
-        torch._foreach_copy_(
-            gradients,
-            [p.view_as(g) for p, g in zip(flat.split([g.numel() for g in gradients]), gradients)],
-        )
 
 
 def pick_device(option: str, local_rank: int = 0) -> torch.device:

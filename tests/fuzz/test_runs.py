@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from bellmask.compare.compare import write_report
-from bellmask.compare.results import Entry, read_run, summarize
-from bellmask.exchange.huggingface import export_hugging_face
+from bellmask.compare.results import Entry, read_run
 from bellmask.exchange.mdlm import ImportOptions, Shape, read_import
 from bellmask.run import load_run
-from bellmask.storage.loading import load
 from bellmask.utils.errors import UserError
 
 
@@ -215,12 +213,6 @@ def test_a_pickled_index_beside_a_checkpoint_is_not_opened(run, tmp_path):
     assert not (tmp_path / "mark").exists()
 
 
-def test_an_export_does_not_say_where_caches_go(run, tmp_path):
-    export_hugging_face(load_run(run), tmp_path / "export", weights="raw")
-    change(tmp_path / "export" / "bellmask" / "config.json", data={"cache": str(tmp_path)})
-    assert load(tmp_path / "export").config.data.cache is None
-
-
 def test_training_goes_on_where_the_perplexity_is_no_number(run, tmp_path):
     """A rate that is far too high: the NLL is beyond what exp takes."""
     options = "--optim.lr 30 --optim.warmup-steps 0 --train.steps 6 --optim.clip 0 --quiet".split()
@@ -261,15 +253,6 @@ def test_numbers_that_cannot_be_calculated_with_are_named(field, value, words, r
     with pytest.raises(UserError, match=words):
         write_report(tmp_path / "report", [Entry("base", "", read_run(run))], "base", "", [])
     assert not (tmp_path / "report").exists()
-
-
-def test_samples_that_are_no_text_and_a_reference_that_is_no_number_are_read(run):
-    (run / "samples").mkdir(exist_ok=True)
-    (run / "samples" / "step-000000060.txt").write_bytes(b"\xff\xfe")
-    change(run / "run.json", unigram_nll="x")
-    record = read_run(run)
-    assert len(record.samples()) == 1
-    assert summarize([Entry("base", "", record)], "base")["unigram_nll"] is None
 
 
 @pytest.mark.parametrize("option", ["num_layers", "width", "mlp_ratio"])

@@ -13,13 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bellmask.model import head as loss_kernels
 from bellmask.model.head import (
-    KERNELS,
     cross_entropy_rows,
     cross_entropy_sum,
-    current_kernel,
     pick_loss_kernel,
     predict,
-    using_loss_kernel,
 )
 from bellmask.utils.errors import UserError
 
@@ -57,8 +54,7 @@ def test_sums_and_gradients_equal_float64(rows, is_weighted, name):
     h, w, b, y = make(rows)
     weight = torch.linspace(0.2, 3, rows) if is_weighted else None
     expected, gradients = truth(h, w, b, y, weight)
-    with using_loss_kernel(name):
-        loss = cross_entropy_sum(h, w, b, y, weight)
+    loss = cross_entropy_sum(h, w, b, y, weight, name)
     found = torch.autograd.grad(loss * SCALE, (h, w, b))
     assert loss.item() == pytest.approx(expected, rel=2e-6)
     for a, e in zip(found, gradients, strict=True):
@@ -72,8 +68,7 @@ def test_sums_and_gradients_equal_float64(rows, is_weighted, name):
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_no_rows_give_zero_and_a_working_backward(is_weighted, name):
     h, w, b, y = make(3)
-    with using_loss_kernel(name):
-        loss = cross_entropy_sum(h[:0], w, b, y[:0], torch.ones(0) if is_weighted else None)
+    loss = cross_entropy_sum(h[:0], w, b, y[:0], torch.ones(0) if is_weighted else None, name)
     loss.backward()
     assert loss.item() == 0
     assert w.grad is None or not w.grad.any()
@@ -127,8 +122,7 @@ def test_bfloat16_weights_have_gradients_summed_in_float32(name, is_weighted, mo
     h, w, b, y = make(3200, 16, 11, HALF)
     weight = torch.linspace(0.5, 2, len(h)) if is_weighted else None
     expected, (_, right_w, right_b) = truth(h, w, b, y, weight)
-    with using_loss_kernel(name):
-        loss = cross_entropy_sum(h, w, b, y, weight)
+    loss = cross_entropy_sum(h, w, b, y, weight, name)
     grad_w, grad_b = torch.autograd.grad(loss * SCALE, (w, b))
     assert [x.dtype for x in (loss, grad_w, grad_b)] == [FULL, HALF, HALF]
     assert loss.item() == pytest.approx(expected, rel=2e-4)  # logits are bfloat16
@@ -144,8 +138,8 @@ def test_bfloat16_weights_have_gradients_summed_in_float32(name, is_weighted, mo
 def test_float32_weights_under_autocast_keep_a_float32_sum_and_gradient(name):
     h, w, b, y = make(600, 16)
     expected, (_, right_w, _) = truth(h.bfloat16(), w.bfloat16(), b.bfloat16(), y)
-    with torch.autocast("cpu", HALF), using_loss_kernel(name):
-        loss = cross_entropy_sum(h, w, b, y)
+    with torch.autocast("cpu", HALF):
+        loss = cross_entropy_sum(h, w, b, y, kernel=name)
         assert predict(h, w, b).dtype == HALF
     (grad_w,) = torch.autograd.grad(loss * SCALE, w)
     assert loss.dtype == grad_w.dtype == FULL
@@ -171,13 +165,14 @@ def test_rows_and_weights_of_different_types(rows_type, weights_type):
 class Root(nn.Module):
     """The smallest model whose forward pass ends in the head."""
 
-    def __init__(self):
+    def __init__(self, kernel="torch"):
         super().__init__()
         torch.manual_seed(3)
+        self.kernel = kernel
         self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 11)
 
     def forward(self, x_ND, y_N):
-        return predict(self.body(x_ND), self.head.weight, self.head.bias, y_N)
+        return predict(self.body(x_ND), self.head.weight, self.head.bias, y_N, kernel=self.kernel)
 
 
 @pytest.fixture
@@ -192,12 +187,12 @@ def one_process():
 def test_bfloat16_weights_in_a_sharded_root(name, is_autocast, one_process):
     g = torch.Generator().manual_seed(5)
     x, y = torch.randn(700, 8, generator=g), torch.randint(11, (700,), generator=g)
-    plain, root = Root().bfloat16(), Root()
+    plain, root = Root().bfloat16(), Root(name)
     h = plain.body(x.bfloat16())
     expected, (_, *right) = truth(h, plain.head.weight, plain.head.bias, y)
     policy = MixedPrecisionPolicy(HALF, FULL, cast_forward_inputs=not is_autocast)
     fully_shard(root, mesh=dist.init_device_mesh("cpu", (1,)), mp_policy=policy)
-    with torch.autocast("cpu", HALF, enabled=is_autocast), using_loss_kernel(name):
+    with torch.autocast("cpu", HALF, enabled=is_autocast):
         loss = root(x, y)
     (loss * SCALE).backward()
     assert loss.dtype == FULL
@@ -269,17 +264,6 @@ def test_refused_with_what_to_change(option, device, precision, function, names,
         assert pick_loss_kernel("auto", GPU, HALF) == "chunked"
 
 
-def test_a_choice_ends_with_its_block():
-    assert current_kernel() is KERNELS["torch"]
-    with using_loss_kernel("chunked"):
-        with pytest.raises(RuntimeError, match="stopped"), using_loss_kernel("liger"):
-            raise RuntimeError("stopped" if current_kernel() is KERNELS["liger"] else "other")
-        assert current_kernel() is KERNELS["chunked"]
-    assert current_kernel() is KERNELS["torch"]
-    with pytest.raises(UserError, match="'auto'"), using_loss_kernel("auto"):
-        pass
-
-
 # liger
 
 
@@ -294,11 +278,10 @@ def test_liger_gets_what_it_needs(monkeypatch):
 
     fake_liger(monkeypatch, stand_in)
     h, w, b, y = make(20)
-    with using_loss_kernel("liger"):
-        loss = cross_entropy_sum(h, w, b, y)
-        with torch.autocast("cpu", HALF):
-            cross_entropy_sum(h, w, b, y)
-        cross_entropy_sum(h.bfloat16(), w.bfloat16(), b.bfloat16(), y)
+    loss = cross_entropy_sum(h, w, b, y, kernel="liger")
+    with torch.autocast("cpu", HALF):
+        cross_entropy_sum(h, w, b, y, kernel="liger")
+    cross_entropy_sum(h.bfloat16(), w.bfloat16(), b.bfloat16(), y, kernel="liger")
     assert loss.item() == pytest.approx(truth(h, w, b, y)[0], rel=1e-6)
     types = [(c.input.dtype, c.weight.dtype, c.bias.dtype) for c in calls]
     assert types == [(FULL, FULL, FULL), (HALF, FULL, HALF), (HALF, HALF, HALF)]
@@ -314,10 +297,9 @@ def test_liger_is_not_asked_what_it_cannot_do(monkeypatch):
     fake_liger(monkeypatch, new_enough)
     h, w, b, y = make(20)
     weight = torch.rand(20)
-    with using_loss_kernel("liger"):
-        weighted = cross_entropy_sum(h, w, b, y, weight)
-        empty = cross_entropy_sum(h[:0], w, b, y[:0])
-        frozen = cross_entropy_sum(h.detach(), w, b, y)
+    weighted = cross_entropy_sum(h, w, b, y, weight, "liger")
+    empty = cross_entropy_sum(h[:0], w, b, y[:0], kernel="liger")
+    frozen = cross_entropy_sum(h.detach(), w, b, y, kernel="liger")
     assert weighted.item() == pytest.approx(truth(h, w, b, y, weight)[0], rel=1e-6)
     empty.backward()
     assert empty.item() == 0

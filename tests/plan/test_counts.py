@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
 from bellmask.model.causal_lm import ARCHITECTURES
-from bellmask.model.head import using_loss_kernel
 from bellmask.plan import tracer as trace
 from bellmask.plan.plan import (
     USABLE,
@@ -165,7 +164,7 @@ def test_flops_equal_what_is_measured(shape, recompute, tmp_path):
     network, given = real_call(config, recompute, BATCH)
     in_place = torch.ops.aten.addmm_
     counter = FlopCounterMode(display=False, custom_mapping={in_place: product})
-    with counter, sdpa_kernel(SDPBackend.MATH), using_loss_kernel("chunked"):
+    with counter, sdpa_kernel(SDPBackend.MATH):
         network(**given).backward()
     layers, width = {"gpt2": (4, 96), str(tmp_path): (3, 32)}.get(
         (config.start.architecture or "").removesuffix("-tiny"),
@@ -230,7 +229,7 @@ def test_activations_are_what_autograd_saves(shape, recompute):
         kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), using_loss_kernel("chunked"):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         loss = network(**given)
     size = sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in held)
     loss.backward()

@@ -13,6 +13,7 @@ from torch import nn
 from bellmask.config.options import TrainOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
+from bellmask.diffusion.frameworks import Mdm
 from bellmask.diffusion.objectives import Bell
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.train.planning import Recipe, StepPlanner
@@ -147,8 +148,7 @@ def make_planner(recipe, objective=None, *, world=None, microbatch=None, blocks=
 
 
 def make_step(model, planner):
-    options = {"mask_id": V, "divide_by_c": True, "clip": 0, "precision": torch.float32}
-    return TrainStep(model, planner, World(), **options)
+    return TrainStep(model, planner, Mdm(), mask_id=V)
 
 
 class Recorder(nn.Module):

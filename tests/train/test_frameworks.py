@@ -39,21 +39,21 @@ def awake(encoding):
     return model
 
 
-def planner(name, is_padded, **options):
+def planner(is_padded, **options):
     draw = np.random.default_rng(5)
     blocks = Blocks.from_rows(
         Row(draw.integers(0, 9, 8), int(draw.integers(1, 9)) if is_padded else 8, n)
         for n in range(40)
     )
     settings = replace(TrainOptions(batch_size=16, seed=4), **options)
-    return StepPlanner(blocks, ChainRule(), settings, World(), framework=FRAMEWORKS[name])
+    return StepPlanner(blocks, ChainRule(), settings, World())
 
 
 def by_hand(model, name, plan, step):
     """Mean next-token cross-entropy of the step's rows, one row after another, without pads."""
     length, losses = plan.length(step), []
     u = uniform_rows(stream_key(4, "masks", step), torch.arange(16), 8)
-    for sample, row in enumerate(plan.plan.rows(step).tolist()):
+    for sample, row in enumerate(plan.batches.rows(step).tolist()):
         n = min(int(plan.blocks.lengths[row]), length)
         tokens = np.asarray(plan.blocks.tokens[row])[:n].tolist()
         order = {
@@ -78,15 +78,13 @@ def by_hand(model, name, plan, step):
 def test_a_step_is_the_mean_next_token_cross_entropy_and_its_gradient(name, encoding, is_padded):
     """Accumulated or not; short rows and full ones."""
     model = awake(encoding)
-    plan = planner(name, is_padded, microbatch_size=4, random_length_fraction=0.5)
-    whole = planner(name, is_padded, random_length_fraction=0.5)
+    plan = planner(is_padded, microbatch_size=4, random_length_fraction=0.5)
+    whole = planner(is_padded, random_length_fraction=0.5)
     short = next(s for s in range(50) if 2 < plan.length(s) < 8)
     full = next(s for s in range(50) if plan.length(s) == 8)
     for step, how in ((short, plan), (full, plan), (full, whole)):
         model.zero_grad()
-        result = TrainStep(
-            model, how, World(), mask_id=9, divide_by_c=True, clip=0, precision=torch.float32
-        )(step)
+        result = TrainStep(model, how, FRAMEWORKS[name], mask_id=9)(step)
         found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         loss = by_hand(model, name, how, step)

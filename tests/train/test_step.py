@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +20,8 @@ from bellmask.diffusion.objectives import Bell, Importance, Nelbo
 from bellmask.diffusion.schedules import Cosine, MiddleFlat
 from bellmask.model.transformer import Denoiser
 from bellmask.storage.build import build_model, build_objective
-from bellmask.train.planning import StepPlanner
-from bellmask.train.step import TrainStep, microbatch_loss
+from bellmask.train.planning import Recipe, StepPlanner
+from bellmask.train.step import Prefetch, TrainStep, microbatch_loss
 from bellmask.utils.distributed import World
 
 WIDE = TruncatedGaussian(0.5, 0.3)
@@ -52,11 +53,8 @@ def planner(world=None, is_padded=False, objective=None, **options):
     return StepPlanner(rows, objective or Bell(), settings, world or World())
 
 
-def train_step(model, plan, mask_id=9, clip=0.0, divide_by_c=True):
-    return TrainStep(
-        model, plan, World(), mask_id=mask_id, divide_by_c=divide_by_c, clip=clip,
-        precision=torch.float32,
-    )  # fmt: skip
+def train_step(model, plan, mask_id=9, clip=0.0):
+    return TrainStep(model, plan, Mdm(plan.objective.schedule), mask_id=mask_id, clip=clip)
 
 
 def small_model():
@@ -89,7 +87,7 @@ def test_every_step_covers_all_strata_and_an_epoch_every_block_once():
     levels = TruncatedGaussian().cdf(p.times(3)) * 16
     assert sorted(levels.floor().int().tolist()) == list(range(16))
     assert p.times(3).tolist() != sorted(p.times(3).tolist())
-    rows = torch.cat([p.plan.rows(step) for step in range(5)])
+    rows = torch.cat([p.batches.rows(step) for step in range(5)])
     assert sorted(rows[:40].tolist()) == sorted(rows[40:80].tolist()) == list(range(40))
     assert rows[:40].tolist() != rows[40:80].tolist()
 
@@ -127,7 +125,8 @@ def test_every_objective_has_the_same_scale(objective):
 def test_without_c_the_scale_is_mdlms():
     model, plan = small_model(), planner(batch_size=256)
     ours = train_step(model, plan)(0).loss
-    mdlm = train_step(model, plan, divide_by_c=False)(0).loss
+    plan.recipe = Recipe(divides_by_c=False)
+    mdlm = train_step(model, plan)(0).loss
     assert mdlm == pytest.approx(ours / 2, rel=1e-9)
 
 
@@ -170,7 +169,7 @@ def test_what_is_under_a_mask_changes_nothing_but_its_target():
     is_masked = batch.u_BL < batch.t_B[:, None]
     other = replace(batch, x0_BL=torch.where(is_masked, (batch.x0_BL + 1) % 9, batch.x0_BL))
     for b in (batch, other):
-        microbatch_loss(recorder, b, Mdm(), Bell(), 9, torch.device("cpu"))
+        microbatch_loss(recorder, b, Mdm(), 9, torch.device("cpu"))
     (x, _, targets), (other_x, _, other_targets) = recorder.calls
     assert torch.equal(x, other_x)
     assert not torch.equal(targets, other_targets)
@@ -193,6 +192,30 @@ def test_a_non_finite_loss_is_seen_and_its_first_place_named():
     model.zero_grad()
     assert step(5).is_finite
     assert step.first_bad() == ""
+
+
+def test_prefetching_gives_the_same_plans_and_errors_and_begins_early():
+    has_begun = {step: threading.Event() for step in range(13)}
+
+    def make(step):
+        has_begun[step].set()
+        if step in (3, 11):
+            raise ValueError(f"step {step}")
+        return step, threading.current_thread() is threading.main_thread()
+
+    def outcome(step):
+        try:
+            return prefetch(step)[0]
+        except ValueError as error:
+            return str(error)
+
+    prefetch = Prefetch(make)
+    steps = [0, 1, 2, 3, 4, 9, 10, 11, 3, 0, 0, 1]
+    expected = [f"step {step}" if step in (3, 11) else step for step in steps]
+    assert [outcome(step) for step in steps] == expected
+    assert prefetch(5) == (5, True)
+    assert has_begun[6].wait(60)
+    assert prefetch(6) == (6, False), "made in a thread"
 
 
 class Tabular(nn.Module):
