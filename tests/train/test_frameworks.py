@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -99,16 +98,6 @@ def test_a_step_is_the_mean_next_token_cross_entropy_and_its_gradient(name, enco
 # trained runs
 
 
-def edited(run, section, **values):
-    """Other options in the folder's config.json; None: without that section."""
-    tree = json.loads((run / "config.json").read_text())
-    tree[section].update(values)
-    if not values:
-        del tree[section]
-    (run / "config.json").write_text(json.dumps(tree))
-    return run
-
-
 def test_an_arm_learns_and_its_run_scores_and_samples(zoo):
     """A loaded run evaluates with its own framework, and writes after a prefix only."""
     run = load_run(zoo / "arm")
@@ -123,17 +112,3 @@ def test_an_arm_learns_and_its_run_scores_and_samples(zoo):
         run.generate(run.canvas(template="[MASK*3] the"), 1)
     scores = run.nll(["the cat sat", "old moon"], draws=2)
     assert [score.standard_error for score in scores] == [0.0, 0.0]
-
-
-@each
-def test_runs_on_wrapped_rows_can_be_sampled(name, copy_run):
-    """A fixed order is given BOS where that comes first, and writes EOS itself."""
-    run = load_run(edited(copy_run(name), "data", wrap=True))
-    canvas = run.canvas()
-    given = canvas.is_given_L.nonzero().flatten().tolist()
-    order = getattr(run.framework, "rank_L", None)
-    if order is None:
-        assert given == [0, len(canvas) - 1]
-    else:
-        assert given == ([0] if int(order[0]) == 0 else [])
-    assert len(run.sample(2)) == 2
