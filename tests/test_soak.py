@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from fault_tools import checkpoints
-from safetensors.torch import save_file
 
 from bellmask.storage.checkpoint import find_damage
 
@@ -36,38 +34,6 @@ def test_slope_is_numpys_fit():
     assert found == pytest.approx((rate, np.sqrt(covariance[0, 0])))
     assert np.isnan(soak_watch.slope([1, 2], [1, 2])).all()
     assert np.isnan(soak_watch.slope([1, 1, 1], [1, 2, 3])).all()
-
-
-def sample(time, **pids):
-    """``rank_0=(pid, MiB)``."""
-    processes = [
-        {
-            "role": role.replace("_", " "),
-            "pid": pid,
-            "rss": int(rss * MIB),
-            "files": 9,
-            "threads": 4,
-        }
-        for role, (pid, rss) in pids.items()
-    ]
-    return {"time": time, "step": int(time), "processes": processes, "folder": {"bytes": MIB}}
-
-
-def test_memory_is_told_life_by_life():
-    """Rank 0 dies at 100 s: the first life is level, the second grows by 1 MiB per 10 s."""
-    samples = [sample(t, rank_0=(7, 300.0), agent=(5, 200.0)) for t in range(0, 110, 10)]
-    samples += [
-        sample(t, rank_0=(8, 300.0 + (t - 110) / 10), agent=(5, 200.0)) for t in range(110, 320, 10)
-    ]
-    told = soak_watch.memory(samples, warm_up=20, least=30)
-    rank = told["rank 0"]
-    assert (rank["lives"], told["agent"]["lives"]) == (2, 1)
-    assert rank["longest"]["minutes"] == pytest.approx(190 / 60)  # the last sample is left out
-    assert rank["longest"]["rate"] == pytest.approx(360)
-    assert rank["longest"]["rate_error"] == pytest.approx(0, abs=1e-6)
-    assert (rank["longest"]["rss_first"], rank["longest"]["rss_peak"]) == (302.0, 319.0)
-    assert told["agent"]["longest"]["rate"] == 0
-    assert "rank 1" not in told
 
 
 def test_one_flipped_bit_is_one_bit_and_is_noticed(copy_run):
@@ -98,40 +64,6 @@ def test_lost_doubled_and_changed_lines_are_counted():
         ([line(2), line(1), *whole[2:]], {"out_of_order": 1}),
     ]:
         assert soak_compare.compare_lines(lines, whole) == counts | found
-
-
-def write_run(folder, *, value=1.0, losses=(3.0, 2.0)):
-    """A finished run as the comparison reads it."""
-    checkpoint = folder / "checkpoints" / "step-000000002"
-    for part in (checkpoint, folder / "validation", folder / "samples"):
-        part.mkdir(parents=True)
-    save_file({"model.w": torch.tensor([1.0, 2.0])}, checkpoint / "a.safetensors")
-    save_file({"model.w": torch.tensor([3.0, value])}, checkpoint / "b.safetensors")
-    np.savez(folder / "validation" / "step-000000002.npz", nll=[value], name=np.array("x"))
-    (folder / "samples" / "step-000000002.txt").write_text("a sample")
-    lines = [line(step, loss=loss) | {"seconds": value} for step, loss in enumerate(losses, 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    return folder
-
-
-def test_runs_are_the_same_or_not(tmp_path, monkeypatch):
-    def is_same(a, b):
-        return soak_compare.is_same(soak_compare.compare_runs(a, b, 2))
-
-    monkeypatch.setattr(soak_compare, "find_damage", lambda folder: None)
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    assert is_same(a, b)
-    other = write_run(tmp_path / "c", value=1.0 + 2**-23)  # the last bit of one number
-    compared = soak_compare.compare_runs(a, other, 2)
-    assert compared["weights"] == {"tensors": 1, "different": 1}
-    assert compared["validations"]["different"] == 1
-    assert compared["metrics"]["different"] == 0  # only its clock differs
-    assert not is_same(a, other)
-    (b / "samples" / "step-000000002.txt").unlink()
-    assert not is_same(a, b)
-    assert not is_same(b, a)
-    monkeypatch.setattr(soak_compare, "find_damage", lambda folder: "a.safetensors is missing")
-    assert not is_same(a, a)
 
 
 def test_a_broken_promise_is_not_overlooked():

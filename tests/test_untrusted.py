@@ -17,18 +17,15 @@ import pytest
 import torch
 from commands import refuses
 from safetensors.torch import save_file
-from tokenizers import Tokenizer as Inner
-from tokenizers import models
 
 from bellmask.compare.compare import from_comparison
 from bellmask.data.blocks import open_blocks, shard_path
 from bellmask.data.readers import read_file
-from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, from_description
-from bellmask.exchange.mdlm import read_checkpoint
-from bellmask.generate.generate import read_prompts, write_out
+from bellmask.exchange.mdlm import ImportRequest, read_checkpoint, read_import
+from bellmask.generate.generate import write_out
 from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import MOST_LEVELS, inside, load_json, read_arrays, write_text
+from bellmask.utils.files import MOST_LEVELS, inside, load_json, read_arrays
 from bellmask.utils.table import Table
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
@@ -97,14 +94,17 @@ def test_names_stay_in_their_folder(name, tmp_path):
         inside(tmp_path, name, "index")
 
 
-def test_an_index_of_weights_names_files_of_its_folder(tmp_path):
-    save_file({"a": torch.zeros(2)}, tmp_path / "secret.safetensors")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for names in ({"a": "../secret.safetensors"}, {"a": f"{tmp_path}/secret.safetensors"}, ["a"]):
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-        with pytest.raises(UserError, match="index"):
-            read_checkpoint(folder)
+def test_weights_name_files_of_their_folder_and_blocks_that_are_there(tmp_path):
+    names = ("vocab_embed.embedding", "sigma_map.mlp.0.weight", "blocks.0.mlp.0.weight")
+    weights = {name: torch.zeros(2, 2) for name in names}
+    save_file({**weights, "blocks.999999.x": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="missing"):
+        read_import(str(tmp_path / "w.safetensors"), ImportRequest(tokenizer="bytes", heads=1))
+    (tmp_path / "model").mkdir()
+    names = {"weight_map": {"a": "../w.safetensors"}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(names))
+    with pytest.raises(UserError, match="index"):
+        read_checkpoint(tmp_path / "model")
 
 
 def test_a_comparison_names_runs_of_its_root(tmp_path):
@@ -181,40 +181,6 @@ def test_a_packed_text_is_unpacked_piece_by_piece(tmp_path):
 
 
 # --- no bytes crash a reader -----------------------------------------------------------------
-
-
-def test_halves_of_characters_are_question_marks(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a \\ud800 b"}')
-    (prompt,) = read_prompts(path)
-    assert prompt.text == "a ? b"
-    inner = Inner(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    for tokenizer in (ByteTokenizer(), FastTokenizer(inner, eos=0)):
-        assert (tokenizer.encode("\udcff") == tokenizer.encode("?")).all()
-        assert (tokenizer.encode_batch(["\udcff"])[0] == tokenizer.encode("?")).all()
-    write_text(tmp_path / "out.txt", "x\udcff")
-    assert (tmp_path / "out.txt").read_bytes() == b"x?"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *[{"inner": "{}"}, {"inner": 3}, {"kind": ["fast"]}, {"specials": None}],
-        *[{"specials": {"eos": 7}}, {"specials": {"eos": -1}}],
-        {"specials": {"eos": 0, "other": 1}},
-        *[{"kind": "symbols", "num_tokens": number} for number in ("8", 10**30)],
-    ],
-)
-def test_damaged_tokenizers_are_refused(change):
-    inner = Inner(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    whole = FastTokenizer(inner, eos=0).description()
-    assert from_description(whole).num_tokens == 3
-    with pytest.raises(UserError):
-        from_description({**whole, **change})
-    sparse = whole["inner"].replace('"b":1', '"b":1000000000')
-    assert sparse != whole["inner"]
-    with pytest.raises(UserError, match="ids without tokens"):
-        from_description({**whole, "inner": sparse})
 
 
 # --- text stays text -------------------------------------------------------------------------

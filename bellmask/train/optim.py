@@ -179,11 +179,8 @@ class Ema:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for name, parameter in self.named.items():
-            if isinstance(parameter, DTensor):  # its memory is known to FSDP2: change what is in it
-                weight, average = local_tensor(parameter), local_tensor(self.shadow[name])
-                kept = weight.clone()
-                weight.copy_(average)
-                average.copy_(kept)
-            else:
-                parameter.data, self.shadow[name] = self.shadow[name], parameter.data
+        for name, parameter in self.named.items():  # in place: FSDP2 knows the memory
+            weight, average = local_tensor(parameter), local_tensor(self.shadow[name])
+            before = weight.clone()
+            weight.copy_(average)
+            average.copy_(before)

@@ -77,7 +77,6 @@ def open_start(config: RunConfig, folder: Path | None = None) -> Start:
         return _from_before(config, folder)
     if options.architecture is not None:
         backbone, mark = read_architecture(options.architecture)
-        check_length(config, backbone, options.architecture)
         return _begin(config, config.model, backbone, fingerprint=mark)
     start = _from_model(config, str(options.model))
     return replace(start, fill=None) if options.fresh else start
@@ -128,6 +127,7 @@ def _begin(
     notes = []
     dropout = config.model.dropout
     if backbone is not None:
+        check_length(config, backbone, str(config.start.model or config.start.architecture))
         model = ModelOptions(backbone="causal_lm")
         if replace(config.model, dropout=model.dropout, backbone=model.backbone) != model:
             notes.append("of the --model options only dropout applies to a causal LM")
@@ -160,8 +160,6 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
     backbone = source.backbone
     if backbone is None:
         _check_own_trunk(config, source.config, folder)
-    else:
-        check_length(config, backbone, str(folder))
     if config.start.mask_token is not None:
         raise UserError(f"start.mask_token: {folder} is a run, whose mask has its row already")
 
@@ -209,7 +207,6 @@ def _from_causal_lm(config: RunConfig, path: str) -> Start:
     if config.start.checkpoint != StartOptions.checkpoint:
         raise UserError(f"start.checkpoint is of run folders, and {path} is a causal LM")
     tokenizer, backbone = read_causal_lm(path)
-    check_length(config, backbone, path)
 
     def fill(network: Network) -> None:
         assert isinstance(network, PretrainedDenoiser)

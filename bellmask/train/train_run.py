@@ -423,13 +423,11 @@ def _check_state(state: dict[str, Any], found: Path, folder: Path, config: RunCo
     own = read_description(folder).get("id")
     if state.get("run", own) != own:
         raise UserError(f"{found} is of another run than {folder}; remove it, and an older is used")
-    window = state.get("window")
-    numbers = [state.get("tokens"), state.get("seconds"), state.get("skipped", 0)]
-    if (
-        not isinstance(window, dict)
-        or not set(window) <= {field.name for field in fields(Window)}
-        or not all(map(is_number, [*window.values(), *numbers]))
-    ):
+    window: Any = state.get("window")
+    known = {field.name for field in fields(Window)}
+    is_sound = isinstance(window, dict) and window.keys() <= known
+    numbers = [*window.values(), state.get("tokens"), state.get("seconds")] if is_sound else []
+    if not is_sound or not all(map(is_number, [*numbers, state.get("skipped", 0)])):
         raise UserError(
             f"{found}/state.json does not say where the run was; remove that checkpoint"
         )

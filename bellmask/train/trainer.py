@@ -195,10 +195,9 @@ class Trainer:
             return
         raise TrainingError(
             f"{what} That makes {state.skipped} in a row, and --train.skip-limit is {limit}. "
-            "Common causes: a learning rate that is too high (try "
-            "a third of --optim.lr), no clipping (--optim.clip 1), or a damaged start. "
-            "Checkpoints saved before, if any, are intact, but resuming repeats the same steps: "
-            "change options and start anew with another --out."
+            "Common causes: a learning rate that is too high (try a third of --optim.lr), no "
+            "clipping (--optim.clip 1), or a damaged start. Earlier checkpoints are intact, but "
+            "resuming repeats the same steps: change options and start anew with another --out."
         )
 
     def _act(self, before: RunProgress, is_stopped: bool) -> None:

@@ -33,14 +33,10 @@ def check_failed(lab, said, cause, step=None):
         *(
             pytest.param(*case, marks=LONG)
             for case in (
-                (1, WAIT, (*SHARDS, 0), "File too large", 2),
                 (1, BACKGROUND, (*SHARDS, 0), "File too large", 2),
-                (2, WAIT, (*SHARDS, 1), "File too large", 2),
                 (2, f"{FULL} {WAIT}", (*SHARDS, 0), "File too large", 2),
-                (2, f"{FULL} {BACKGROUND}", (*SHARDS, 1), "File too large", 2),
                 (2, BACKGROUND, ("no_space_for", ".writing-000000008", 1), "No space left", 8),
                 (2, BACKGROUND, ("no_space_for_line", 7), "metrics.jsonl", None),
-                (1, WAIT, ("no_space_for", ".state.json.writing", 0), "No space left", 2),
                 (1, WAIT, ("no_space_for", ".manifest.json.writing", 0), "No space left", 2),
             )
         ),
@@ -53,24 +49,4 @@ def test_no_space_left(lab, size, options, hook, cause, step):
     name, *values = hook
     said = lab.ends(1, lab.start(f"fault_hooks.{name}", *values))
     check_failed(lab, said, cause, step)
-    lab.finish()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("hook", "cause"),
-    [
-        (("limit_file_size", 1500), "File too large"),
-        (("no_space_for", ".RESUME_ME.writing", 0), "No space left"),
-        (("no_space_for", ".latest.writing", 0), "No space left"),
-    ],
-    ids=["config.json", "RESUME_ME", "latest"],
-)
-def test_no_space_left_at_the_start(lab, hook, cause):
-    """Not even for the first files; the same command starts the run when there is room."""
-    lab.plan(*OPTIONS).truth()
-    said = lab.ends(1, lab.start(f"fault_hooks.{hook[0]}", *hook[1:]))
-    assert said.count("error: ") == 1
-    assert cause in said
-    assert leftovers(lab.run) == []
     lab.finish()

@@ -67,13 +67,6 @@ def kill_and_finish(lab, kinds, draw, *options):
 
 
 @pytest.mark.long
-def test_two_kills_under_torchrun(lab, draw):
-    """Once after a step and once inside a save."""
-    lab.plan(*OPTIONS, *f"{FULL} {BACKGROUND}".split(), size=2)
-    kill_and_finish(lab, ["step", "save"], draw, "--standalone", "--max-restarts", "2")
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("saving", [WAIT, BACKGROUND])
 @pytest.mark.parametrize("sharding", [NONE, FULL])
 @pytest.mark.parametrize("launcher", ["static", "standalone"])
@@ -104,20 +97,6 @@ def test_all_processes_killed_then_the_same_command_again(lab, size, options, dr
         lab.ends(-signal.SIGKILL, group)
         assert last_step(lab.run) < STEPS
     lab.finish()
-
-
-@pytest.mark.long
-def test_torchrun_and_workers_killed_then_the_same_command_again(lab, draw):
-    lab.plan(*OPTIONS, *FULL.split(), size=2)
-    log = lab.folder / "log"
-    for kind in ("step", "save"):
-        with torchrun(lab.args, log=log) as agent:
-            moment(kind, lab.run, draw, agent.is_alive)
-            agent.kill_all()
-        assert last_step(lab.run) < STEPS
-    with torchrun(lab.args, log=log) as agent:
-        assert agent.wait() == 0, agent.text()
-    assert_same(lab.run, lab.truth())
 
 
 def test_the_survivor_of_a_kill_says_so_in_one_line(lab, draw):

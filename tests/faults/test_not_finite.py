@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 
 import pytest
 import torch
-from fault_tools import assert_same, checkpoints, lines_of, tensors_of, wait_for
+from fault_tools import checkpoints, lines_of, tensors_of
 
 from bellmask.data.blocks import BatchPlan
 from bellmask.storage.build import build_law
@@ -87,22 +86,3 @@ def test_too_many_in_a_row_end_the_run(lab, size):
     lab.ends(0, lab.start())
     assert not (lab.run / "FAILED").exists()
     assert [note["step"] for note in skipped_of(lab.run)] == bad[:6]
-
-
-@pytest.mark.long
-def test_stopping_around_skipped_steps_changes_nothing(lab):
-    """Killed or stopped between skipped steps: weights, lines and notes are the same."""
-    run, whole, bad = lab.run, lab.folder / "whole", [3, 4, 5, 9, 10, 14]
-    prepare = ("fault_hooks.spoil_loss", bad, math.nan)
-    lab.plan(*OPTIONS, "--train.steps", "16", "--log.every", "3").run = whole
-    lab.ends(0, lab.start(*prepare))
-    lab.run = run
-    for stop, number in ((3, signal.SIGKILL), (4, signal.SIGTERM), (9, signal.SIGTERM)):
-        (process,) = lab.start(*prepare)
-        wait_for((run / "checkpoints" / f"step-{stop:09d}").exists, process.is_alive)
-        process.signal(number)
-        assert process.wait() in (-signal.SIGKILL, 128 + signal.SIGTERM)
-    lab.ends(0, lab.start(*prepare))
-    assert_same(run, whole)
-    assert skipped_of(run) == skipped_of(whole)
-    check_batches(lab, bad)

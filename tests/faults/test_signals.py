@@ -64,13 +64,6 @@ def test_a_stop_that_nobody_reads_of_is_a_stop(lab):
     assert stop(lab.plan(*OPTIONS), INT, hook="nobody_reads") == ""
 
 
-@pytest.mark.long
-def test_a_run_that_nobody_reads_of_is_a_run(lab):
-    lab.plan(*OPTIONS)
-    lab.ends(0, lab.start("fault_hooks.nobody_reads"))
-    lab.finish()
-
-
 @pytest.mark.parametrize("sharding", ["full", pytest.param("none", marks=LONG)])
 def test_a_signal_to_one_worker_stops_all(lab, sharding):
     stop(lab.plan(*OPTIONS, "--scale.sharding", sharding, size=2), TERM, rank=1)

@@ -10,15 +10,17 @@ import os
 import numpy as np
 import pytest
 import torch
-from commands import bellmask, refuses, succeeds
+from commands import refuses, succeeds
 from fuzz_tools import SIZES, as_json, changed, damaged, fuzz, json_files, values
 from hypothesis import strategies as st
 from safetensors.torch import save
 
 from bellmask.compare.compare import write_report
 from bellmask.compare.results import Entry, read_run
+from bellmask.exchange.huggingface import export_hugging_face
 from bellmask.exchange.mdlm import ImportOptions, Shape, read_import
 from bellmask.run import load_run
+from bellmask.storage.loading import load
 from bellmask.utils.errors import UserError
 
 
@@ -169,9 +171,7 @@ def test_a_config_has_options_of_a_run_and_no_others(more, run, tmp_path, monkey
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("train.steps", int("9" * 400)),
-        ("model.width", 2**40),
-        ("data.block_length", 10**12),
+        ("model.width", 2**40),  # more than the weights that are there, and than memory
         ("validation.every", f"{'9' * 400} steps"),
         ("data.cache", "a\0b"),
     ],
@@ -213,30 +213,16 @@ def test_a_pickled_index_beside_a_checkpoint_is_not_opened(run, tmp_path):
     assert not (tmp_path / "mark").exists()
 
 
-def test_training_goes_on_where_the_perplexity_is_no_number(run, tmp_path):
-    """A rate that is far too high: the NLL is beyond what exp takes."""
-    options = "--optim.lr 30 --optim.warmup-steps 0 --train.steps 6 --optim.clip 0 --quiet".split()
-    where = ["--validation.every", "2 steps", "--out", tmp_path / "wild"]
-    assert bellmask("train", run / "config.json", *options, *where).code in (0, 1)
-    lines = (tmp_path / "wild" / "metrics.jsonl").read_text().splitlines()
-    checks = [line for line in map(json.loads, lines) if line["kind"] == "validation"]
-    assert any(line["perplexity"] is None for line in checks)
-
-
 # --- reports ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("nll", np.nan, "step 30"),
         ("nll", -1e308, "step 30"),
-        ("nll", None, "step 30"),
         ("nll", "x", "nll"),
-        ("seconds", 1e308, "seconds"),
         ("seconds", None, "seconds"),
         ("ce_BR", np.inf, "step 60"),
-        ("ce_BR", 1e308, "step 60"),
     ],
 )
 def test_numbers_that_cannot_be_calculated_with_are_named(field, value, words, run, tmp_path):
@@ -255,11 +241,13 @@ def test_numbers_that_cannot_be_calculated_with_are_named(field, value, words, r
     assert not (tmp_path / "report").exists()
 
 
-@pytest.mark.parametrize("option", ["num_layers", "width", "mlp_ratio"])
-def test_a_config_larger_than_the_weights_is_refused_unbuilt(option, copy_run):
-    run = copy_run("bell")
-    config = json.loads((run / "config.json").read_text())
-    config["model"][option] = 1 << 30
-    (run / "config.json").write_text(json.dumps(config))
+def test_a_config_larger_than_the_weights_is_refused_unbuilt(run):
+    change(run / "config.json", model={"width": 1 << 30})
     with pytest.raises(UserError):
         load_run(run)
+
+
+def test_an_export_does_not_say_where_caches_go(run, tmp_path):
+    export_hugging_face(load_run(run), tmp_path / "export", weights="raw")
+    change(tmp_path / "export" / "bellmask" / "config.json", data={"cache": str(tmp_path)})
+    assert load(tmp_path / "export").config.data.cache is None

@@ -79,16 +79,21 @@ def test_losses_of_the_cpu(name: str) -> None:
         assert lines[int(number)][key] == pytest.approx(expected, rel=1e-3)
 
 
-def test_bfloat16_is_close_to_float32() -> None:
-    exact = train("float32", f"tiny {ON_GPU}")
-    short = train("bfloat16", f"tiny --train.device {DEVICE} --train.precision bfloat16")
-    assert short != exact
-    close(short, exact, 2e-2)
-
-
-def test_compiled_is_eager() -> None:
-    eager = train("eager", f"tiny {NARROW} {ON_GPU}")
-    close(train("compiled", f"tiny {NARROW} {ON_GPU} --train.compile"), eager, 1e-3)
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        (f"--train.device {DEVICE} --train.precision bfloat16", 2e-2),
+        (f"{ON_GPU} --train.compile", 1e-3),
+        (f"{ON_GPU} --scale.loss chunked", 1e-4),
+        (f"{ON_GPU} --scale.loss torch", 1e-4),
+        (f"{ON_GPU} --scale.loss liger", 1e-4),
+    ],
+)
+def test_other_ways_to_compute_are_close(options: str, tolerance: float) -> None:
+    if "liger" in options:
+        pytest.importorskip("liger_kernel", reason="pip install 'bellmask[cuda]'")
+    plain = train("plain", f"tiny {NARROW} {ON_GPU}")
+    close(train("other", f"tiny {NARROW} {options}"), plain, tolerance)
 
 
 @pytest.mark.skipif(NUM_DEVICES < 2, reason="needs two GPUs")
@@ -106,14 +111,6 @@ def test_resuming_is_exact() -> None:
     run_bellmask(f"{half} --train.steps 4")
     run_bellmask(f"{half} --resume yes")
     assert weights("halves") == weights("whole")
-
-
-@pytest.mark.parametrize("kernel", ["chunked", "torch", "liger"])
-def test_loss_kernels_agree(kernel: str) -> None:
-    if kernel == "liger":
-        pytest.importorskip("liger_kernel", reason="pip install 'bellmask[cuda]'")
-    plain = train("auto", f"tiny {ON_GPU}")
-    close(train(kernel, f"tiny {ON_GPU} --scale.loss {kernel}"), plain, 1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("evaluate-")])

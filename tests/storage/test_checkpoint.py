@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -75,19 +74,10 @@ ANY = {
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "others beside": lambda path: (path.parent / "zzz.safetensors").write_bytes(b"0"),
 }
-GARBAGE = [
-    b"[1, 2]",
-    b"5",
-    b"null",
-    b"{}",
-    b"[" * 100_000,
-    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
-]
-GARBAGE += [b"\xff\xfe\x00", b'{"state.json": 5}', b'{"state.json": ' + b"9" * 5000 + b"}"]
+GARBAGE = [b"[1, 2]", b"{}", b"[" * 100_000, b"\xff\xfe\x00", b'{"state.json": 5}']
 MANIFESTS = {
     **{f"garbage {n}": lambda path, g=g: path.write_bytes(g) for n, g in enumerate(GARBAGE)},
-    **{f"elsewhere {n}": add_name(n) for n in ("../x", "../../x", "/etc/hostname", "..", ".", "")},
-    **{f"elsewhere {n!r}": add_name(n) for n in ("a\0b", "x/y")},
+    **{f"elsewhere {n!r}": add_name(n) for n in ("../x", "/etc/hostname", "..", "", "a\0b", "x/y")},
 }
 WAYS = [(part, how) for part in ("*.safetensors", "state.json", "manifest.json") for how in ANY]
 
@@ -109,6 +99,11 @@ def test_damage_is_found_and_the_newest_intact_one_is_used(part, how, tmp_path):
 
 def test_retention_keeps_last_every_named_and_best(tmp_path):
     kept = store(tmp_path, keep_last=2, keep_every=4, keep_steps=(3,))
+    for name in (".writing-000000002", ".removing-step-000000001", ".damaged-step-000000003"):
+        (tmp_path / name).mkdir()
+    assert kept.all() == []
+    kept.clean()
+    assert not list(tmp_path.iterdir())
     save(kept, 1)
     assert kept.best() is None
     with pytest.raises(UserError, match=r"'best'.*steps: 1"):
@@ -118,17 +113,6 @@ def test_retention_keeps_last_every_named_and_best(tmp_path):
     assert [step_of(p) for p in kept.all()] == [2, 3, 4, 8, 9]
     assert kept.find("best") == kept.best() == tmp_path / "step-000000002"
     assert kept.find("latest") == kept.find("9")
-
-
-def test_leftovers_are_invisible_and_cleaned(tmp_path):
-    kept = store(tmp_path)
-    save(kept, 1)
-    for name in (".writing-000000002", ".removing-step-000000001"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "state.json").write_text("{")
-    assert len(kept.all()) == 1
-    kept.clean()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000000001"]
 
 
 def test_a_good_checkpoint_survives_housekeeping_that_fails(tmp_path, monkeypatch, capsys):
@@ -147,13 +131,6 @@ def test_a_good_checkpoint_survives_housekeeping_that_fails(tmp_path, monkeypatc
     assert "step-000000002 is saved, but" in capsys.readouterr().err
 
 
-def test_checking_a_checkpoint_only_reads(tmp_path, monkeypatch):
-    """Read-only file systems refuse to sync."""
-    folder = save(store(tmp_path), 1)
-    monkeypatch.delattr(os, "fsync")
-    assert find_damage(folder) is None
-
-
 class Alone(World):
     """One of two processes, which hears nothing of the other."""
 
@@ -170,22 +147,3 @@ def test_processes_share_the_search_for_damage(tmp_path):
         flip(path)
         assert sorted(bool(find_damage(folder, world)) for world in worlds) == [False, True]
         flip(path)
-
-
-class Late(World):
-    """A process whose file system shows it another's file late."""
-
-    def all_gather_text(self, text):
-        is_list = text.startswith("[")
-        return [text, json.dumps([*json.loads(text), "other.safetensors"]) if is_list else text]
-
-
-def test_the_manifest_has_files_that_only_another_process_lists(tmp_path, monkeypatch):
-    (tmp_path / "other.safetensors").write_bytes(b"there")
-    (tmp_path / "own.safetensors").write_bytes(b"here")
-    listed = Path.iterdir
-    monkeypatch.setattr(
-        Path, "iterdir", lambda folder: [p for p in listed(folder) if p.name[:5] != "other"]
-    )
-    found = CheckpointStore(tmp_path, CheckpointOptions(), Late())._hash_files(1, tmp_path)
-    assert sorted(found) == ["other.safetensors", "own.safetensors"]

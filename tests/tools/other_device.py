@@ -102,8 +102,8 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 RUNS = ("bell", "arm", "aoarm", "cpt", "gpt2")
 SAMPLINGS: dict[str, dict[str, Any]] = {
-    **{rule: {"rule": rule} for rule in ("ancestral", "random", "most_confident", "margin")},
-    "entropy": {"rule": "entropy", "top_p": 0.9, "temperature": 0.7},
+    "ancestral": {"top_p": 0.9, "temperature": 0.7},
+    "most_confident": {"rule": "most_confident"},
     "remask": {"remask": 0.2, "top_k": 5},
     "cache": {"block_length": 8, "cache": "prefix"},
 }
@@ -139,8 +139,8 @@ def training_waits(name: str) -> Any:
         return _per_unit(mode, train, 1, 2)
 
 
-def run_waits(name: str, is_quick: bool) -> dict[str, Any]:
-    """Per batch of an evaluation and per step of samplers (quick: of two), of a stored run."""
+def run_waits(name: str) -> dict[str, Any]:
+    """Per batch of an evaluation and per step of samplers, of a stored run."""
     import bellmask
 
     run = bellmask.load_run(name, device="cpu")
@@ -148,21 +148,19 @@ def run_waits(name: str, is_quick: bool) -> dict[str, Any]:
     with OtherDevice() as mode:
         run.model.to(OTHER)
         run = replace(run, device=OTHER)
-        found = {
-            f"evaluate {name}": _per_unit(
-                mode, lambda n: run.evaluate(blocks.slice(0, 8 * n), batch_size=8), 1, 2
-            )
-        }
+
+        def scored(count: int) -> object:
+            return run.evaluate(blocks.slice(0, 8 * count), batch_size=8)
+
+        found = {f"evaluate {name}": _per_unit(mode, scored, 1, 2)}
         if run.framework.is_causal:
             work = lambda length: run.sample(2, length=length)  # noqa: E731
             return found | {f"sample {name}": _per_unit(mode, work, 4, 8)}
         for kind, settings in SAMPLINGS.items():
-            is_wanted = not is_quick or kind == "most_confident"
-            if is_wanted and (kind != "cache" or name == "bell"):  # a causal LM keeps nothing
+            if kind != "cache" or name == "bell":  # a causal LM caches nothing
                 work = lambda n, given=settings: run.sample(8, length=16, steps=n, **given)  # noqa: E731
                 found[f"sample {name} {kind}"] = _per_unit(mode, work, 2, 4)
-        work = lambda length: run.sample(1, length=length, rule="first_hitting")  # noqa: E731
-        return found | {f"sample {name} first_hitting": _per_unit(mode, work, 2, 4)}
+        return found
 
 
 def mixing() -> str:
@@ -180,7 +178,7 @@ def main() -> None:
     found: dict[str, Any] = {"mixing": mixing()}
     for name in sys.argv[1:] or dict.fromkeys([*RUNS, *TRAININGS]):
         if name in RUNS:
-            found |= run_waits(name, is_quick=len(sys.argv) > 1)
+            found |= run_waits(name)
         if name in TRAININGS:
             found[f"train {name}"] = training_waits(name)
     print(json.dumps(found))

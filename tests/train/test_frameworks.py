@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +16,9 @@ from bellmask.data.packing import Row
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser
-from bellmask.run import load_run
-from bellmask.storage.run_folder import read_metrics
 from bellmask.train.planning import StepPlanner
 from bellmask.train.step import TrainStep
 from bellmask.utils.distributed import World
-from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 
 SIGMA = [3, 1, 5, 0, 7, 2, 6, 4]
@@ -94,46 +90,3 @@ def test_a_step_is_the_mean_next_token_cross_entropy_and_its_gradient(name, enco
         assert result.largest_weight == 1
         for a, p in zip(found, model.parameters(), strict=True):
             torch.testing.assert_close(a, p.grad, rtol=1e-3, atol=2e-5)
-
-
-# trained runs
-
-
-def edited(run, section, **values):
-    """Other options in the folder's config.json; None: without that section."""
-    tree = json.loads((run / "config.json").read_text())
-    tree[section].update(values)
-    if not values:
-        del tree[section]
-    (run / "config.json").write_text(json.dumps(tree))
-    return run
-
-
-def test_an_arm_learns_and_its_run_scores_and_samples(zoo):
-    """A loaded run evaluates with its own framework, and writes after a prefix only."""
-    run = load_run(zoo / "arm")
-    found = run.evaluate(run.blocks()[1].slice(0, 32), draws=3)
-    lines = [r for r in read_metrics(zoo / "arm" / "metrics.jsonl") if r["kind"] == "validation"]
-    assert found.is_exact
-    assert found.nll == pytest.approx(lines[-1]["nll"], rel=1e-4)
-    assert found.nll < 0.75 * np.log(run.tokenizer.num_tokens)
-    made = run.generate(run.canvas(prefix="the ", length=10), 3)
-    assert made.ids_BL[:, :4].tolist() == [run.tokenizer.encode("the ").tolist()] * 3
-    with pytest.raises(UserError, match="fixed order"):
-        run.generate(run.canvas(template="[MASK*3] the"), 1)
-    scores = run.nll(["the cat sat", "old moon"], draws=2)
-    assert [score.standard_error for score in scores] == [0.0, 0.0]
-
-
-@each
-def test_runs_on_wrapped_rows_can_be_sampled(name, copy_run):
-    """A fixed order is given BOS where that comes first, and writes EOS itself."""
-    run = load_run(edited(copy_run(name), "data", wrap=True))
-    canvas = run.canvas()
-    given = canvas.is_given_L.nonzero().flatten().tolist()
-    order = getattr(run.framework, "rank_L", None)
-    if order is None:
-        assert given == [0, len(canvas) - 1]
-    else:
-        assert given == ([0] if int(order[0]) == 0 else [])
-    assert len(run.sample(2)) == 2

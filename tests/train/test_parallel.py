@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import pytest
@@ -12,7 +11,7 @@ from pretrained_tools import save_lm
 from warm_processes import free_port
 
 from bellmask.config.options import ScaleOptions
-from bellmask.storage.checkpoint import load_tensors, saves_in_background
+from bellmask.storage.checkpoint import saves_in_background
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.parallel import pick_layout
 from bellmask.utils.distributed import World
@@ -77,7 +76,7 @@ def recorded(folder, kind="train", field="loss"):
 
 def seen(folder):
     """All training rows of all ranks with their times, in an order of their own."""
-    found = [json.loads(path.read_text())["rows"] for path in folder.glob("seen-*.json")]
+    found = [json.loads(path.read_text()) for path in folder.glob("seen-*.json")]
     return sorted(row for part in found for row in part)
 
 
@@ -89,21 +88,6 @@ def check_alike(folder, reference, rel=2e-5):
     for kind, field in (("train", "loss"), ("train", "gradient_norm"), ("validation", "nll")):
         expected = pytest.approx(recorded(reference, kind, field), rel=rel)
         assert recorded(folder, kind, field) == expected, (folder.name, kind, field)
-
-
-def check_read_whole(run):
-    """Every tensor as one process reads it: bit for bit what the processes had together."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-
-    said = json.loads((run / "seen-0.json").read_text())["hashes"]["4"]
-    folder = run / "checkpoints" / "step-000000004"
-    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    tensors = {k: torch.zeros(e.size, dtype=e.properties.dtype) for k, e in metadata.items()}
-    load_tensors(folder, tensors)
-    found = {k: hashlib.sha256(t.numpy().tobytes()).hexdigest() for k, t in tensors.items()}
-    assert found == said
-    assert any(name.startswith(("ema.", "optimizer.")) for name in said)
-    assert all(bool(t.abs().sum() > 0) for k, t in tensors.items() if "exp_avg" in k)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +111,6 @@ def test_every_layout_learns_the_same(cases, train_all, tmp_path):
         assert (tmp_path / name / "samples" / "step-000000006.txt").exists()
     losses = [recorded(tmp_path / f"{number}") for number in range(len(cases))]
     assert all(other != losses[0] for other in losses[1:])
-    for name in two:
-        check_read_whole(tmp_path / name)
     # one process continues cut weights, and two that cut them what one began
     train_all(dict.fromkeys(("nine", "0-b1"), "--train.steps 9"), 1, resume="auto")
     train_all({"0": f"--train.steps 9 {FULL}"}, 2, resume="auto")

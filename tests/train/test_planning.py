@@ -24,8 +24,6 @@ from pretrained_tools import (
     make_step,
 )
 
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
 from bellmask.diffusion.frameworks import Mdm, shifted_arm
 from bellmask.diffusion.laws import Dirac
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
@@ -143,19 +141,6 @@ def test_no_target_is_a_prompt_a_pad_or_a_first_token(is_arm, min_masks):
     assert scored > 500
 
 
-def test_position_0_is_neither_counted_nor_masked():
-    plain = Blocks.from_rows(Row(np.arange(L) % 9, L, n) for n in range(20))
-    planner = make_planner(Recipe(), Bell(Dirac(1.0)), blocks=plain.starting_at(1))
-    plan = planner(0)
-    assert plan.num_maskable == BATCH * (L - 1)
-    recorder = Recorder()
-    microbatch_loss(recorder, plan.microbatches[0], Mdm(), V, CPU)
-    x, rows, _ = recorder.calls[0]
-    assert len(rows) == BATCH * (L - 1)
-    assert (x[:, 0] != V).all()
-    assert (x[:, 1:] == V).all()
-
-
 def test_a_causal_lm_left_to_right_is_asked_for_all_but_what_is_given():
     """Slot i holds token i and asks for it; N_c counts maskable tokens before it."""
     x0_BL, u_BL = torch.tensor([[5, 6, 7, 8], [1, 2, 3, PAD]]), torch.rand(2, 4)
@@ -232,19 +217,3 @@ def test_ranks_share_all_examples_and_like_lengths_meet():
     assert widths[0] < L
     for m in whole.microbatches:
         assert (m.x0_BL[:, -1] != PAD).any(), "cut to its longest row"
-
-
-def test_one_mask_at_least_where_that_is_asked_for():
-    """Responses of one or two tokens at t = 0.5: half and a quarter would have no mask."""
-    rows = [Row(np.array([PROMPT, 1, 2, PAD]), 2 + n % 2, n, 1) for n in range(64)]
-    blocks = Blocks.from_rows(rows)
-    for min_masks in (0, 1):
-        planner = make_planner(replace(SFT, min_masks=min_masks), Bell(Dirac(0.5)), blocks=blocks)
-        bare = 0
-        for step in range(8):
-            for batch in planner(step).microbatches:
-                recorder = Recorder()
-                microbatch_loss(recorder, batch, Mdm(), V, CPU)
-                x = recorder.calls[0][0]
-                bare += int((x != V).all(1).sum())
-        assert (bare == 0) if min_masks else (12 < bare < 36)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from commands import refuses
-from pretrained_tools import make_config, make_tokenizer, save_lm
+from pretrained_tools import make_tokenizer, save_lm
 from safetensors.torch import load_file, save_file
 
-from bellmask.config.config import RunConfig, load_config, override
-from bellmask.config.options import StartOptions
+from bellmask.config.config import override
 from bellmask.config.presets import tiny
-from bellmask.generate.fill import fill
-from bellmask.generate.settings import Sampling
-from bellmask.run import load_run
-from bellmask.storage.build import build_model
-from bellmask.storage.run_folder import read_backbone
 from bellmask.train.setup import open_start
 from bellmask.train.train_run import train_run
 from bellmask.utils.errors import UserError
@@ -73,11 +66,6 @@ def test_options_that_do_not_go_together():
         assert named in str(error.value), options
 
 
-def test_an_arm_can_be_fine_tuned_on_a_causal_lm(small_config, lm):
-    options = ["--start.model", str(lm), *SFT.split(), "--framework", "arm"]
-    assert open_start(small_config(*options)).config.model.backbone == "causal_lm"
-
-
 def refuses_config(config, folder, names):
     """``bellmask train`` refuses it and writes nothing."""
     path = folder / "given.json"
@@ -112,16 +100,6 @@ def test_architectures_that_cannot_be_opened(
 )
 def test_what_a_causal_lm_cannot_do(options, named, small_config, tmp_path, lm):
     refuses_config(small_config("--start.model", str(lm), *options.split()), tmp_path, named)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
-def test_positions_that_a_model_does_not_have(kind, small_config, tmp_path):
-    """GPT-2 names their number differently."""
-    (tmp_path / "config.json").write_text(json.dumps(make_config(kind).to_dict()))
-    options = ["--start.architecture", str(tmp_path), "--data.block-length"]
-    assert open_start(small_config(*options, "64")).backbone is not None
-    with pytest.raises(UserError, match="block_length=65"):
-        open_start(small_config(*options, "65"))
 
 
 def drop_one_weight(folder):
@@ -167,35 +145,10 @@ def test_what_a_run_on_our_trunk_cannot_be_used_for(options, named, small_config
         open_start(small_config(*config.split()))
 
 
-def test_dropout_alone_may_differ_from_the_run_that_is_started_from(zoo):
-    config = override(RunConfig(), ["--start.model", str(zoo / "base"), "--model.dropout", "0.3"])
-    found = open_start(config).config.model
-    assert (found.width, found.dropout) == (8, 0.3)
-
-
-def test_the_config_of_a_run_on_a_causal_lm_round_trips(zoo):
-    config = load_config(zoo / "cpt" / "config.json")
-    assert (config.model.backbone, config.data.tokenizer) == ("causal_lm", "start")
-    assert json.loads((zoo / "cpt" / "config.json").read_text()) == config.to_dict()
-    start = open_start(config)
-    assert start.config == config  # nothing is left to fill in
-    backbone = read_backbone(zoo / "cpt")
-    assert backbone == start.backbone
-    assert backbone.language_model["model_type"] == "gpt2"
-    assert backbone.language_model["pad_token_id"] is None
-    assert str(zoo) not in (zoo / "cpt" / "backbone.json").read_text()
-
-
-def test_other_starts_have_other_keys():
-    used = replace(RunConfig(), start=StartOptions(model="a"))
-    fresh = replace(RunConfig(), start=StartOptions(model="a", fresh=True))
-    assert len({RunConfig().fingerprint(), used.fingerprint(), fresh.fingerprint()}) == 3
-
-
 def test_fresh_weights_are_those_of_the_seed_with_the_starts_tokenizer(small_config, lm):
     def build(*options):
         start = open_start(small_config("--start.model", str(lm), *options))
-        model = build_model(start.config, start.tokenizer.num_tokens, start.backbone, start.fill)
+        model = start.build_model(start.tokenizer)
         return start.tokenizer, torch.cat([p.detach().flatten() for p in model.parameters()])
 
     tokenizer, loaded = build()
@@ -205,10 +158,3 @@ def test_fresh_weights_are_those_of_the_seed_with_the_starts_tokenizer(small_con
     assert not torch.equal(loaded, fresh)
     assert torch.equal(build("--start.fresh")[1], fresh)
     assert not torch.equal(build("--start.fresh", "--train.seed", "2")[1], fresh)
-
-
-def test_a_canvas_whose_first_token_is_not_given_is_refused(zoo):
-    run = load_run(zoo / "cpt")
-    canvas = torch.full((2, 8), run.tokenizer.mask_id)
-    with pytest.raises(UserError, match="BOS"):
-        fill(run.model, canvas, run.framework, Sampling(), mask_id=run.tokenizer.mask_id)

@@ -92,13 +92,6 @@ def test_every_step_covers_all_strata_and_an_epoch_every_block_once():
     assert rows[:40].tolist() != rows[40:80].tolist()
 
 
-def test_independent_times_are_an_option():
-    levels = [planner(stratified=False).times(s) for s in range(50)]
-    counts = torch.stack([(TruncatedGaussian().cdf(t) * 16).floor() for t in levels])
-    assert any(len(set(row.tolist())) < 16 for row in counts)
-    assert abs(float(torch.cat(levels).mean()) - 0.5) < 0.02
-
-
 def test_random_lengths_cut_the_whole_step():
     p = planner(random_length_fraction=0.5)
     lengths = [p(s).microbatches[0].x0_BL.shape[1] for s in range(200)]
