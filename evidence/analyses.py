@@ -27,6 +27,7 @@ from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import without_nan
+from bellmask.utils.progress import NO_PROGRESS
 
 ROOT = Path("runs/evidence/runs")
 RESULTS = Path("docs/results")
@@ -95,7 +96,7 @@ def trained(
 def keep(name: str, options: Any) -> None:
     """Measure and store, rounded to six digits."""
     print(f"== analysis: {name}", flush=True)
-    numbers = without_nan(ANALYSES[name].measure(options, lambda done, total: None))
+    numbers = without_nan(ANALYSES[name].measure(options, NO_PROGRESS))
     text = json.dumps(rounded(numbers), separators=(",", ":"), allow_nan=False)
     (RESULTS / f"analysis-{name}.json").write_text(text + "\n", encoding="utf-8")
 

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from bellmask.analyze.time_laws import (
+    SCHEDULES,
     SchedulesOptions,
     TimeLawsOptions,
     contexts,
@@ -126,3 +127,10 @@ def test_curves_verdicts_and_draws(schedules):
         assert found["histogram_deviation"] < 4.5
     expected = np.diff(truncnorm(0.5, 0.1).cdf(np.linspace(0, 1, 41))) * 40
     assert one["middle_flat"]["histogram"] == pytest.approx(expected, abs=0.1)
+
+
+def test_the_table_and_figure_of_the_schedules(schedules):
+    (table,) = SCHEDULES.tables(schedules)
+    assert {"2814.9", "42.3 %", "yes"} <= set(table.rows[-1])
+    right = SCHEDULES.figure(schedules).axes[2]
+    assert list(right.lines[3].get_ydata()) == schedules["schedules"]["middle_flat"]["weight"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bellmask.compare.report import comparison_tables, curves_figure, sentence
 from bellmask.compare.results import Entry, law_summary, paired_bootstrap, read_run, summarize
 from bellmask.compare.variants import parse_variant
 from bellmask.config import presets
@@ -376,3 +377,16 @@ def test_the_effective_sample_share(text: str, share: float):
         assert found < 0.1
     else:
         assert found == pytest.approx(share, abs=5e-3)
+
+
+def test_the_result_in_words_and_on_the_curve(entries):
+    found = summarize(entries(Run(), Run("bell", shift=sooner(2))), "base")
+    words = (
+        "bell reaches base's NLL of step 400 after 200 steps: a speed-up of 2.00x, 1 paired seed."
+    )
+    assert sentence(found, "bell") == words
+    texts = [text.get_text() for text in curves_figure(found).axes[0].texts]
+    assert "2.00x fewer steps" in texts
+    missed = summarize(entries(Run(), Run("bell", shift=-0.2)), "base")
+    assert "does not stay at or below base's final NLL" in sentence(missed, "bell")
+    assert "not reached (gap +0.200 ± " in comparison_tables(missed)[0].rows[1][3]

@@ -259,20 +259,16 @@ def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path
     ("args", "names"),
     [
         ("", "runs/arm_tiny"),
-        ("--cpt cpt_tin", "cpt_tin"),
         ("--cpt '' --start {arm}", "--cpt"),
         ("--cpt 'cpt_tiny \"x'", "quotation"),
         ("--cpt 'cpt_tiny --law dirac'", "--cpt: --law"),
         ("--sft 'sft_tiny --start.fresh'", "--sft: --start.fresh"),
-        ("--sft 'sft_tiny --optim.lrr 1'", "optim.lrr"),
         ("--seeds 0 --start {arm}", "--seeds"),
         ("--sampling-seeds 0 --start {arm}", "--sampling-seeds"),
         ("--gap own --length 4 --start {arm}", "--length"),
         ("--sampling.steps 0 --start {arm}", "--steps"),
-        ("--start {arm} --out {file}", "text.txt"),
         ("--start {arm} {stages} --length 32", "--length 32"),
         ("--start {arm} {long}", "data.block_length=512"),
-        ("--referense base", "--referense"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_nothing_behind(args, names, suite, tmp_path, monkeypatch):
