@@ -203,6 +203,20 @@ def test_messages_tables_and_samples_do_not_steer_the_terminal(capsys, monkeypat
     assert "\x1b" not in screen.getvalue()
 
 
+def test_dollars_in_names_are_drawn(tmp_path):
+    """A formula that is none failed the whole report."""
+    from matplotlib.figure import Figure
+
+    from bellmask.report.figures import save_figure
+
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], label="a $\\frac{ b$ \x1b")
+    axes.set_title("$N_c$ and $\\nope$")
+    axes.legend()
+    assert all(path.stat().st_size for path in save_figure(figure, tmp_path / "plot"))
+
+
 @pytest.mark.parametrize(
     "change",
     [{"dtype": "O"}, {"dtype": "float64"}, {"rows_per_shard": 0}, {"num_blocks": 10**18}, {"x": 1}],
