@@ -587,14 +587,13 @@ def plan(
     config: RunConfig,
     devices: str | Cluster,
     *,
-    nodes: int | None = None,
     efficiency: float = EFFICIENCY,
     is_probed: bool = False,
 ) -> Plan:
     """The plan of a run on devices; ``is_probed`` measures this machine instead of assuming."""
     if not 0 < efficiency <= 1:
         raise UserError(f"--efficiency {efficiency} must be above 0 and at most 1")
-    cluster = parse_devices(devices, nodes) if isinstance(devices, str) else devices
+    cluster = parse_devices(devices) if isinstance(devices, str) else devices
     config = config.check()
     if is_probed:
         here = local_device(config.train.device)
@@ -769,13 +768,9 @@ def main(args: Sequence[str]) -> int:
     name, config = resolve(options, rest, "bellmask plan")
     if options.devices is None and not options.probe:
         raise UserError("bellmask plan needs --devices, as in --devices 4xH100 (or --probe)")
-    made = plan(
-        config,
-        options.devices or local_device(config.train.device).name,
-        nodes=options.nodes,
-        efficiency=options.efficiency,
-        is_probed=options.probe,
-    )
+    devices = options.devices or local_device(config.train.device).name
+    cluster = parse_devices(devices, options.nodes)
+    made = plan(config, cluster, efficiency=options.efficiency, is_probed=options.probe)
     told = made.to_dict()
     print_plan(made, told, name)
     if options.out is not None:

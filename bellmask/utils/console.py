@@ -71,17 +71,13 @@ def reveal_colours() -> list[tuple[str, str]]:
 
     ramp = matplotlib.colormaps["viridis"]
     stops = (ramp(number / (NUM_COLOURS - 1))[:3] for number in range(NUM_COLOURS))
-    return [(_hex(rgb), _text_on(rgb)) for rgb in stops]
+    return [(matplotlib.colors.to_hex(rgb), _text_on(rgb)) for rgb in stops]
 
 
 def reveal_colour(step: int, num_steps: int) -> tuple[str, str]:
     """The colours of a token revealed in a step (from 1)."""
     share = (step - 1) / (num_steps - 1) if num_steps > 1 else 0.0
     return reveal_colours()[round(share * (NUM_COLOURS - 1))]
-
-
-def _hex(rgb: Sequence[float]) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
 def _text_on(rgb: Sequence[float]) -> str:

@@ -76,9 +76,7 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """True on all ranks when any rank's flag is."""
-        if self.size == 1:
-            return flag
-        return bool(self.all_reduce_sum(torch.tensor([int(flag)], device=self.device)).item())
+        return bool(self.all_reduce_max(flag))
 
     def all_reduce_max(self, value: float) -> float:
         """The maximum over ranks."""
@@ -92,12 +90,9 @@ class World:
         """What every rank says, by rank."""
         if self.size == 1:
             return [text]
-        said = text.encode()
-        padded = said.ljust(int(self.all_reduce_max(len(said))) + 1, b"\0")
-        mine = torch.tensor(list(padded), dtype=torch.uint8, device=self.device)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine, group=self.group)
-        return [bytes(one.tolist()).rstrip(b"\0").decode() for one in found]
+        found = [""] * self.size
+        dist.all_gather_object(found, text, group=self.group)
+        return found
 
     def any_rank(self, problem: str) -> str:
         """The first rank's problem that has one, on all ranks; empty when none has."""

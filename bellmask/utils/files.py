@@ -152,13 +152,9 @@ def whole_folder(path: Path, what: str) -> Iterator[Path]:
 def whole_file(path: Path, what: str) -> Iterator[Path]:
     """The same for one file."""
     check_free(path, what, is_file=True)
-    scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with replacing(path) as scratch:
         yield scratch
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def check_folder(path: str | None, option: str = "--out") -> None:

@@ -383,8 +383,7 @@ def test_what_does_not_fit_gets_advice_that_does():
 
 def test_batches_are_divided_over_devices():
     config = options("--train.batch-size 32 --train.microbatch-size 8")
-    assert split_batch(config, 2) == 8
-    assert split_batch(options("--train.batch-size 32"), 4) == 8
+    assert (split_batch(config, 2), split_batch(options("--train.batch-size 32"), 4)) == (8, 8)
     for number, named in ((3, "batch_size=32"), (8, "microbatch_size=8")):
         with pytest.raises(ValueError, match=named):
             split_batch(config, number)
