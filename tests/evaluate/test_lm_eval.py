@@ -157,7 +157,7 @@ def test_whole_tasks_as_with_lm_evals_own_model(lm, arm, zoo, tmp_path):
 def test_windows_of_a_long_continuation_are_one(masked, monkeypatch):
     model = BellmaskLM(run=masked, draws=4)
     requests = scored([("the cat", " sat on the old red mat"), ("the cat", " s")])
-    asks = [model.scorer.asks(*r.args, noise=noise_number(r)) for r in requests]
+    asks = [model.scorer.requests(*r.args, noise=noise_number(r)) for r in requests]
     assert [len(own) for own in asks] == [3, 1]
     sums = [sum(s.log_probability for s in model.scorer.score(own)) for own in asks]
     monkeypatch.setattr(model.scorer, "is_greedy", lambda *_, **__: [True, False, True, True])

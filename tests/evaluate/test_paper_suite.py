@@ -435,7 +435,7 @@ def test_a_plain_run_is_asked_as_by_hand(small_config, measure):
         noise = stream_key(0, "question", "piqa", number) % (1 << 62)
         texts = [f" {record[name]}" for name in ("sol1", "sol2")]
         context = f"Question: {record['goal']}\nAnswer:"
-        windows = [scorer.asks(context, text, noise=noise) for text in texts]
+        windows = [scorer.requests(context, text, noise=noise) for text in texts]
         tokens = [sum(len(window.target) for window in own) for own in windows]
         sizes = {"raw": [1, 1], "per_token": tokens, "per_byte": [len(t.strip()) for t in texts]}
         for place, seed in enumerate((5, 6)):

@@ -9,7 +9,6 @@ import random
 import sys
 
 import pytest
-from bellmask.evaluate.continuations import Score
 
 from bellmask.data.chat_templates import Template
 from bellmask.data.example_files import Example
@@ -17,6 +16,7 @@ from bellmask.data.tasks import BENCHMARKS, SCORES, open_task, questions, valida
 from bellmask.evaluate import paper_tasks
 from bellmask.evaluate.lm_eval import STOCK
 from bellmask.evaluate.paper_tasks import normalize, rouge, score_choices, write_task
+from bellmask.evaluate.scorer import Score
 from bellmask.utils.errors import UserError
 
 pytest.importorskip("lm_eval")
