@@ -517,18 +517,19 @@ class BellmaskLM(LM):
         lm-eval's own standard errors are over documents. Documents draw apart from one another, so
         that this noise is part of those errors already.
         """
-        return {name: _noise(facts) for name, facts in sorted(self.facts.items()) if facts.scores}
-
-
-def _noise(facts: TaskFacts) -> dict[str, Any]:
-    noisy = [s.error for s in facts.scores if not s.is_exact and math.isfinite(s.error)]
-    return {
-        "requests": len(facts.scores),
-        "exact_share": facts.exact_share,
-        "median_error": statistics.median(noisy) if noisy else None,
-        "tokens": sum(score.num_tokens for score in facts.scores),
-        "passes": sum(score.num_passes for score in facts.scores),
-    }
+        found = {}
+        for name, facts in sorted(self.facts.items()):
+            scores = facts.scores
+            noisy = [s.error for s in scores if not s.is_exact and math.isfinite(s.error)]
+            if scores:
+                found[name] = {
+                    "requests": len(scores),
+                    "exact_share": facts.exact_share,
+                    "median_error": statistics.median(noisy) if noisy else None,
+                    "tokens": sum(score.num_tokens for score in scores),
+                    "passes": sum(score.num_passes for score in scores),
+                }
+        return found
 
 
 def _usable(device: str | None) -> str:
