@@ -265,17 +265,13 @@ def evaluate(
     model: Model,
     blocks: Blocks,
     *,
-    mask_id: int,
-    framework: Framework | None = None,
     draws: int = 1,
     seed: int = 1234,
     batch_size: int = 64,
-    world: World | None = None,
-    precision: torch.dtype = torch.float32,
-    rules: AttentionRules | None = None,
     row_keys: Tensor | None = None,
     in_step: bool = False,
     progress: Progress = NO_PROGRESS,
+    **settings: Any,
 ) -> Likelihood:
     """Measure a model on all the given blocks: the NELBO, or for a fixed order the exact NLL.
 
@@ -283,9 +279,10 @@ def evaluate(
     ones get ``positions`` and ``target_positions`` instead of ``t_B``. Ranks share the work; each
     gets the whole result. Masks of block b are those
     of ``row_keys[b]``, by default b itself. ``draws`` counts masks, or random orders. ``in_step``:
-    all ranks call the model equally often, as sharded weights need it.
+    all ranks call the model equally often, as sharded weights need it. ``settings`` (``mask_id``
+    and more) are those of :class:`BlockScorer`.
     """
-    scorer = BlockScorer(model, blocks, mask_id, framework, world, precision, rules)
+    scorer = BlockScorer(model, blocks, **settings)
     world, is_causal = scorer.world, scorer.framework.is_causal
     length_B = blocks.num_maskable(slice(None))
     level_B, count_BR = mask_counts(length_B, draws, seed, row_keys)

@@ -13,7 +13,6 @@ triviaqa_wikipedia     TriviaQA rc.wikipedia.nocontext (stock triviaqa: rc.nocon
 from __future__ import annotations
 
 import importlib.util
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,9 +27,10 @@ from bellmask.data.example_files import Record, read_records
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validation_records
 from bellmask.evaluate.scorer import RequestOptions
+from bellmask.evaluate.suite import results_folder, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder, without_nan, write_text
+from bellmask.utils.files import check_folder, write_text
 from bellmask.utils.table import Table
 
 if TYPE_CHECKING:
@@ -260,13 +260,10 @@ def _show(numbers: Numbers) -> None:
 
 def _cell(result: Numbers, metric: str, way: str) -> str:
     value, error = result[f"{metric},{way}"], result.get(f"{metric}_stderr,{way}")
-    return f"{_number(value)} ± {_number(error)}" if isinstance(error, float) else _number(value)
-
-
-def _number(value: Any) -> str:
     if not isinstance(value, int | float):
         return str(value)
-    return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
+    digits = ".4f" if abs(value) < 100 else ".4g"
+    return f"{value:{digits}}" + (f" ± {error:{digits}}" if isinstance(error, float) else "")
 
 
 def _noise_cells(one: Numbers) -> list[str]:
@@ -296,42 +293,23 @@ def task_names(given: Sequence[str]) -> list[str]:
     return names
 
 
-def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
-    """Where results go: in the run folder, if it is a single one."""
-    if out:
-        return Path(out)
-    only = Path(models[0])
-    return (only if len(models) == 1 and only.is_dir() else Path("runs")) / name
-
-
 def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
     tasks, cache = task_names(options.tasks), cache_folder(options.cache)
     return write_overlays(folder, options.data_dir, cache, tasks, limit=options.limit)
 
 
-def _load_models(options: HarnessOptions, harness: ModuleType) -> dict[str, BellmaskLM]:
-    """All of them before the first is evaluated: some may be refused."""
-    return {
-        name: harness.BellmaskLM(run=str(folder), **asdict(options.requests))
-        for name, folder in by_folder(options.runs).items()
-    }
-
-
-def _conclude(
+def _results(
     options: HarnessOptions, models: Mapping[str, BellmaskLM], found: Mapping[str, Numbers]
-) -> None:
+) -> Numbers:
     told = ("results", "n-samples", "n-shot", "versions", "higher_is_better", "lm_eval_version")
     requests = asdict(options.requests)
     del requests["device"]  # decides no score
     tasks = () if options.stock else next(iter(found.values()))["results"]
-    numbers = {
+    cautions = {stock.local_name: BENCHMARKS[name].caution for name, stock in STOCK.items()}
+    return {
         "bellmask": __version__,
         "data": "hub" if options.stock else "local",
-        "notes": {
-            stock.local_name: caution
-            for name, stock in STOCK.items()
-            if (caution := BENCHMARKS[name].caution) and stock.local_name in tasks
-        },
+        "notes": {name: text for name, text in cautions.items() if text and name in tasks},
         "limit": options.limit,
         "options": requests,
         "runs": {
@@ -339,12 +317,6 @@ def _conclude(
             for name, model in models.items()
         },
     }
-    folder = results_folder(options.out, options.runs, "lm-eval")
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(without_nan(numbers), indent=1, allow_nan=False, default=str)
-    write_text(folder / "results.json", text + "\n")
-    _show(numbers)
-    print(f"written: {folder}/results.json")
 
 
 def main(args: Sequence[str]) -> int:
@@ -365,16 +337,18 @@ def main(args: Sequence[str]) -> int:
             tasks = [STOCK[name].name if name in STOCK else name for name in given]
         else:
             tasks = _write_tasks(options, include)
-        models = _load_models(options, harness)
-        found = {
-            name: harness.evaluate_tasks(
-                model,
-                tasks,
-                include=include,
-                limit=options.limit,
-                bootstraps=options.bootstraps,
-            )
-            for name, model in models.items()
+        # all of them before the first is evaluated: some may be refused
+        models = {
+            name: harness.BellmaskLM(run=str(folder), **asdict(options.requests))
+            for name, folder in by_folder(options.runs).items()
         }
-    _conclude(options, models, found)
+        where = {"include": include, "limit": options.limit, "bootstraps": options.bootstraps}
+        found = {
+            name: harness.evaluate_tasks(model, tasks, **where) for name, model in models.items()
+        }
+    numbers = _results(options, models, found)
+    folder = results_folder(options.out, options.runs, "lm-eval")
+    write_results(folder, numbers, "results")
+    _show(numbers)
+    print(f"written: {folder}/results.json")
     return 0

@@ -186,10 +186,9 @@ class BellmaskLM(LM):
             raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
         self.run = run if isinstance(run, Loaded) else self.options.load(str(run))
         self._device, self.seed, self._has_greedy = self.run.device, self.options.seed, greedy
-        names = ("estimator", "draws", "longest_exact", "common")
-        estimator = Estimator(*(getattr(self.options, name) for name in names))
-        batch_tokens = self.options.batch_tokens
-        self.scorer = Scorer(self.run, estimator, batch_tokens=batch_tokens)
+        how = self.options
+        estimator = Estimator(how.estimator, how.draws, how.longest_exact, how.common)
+        self.scorer = Scorer(self.run, estimator, batch_tokens=how.batch_tokens)
         self.maker, self.tokenizer = self.scorer.maker, self.run.tokenizer
         self.block_length = self.maker.block_length
         self.sees_behind = self.run.config.framework.name != "arm"
@@ -204,8 +203,7 @@ class BellmaskLM(LM):
         """Counts answers; by default there is a bar for each kind of request."""
         self.facts: defaultdict[str, TaskFacts] = defaultdict(TaskFacts)
         """By task."""
-        self._answers: dict[str, dict[str, Any]] = {}
-        self._store: Store | None = None
+        self._answers = Store(None)
         self._seen_settings: set[str] = set()
 
     # Log-probabilities
@@ -284,7 +282,9 @@ class BellmaskLM(LM):
             pairs = zip(chunk, scores, strict=True)
             return [_score_record(score, asked[key][0]) for key, score in pairs]
 
-        self._answer("scoring", "continuations", asked, lambda key: (asked[key][1].length,), answer)
+        self._answer(
+            "scoring", "continuations", asked, lambda key: (0, asked[key][1].length), answer
+        )
         made = []
         for request, own_keys in zip(requests, keys, strict=True):
             scores = [_score(self._answers[key]) for key in own_keys]
@@ -404,13 +404,11 @@ class BellmaskLM(LM):
 
     def sampling(self, settings: Mapping[str, Any]) -> Sampling:
         """As the task says; without ``do_sample`` a temperature above 0 asks for samples."""
-        temperature = float(settings.get("temperature") or 0.0)
-        samples = settings.get("do_sample")
-        if samples and settings.get("temperature") is None:
-            temperature = 1.0
-        temperature = temperature if samples or samples is None else 0.0
-        if self.options.temperature is not None:
-            temperature = self.options.temperature
+        temperature, samples = self.options.temperature, settings.get("do_sample")
+        if temperature is None:
+            default = 1.0 if samples else 0.0
+            given = settings.get("temperature")
+            temperature = default if given is None or samples is False else float(given)
         rule, steps = self.options.rule, self.options.steps
         one_by_one = steps is None and RULES[rule].takes_grid
         sampling = Sampling(
@@ -449,8 +447,7 @@ class BellmaskLM(LM):
 
     def store_in(self, folder: Path) -> None:
         """Use, and add to, the answers in a folder."""
-        self._store = Store(folder / f"{self.fingerprint}.jsonl")
-        self._answers = {record["key"]: record for record in self._store}
+        self._answers = Store(folder / f"{self.fingerprint}.jsonl")
 
     def num_missing(self, requests: Sequence[Instance], seeds: Iterable[int]) -> int:
         """Answers to requests of Table 4 that are not there yet."""
@@ -461,7 +458,7 @@ class BellmaskLM(LM):
             self.seed = seed
             keys |= {self._score_key(window) for one in choices for window in self._windows(one)}
             keys |= {self._text_key(gap) for gap in self._gaps(texts)}
-        return len(keys - self._answers.keys())
+        return len(self._answers.missing(keys))
 
     def _answer(
         self,
@@ -472,14 +469,11 @@ class BellmaskLM(LM):
         answer: Callable[[Sequence[str], Progress], list[dict[str, Any]]],
     ) -> None:
         """Get and store what is not there yet."""
-        missing = [key for key in keys if key not in self._answers]
+        missing = self._answers.missing(keys)
         with self._bar(what, unit, len(missing)) as progress:
-            for chunk in _chunks(missing, size, by_first=unit == "texts"):
+            for chunk in _chunks(missing, size):
                 answers = zip(chunk, answer(chunk, progress), strict=True)
-                records = {key: {"key": key, **record} for key, record in answers}
-                if self._store is not None:
-                    self._store.add(records.values())
-                self._answers.update(records)
+                self._answers.add({"key": key, **record} for key, record in answers)
 
     def _bar(self, what: str, unit: str, total: int) -> contextlib.AbstractContextManager[Progress]:
         if self.progress is not None:
@@ -554,16 +548,13 @@ def _score(record: Mapping[str, Any]) -> Score:
     return Score(**{**values, "error": math.nan if values["error"] is None else values["error"]})
 
 
-def _chunks(
-    keys: Sequence[str], size: Callable[[str], tuple[int, ...]], by_first: bool
-) -> list[list[str]]:
-    """Keys of about one size that are answered together (``by_first``: the first number of their
-    sizes is the same). Cheap and expensive chunks are mixed, so that the time left can be told
-    from the time taken.
+def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:
+    """Keys of about one size that are answered together; the first number of a size is the same.
+
+    Cheap and expensive chunks are mixed, so that the time left can be told from the time taken.
     """
     chunks = []
-    ordered = sorted(keys, key=size)
-    for _, same in groupby(ordered, key=lambda key: size(key)[0] if by_first else 0):
+    for _, same in groupby(sorted(keys, key=size), key=lambda key: size(key)[0]):
         together = list(same)
         chunks += [together[start : start + CHUNK] for start in range(0, len(together), CHUNK)]
     return [chunks[place] for place in shuffle(stream_key(0, "chunks"), len(chunks)).tolist()]

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 from commands import refuses, succeeds
 
-from bellmask.config.command_line import parse_command
 from bellmask.data.tasks import TABLE_4
-from bellmask.evaluate.generative import GenerativeOptions
-from bellmask.evaluate.paper_suite import PaperOptions
-from bellmask.evaluate.zero_shot import ZeroShotOptions
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
 
@@ -79,27 +74,6 @@ def test_a_second_time_nothing_is_asked_and_another_seed_asks_only_what_is_new(
     assert 0 < sum(sizes) <= first
 
 
-def test_a_causal_model_sees_nothing_behind_a_gap(zoo, monkeypatch):
-    rows, whole = [], BellmaskLM.fill
-
-    def spy(self, gaps, progress):
-        rows.extend(gap.row for gap in gaps)
-        return whole(self, gaps, progress)
-
-    monkeypatch.setattr(BellmaskLM, "fill", spy)
-    options = [*SMALL, "--tasks", "infilling", "piqa", "--no-baselines", "--out"]
-    succeeds("evaluate", zoo / "arm", "--suite", "paper", *options, "arm")
-    assert rows
-    assert all(row[-1] == 259 for row in rows)
-    (piqa,) = [task for task in read("arm")["tasks"] if task["name"] == "piqa"]
-    result = piqa["results"]["arm"]
-    assert result["exact_share"] == 1.0
-    assert result["scores"]["raw"]["deviation"] is None
-    rows.clear()
-    succeeds("evaluate", zoo / "bell", "--suite", "paper", *options, "bell")
-    assert all(row[-1] != 259 for row in rows)
-
-
 def test_missing_tasks_are_left_out_if_asked_and_without_text_there_is_no_unigram(zoo, monkeypatch):
     def gone(self):
         raise UserError("the text is gone")
@@ -144,18 +118,3 @@ def test_mistakes_are_told_before_anything_is_asked(zoo, options, names, monkeyp
     args = ["--data-dir", "tasks", "--out", "refused", *args]
     refuses("evaluate", *args, "--suite", "paper", names=names)
     assert not Path("refused").exists()
-
-
-@pytest.mark.parametrize(
-    ("suite", "options"),
-    {"paper": PaperOptions, "zero-shot": ZeroShotOptions, "generative": GenerativeOptions}.items(),
-)
-def test_the_examples_of_help_parse(suite, options):
-    said = succeeds("evaluate", "--suite", suite, "--help")
-    assert "--seeds" in said.out
-    lines = [line.strip(" │").removeprefix("Examples: ") for line in said.out.splitlines()]
-    examples = [line for line in lines if line.startswith("bellmask evaluate ")]
-    assert examples
-    for line in examples:
-        args = [arg for arg in shlex.split(line)[2:] if arg not in ("--suite", suite)]
-        parse_command(options, args, command="evaluate")

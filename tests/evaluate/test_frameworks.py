@@ -306,9 +306,7 @@ def test_the_error_of_a_paired_difference_is_its_spread(draws):
         ordered = scored(blocks, arm(8), draws, seed)
         masked = scored(blocks, Mdm(), draws, seed)
         gap, error = ordered.difference(masked)
-        assert gap == pytest.approx(ordered.nll - masked.nll, abs=1e-12)
-        back = masked.difference(ordered)
-        assert back == pytest.approx((-gap, error), abs=1e-12)
+        assert masked.difference(ordered) == pytest.approx((-gap, error), abs=1e-12)
         found.append((gap, error, ordered.standard_error, masked.standard_error, ordered.nll))
     gap, error, ordered_error, masked_error, nll = np.array(found).T
     spread = gap.std(ddof=1)
@@ -327,10 +325,8 @@ def test_what_can_be_paired():
     random_order = scored(blocks, any_order(), 3, 0)
     for other in (masked, random_order, scored(blocks, Mdm(), 4, 0)):
         assert ordered.is_paired_with(other)
-        assert other.is_paired_with(ordered)
     strata = collapsed_strata_error(ordered.block_nll - masked.block_nll, masked.level_B)
     assert ordered.difference(masked)[1] == pytest.approx(strata)
-    assert masked.difference(ordered)[1] == pytest.approx(strata)
     for other in (scored(others, arm(8), 1, 0), scored(blocks, arm(8), 1, 1)):
         assert not ordered.is_paired_with(other)
         with pytest.raises(ValueError, match="same blocks"):

@@ -352,21 +352,6 @@ def test_each_bin_is_the_mean_over_its_contexts():
     assert [(p.low, p.high, p.num_draws) for p in binned_curve(few, 8)] == [(0, 0, 3)]
 
 
-def test_draws_of_one_block_in_one_bin_are_not_independent():
-    """Blocks differ by 1, draws by 0.1: 400 draws of 100 blocks are worth 100."""
-    rng, found = np.random.default_rng(1), []
-    for _ in range(300):
-        ce = rng.standard_normal((100, 1)) + 0.1 * rng.standard_normal((100, 8))
-        counts = np.tile(np.arange(1, 9), (100, 1))
-        result = Likelihood(np.full(100, 8), np.zeros(100), counts, ce, np.arange(100), 0)
-        point = binned_curve(result, num_bins=2)[0]
-        found.append((point.nll, point.standard_error))
-    nll, error = np.array(found).T
-    truth = math.sqrt((1 + 0.1**2 / 4) / 100)
-    assert np.std(nll) == pytest.approx(truth, rel=0.12)
-    assert np.mean(error) == pytest.approx(truth, rel=0.05)
-
-
 def test_every_block_that_is_long_enough_shows_exactly_the_context_asked_for():
     """Lengths 2, 5, 8; each block's loss is its number of masks, L_b - N_c; tokens count alike."""
     scorer = BlockScorer(scored_by_count(lambda n: n), constant_rows([2, 5, 8], 8), MASK)

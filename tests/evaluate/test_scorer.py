@@ -198,8 +198,7 @@ def test_seed_and_noise_number_decide_the_masks(own):
     assert first[0] != other[0]
     assert first[1] == other[1], "the short one is exact"
     assert [ours.is_exact(a) for a in asked] == [s.is_exact for s in first] == [False, True]
-    same, alike, apart = ours.score([asked[0], asked[0], replace(asked[0], noise=5)])
-    assert same == alike != apart
+    assert ours.score([replace(asked[0], noise=5)])[0] != first[0]
     assert math.isnan(scorer(own, draws=1).score(asked)[0].error)
     # bernoulli masks of one token are mostly empty: such a pass is not made
     calls = []
