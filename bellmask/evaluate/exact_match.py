@@ -168,7 +168,7 @@ def ask(
 # An exam: the same examples for several runs; answers are cached in the run folders.
 #
 # Each (run, sampling seed) is a file of its own under ``RUN/exact_match``, named by a key of all
-# that decides the answers. What is there is not asked again, so an exam that was stopped goes on,
+# that decides the answers. What is there is not asked again, so an exam that was stopped continues,
 # and one with more seeds asks only the new ones.
 
 FORMAT = 2

@@ -8,7 +8,7 @@ lm-eval seeds anew at every call) have a say in it.
 
 Answers are cached under a key of all that decides them: nothing is computed twice, and a
 log-probability without noise is one answer for all seeds. Documents of Table 4
-(:mod:`bellmask.evaluate.paper_tasks`) say more in their column ``bellmask``: the length of a gap
+(:mod:`bellmask.evaluate.paper_suite`) say more in their column ``bellmask``: the length of a gap
 and what follows it. Other contexts are plain text; chat templates are not applied.
 """
 
@@ -64,7 +64,7 @@ from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.store import Store, content_key
 
 WHERE = "--model_args of the model bellmask"
-FORMAT = 2
+FORMAT = 3
 """Raised when code changes what is measured: answers of before are not used again."""
 CHUNK = 128
 """Requests that are answered before the answers are stored."""
@@ -279,15 +279,17 @@ class BellmaskLM(LM):
 
         def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
             scores = self.score([asked[key][1] for key in chunk], progress)
-            pairs = zip(chunk, scores, strict=True)
-            return [_score_record(score, asked[key][0]) for key, score in pairs]
+            for key, score in zip(chunk, scores, strict=True):
+                _check_finite(score, asked[key][0])
+            return list(map(asdict, scores))
 
         self._answer(
             "scoring", "continuations", asked, lambda key: (0, asked[key][1].length), answer
         )
         made = []
         for request, own_keys in zip(requests, keys, strict=True):
-            scores = [_score(self._answers[key]) for key in own_keys]
+            records = [self._answers[key] for key in own_keys]
+            scores = [Score(**{k: v for k, v in r.items() if k != "key"}) for r in records]
             made.append(add_up(scores))
             facts = self.facts[str(request.task_name)]
             facts.scores.append(made[-1])
@@ -533,19 +535,12 @@ def _usable(device: str | None) -> str:
     return device
 
 
-def _score_record(score: Score, request: Instance) -> dict[str, Any]:
-    """For JSON, which has no nan: a single draw has no error."""
+def _check_finite(score: Score, request: Instance) -> None:
     if not math.isfinite(score.log_probability):
         raise UserError(
             f"{request.task_name}, document {request.doc_id}: the model gives a choice the "
             f"log-probability {score.log_probability}; its weights are damaged"
         )
-    return {**asdict(score), "error": None if math.isnan(score.error) else score.error}
-
-
-def _score(record: Mapping[str, Any]) -> Score:
-    values = {name: record[name] for name in Score.__dataclass_fields__}
-    return Score(**{**values, "error": math.nan if values["error"] is None else values["error"]})
 
 
 def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:

@@ -1,9 +1,10 @@
 """Log-probability of some tokens given others, for every kind of model.
 
-A :class:`Scorer` asks a run. A masked model gives a bound: its passes are rows of the target partly
-masked between tokens that are always visible. A causal model needs one pass. Rows of all requests
-are sorted by width and go through the network together, padded to a multiple of 32 tokens that
-nobody attends to; the width depends on the request alone, so no score depends on its batch.
+A :class:`Scorer` scores requests under a run. A masked model gives a bound: its passes are rows of
+the target partly masked between tokens that are always visible. A causal model needs one pass. Rows
+of all requests are sorted by width and go through the network together, padded to a multiple of 32
+tokens that nobody attends to; the width depends on the request alone, so no score depends on its
+batch.
 
 A :class:`TextScorer` scores whole texts under a model that reads left to right: a Hugging Face
 causal LM, or an ARM run.
@@ -484,13 +485,8 @@ class Scorer:
         return [found[number] for number in range(len(requests))]
 
     def _check(self, requests: Sequence[Request]) -> None:
-        sees_behind = not self.run.framework.is_exact
-        first = self.run.model.first_maskable
-        for request in requests:
-            if not request.target or len(request.given) < first:
-                raise ValueError("a request needs a target, and a begin sign where the run has one")
-            if request.after and not sees_behind:
-                raise UserError("an ARM cannot see what follows a gap; ask a masked run")
+        if self.run.framework.is_exact and any(request.after for request in requests):
+            raise UserError("an ARM cannot see what follows a gap; ask a masked run")
 
     def _plan(self, request: Request, seed: int) -> Plan:
         if not self.is_causal:

@@ -51,7 +51,7 @@ class ZeroShotOptions(SuiteOptions):
     Perplexity ± standard error, mean ± deviation over evaluation seeds, bits per byte, and with
     several runs their paired differences to the first one. Blocks of the run's own length, packed
     without overlap, from each set's validation text. WikiText is WikiText-2 unless --corpora says
-    wikitext103. A run that was stopped goes on with the sets and seeds that are left.
+    wikitext103. The same command continues one that was stopped.
 
     Examples:
     bellmask evaluate runs/base runs/bell --suite zero-shot
@@ -76,7 +76,7 @@ class ZeroShotOptions(SuiteOptions):
     """Column with the text in a set's local JSONL, CSV or Parquet files where it has another name
     than in the published set; may be repeated."""
     skip_missing: bool = False
-    """Go on without sets that cannot be had; the table says so."""
+    """Leave out sets that are not available; the table says so."""
     eos: EosPolicy = "mdlm"
     """mdlm: each document ends with EOS, which is scored. duo: none is inserted. Whether rows are
     wrapped in BOS ... EOS is the run's own rule either way."""
@@ -206,7 +206,7 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
 def load_blocks(
     runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy, *, skip_missing: bool = False
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """(blocks of each set, one for each run; sets that cannot be had, and why).
+    """(blocks of each set, one for each run; sets that are not available, and why).
 
     All sets are looked for before the first one is read.
     """
@@ -233,7 +233,7 @@ def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_mis
         bad = dict(missing)
     if not bad:
         return
-    lines = [f"{len(bad)} of {len(sets)} sets cannot be had; nothing was measured:"]
+    lines = [f"{len(bad)} of {len(sets)} sets are not available; nothing was measured:"]
     lines += [f"  {name}: {why}" for name, why in bad.items()]
     if files := " ".join(f"--from {name}=PATH" for name in bad if name not in given):
         lines += [f"give local files, read by the set's own rules: {files}"]

@@ -102,11 +102,6 @@ def made_up(value_B, *, level_B=None, length_B=None, document_B=None, draws=1):
     )
 
 
-def shuffled_strata(count, rng):
-    """One level per stratum of [0, 1), in random order."""
-    return (rng.permutation(count) + rng.random(count)) / count
-
-
 def coverage(nll, error, truth):
     return float(np.mean(np.abs(np.asarray(nll) - truth) < 1.96 * np.asarray(error)))
 
@@ -129,27 +124,6 @@ def test_errors_by_hand():
     assert clustered_error(value, cluster) == pytest.approx(np.sqrt(2 * 32) / 6, rel=1e-12)
     assert clustered_error(np.array([1.0, 2, 3, 6])) == pytest.approx(np.sqrt(14 / 3 / 4))
     assert math.isnan(clustered_error(value, np.zeros(6, dtype=int))), "one cluster alone"
-
-
-@pytest.mark.parametrize("draws", [1, 4])
-def test_errors_between_documents_are_honest_and_the_trend_over_strata_is_not_noise(draws):
-    """50 documents of 5 blocks: Var(mean) = sd_document^2 / D + sd_noise^2 / B."""
-    rng, document = np.random.default_rng(2), np.repeat(np.arange(50), 5)
-    count, found = len(document), []
-    for _ in range(500):
-        level = shuffled_strata(count, rng)
-        effect = 0.3 * rng.standard_normal(50)[document]
-        value = 3 + effect + 0.2 * rng.standard_normal(count)
-        value += 4 * (level - 0.5) * (draws == 1)
-        known, unknown = (
-            made_up(value, level_B=level, document_B=labels, draws=draws)
-            for labels in (document, np.arange(count))
-        )
-        found.append((known.nll, known.standard_error, unknown.standard_error))
-    nll, error, blind = np.array(found).T
-    assert error.mean() == pytest.approx(math.sqrt(0.3**2 / 50 + 0.2**2 / count), rel=0.1)
-    assert 0.92 <= coverage(nll, error, 3.0) <= 0.98
-    assert coverage(nll, blind, 3.0) < 0.8
 
 
 def test_documents_are_clusters_when_they_span_blocks_and_are_enough():
@@ -274,21 +248,6 @@ def test_the_value_of_a_block_depends_neither_on_its_batch_nor_on_its_padding(mo
 
 
 # paired differences, and other views of the result
-
-
-def test_a_paired_difference_has_the_error_of_the_differences():
-    """Blocks differ by 1, the models by 0.1 give or take 0.01."""
-    rng, lengths = np.random.default_rng(3), [6, 6, 4, 6, 5, 6, 6, 3, 6, 6] * 4
-    table = 3 + rng.standard_normal(40)
-    gap = 0.1 + 0.01 * rng.standard_normal(40)
-    blocks = constant_rows(lengths, 6)
-    worse, better = (measure(scored_by_target(t), blocks, draws=2) for t in (table + gap, table))
-    difference, error = worse.difference(better)
-    weight = np.array(lengths) / sum(lengths)
-    assert difference == pytest.approx(weight @ gap, rel=1e-9)
-    by_hand = math.sqrt(((weight * (gap - weight @ gap)) ** 2).sum() * 40 / 39)
-    assert error == pytest.approx(by_hand, rel=0.01)
-    assert 20 * error < min(worse.standard_error, better.standard_error)
 
 
 def test_the_summary_is_what_json_can_say(tmp_path):

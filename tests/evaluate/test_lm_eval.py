@@ -310,8 +310,6 @@ def test_arguments_of_the_model(masked):
         ("drws=4", "did you mean 'draws'"),
         ("draws=many", "draws"),
         ("draws=0", "at least 1"),
-        ("estimator=extract", "exact"),
-        ("checkpoint=7", "7"),
         ("gap=0", "gap"),
         ("rule=first_hitting,steps=3", "steps"),
     ]:

@@ -1,7 +1,7 @@
 """The paper's suite: rows with gaps, scores and their errors, answers that are cached.
 
 By hand, and with models that know everything or nothing. The command itself:
-``tests/end_to_end/test_paper_suite.py``; its numbers: ``tests/frozen``.
+``tests/end_to_end/test_suites.py``; its numbers: ``tests/frozen``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from bellmask.evaluate.paper_suite import (
     main_table,
     notes,
     other_rows,
+    rouge,
     summary,
 )
-from bellmask.evaluate.paper_tasks import rouge
 from bellmask.evaluate.scorer import Score
 from bellmask.generate.settings import Sampling
 from bellmask.model.pretrained import Backbone
@@ -316,30 +316,6 @@ def test_nothing_is_asked_twice_and_numbers_depend_on_neither_chunks_nor_order(
     assert other["tasks"][::-1] == numbers["tasks"]
 
 
-def test_stopped_work_goes_on(noisy, suite_of, tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "CHUNK", 7)
-    place = 150
-    whole = suite_of(noisy()).numbers()
-
-    def stop():
-        if first.progress.done >= place:
-            raise KeyboardInterrupt
-
-    first, second = noisy(), noisy()
-    first.store_in(tmp_path)
-    first.progress = Counted(stop)
-    stopped = suite_of(first)
-    total = stopped.num_missing()
-    with pytest.raises(KeyboardInterrupt):
-        stopped.numbers()
-    second.store_in(tmp_path)
-    resumed = suite_of(second)
-    left = resumed.num_missing()
-    assert place - 7 <= total - left <= place + 7
-    assert resumed.numbers() == whole
-    assert len(second.asked) == left
-
-
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_a_damaged_model_is_told(stub, suite_of, tmp_path, value):
     one = stub(lambda *_: value)
@@ -521,7 +497,7 @@ def test_notes_say_what_differs():
     numbers["models"][1].update(prompts="tuned", tokenizer="bpe", framework="arm")
     numbers["tasks"][1]["results"]["bell"].update(num_cut=3, num_shortened=1001)
     after = "\n".join(notes(numbers))
-    for words in ("Left out, no data: triviaqa", "those of fine-tuning", "Tokenizers differ", "an ARM",
+    for words in ("no data: triviaqa", "those of fine-tuning", "Tokenizers differ", "an ARM",
                   "LAMBADA: 3 gold answers", "LAMBADA: 1,001 questions"):  # fmt: skip
         assert words in after
         assert words not in before

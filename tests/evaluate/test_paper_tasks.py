@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from bellmask.data.tasks import BENCHMARKS, SCORES, open_task, validation_records
-from bellmask.evaluate import paper_tasks
+from bellmask.evaluate import paper_suite as paper_tasks
 from bellmask.evaluate.lm_eval import STOCK
-from bellmask.evaluate.paper_tasks import normalize, rouge, score_choices, write_task
+from bellmask.evaluate.paper_suite import normalize, rouge, score_choices, write_task
 from bellmask.evaluate.scorer import Score
 from bellmask.utils.errors import UserError
 
