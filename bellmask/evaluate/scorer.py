@@ -686,12 +686,8 @@ class TextScorer:
 
 def join_documents(documents: Sequence[Sequence[int]], eos: int | None) -> list[int]:
     """Tokens of documents in one row, EOS between them where there is one."""
-    joined: list[int] = []
-    for number, ids in enumerate(documents):
-        if number and eos is not None:
-            joined.append(eos)
-        joined += ids
-    return joined
+    sign = [] if eos is None else [eos]
+    return [token for ids in documents for token in (*sign, *ids)][len(sign) :]
 
 
 def is_counted(ids: Sequence[int], eos: int | None, num_given: int = 1) -> NDArray[np.bool_]:

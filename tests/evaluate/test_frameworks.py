@@ -19,7 +19,6 @@ from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.evaluate.likelihood import BlockScorer, evaluate
-from bellmask.model.attention import AttentionRules
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import collapsed_strata_error
@@ -258,16 +257,6 @@ def test_next_token_cross_entropy_in_the_order_of_the_framework(framework, encod
     assert (result.num_draws, result.is_exact) == (draws, is_arm)
     assert result.nll == pytest.approx(totals.sum() / sum(LENGTHS), abs=1e-6)
     np.testing.assert_allclose(result.block_nll, totals / LENGTHS, atol=1e-6)
-
-
-def test_rules_of_attention_are_for_masked_rows():
-    """A mask made of clean rows says nothing about slots in another order."""
-    blocks = blocks_of(TEXT, LENGTHS)
-    rules = AttentionRules(document_eos=TEXT[0][2])
-    for framework in (arm(7), any_order()):
-        plain = evaluate(awake(), blocks, mask_id=9, framework=framework)
-        ruled = evaluate(awake(), blocks, mask_id=9, framework=framework, rules=rules)
-        np.testing.assert_array_equal(plain.ce_BR, ruled.ce_BR)
 
 
 # its error

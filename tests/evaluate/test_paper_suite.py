@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -21,12 +22,15 @@ from example_tools import encode_example
 from bellmask.data.chat_templates import make_template
 from bellmask.data.example_files import Example, Message
 from bellmask.data.examples import ExampleRules
-from bellmask.data.tasks import BENCHMARKS, scored_questions
+from bellmask.data.tasks import BENCHMARKS, SCORES, open_task, scored_questions, validation_records
+from bellmask.evaluate import paper_suite
+from bellmask.evaluate.lm_eval import STOCK
 from bellmask.evaluate.paper_suite import (
     Suite,
     full_rows,
     is_sure,
     main_table,
+    normalize,
     notes,
     other_rows,
     rouge,
@@ -47,7 +51,14 @@ pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
 
 from bellmask.evaluate import lm_eval_model as harness
-from bellmask.evaluate.lm_eval_model import BellmaskLM, Gap, RandomLM, UnigramLM
+from bellmask.evaluate.lm_eval_model import (
+    BellmaskLM,
+    Gap,
+    LoadedTasks,
+    RandomLM,
+    ScoredChoice,
+    UnigramLM,
+)
 
 
 class Stub(BellmaskLM):
@@ -249,25 +260,6 @@ def test_who_knows_all_is_always_right_and_who_errs_always_wrong(stub, measure, 
         for values in measured.values():
             assert values.shape == (2, 5)
             assert values == pytest.approx(100.0 if is_right else 0.0)
-
-
-def test_choices_by_seed(stub, measure):
-    """sol1 is the longer one; labels are 0, 1, 0, 1, 0."""
-    first, second = [100, 0, 100, 0, 100], [0, 100, 0, 100, 0]
-
-    def by_seed(context, continuation, seed):
-        return -1.0 if (continuation != " sat") == (seed == 0) else -100.0
-
-    for longest, share, passes in ((0, 0.0, 3 * 20), (4, 0.5, 3 * 15)):
-        one = stub(by_seed, longest_exact=longest)
-        values = measure(one, "piqa")["piqa"]
-        if not longest:
-            assert values["raw"].tolist() == [first, second]
-        facts = one.facts["piqa"]
-        assert (facts.exact_share, sum(facts.passes.values())) == (share, passes)
-    # who cannot tell choices apart guesses: WinoGrande's end alike
-    values = measure(stub(), "winogrande")["winogrande"]
-    assert all((value == 50).all() for value in values.values())
 
 
 def test_texts_are_graded_by_variant(stub, measure):
@@ -503,3 +495,141 @@ def test_notes_say_what_differs():
         assert words not in before
     numbers["seeds"] = [0]
     assert "One evaluation seed" in "\n".join(notes(numbers))
+
+
+# --- tasks: their documents beside lm-eval's own, and their scores ----------------------------
+
+
+@pytest.fixture
+def some_records(fetched, shared_file):
+    """From the whole set; of LAMBADA also the ones with a line end in the word."""
+
+    def load(task, count=100):
+        if task == "lambada":
+            folder = shared_file("lambada/lambada_test_openai.jsonl").parents[1]
+            records = open_task(task, str(folder), folder).records
+        else:
+            records = fetched(lambda cache: validation_records(task, cache))
+        odd = [r for r in records if task == "lambada" and "\n" in r["text"].split(" ")[-1]]
+        return [*records[:: max(1, len(records) // count)][:count], *odd]
+
+    return load
+
+
+def asked(folder, task, records, prompts):
+    """lm-eval's task, and by document what it asks."""
+    assert paper_suite.write_task(folder, task, records, 0, prompts) == len(records)
+    loaded = LoadedTasks(folder, [task])
+    requests = {}
+    for request in loaded.requests():
+        requests.setdefault(request.doc_id, []).append(request)
+    return loaded._loaded["tasks"][task], list(requests.values())
+
+
+@pytest.mark.parametrize("task", STOCK)
+def test_documents_say_what_lm_evals_own_task_wants(task, some_records, tmp_path):
+    stock, documents = asked(tmp_path, task, some_records(task), "plain")
+    for requests in documents:
+        doc = requests[0].doc
+        about, target = doc["bellmask"], stock.doc_to_target(doc)
+        if BENCHMARKS[task].kind == "choice":
+            gold = stock.doc_to_text(doc) if task == "winogrande" else target
+            assert about["gold"] == int(gold)
+            assert BENCHMARKS[task].column.measure == f"accuracy, {len(requests)} choices"
+        elif task == "lambada":
+            assert requests[0].args[0] + about["answer"] == doc["text"]
+        else:
+            assert set(doc["answer"]["aliases"]) <= set(about["accepted"])
+            assert about["answer"].strip() == about["accepted"][0] == doc["answer"]["value"]
+
+
+def scored(values, tokens, texts):
+    pairs = zip(values, tokens, texts, strict=True)
+    return [ScoredChoice.of(Score(v, 0.0, n, 1, True), False, text) for v, n, text in pairs]
+
+
+def test_each_way_to_choose_can_choose_differently():
+    texts = [" abc", " abcdefghij", " \u00e9\u00e9\u00e9\u00e9\u00e9"]  # 3, 10 and 10 bytes
+
+    def right(gold, values=(-6.0, -8.0, -7.0)):
+        found = paper_suite.score_choices(
+            {"bellmask": {"gold": gold}}, scored(values, [2, 3, 1], texts)
+        )
+        return [name for name, value in found.items() if value]
+
+    assert [right(gold) for gold in range(3)] == [["raw"], ["per_token"], ["per_byte"]]
+    assert right(1, (-2.0, -1.0, -1.0)) == ["per_token", "raw", "per_byte"], "the first of equals"
+    alike = paper_suite.score_choices({"bellmask": {"gold": 0}}, scored([-1.0] * 3, [2] * 3, texts))
+    assert alike == dict.fromkeys(SCORES["choice"], 100 / 3)
+
+
+@pytest.mark.parametrize(
+    ("written", "gold", "is_all", "is_first"),
+    [
+        ("signs\n", " signs ", True, True),
+        (" Signs", "signs", False, False),
+        (' signs,"', "signs", False, True),
+        (" signs. Then he", "signs", False, True),
+        (" signsand", "signs", False, False),
+        (" the signs", "signs", False, False),
+        ("", "signs", False, False),
+        (" ...", "signs", False, False),
+        (" 'paid", "'paid", True, True),
+        (" paid", "'paid", False, False),
+        (" Mr.", "Mr.", True, True),
+        (" Mr", "Mr.", False, False),
+        (" of Power, then", "of\n\nPower", False, True),
+        (" of", "of\n\nPower", False, False),
+    ],
+)
+def test_last_words_of_lambada(written, gold, is_all, is_first):
+    assert paper_suite.is_word(written, gold) is is_all
+    assert paper_suite.begins_with_word(written, gold) is is_first
+
+
+@pytest.mark.parametrize(
+    ("written", "is_exact", "is_inside"),
+    [
+        ("the sunset   boulevard!\nQuestion: What", True, True),
+        (" It is Sunset Boulevard, I think.", False, True),
+        (" sunset-blvd", True, True),
+        (" A house", False, False),
+        (" the US", True, True),
+        (" Sunset\nBoulevard", False, False),
+        ("\nSunset Boulevard", False, False),
+        ("", False, False),
+        (" the !", False, False),
+    ],
+)
+def test_answers_of_triviaqa(written, is_exact, is_inside):
+    accepted = ("Sunset Boulevard", "The Sunset Blvd.", "US", "!")
+    assert paper_suite.matches_exactly(written, accepted) is is_exact
+    assert paper_suite.contains(written, accepted) is is_inside
+
+
+def test_answers_are_normalized_as_in_the_release(fetched):
+    for record in fetched(lambda cache: validation_records("triviaqa", cache))[::10]:
+        answer = record["answer"]
+        assert normalize(answer["value"]) == answer["normalized_value"]
+        found = {normalize(alias) for alias in answer["aliases"]} - {""}
+        assert found == set(answer["normalized_aliases"])
+
+
+def test_rouge_by_hand(monkeypatch):
+    pytest.importorskip("rouge_score")
+    for written, gold, scores in (
+        # 4 of 6 words (the, cat, on, mat), 1 of 5 pairs (the cat), the cat on mat in order
+        ("the cat sat on the mat", "The cat lay on a mat.", (4 / 6, 1 / 5, 4 / 6)),
+        # all words, no pair but (c d), two in order
+        ("b a c d", "c d a b", (1, 1 / 3, 1 / 2)),
+        # precision 2/2, recall 2/4: F1 2/3; pairs 1/1 and 1/3: F1 1/2
+        ("x1 y1", "x1 y1 z1 w1", (2 / 3, 1 / 2, 2 / 3)),
+        # stems: walked = walking, dogs = dog
+        ("walked dogs", "walking dog", (1, 1, 1)),
+        ("", "something", (0, 0, 0)),
+    ):
+        percent = [100 * score for score in (sum(scores) / 3, *scores)]
+        assert list(rouge(written, gold).values()) == pytest.approx(percent)
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    with pytest.raises(UserError, match=r"bellmask\[eval\]"):
+        paper_suite.check_rouge()

@@ -346,22 +346,6 @@ def test_a_masked_run_is_greedy_where_it_would_write_the_target(make_run, kind):
     assert scorer(run).is_greedy(asked[::-1]) == expected[::-1]
 
 
-@pytest.mark.parametrize("framework", ["arm", "aoarm"])
-def test_a_causal_run_is_greedy_from_left_to_right(make_run, framework):
-    """By a loop: begin sign, what is shown, then one token after the other."""
-    run = make_run(f"dit --framework {framework}")
-    asked, target = request("the cat "), ()
-    for _ in range(5):
-        row = torch.tensor([[run.tokenizer.mask_id, *asked.given, *target]])
-        places = torch.arange(row.shape[1])
-        with torch.no_grad():
-            logits = run.model(row, places[-1:], positions=places, target_positions=places + 1)
-        target += (int(logits.argmax()),)
-    targets = (target, wrong_at(target, 4), target[:2])
-    found = scorer(run).is_greedy([replace(asked, target=tokens) for tokens in targets])
-    assert found == [True, False, True]
-
-
 # --- whole texts under a model that reads left to right
 
 
