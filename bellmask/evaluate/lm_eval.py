@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +31,7 @@ from bellmask.evaluate.suite import results_folder, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import check_folder, write_text
+from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 # Options
 
 
-@dataclass(frozen=True)
-class HarnessOptions:
+@dataclass(frozen=True, kw_only=True)
+class HarnessOptions(RequestOptions):
     """Tasks of lm-eval on runs: its prompts and metrics, on local data, without the hub.
 
     Six tasks come with a wheel from the package index; LAMBADA is read from --data-dir.
@@ -79,10 +80,6 @@ class HarnessOptions:
     """Folder with TASK.jsonl (.json, .parquet, .arrow) or folders TASK of such files."""
     stock: bool = False
     """lm-eval's own data from the hub, and all of its tasks."""
-    requests: Annotated[RequestOptions, tyro.conf.arg(name="")] = field(
-        default_factory=RequestOptions
-    )
-    """How requests are answered."""
     bootstraps: int = 1000
     """Resamples for standard errors that have no formula (perplexity)."""
     cache: str | None = None
@@ -107,7 +104,7 @@ def _check(options: HarnessOptions) -> None:
         raise UserError(f"--bootstraps must be at least 1, got {options.bootstraps}")
     if options.stock and options.data_dir is not None:
         raise UserError("--stock reads from the hub: it does not go with --data-dir")
-    options.requests.check()
+    options.check()
 
 
 # Stock tasks on local data.
@@ -245,14 +242,13 @@ def _show(numbers: Numbers) -> None:
         if not metric.endswith("_stderr")
     ]
     limit = "" if numbers["limit"] is None else f", first {numbers['limit']:,} documents"
-    Table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows).print()
-    for task, note in numbers["notes"].items():
-        print(f"* {task}: {note}")
-    noise = [
-        [name, task, *_noise_cells(one)]
-        for name, run in runs.items()
-        for task, one in run["noise"].items()
-    ]
+    notes = [f"* {task}: {note}" for task, note in numbers["notes"].items()]
+    Table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows, notes).print()
+    noise = []
+    for name, run in runs.items():
+        for task, one in run["noise"].items():
+            share, error = f"{one['exact_share']:.0%}", plus_minus(one["median_error"], None, 3)
+            noise.append([name, task, f"{one['requests']:,}", share, error, f"{one['passes']:,}"])
     if noise:
         columns = ["run", "task", "log-probabilities", "exact", "median error (nats)", "passes"]
         Table("noise of what is not exact, a part of ± above", columns, noise).print()
@@ -264,11 +260,6 @@ def _cell(result: Numbers, metric: str, way: str) -> str:
         return str(value)
     digits = ".4f" if abs(value) < 100 else ".4g"
     return f"{value:{digits}}" + (f" ± {error:{digits}}" if isinstance(error, float) else "")
-
-
-def _noise_cells(one: Numbers) -> list[str]:
-    error = "-" if one["median_error"] is None else f"{one['median_error']:.3f}"
-    return [f"{one['requests']:,}", f"{one['exact_share']:.0%}", error, f"{one['passes']:,}"]
 
 
 # The command
@@ -298,11 +289,16 @@ def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
     return write_overlays(folder, options.data_dir, cache, tasks, limit=options.limit)
 
 
+def _request_options(options: HarnessOptions) -> dict[str, Any]:
+    """Arguments of the model."""
+    return {field.name: getattr(options, field.name) for field in fields(RequestOptions)}
+
+
 def _results(
     options: HarnessOptions, models: Mapping[str, BellmaskLM], found: Mapping[str, Numbers]
 ) -> Numbers:
     told = ("results", "n-samples", "n-shot", "versions", "higher_is_better", "lm_eval_version")
-    requests = asdict(options.requests)
+    requests = _request_options(options)
     del requests["device"]  # decides no score
     tasks = () if options.stock else next(iter(found.values()))["results"]
     cautions = {stock.local_name: BENCHMARKS[name].caution for name, stock in STOCK.items()}
@@ -338,8 +334,9 @@ def main(args: Sequence[str]) -> int:
         else:
             tasks = _write_tasks(options, include)
         # all of them before the first is evaluated: some may be refused
+        requests = _request_options(options)
         models = {
-            name: harness.BellmaskLM(run=str(folder), **asdict(options.requests))
+            name: harness.BellmaskLM(run=str(folder), **requests)
             for name, folder in by_folder(options.runs).items()
         }
         where = {"include": include, "limit": options.limit, "bootstraps": options.bootstraps}
