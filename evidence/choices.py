@@ -29,7 +29,7 @@ from bellmask.analyze.base import Analysis, RunsOptions, run_analysis
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import open_task
 from bellmask.evaluate.lm_eval_model import BellmaskLM, LoadedTasks
-from bellmask.evaluate.paper_tasks import Prompts, write_task
+from bellmask.evaluate.paper_suite import Prompts, write_task
 from bellmask.evaluate.scorer import (
     Estimator,
     Kind,

@@ -15,11 +15,13 @@ S sampling seeds, B examples, L length.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,10 +37,10 @@ from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, load
 from bellmask.storage.run_folder import read_description
-from bellmask.utils.files import read_json, write_text
+from bellmask.utils.files import read_object, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
-from bellmask.utils.store import content_key
+from bellmask.utils.store import FileStore, content_key
 
 Gap = int | Literal["own"]
 """Tokens of the gap for all examples, or each row's own."""
@@ -166,10 +168,10 @@ def ask(
 # An exam: the same examples for several runs; answers are cached in the run folders.
 #
 # Each (run, sampling seed) is a file of its own under ``RUN/exact_match``, named by a key of all
-# that decides the answers. What is there is not asked again, so an exam that was stopped goes on,
+# that decides the answers. What is there is not asked again, so an exam that was stopped continues,
 # and one with more seeds asks only the new ones.
 
-FORMAT = 1
+FORMAT = 2
 """Raised when code changes what a run answers: old answers are not reused."""
 
 
@@ -186,51 +188,43 @@ class Exam:
 
     def missing(self, folder: Path, step: int) -> list[int]:
         """Seeds that the run has no answers for."""
-        return [seed for seed in self.seeds if self._cached(folder, step, seed) is None]
+        store = self._store(folder)
+        return [seed for seed in self.seeds if store.get(self._key(folder, step, seed)) is None]
 
     def take(self, folder: Path, step: int, progress: Progress = NO_PROGRESS) -> ExactMatch:
         """All answers of the run at a step, asked now or before.
 
         ``progress`` counts those that were missing.
         """
-        run, answers = None, []
-        for seed in self.seeds:
-            found = self._cached(folder, step, seed)
-            if found is None:
-                run = run or load(folder, checkpoint=str(step))
-                found = self._ask(run, seed, progress)
-            answers.append(found)
+
+        @functools.cache
+        def run() -> Loaded:
+            return load(folder, checkpoint=str(step))
+
+        def answer(seed: int) -> list[str]:
+            how: dict[str, Any] = {"batch_size": self.batch_size, "progress": progress}
+            return ask(run(), self.examples, self.length, self.sampling, seed=seed, **how)
+
+        store = self._store(folder)
+        keys = {seed: self._key(folder, step, seed) for seed in self.seeds}
+        answers = [store.get_or_make(key, partial(answer, seed)) for seed, key in keys.items()]
         return grade(self.examples, self.tokenizer, self.length, answers)
 
-    def _ask(self, run: Loaded, seed: int, progress: Progress) -> list[str]:
-        how = {"seed": seed, "batch_size": self.batch_size}
-        answers = ask(run, self.examples, self.length, self.sampling, **how, progress=progress)
-        path = self._path(run.folder, run.step, seed)
-        path.parent.mkdir(exist_ok=True)
-        content = {**self._settings(run.folder, run.step, seed), "answers": answers}
-        write_text(path, json.dumps(content, ensure_ascii=False, indent=0) + "\n")
+    def _store(self, folder: Path) -> FileStore[list[str]]:
+        def write(answers: list[str], path: Path) -> None:
+            content = json.dumps({"answers": answers}, ensure_ascii=False, indent=0)
+            write_text(path, content + "\n")
+
+        return FileStore(folder / "exact_match", ".json", self._read, write)
+
+    def _read(self, path: Path) -> list[str]:
+        answers: Any = read_object(path).get("answers")
+        is_right = isinstance(answers, list) and all(isinstance(one, str) for one in answers)
+        if not is_right or len(answers) != len(self.examples):
+            raise ValueError("not the answers to these examples")
         return answers
 
-    def _cached(self, folder: Path, step: int, seed: int) -> list[str] | None:
-        """Answers of before; None where there are none, or damaged ones."""
-        try:
-            answers = read_json(self._path(folder, step, seed))["answers"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        is_right = isinstance(answers, list) and all(isinstance(one, str) for one in answers)
-        return answers if is_right and len(answers) == len(self.examples) else None
-
-    def _settings(self, folder: Path, step: int, seed: int) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "run": read_description(folder).get("id"),
-            "step": step,
-            "examples": self.examples.fingerprint,
-            "length": self.length,
-            "sampling": asdict(self.sampling),
-            "seed": seed,
-        }
-
-    def _path(self, folder: Path, step: int, seed: int) -> Path:
-        key = content_key(self._settings(folder, step, seed))
-        return folder / "exact_match" / f"seed-{seed}-{key}.json"
+    def _key(self, folder: Path, step: int, seed: int) -> str:
+        run, fingerprint = read_description(folder).get("id"), self.examples.fingerprint
+        settings = [FORMAT, run, step, fingerprint, self.length, asdict(self.sampling), seed]
+        return f"seed-{seed}-{content_key(settings)}"

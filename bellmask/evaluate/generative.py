@@ -10,7 +10,6 @@ samples, and both tables and the figure show it beside the perplexity.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,15 +29,16 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.likelihood import perplexity_of
 from bellmask.evaluate.scorer import TextScorer, load_scorer
+from bellmask.evaluate.suite import SuiteOptions, results_folder, write_results
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLOURS, save_figure
-from bellmask.storage.loading import Loaded, LoadOptions
+from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, has_kinds, write_text
+from bellmask.utils.files import has_kinds
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.store import Store, content_key
@@ -48,13 +48,13 @@ from bellmask.utils.table import Table, in_markdown, markdown_page
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerativeOptions(LoadOptions):
+class GenerativeOptions(SuiteOptions):
     """Generative perplexity: the paper's Table 8, and what it must be read beside.
 
-    Samples are decoded, tokenised again by a scorer and scored under it. Beside the perplexity:
+    Samples are decoded, tokenized again by a scorer and scored under it. Beside the perplexity:
     unigram entropy, distinct-n, repetition, length and the network calls that were really made; the
-    same of the run's validation text. Samples are kept; finished parts are never made again, so
-    another scorer costs no new samples, and what was stopped goes on with the same command.
+    same of the run's validation text. Samples are cached, so that another scorer costs no new ones,
+    and the same command continues what was stopped.
 
     Examples:
     bellmask evaluate runs/base runs/bell --suite generative
@@ -64,8 +64,6 @@ class GenerativeOptions(LoadOptions):
     bellmask evaluate runs/bell --suite generative --scorer runs/arm --rule first_hitting
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders."""
     nfe: tuple[int, ...] = (512, 1024, 2048)
     """Sampling steps; the calls really made are fewer, since steps that reveal nothing cost none.
     Causal runs, --rule first_hitting and --grid count have none to choose."""
@@ -74,10 +72,6 @@ class GenerativeOptions(LoadOptions):
     MB), or a run folder with an ARM."""
     num: int = 100
     """Samples for each run, NFE and seed."""
-    seeds: int = 5
-    """Repetitions with other noise: --seed, --seed + 1, ..."""
-    seed: int = 0
-    """The first of them."""
     length: int | None = None
     """Tokens per sample; default: the run's block length."""
     context: int = 1024
@@ -87,23 +81,10 @@ class GenerativeOptions(LoadOptions):
     """Samples drawn at once."""
     scorer_batch_size: int = 8
     """Samples scored at once; 8 of 1024 tokens take 1.6 GB with GPT-2's vocabulary."""
-    out: str | None = None
-    """Folder for the results; default RUN/generative for a single run, else runs/generative."""
-
-    @property
-    def all_seeds(self) -> list[int]:
-        """Sampling seeds."""
-        return list(range(self.seed, self.seed + self.seeds))
 
 
 def _check(options: GenerativeOptions) -> None:
-    check_folder(options.out)
-    if not options.runs:
-        raise UserError("--suite generative needs at least one run folder")
-    for name in ("num", "seeds", "batch_size", "scorer_batch_size"):
-        if getattr(options, name) < 1:
-            given = name.replace("_", "-")
-            raise UserError(f"--{given} must be at least 1, got {getattr(options, name)}")
+    options.check(["num", "batch_size", "scorer_batch_size"])
     if not options.nfe or min(options.nfe) < 1:
         raise UserError("--nfe takes one or more numbers of at least 1")
     if options.length is not None and options.length < 2:
@@ -257,29 +238,22 @@ def ngrams(ids: Tokens, n: int) -> list[tuple[int, ...]]:
     return list(zip(*(ids[start:] for start in range(n))))
 
 
-def distinct(samples: Sequence[Tokens], n: int) -> float | None:
-    """Different n-grams of all samples together, as a share of their n-grams.
-
-    It falls with the amount of text: compare at the same number and length of samples.
-    """
-    found = [gram for ids in samples for gram in ngrams(ids, n)]
-    return len(set(found)) / len(found) if found else None
-
-
-def repetition(ids: Tokens, n: int = REPETITION_LENGTH) -> float | None:
-    """Share of a sample's n-grams that were there before in the same sample."""
-    found = ngrams(ids, n)
-    return 1 - len(set(found)) / len(found) if found else None
+def share_distinct(grams: Sequence[tuple[int, ...]]) -> float | None:
+    """Different ones of these n-grams, as a share of them all."""
+    return len(set(grams)) / len(grams) if grams else None
 
 
 def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
-    """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples.
+    """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples of the
+    share of their n-grams that were there before. None where no sample is long enough.
 
-    None where no sample is long enough.
+    distinct-n falls with the amount of text: compare at the same number and length of samples.
     """
-    repeated = [share for ids in samples if (share := repetition(ids)) is not None]
+    every = {n: [gram for ids in samples for gram in ngrams(ids, n)] for n in (1, 2, 3)}
+    own = [share_distinct(ngrams(ids, REPETITION_LENGTH)) for ids in samples]
+    repeated = [1 - share for share in own if share is not None]
     return {
-        **{f"distinct_{n}": distinct(samples, n) for n in (1, 2, 3)},
+        **{f"distinct_{n}": share_distinct(grams) for n, grams in every.items()},
         "repetition": float(np.mean(repeated)) if repeated else None,
     }
 
@@ -490,7 +464,10 @@ def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     for record, colour in zip(numbers["real_text"], itertools.cycle(["0.1", "0.4", "0.6"])):
         _draw(axes, record, colour, "*", markersize=14)
     axes.set_yscale("log")
-    _round_ticks(axes)
+    # plain numbers, also where the axis spans less than a power of ten
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("unigram entropy of a sample (nats; more diverse to the right)")
     axes.set_ylabel(f"generative perplexity under {numbers['scorer']['name']}")
     axes.set_title(f"small numbers: NFE; bars: deviation over {numbers['over']}", fontsize=9)
@@ -503,40 +480,19 @@ def _draw(
     axes: Axes, record: Mapping[str, Any], colour: str, style: str, markersize: float
 ) -> None:
     settings = [s for s in record["settings"] if s["mean"]["perplexity"] is not None]
-    axes.errorbar(
-        [s["mean"]["entropy"] for s in settings],
-        [s["mean"]["perplexity"] for s in settings],
-        xerr=[s["sd"]["entropy"] or 0 for s in settings],
-        yerr=[s["sd"]["perplexity"] or 0 for s in settings],
-        fmt=style,
-        markersize=markersize,
-        capsize=2,
-        elinewidth=0.7,
-        linewidth=1.4,
-        color=colour,
-        label=record["name"],
-    )
+    names = ("entropy", "perplexity")
+    x, y = ([s["mean"][name] for s in settings] for name in names)
+    x_error, y_error = ([s["sd"][name] or 0 for s in settings] for name in names)
+    look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": colour}
+    look |= {"markersize": markersize, "label": record["name"]}
+    axes.errorbar(x, y, y_error, x_error, style, **look)
     # fewest and most NFE only: in between they would hide one another
     ends = sorted([*settings[:1], *settings[1:][-1:]], key=lambda s: -s["mean"]["perplexity"])
-    for s, side in zip(ends, (1, -1)):
+    for s, side, across, up in zip(ends, (1, -1), ("left", "right"), ("bottom", "top")):
         if s["nfe"] is not None:
-            axes.annotate(
-                f"{s['nfe']}",
-                (s["mean"]["entropy"], s["mean"]["perplexity"]),
-                (6 * side, 5 * side),
-                textcoords="offset points",
-                ha="right" if side < 0 else "left",
-                va="top" if side < 0 else "bottom",
-                fontsize=7,
-                color=colour,
-            )
-
-
-def _round_ticks(axes: Axes) -> None:
-    """Plain numbers, also where the axis spans less than a power of ten."""
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+            at, shift = (s["mean"]["entropy"], s["mean"]["perplexity"]), (6 * side, 5 * side)
+            text: dict[str, Any] = {"ha": across, "va": up, "fontsize": 7, "color": colour}
+            axes.annotate(f"{s['nfe']}", at, shift, textcoords="offset points", **text)
 
 
 # The command
@@ -551,7 +507,7 @@ def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]
     """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
     runs: list[Subject] = []
     texts: dict[str, tuple[Subject, str]] = {}
-    for name, folder in by_folder(options.runs).items():
+    for name, folder in by_folder(options.models).items():
         loaded = options.load(folder)
         runs.append(run_subject(name, loaded, options))
         try:
@@ -580,9 +536,7 @@ def main(args: Sequence[str]) -> int:
 
     runs, texts = _subjects(options)
     scorer = load_scorer(options.scorer, device=options.device, context=options.context)
-    only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")
-    folder = Path(options.out) if options.out else only / "generative"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = results_folder(options.out, options.models, "generative")
     with progress_bar("sampling and scoring", "samples") as progress:
         size = options.scorer_batch_size
         found = measure([*runs, *texts], scorer, folder, batch_size=size, progress=progress)
@@ -599,9 +553,7 @@ def main(args: Sequence[str]) -> int:
         "runs": found[: len(runs)],
         "real_text": found[len(runs) :],
     }
-    content = json.dumps(numbers, indent=1, allow_nan=False)
-    write_text(folder / "generative.json", content + "\n")
-    write_text(folder / "generative.md", markdown(numbers))
+    write_results(folder, numbers, "generative", md=markdown(numbers))
     save_figure(quality_diversity_figure(numbers), folder / "quality_diversity")
     full_table(numbers).print()
     print(f"written: {folder}/generative.json, generative.md, quality_diversity.png and .svg")

@@ -14,7 +14,6 @@ B blocks, R draws per block, L block length.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,12 +34,13 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
+from bellmask.evaluate.suite import write_results
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import read_arrays, without_nan, write_text
+from bellmask.utils.files import read_arrays, without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.utils.stats import (
@@ -162,21 +162,11 @@ class Likelihood:
         """exp(nll)."""
         return perplexity_of(self.nll)
 
-    def checked(self, whose: Path) -> Likelihood:
-        """Itself, or a UserError where nobody could use it."""
-        if not math.isfinite(self.perplexity):
-            raise UserError(
-                f"the NLL of {whose} is {self.nll:.4g} nats per token: its training diverged, or "
-                "its weights are damaged; take another checkpoint"
-            )
-        return self
-
     @property
     def bits_per_byte(self) -> float:
         """Bits per byte of text; nan where the bytes are not known."""
-        if not self.num_bytes:
-            return math.nan
-        return self.nll * self.num_tokens / self.num_bytes / math.log(2)
+        nats = self.nll * self.num_tokens
+        return nats / self.num_bytes / math.log(2) if self.num_bytes else math.nan
 
     @property
     def clusters(self) -> NDArray[np.int64] | None:
@@ -275,17 +265,13 @@ def evaluate(
     model: Model,
     blocks: Blocks,
     *,
-    mask_id: int,
-    framework: Framework | None = None,
     draws: int = 1,
     seed: int = 1234,
     batch_size: int = 64,
-    world: World | None = None,
-    precision: torch.dtype = torch.float32,
-    rules: AttentionRules | None = None,
     row_keys: Tensor | None = None,
     in_step: bool = False,
     progress: Progress = NO_PROGRESS,
+    **settings: Any,
 ) -> Likelihood:
     """Measure a model on all the given blocks: the NELBO, or for a fixed order the exact NLL.
 
@@ -293,9 +279,10 @@ def evaluate(
     ones get ``positions`` and ``target_positions`` instead of ``t_B``. Ranks share the work; each
     gets the whole result. Masks of block b are those
     of ``row_keys[b]``, by default b itself. ``draws`` counts masks, or random orders. ``in_step``:
-    all ranks call the model equally often, as sharded weights need it.
+    all ranks call the model equally often, as sharded weights need it. ``settings`` (``mask_id``
+    and more) are those of :class:`BlockScorer`.
     """
-    scorer = BlockScorer(model, blocks, mask_id, framework, world, precision, rules)
+    scorer = BlockScorer(model, blocks, **settings)
     world, is_causal = scorer.world, scorer.framework.is_causal
     length_B = blocks.num_maskable(slice(None))
     level_B, count_BR = mask_counts(length_B, draws, seed, row_keys)
@@ -452,27 +439,18 @@ def _settings(run: Loaded) -> dict[str, Any]:
     }
 
 
-def evaluate_run(
-    run: Loaded,
-    blocks: Blocks,
-    *,
-    draws: int = 1,
-    seed: int = 1234,
-    batch_size: int = 64,
-    row_keys: Tensor | None = None,
-    progress: Progress = NO_PROGRESS,
-) -> Likelihood:
-    """The NLL (bound) on blocks; see :func:`evaluate`."""
-    return evaluate(
-        run.model,
-        blocks.starting_at(run.model.first_maskable),
-        **_settings(run),
-        draws=draws,
-        seed=seed,
-        batch_size=batch_size,
-        row_keys=row_keys,
-        progress=progress,
-    ).checked(run.folder)
+def evaluate_run(run: Loaded, blocks: Blocks, **options: Any) -> Likelihood:
+    """The NLL (bound) on blocks; ``draws``, ``seed``, ``batch_size``, ``row_keys`` and ``progress``
+    as for :func:`evaluate`.
+    """
+    blocks = blocks.starting_at(run.model.first_maskable)
+    found = evaluate(run.model, blocks, **_settings(run), **options)
+    if not math.isfinite(found.perplexity):
+        raise UserError(
+            f"the NLL of {run.folder} is {found.nll:.4g} nats per token: its training diverged, or "
+            "its weights are damaged; take another checkpoint"
+        )
+    return found
 
 
 def scorer_of(run: Loaded, blocks: Blocks) -> BlockScorer:
@@ -604,8 +582,7 @@ def weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tupl
     return mean, clustered_error(weight * (value - mean) / weight.mean(), cluster)
 
 
-@dataclass(frozen=True)
-class References:
+class References(NamedTuple):
     """Cross-entropies from training counts to validation tokens, nats per token."""
 
     unigram: float
@@ -618,9 +595,7 @@ def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> floa
     """The first of the two references alone: one count per token, whatever the block length."""
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
     counts = np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(train))
-    log_share = np.log(counts / counts.sum())
-    scored = np.concatenate([log_share[tokens] for tokens in _columns(valid)])
-    return -float(scored.mean())
+    return _cross_entropy([counts] * valid.block_length, valid)
 
 
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
@@ -628,15 +603,16 @@ def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
     counts = np.stack([_counts(tokens, num_tokens) for tokens in _columns(train)])
     unigram = counts.sum(0) + 1.0
-    unigram /= unigram.sum()
-    own = counts + POSITION_PRIOR * unigram
-    own /= own.sum(1, keepdims=True)
-    columns = _columns(valid)
-    shares = [
-        np.concatenate([unigram[tokens] for tokens in columns]),
-        np.concatenate([own[position][tokens] for position, tokens in enumerate(columns)]),
-    ]
-    return References(*(-float(np.log(share).mean()) for share in shares))
+    own = counts + POSITION_PRIOR * unigram / unigram.sum()
+    return References(
+        _cross_entropy([unigram] * valid.block_length, valid), _cross_entropy(own, valid)
+    )
+
+
+def _cross_entropy(counts: Sequence[Floats] | Floats, blocks: Blocks) -> float:
+    """To the tokens of blocks, from a distribution (not normalized) for each position."""
+    pairs = zip(counts, _columns(blocks))
+    return -float(np.log(np.concatenate([own[tokens] / own.sum() for own, tokens in pairs])).mean())
 
 
 def _counts(tokens: Labels, num_tokens: int) -> Labels:
@@ -665,7 +641,7 @@ REFERENCES = {
 def _write(report: dict[str, Any], folder: Path) -> None:
     from bellmask.report.figures import plot_context_curve  # loads matplotlib
 
-    write_text(folder / "evaluation.json", json.dumps(report, indent=1) + "\n")
+    write_results(folder, report, "evaluation")
     plot_context_curve(
         report["context_curve"],
         {name: report[key] for name, key in REFERENCES.items() if report[key] is not None},
@@ -760,16 +736,14 @@ def main(args: Sequence[str]) -> int:
         "data_fingerprint": blocks.fingerprint,
         "seed": options.seed,
         **result.summary(),
-        "unigram_cross_entropy": known.unigram if known else None,
-        "position_wise_cross_entropy": known.position_wise if known else None,
+        **dict(zip(REFERENCES.values(), known or (None, None))),
         "context_curve": [asdict(point) for point in binned_curve(result)],
         "exact_contexts": [asdict(point) for point in exact],
     }
     own = f"evaluation-{Path(options.data).stem}" if options.data else "evaluation"
     folder = Path(options.out) if options.out else loaded.folder / own
-    folder.mkdir(parents=True, exist_ok=True)
-    result.save(folder / "blocks.npz")
     _write(report, folder)
+    result.save(folder / "blocks.npz")
     _show(report)
     print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")
     return 0

@@ -13,10 +13,9 @@ triviaqa_wikipedia     TriviaQA rc.wikipedia.nocontext (stock triviaqa: rc.nocon
 from __future__ import annotations
 
 import importlib.util
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,9 +27,11 @@ from bellmask.data.example_files import Record, read_records
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validation_records
 from bellmask.evaluate.scorer import RequestOptions
+from bellmask.evaluate.suite import results_folder, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder, without_nan, write_text
+from bellmask.utils.files import check_folder, write_text
+from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 # Options
 
 
-@dataclass(frozen=True)
-class HarnessOptions:
+@dataclass(frozen=True, kw_only=True)
+class HarnessOptions(RequestOptions):
     """Tasks of lm-eval on runs: its prompts and metrics, on local data, without the hub.
 
     Six tasks come with a wheel from the package index; LAMBADA is read from --data-dir.
@@ -79,10 +80,6 @@ class HarnessOptions:
     """Folder with TASK.jsonl (.json, .parquet, .arrow) or folders TASK of such files."""
     stock: bool = False
     """lm-eval's own data from the hub, and all of its tasks."""
-    requests: Annotated[RequestOptions, tyro.conf.arg(name="")] = field(
-        default_factory=RequestOptions
-    )
-    """How requests are answered."""
     bootstraps: int = 1000
     """Resamples for standard errors that have no formula (perplexity)."""
     cache: str | None = None
@@ -107,7 +104,7 @@ def _check(options: HarnessOptions) -> None:
         raise UserError(f"--bootstraps must be at least 1, got {options.bootstraps}")
     if options.stock and options.data_dir is not None:
         raise UserError("--stock reads from the hub: it does not go with --data-dir")
-    options.requests.check()
+    options.check()
 
 
 # Stock tasks on local data.
@@ -245,14 +242,13 @@ def _show(numbers: Numbers) -> None:
         if not metric.endswith("_stderr")
     ]
     limit = "" if numbers["limit"] is None else f", first {numbers['limit']:,} documents"
-    Table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows).print()
-    for task, note in numbers["notes"].items():
-        print(f"* {task}: {note}")
-    noise = [
-        [name, task, *_noise_cells(one)]
-        for name, run in runs.items()
-        for task, one in run["noise"].items()
-    ]
+    notes = [f"* {task}: {note}" for task, note in numbers["notes"].items()]
+    Table(f"lm-eval's tasks{limit}", ["task", "metric", *runs], rows, notes).print()
+    noise = []
+    for name, run in runs.items():
+        for task, one in run["noise"].items():
+            share, error = f"{one['exact_share']:.0%}", plus_minus(one["median_error"], None, 3)
+            noise.append([name, task, f"{one['requests']:,}", share, error, f"{one['passes']:,}"])
     if noise:
         columns = ["run", "task", "log-probabilities", "exact", "median error (nats)", "passes"]
         Table("noise of what is not exact, a part of ± above", columns, noise).print()
@@ -260,18 +256,10 @@ def _show(numbers: Numbers) -> None:
 
 def _cell(result: Numbers, metric: str, way: str) -> str:
     value, error = result[f"{metric},{way}"], result.get(f"{metric}_stderr,{way}")
-    return f"{_number(value)} ± {_number(error)}" if isinstance(error, float) else _number(value)
-
-
-def _number(value: Any) -> str:
     if not isinstance(value, int | float):
         return str(value)
-    return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
-
-
-def _noise_cells(one: Numbers) -> list[str]:
-    error = "-" if one["median_error"] is None else f"{one['median_error']:.3f}"
-    return [f"{one['requests']:,}", f"{one['exact_share']:.0%}", error, f"{one['passes']:,}"]
+    digits = ".4f" if abs(value) < 100 else ".4g"
+    return f"{value:{digits}}" + (f" ± {error:{digits}}" if isinstance(error, float) else "")
 
 
 # The command
@@ -296,42 +284,28 @@ def task_names(given: Sequence[str]) -> list[str]:
     return names
 
 
-def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
-    """Where results go: in the run folder, if it is a single one."""
-    if out:
-        return Path(out)
-    only = Path(models[0])
-    return (only if len(models) == 1 and only.is_dir() else Path("runs")) / name
-
-
 def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
     tasks, cache = task_names(options.tasks), cache_folder(options.cache)
     return write_overlays(folder, options.data_dir, cache, tasks, limit=options.limit)
 
 
-def _load_models(options: HarnessOptions, harness: ModuleType) -> dict[str, BellmaskLM]:
-    """All of them before the first is evaluated: some may be refused."""
-    return {
-        name: harness.BellmaskLM(run=str(folder), **asdict(options.requests))
-        for name, folder in by_folder(options.runs).items()
-    }
+def _request_options(options: HarnessOptions) -> dict[str, Any]:
+    """Arguments of the model."""
+    return {field.name: getattr(options, field.name) for field in fields(RequestOptions)}
 
 
-def _conclude(
+def _results(
     options: HarnessOptions, models: Mapping[str, BellmaskLM], found: Mapping[str, Numbers]
-) -> None:
+) -> Numbers:
     told = ("results", "n-samples", "n-shot", "versions", "higher_is_better", "lm_eval_version")
-    requests = asdict(options.requests)
+    requests = _request_options(options)
     del requests["device"]  # decides no score
     tasks = () if options.stock else next(iter(found.values()))["results"]
-    numbers = {
+    cautions = {stock.local_name: BENCHMARKS[name].caution for name, stock in STOCK.items()}
+    return {
         "bellmask": __version__,
         "data": "hub" if options.stock else "local",
-        "notes": {
-            stock.local_name: caution
-            for name, stock in STOCK.items()
-            if (caution := BENCHMARKS[name].caution) and stock.local_name in tasks
-        },
+        "notes": {name: text for name, text in cautions.items() if text and name in tasks},
         "limit": options.limit,
         "options": requests,
         "runs": {
@@ -339,12 +313,6 @@ def _conclude(
             for name, model in models.items()
         },
     }
-    folder = results_folder(options.out, options.runs, "lm-eval")
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(without_nan(numbers), indent=1, allow_nan=False, default=str)
-    write_text(folder / "results.json", text + "\n")
-    _show(numbers)
-    print(f"written: {folder}/results.json")
 
 
 def main(args: Sequence[str]) -> int:
@@ -365,16 +333,19 @@ def main(args: Sequence[str]) -> int:
             tasks = [STOCK[name].name if name in STOCK else name for name in given]
         else:
             tasks = _write_tasks(options, include)
-        models = _load_models(options, harness)
-        found = {
-            name: harness.evaluate_tasks(
-                model,
-                tasks,
-                include=include,
-                limit=options.limit,
-                bootstraps=options.bootstraps,
-            )
-            for name, model in models.items()
+        # all of them before the first is evaluated: some may be refused
+        requests = _request_options(options)
+        models = {
+            name: harness.BellmaskLM(run=str(folder), **requests)
+            for name, folder in by_folder(options.runs).items()
         }
-    _conclude(options, models, found)
+        where = {"include": include, "limit": options.limit, "bootstraps": options.bootstraps}
+        found = {
+            name: harness.evaluate_tasks(model, tasks, **where) for name, model in models.items()
+        }
+    numbers = _results(options, models, found)
+    folder = results_folder(options.out, options.runs, "lm-eval")
+    write_results(folder, numbers, "results")
+    _show(numbers)
+    print(f"written: {folder}/results.json")
     return 0

@@ -8,7 +8,7 @@ lm-eval seeds anew at every call) have a say in it.
 
 Answers are cached under a key of all that decides them: nothing is computed twice, and a
 log-probability without noise is one answer for all seeds. Documents of Table 4
-(:mod:`bellmask.evaluate.paper_tasks`) say more in their column ``bellmask``: the length of a gap
+(:mod:`bellmask.evaluate.paper_suite`) say more in their column ``bellmask``: the length of a gap
 and what follows it. Other contexts are plain text; chat templates are not applied.
 """
 
@@ -64,7 +64,7 @@ from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.store import Store, content_key
 
 WHERE = "--model_args of the model bellmask"
-FORMAT = 2
+FORMAT = 3
 """Raised when code changes what is measured: answers of before are not used again."""
 CHUNK = 128
 """Requests that are answered before the answers are stored."""
@@ -186,10 +186,9 @@ class BellmaskLM(LM):
             raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
         self.run = run if isinstance(run, Loaded) else self.options.load(str(run))
         self._device, self.seed, self._has_greedy = self.run.device, self.options.seed, greedy
-        names = ("estimator", "draws", "longest_exact", "common")
-        estimator = Estimator(*(getattr(self.options, name) for name in names))
-        batch_tokens = self.options.batch_tokens
-        self.scorer = Scorer(self.run, estimator, batch_tokens=batch_tokens)
+        how = self.options
+        estimator = Estimator(how.estimator, how.draws, how.longest_exact, how.common)
+        self.scorer = Scorer(self.run, estimator, batch_tokens=how.batch_tokens)
         self.maker, self.tokenizer = self.scorer.maker, self.run.tokenizer
         self.block_length = self.maker.block_length
         self.sees_behind = self.run.config.framework.name != "arm"
@@ -204,8 +203,7 @@ class BellmaskLM(LM):
         """Counts answers; by default there is a bar for each kind of request."""
         self.facts: defaultdict[str, TaskFacts] = defaultdict(TaskFacts)
         """By task."""
-        self._answers: dict[str, dict[str, Any]] = {}
-        self._store: Store | None = None
+        self._answers = Store(None)
         self._seen_settings: set[str] = set()
 
     # Log-probabilities
@@ -281,13 +279,17 @@ class BellmaskLM(LM):
 
         def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
             scores = self.score([asked[key][1] for key in chunk], progress)
-            pairs = zip(chunk, scores, strict=True)
-            return [_score_record(score, asked[key][0]) for key, score in pairs]
+            for key, score in zip(chunk, scores, strict=True):
+                _check_finite(score, asked[key][0])
+            return list(map(asdict, scores))
 
-        self._answer("scoring", "continuations", asked, lambda key: (asked[key][1].length,), answer)
+        self._answer(
+            "scoring", "continuations", asked, lambda key: (0, asked[key][1].length), answer
+        )
         made = []
         for request, own_keys in zip(requests, keys, strict=True):
-            scores = [_score(self._answers[key]) for key in own_keys]
+            records = [self._answers[key] for key in own_keys]
+            scores = [Score(**{k: v for k, v in r.items() if k != "key"}) for r in records]
             made.append(add_up(scores))
             facts = self.facts[str(request.task_name)]
             facts.scores.append(made[-1])
@@ -404,13 +406,11 @@ class BellmaskLM(LM):
 
     def sampling(self, settings: Mapping[str, Any]) -> Sampling:
         """As the task says; without ``do_sample`` a temperature above 0 asks for samples."""
-        temperature = float(settings.get("temperature") or 0.0)
-        samples = settings.get("do_sample")
-        if samples and settings.get("temperature") is None:
-            temperature = 1.0
-        temperature = temperature if samples or samples is None else 0.0
-        if self.options.temperature is not None:
-            temperature = self.options.temperature
+        temperature, samples = self.options.temperature, settings.get("do_sample")
+        if temperature is None:
+            default = 1.0 if samples else 0.0
+            given = settings.get("temperature")
+            temperature = default if given is None or samples is False else float(given)
         rule, steps = self.options.rule, self.options.steps
         one_by_one = steps is None and RULES[rule].takes_grid
         sampling = Sampling(
@@ -449,8 +449,7 @@ class BellmaskLM(LM):
 
     def store_in(self, folder: Path) -> None:
         """Use, and add to, the answers in a folder."""
-        self._store = Store(folder / f"{self.fingerprint}.jsonl")
-        self._answers = {record["key"]: record for record in self._store}
+        self._answers = Store(folder / f"{self.fingerprint}.jsonl")
 
     def num_missing(self, requests: Sequence[Instance], seeds: Iterable[int]) -> int:
         """Answers to requests of Table 4 that are not there yet."""
@@ -461,7 +460,7 @@ class BellmaskLM(LM):
             self.seed = seed
             keys |= {self._score_key(window) for one in choices for window in self._windows(one)}
             keys |= {self._text_key(gap) for gap in self._gaps(texts)}
-        return len(keys - self._answers.keys())
+        return len(self._answers.missing(keys))
 
     def _answer(
         self,
@@ -472,14 +471,11 @@ class BellmaskLM(LM):
         answer: Callable[[Sequence[str], Progress], list[dict[str, Any]]],
     ) -> None:
         """Get and store what is not there yet."""
-        missing = [key for key in keys if key not in self._answers]
+        missing = self._answers.missing(keys)
         with self._bar(what, unit, len(missing)) as progress:
-            for chunk in _chunks(missing, size, by_first=unit == "texts"):
+            for chunk in _chunks(missing, size):
                 answers = zip(chunk, answer(chunk, progress), strict=True)
-                records = {key: {"key": key, **record} for key, record in answers}
-                if self._store is not None:
-                    self._store.add(records.values())
-                self._answers.update(records)
+                self._answers.add({"key": key, **record} for key, record in answers)
 
     def _bar(self, what: str, unit: str, total: int) -> contextlib.AbstractContextManager[Progress]:
         if self.progress is not None:
@@ -539,31 +535,21 @@ def _usable(device: str | None) -> str:
     return device
 
 
-def _score_record(score: Score, request: Instance) -> dict[str, Any]:
-    """For JSON, which has no nan: a single draw has no error."""
+def _check_finite(score: Score, request: Instance) -> None:
     if not math.isfinite(score.log_probability):
         raise UserError(
             f"{request.task_name}, document {request.doc_id}: the model gives a choice the "
             f"log-probability {score.log_probability}; its weights are damaged"
         )
-    return {**asdict(score), "error": None if math.isnan(score.error) else score.error}
 
 
-def _score(record: Mapping[str, Any]) -> Score:
-    values = {name: record[name] for name in Score.__dataclass_fields__}
-    return Score(**{**values, "error": math.nan if values["error"] is None else values["error"]})
+def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:
+    """Keys of about one size that are answered together; the first number of a size is the same.
 
-
-def _chunks(
-    keys: Sequence[str], size: Callable[[str], tuple[int, ...]], by_first: bool
-) -> list[list[str]]:
-    """Keys of about one size that are answered together (``by_first``: the first number of their
-    sizes is the same). Cheap and expensive chunks are mixed, so that the time left can be told
-    from the time taken.
+    Cheap and expensive chunks are mixed, so that the time left can be told from the time taken.
     """
     chunks = []
-    ordered = sorted(keys, key=size)
-    for _, same in groupby(ordered, key=lambda key: size(key)[0] if by_first else 0):
+    for _, same in groupby(sorted(keys, key=size), key=lambda key: size(key)[0]):
         together = list(same)
         chunks += [together[start : start + CHUNK] for start in range(0, len(together), CHUNK)]
     return [chunks[place] for place in shuffle(stream_key(0, "chunks"), len(chunks)).tolist()]

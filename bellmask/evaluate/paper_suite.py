@@ -1,41 +1,55 @@
 """``bellmask evaluate MODEL... --suite paper``: the benchmarks of the paper's Table 4.
 
 Several models (runs, and two baselines that know nothing) are asked the same questions of several
-tasks (:mod:`bellmask.evaluate.paper_tasks`) by lm-eval, once for each evaluation seed. Scores have
+tasks by lm-eval, once for each evaluation seed. Scores have
 a deviation over seeds and an error over questions, and are compared with those of the first model.
 Tables go to the screen, to Markdown and to LaTeX.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
+import re
+import string
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import tyro
 
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
+from bellmask.data.chat_templates import response_after
+from bellmask.data.example_files import Record
 from bellmask.data.readers import cache_folder
-from bellmask.data.tasks import BENCHMARKS, SCORES, TABLE_4, MissingData, TaskRecords, open_task
-from bellmask.evaluate.lm_eval import import_harness, results_folder, task_names
-from bellmask.evaluate.paper_tasks import OWN, check_rouge, gaps, write_task
-from bellmask.storage.loading import LoadOptions
+from bellmask.data.tasks import (
+    BENCHMARKS,
+    SCORES,
+    TABLE_4,
+    MissingData,
+    TaskQuestion,
+    TaskRecords,
+    open_task,
+    scored_questions,
+)
+from bellmask.evaluate.lm_eval import import_harness, stock_folder, task_names, write_overlay
+from bellmask.evaluate.scorer import EstimatorOptions
+from bellmask.evaluate.suite import SuiteOptions, results_folder, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder, write_text
 from bellmask.utils.progress import NO_PROGRESS, progress_bar
 from bellmask.utils.stats import Estimate, Floats, plus_minus
 from bellmask.utils.table import Bold, Table, markdown_page
 
 if TYPE_CHECKING:
-    from bellmask.evaluate.lm_eval_model import BellmaskLM, LoadedTasks
+    from bellmask.evaluate.lm_eval_model import BellmaskLM, LoadedTasks, ScoredChoice
 
 # Options
 
@@ -43,7 +57,7 @@ BASELINES = ("random", "unigram")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperOptions(LoadOptions):
+class PaperOptions(SuiteOptions, EstimatorOptions):
     """Multiple choice, completion and infilling: the paper's Table 4 for any model bellmask loads.
 
     Accuracy of OpenBookQA, WinoGrande, PIQA, Social IQA and HellaSwag, last words of LAMBADA,
@@ -60,58 +74,213 @@ class PaperOptions(LoadOptions):
     bellmask evaluate runs/base runs/bell --suite paper --data-dir benchmarks --limit 0
     """
 
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL...")]
-    """Run folders, exports or names on the hub; others are compared with the first."""
     tasks: tuple[str, ...] = TABLE_4
     """Which of lambada openbookqa winogrande piqa social_iqa infilling triviaqa hellaswag."""
     data_dir: str | None = None
     """Folder with <task>.jsonl, .json, .parquet, .arrow or .csv; other tasks are fetched."""
     skip_missing: bool = False
-    """Go on without tasks whose data cannot be had; the table says so."""
+    """Leave out tasks whose data are not available; the table says so."""
     limit: int = 500
     """Questions per task, the same ones every time; 0 means all."""
-    seeds: int = 5
-    """Evaluation seeds: masks of long continuations, and what is sampled."""
-    seed: int = 0
-    """The first of them; the others follow it."""
-    estimator: Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"] = (
-        "auto"
-    )
-    """How a masked model's log-probability of a choice is found. auto: all masks of short ones,
-    evenly spread mask counts for longer ones. The others for comparison."""
-    draws: int = 16
-    """Masks per longer choice, the same for all choices of a question; orders of an AoARM."""
-    longest_exact: int = 6
-    """Tokens up to which auto takes all masks (2^n - 1 of them)."""
     prompts: Literal["auto", "plain", "tuned"] = "auto"
     """plain: lm-eval's. tuned: those of fine-tuning on tasks. auto: tuned for fine-tuned runs."""
     ending: Literal["auto", "none", "eos"] = "auto"
     """eos: a choice is scored with the EOS behind it. auto: so for tuned prompts."""
     baselines: bool = True
     """Rows for guessing and for the unigram of the first model's training text."""
-    batch_tokens: int = 8192
-    """Tokens per forward pass; changes no score."""
-    out: str | None = None
-    """Folder for paper.json, paper.md, paper.tex and all answers; default MODEL/paper for a single
-    run folder, else runs/paper."""
     cache_dir: str | None = None
     """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
 
 
 def _check(options: PaperOptions) -> None:
-    check_folder(options.out)
-    if not options.models:
-        raise UserError("evaluate --suite paper needs at least one model")
+    options.check()
     for name in options.tasks:
         look_up("task", name, BENCHMARKS)
     if not options.tasks:
         raise UserError("--tasks wants at least one name")
-    if options.seeds < 1:
-        raise UserError(f"--seeds must be at least 1, got {options.seeds}")
     if options.limit < 0:
         raise UserError(f"--limit must be 0 (all questions) or more, got {options.limit}")
     if "infilling" in options.tasks:
         check_rouge()
+
+
+Prompts = Literal["plain", "tuned"]
+"""plain: those of lm-eval's stock tasks, for models that were not fine-tuned and to compare with
+published numbers. tuned: those of fine-tuning (:mod:`bellmask.data.tasks`)."""
+OWN = "_own"
+"""Ends the names of a task, and of its scores, whose gap does not have the gold answer's length."""
+
+
+# The tasks as lm-eval's: their documents and files.
+#
+# A task is lm-eval's stock task, or for fine-tuned prompts one of our own, with ``tasks/KIND.yaml``
+# on top: how it is asked and scored in Table 4. Five are multiple choice, two want something
+# written after a prompt, one the sentence that is missing in a story. What is written goes into a
+# gap of the gold answer's length; a second task, ``TASK_own``, does not tell it. A document
+# has a column ``bellmask`` with all that the model and the scores need to know about a question.
+
+
+def gaps(task: str) -> tuple[str, ...]:
+    """Endings of lm-eval's names of a task: one for each kind of gap."""
+    return ("", OWN) if BENCHMARKS[task].gives_length else ("",)
+
+
+def write_task(
+    folder: Path, task: str, records: Sequence[Record], limit: int, prompts: Prompts
+) -> int:
+    """Write a task's files for lm-eval; the number of its questions."""
+    about = BENCHMARKS[task]
+    own = Path(__file__).parent / "tasks"
+    stock = about.stock if prompts == "plain" else None
+    asked = own / "prompts.yaml" if stock is None else stock_folder() / stock.file
+    questions = scored_questions(task, records, limit)
+    for ending in gaps(task):
+        documents = folder / f"{task}{ending}.jsonl"
+        with documents.open("wb") as stream:
+            for number, question in questions.items():
+                document = {
+                    **({} if stock is None else records[number]),
+                    "bellmask": _about(task, number, records[number], question, prompts, ending),
+                }
+                text = json.dumps(document, ensure_ascii=False, default=str) + "\n"
+                stream.write(text.encode("utf-8", "replace"))  # half surrogate pairs become '?'
+        include = [asked, own / f"{about.kind}.yaml"]
+        source = {"split": "validation", "files": [str(documents.absolute())]}
+        write_overlay(folder, task + ending, include, source)
+    return len(questions)
+
+
+def _about(
+    task: str, number: int, record: Record, question: TaskQuestion, prompts: Prompts, ending: str
+) -> dict[str, Any]:
+    """What a document says of its question beside the columns of the stock task."""
+    answer, stock = response_after(question.prompt, question.answer), BENCHMARKS[task].stock
+    if prompts == "plain" and stock is not None and stock.target is not None:
+        answer = f" {stock.target(record)}"
+    accepted = dict.fromkeys(text.strip() for text in (answer, *question.accepted))
+    return {
+        "task": task,
+        "number": number,
+        "gap": "own" if ending else "gold",
+        "prompt": question.prompt,
+        "choices": [response_after(question.prompt, choice) for choice in question.choices],
+        "gold": question.gold,
+        "answer": answer,
+        "accepted": list(filter(None, accepted)),
+        "after": question.after,
+    }
+
+
+# Was it right? Scores of one document, in percent, called by lm-eval.
+
+
+def score_choices(doc: Mapping[str, Any], results: Sequence[ScoredChoice]) -> dict[str, float]:
+    """The choice with the highest log-probability, summed or per token or byte, is the gold one;
+    the first of equals. Who finds all choices equally likely (a unigram on WinoGrande) guesses.
+    """
+    if len({(one[0], one.num_tokens) for one in results}) == 1:
+        return dict.fromkeys(SCORES["choice"], 100 / len(results))
+    means = {
+        "per_token": [one[0] / one.num_tokens for one in results],
+        "raw": [one[0] for one in results],
+        "per_byte": [one[0] / one.num_bytes for one in results],
+    }
+    gold = doc["bellmask"]["gold"]
+    return {how: 100.0 * (mean.index(max(mean)) == gold) for how, mean in means.items()}
+
+
+def score_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """What was written into the gap, by the kind of task."""
+    about, (written,) = doc["bellmask"], results
+    kind = BENCHMARKS[about["task"]].kind
+    if kind == "story":
+        return rouge(written, about["answer"])
+    if kind == "word":
+        is_right = begins_with_word if about["gap"] == "own" else is_word
+        return {"word": 100.0 * is_right(written, about["answer"])}
+    return {
+        "contains": 100.0 * contains(written, about["accepted"]),
+        "exact_match": 100.0 * matches_exactly(written, about["accepted"]),
+    }
+
+
+# LAMBADA's last word. Case and punctuation count: DiffuLLaMA compares it as it is.
+
+
+def is_word(written: str, gold: str) -> bool:
+    """All that was written is the gold word (for a gap of the gold length)."""
+    return written.strip() == gold.strip()
+
+
+def begins_with_word(written: str, gold: str) -> bool:
+    """The first word that was written is the gold word (for text of any length).
+
+    A word ends at white space. Punctuation behind it is not held against it, unless the gold word
+    has some, too: a passage goes on after its last word. (A gold "word" with a line end inside, of
+    which LAMBADA has a few, is compared with as many words.)
+    """
+    wanted = gold.split()
+    found = written.split()[: len(wanted)]
+    if found and wanted and wanted[-1][-1].isalnum():
+        found[-1] = re.sub(r"[\W_]+\Z", "", found[-1])
+    return found == wanted
+
+
+# TriviaQA's answers, normalized as their release does it.
+
+_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation + "\u2018\u2019\u00b4"), " ")
+
+
+def normalize(text: str) -> str:
+    """Lower case, no articles, spaces for punctuation, single spaces: as TriviaQA's own
+    ``normalized_aliases``.
+    """
+    text = text.lower().translate(_PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def _normalized(written: str, accepted: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The answer, which is the first line, beside each accepted one."""
+    answer = normalize(written.split("\n", 1)[0])
+    return ((answer, wanted) for wanted in map(normalize, accepted) if wanted)
+
+
+def matches_exactly(written: str, accepted: Sequence[str]) -> bool:
+    """The answer is one of the accepted ones, both normalized."""
+    return any(answer == wanted for answer, wanted in _normalized(written, accepted))
+
+
+def contains(written: str, accepted: Sequence[str]) -> bool:
+    """An accepted answer is in the answer, both normalized; whole words: no 'us' in 'house'."""
+    return any(f" {wanted} " in f" {answer} " for answer, wanted in _normalized(written, accepted))
+
+
+# Sentences of stories
+
+
+def rouge(written: str, gold: str) -> dict[str, float]:
+    """rouge-score's F1 of stemmed words, pairs of words and the longest common subsequence, in
+    percent; the mean of the three is the column "Infilling" of Table 4.
+    """
+    found = _rouge_scorer().score(gold, written)
+    one, two, longest = (
+        100 * float(found[name].fmeasure) for name in ("rouge1", "rouge2", "rougeL")
+    )
+    mean = (one + two + longest) / 3
+    return {"rouge_mean": mean, "rouge_1": one, "rouge_2": two, "rouge_l": longest}
+
+
+@functools.cache
+def _rouge_scorer() -> Any:
+    from rouge_score import rouge_scorer
+
+    return rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+
+
+def check_rouge() -> None:
+    """UserError if the package is not there; before long work, not after it."""
+    if importlib.util.find_spec("rouge_score") is None:
+        raise UserError("infilling needs rouge-score: pip install 'bellmask[eval]'")
 
 
 # Scores of a model on a task, with two kinds of error.
@@ -228,7 +397,7 @@ class Suite:
                     "num_shortened": len(facts.shortened),
                 }
             tasks.append({**self._about_task(task), "results": results})
-        models = [{"name": name, **_about(model)} for name, model in self._models.items()]
+        models = [{"name": name, **_about_model(model)} for name, model in self._models.items()]
         return {"models": models, "seeds": list(self._seeds), "tasks": tasks}
 
     def _about_task(self, task: str) -> dict[str, Any]:
@@ -247,7 +416,7 @@ class Suite:
         }
 
 
-def _about(model: BellmaskLM) -> dict[str, Any]:
+def _about_model(model: BellmaskLM) -> dict[str, Any]:
     run = model.run if model.is_model else None
     return {
         "is_model": model.is_model,
@@ -264,17 +433,42 @@ def _about(model: BellmaskLM) -> dict[str, Any]:
 Numbers = Mapping[str, Any]
 MARK = "†"
 """Behind columns whose score tells the model how long the gold answer is."""
+PROMPTS = {"plain": "lm-eval's", "tuned": "those of fine-tuning"}
 
 
 def notes(numbers: Numbers) -> list[str]:
     """What a reader must know to compare these numbers with others."""
-    tasks = numbers["tasks"]
-    lines = _errors(numbers)
+    models, tasks, seeds = _models(numbers), numbers["tasks"], len(numbers["seeds"])
+    first = numbers["models"][0]["name"]
+    lines = [f"Mean ± standard deviation over {seeds} evaluation seeds."]
+    if seeds == 1:
+        lines = ["One evaluation seed: no deviation is known."]
+    if len(models) > 1:
+        lines.append(
+            f"In brackets the change to {first}, with * where it is more than {SURE} standard "
+            f"errors over {FEWEST_QUESTIONS} questions or more (paired; one training run each). "
+            "Bold: the best of the models."
+        )
     if any(task["gives_length"] for task in tasks):
         lines.append(f"{MARK} The model is told how many tokens the gold answer has.")
     lines += [f"{t['note']}; {t['num_questions']:,} questions, {t['origin']}." for t in tasks]
-    lines += [*_estimator(numbers), *_prompts(numbers), *_alike(numbers)]
-    lines += [*_cut(numbers), *_shortened(numbers), *_baselines(numbers)]
+    if choices := [task for task in tasks if task["main"] == "per_token"]:
+        lines.append(_estimator(numbers, choices))
+    for model in models:
+        ending = ", EOS scored behind choices" if model["ending"] == "eos" else ""
+        lines.append(f"Prompts of {model['name']}: {PROMPTS[model['prompts']]}{ending}.")
+    if len({model["tokenizer"] for model in models}) > 1:
+        lines.append("Tokenizers differ, and scores per token with them: compare per byte.")
+    kinds = {model["framework"] for model in models}
+    if "arm" in kinds and len(kinds) > 1:
+        lines.append("Log-probabilities of an ARM are exact, those of the others bounds.")
+    lines += [line for model in models for task in tasks for line in _too_long(model, task)]
+    baselines = {
+        "random": "guesses in expectation, and texts of random tokens",
+        "unigram": f"each token by its frequency in the training text of {first}",
+    }
+    here = [model["name"] for model in numbers["models"] if not model["is_model"]]
+    lines += [f"{name}: {baselines[name]}." for name in here]
     return [*lines, *(f"Left out, no data: {name}." for name in numbers["missing"])]
 
 
@@ -282,85 +476,26 @@ def _models(numbers: Numbers) -> list[Mapping[str, Any]]:
     return [model for model in numbers["models"] if model["is_model"]]
 
 
-def _errors(numbers: Numbers) -> list[str]:
-    seeds = len(numbers["seeds"])
-    lines = [f"Mean ± standard deviation over {seeds} evaluation seeds."]
-    if seeds == 1:
-        lines = ["One evaluation seed: no deviation is known."]
-    if len(_models(numbers)) > 1:
-        lines.append(
-            f"In brackets the change to {numbers['models'][0]['name']}, with * where it is more "
-            "than 1.96 standard errors over 20 questions or more (paired; one training run each). "
-            "Bold: the best of the models."
-        )
-    return lines
-
-
-def _estimator(numbers: Numbers) -> list[str]:
-    choices = [task for task in numbers["tasks"] if task["main"] == "per_token"]
-    if not choices:
-        return []
+def _estimator(numbers: Numbers, choices: Sequence[Numbers]) -> str:
     how = f"{numbers['estimator']}, {numbers['draws']} masks"
     if numbers["estimator"] == "auto":
         how = f"all masks up to {numbers['longest_exact']} tokens, else {numbers['draws']} of them"
     shares = []
     for model in _models(numbers):
-        found = [task["results"][model["name"]]["exact_share"] for task in choices]
-        shares.append(f"{100 * sum(found) / len(found):.0f} % of {model['name']}'s")
-    return [f"Log-probabilities of choices: {how}; without noise are {', '.join(shares)}."]
+        share = fmean(task["results"][model["name"]]["exact_share"] for task in choices)
+        shares.append(f"{share:.0%} of {model['name']}'s")
+    return f"Log-probabilities of choices: {how}; without noise are {', '.join(shares)}."
 
 
-def _prompts(numbers: Numbers) -> list[str]:
-    what = {"plain": "lm-eval's", "tuned": "those of fine-tuning"}
-    names: dict[str, list[str]] = {}
-    for model in _models(numbers):
-        ending = ", EOS scored behind choices" if model["ending"] == "eos" else ""
-        names.setdefault(what[model["prompts"]] + ending, []).append(model["name"])
-    return [f"Prompts of {', '.join(mine)}: {form}." for form, mine in names.items()]
-
-
-def _alike(numbers: Numbers) -> list[str]:
-    """What makes models hard to compare."""
-    models, lines = _models(numbers), []
-    if len({model["tokenizer"] for model in models}) > 1:
-        lines.append("Tokenizers differ, and scores per token with them: compare per byte.")
-    kinds = {model["framework"] for model in models}
-    if "arm" in kinds and len(kinds) > 1:
-        lines.append("Log-probabilities of an ARM are exact, those of the others bounds.")
-    return lines
-
-
-def _cut(numbers: Numbers) -> list[str]:
-    return [
-        f"{model['name']}: {count:,} gold answers of {task['title']} are longer than half of its "
-        "block; their gaps are cut."
-        for model in _models(numbers)
-        for task in numbers["tasks"]
-        if (count := task["results"][model["name"]]["num_cut"])
-    ]
-
-
-def _shortened(numbers: Numbers) -> list[str]:
-    lines = []
-    for model in _models(numbers):
-        found = {t["title"]: t["results"][model["name"]]["num_shortened"] for t in numbers["tasks"]}
-        counts = ", ".join(f"{title} {count:,}" for title, count in found.items() if count)
-        if counts:
-            lines.append(
-                f"{model['name']}: questions that did not fit into rows of {model['block_length']} "
-                f"tokens and lost their oldest ones: {counts}."
-            )
-    return lines
-
-
-def _baselines(numbers: Numbers) -> list[str]:
-    first = numbers["models"][0]["name"]
+def _too_long(model: Numbers, task: Numbers) -> list[str]:
+    """What did not fit into the model's rows."""
+    found = task["results"][model["name"]]
     what = {
-        "random": "guesses in expectation, and texts of random tokens",
-        "unigram": f"each token by its frequency in the training text of {first}",
+        "num_cut": "gold answers are longer than half of a row; their gaps are cut",
+        "num_shortened": "questions do not fit into a row and lose their oldest tokens",
     }
-    here = [model["name"] for model in numbers["models"] if not model["is_model"]]
-    return [f"{name}: {what[name]}." for name in here]
+    where = f"{model['name']}, rows of {model['block_length']} tokens, {task['title']}"
+    return [f"{where}: {found[key]:,} {text}." for key, text in what.items() if found[key]]
 
 
 # Table 4's layout: models by benchmarks, on the screen, in Markdown and in LaTeX.
@@ -472,16 +607,9 @@ def _load_models(options: PaperOptions, harness: ModuleType, cache: Path) -> dic
             )
     models: dict[str, BellmaskLM] = {}
     for name, place in places.items():
-        models[name] = harness.BellmaskLM(
-            options.load(place),
-            prompts=options.prompts,
-            ending=options.ending,
-            greedy=False,
-            estimator=options.estimator,
-            draws=options.draws,
-            longest_exact=options.longest_exact,
-            batch_tokens=options.batch_tokens,
-        )
+        how = {field.name: getattr(options, field.name) for field in fields(EstimatorOptions)}
+        how |= {"prompts": options.prompts, "ending": options.ending, "greedy": False}
+        models[name] = harness.BellmaskLM(options.load(place), **how)
         models[name].store_in(cache)
     if options.baselines:
         first = next(iter(models.values())).run
@@ -504,29 +632,10 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
             if options.skip_missing:
                 print(f"note: left out: {error}", file=sys.stderr)
     if missing and not options.skip_missing:
-        raise UserError(f"{' '.join(missing.values())} (--skip-missing goes on without)")
+        raise UserError(f"{' '.join(missing.values())} (--skip-missing leaves them out)")
     if not loaded:
         raise UserError("there is no data for any of the tasks")
     return loaded, missing
-
-
-def _write(options: PaperOptions, found: dict[str, Any], folder: Path) -> None:
-    numbers = {
-        "bellmask": __version__,
-        "suite": "paper",
-        "estimator": options.estimator,
-        "draws": options.draws,
-        "longest_exact": options.longest_exact,
-        "weights": options.weights,
-        "limit": options.limit,
-        **found,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "paper.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "paper.md", markdown(numbers))
-    write_text(folder / "paper.tex", main_table(numbers).latex())
-    show(numbers)
-    print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/cache")
 
 
 def main(args: Sequence[str]) -> int:
@@ -537,17 +646,23 @@ def main(args: Sequence[str]) -> int:
     harness, folder = import_harness(), results_folder(options.out, options.models, "paper")
     loaded, missing = _load_tasks(options)
     models = _load_models(options, harness, folder / "cache")
-    seeds = range(options.seed, options.seed + options.seeds)
     with tempfile.TemporaryDirectory() as scratch:
-        suite = Suite(harness, models, loaded, options.limit, seeds, Path(scratch))
+        suite = Suite(harness, models, loaded, options.limit, options.all_seeds, Path(scratch))
         with progress_bar("paper suite", "answers", suite.num_missing()) as progress:
             for model in models.values():
                 model.progress = progress if model.is_model else NO_PROGRESS
             try:
-                numbers = suite.numbers()
+                found = suite.numbers()
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
-                    f"interrupted; answers so far are in {folder}/cache: the same command goes on"
+                    f"interrupted; answers so far are in {folder}/cache: the same command continues"
                 ) from None
-    _write(options, {**numbers, "missing": missing}, folder)
+    told = ("estimator", "draws", "longest_exact", "weights", "limit")
+    about = {"bellmask": __version__, "suite": "paper"}
+    about |= {name: getattr(options, name) for name in told}
+    numbers = {**about, **found, "missing": missing}
+    tex = main_table(numbers).latex()
+    write_results(folder, numbers, "paper", md=markdown(numbers), tex=tex)
+    show(numbers)
+    print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/cache")
     return 0

@@ -1,9 +1,10 @@
 """Log-probability of some tokens given others, for every kind of model.
 
-A :class:`Scorer` asks a run. A masked model gives a bound: its passes are rows of the target partly
-masked between tokens that are always visible. A causal model needs one pass. Rows of all requests
-are sorted by width and go through the network together, padded to a multiple of 32 tokens that
-nobody attends to; the width depends on the request alone, so no score depends on its batch.
+A :class:`Scorer` scores requests under a run. A masked model gives a bound: its passes are rows of
+the target partly masked between tokens that are always visible. A causal model needs one pass. Rows
+of all requests are sorted by width and go through the network together, padded to a multiple of 32
+tokens that nobody attends to; the width depends on the request alone, so no score depends on its
+batch.
 
 A :class:`TextScorer` scores whole texts under a model that reads left to right: a Hugging Face
 causal LM, or an ARM run.
@@ -51,8 +52,8 @@ Kind = Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_ri
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions(LoadOptions):
-    """Names and meaning are those of ``--model_args NAME=VALUE,...`` of lm-eval."""
+class EstimatorOptions:
+    """How continuations are scored."""
 
     estimator: Kind = "auto"
     """How a masked model's log-probability of a continuation is found. auto: all masks of short
@@ -61,12 +62,20 @@ class RequestOptions(LoadOptions):
     """Masks per continuation where they are drawn; orders of an AoARM."""
     longest_exact: int = 6
     """Tokens up to which auto takes all masks (2^n - 1 of them)."""
+    batch_tokens: int = 8192
+    """Tokens per forward pass; changes no result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(LoadOptions, EstimatorOptions):
+    """Names and meaning are those of ``--model_args NAME=VALUE,...`` of lm-eval, whose own
+    batch_size is not used.
+    """
+
     common: bool = True
     """Choices of a question draw the same masks (common random numbers)."""
     seed: int = 0
     """Of masks and samples; lm-eval's own seeds have no say in them."""
-    batch_tokens: int = 8192
-    """Tokens per forward pass; changes no result. lm-eval's batch_size is not used."""
     gap: int = 32
     """Tokens to write where the task says no max_gen_toks."""
     rule: RuleName = "most_confident"
@@ -117,7 +126,7 @@ class Request:
     @property
     def length(self) -> int:
         """Tokens of the whole row."""
-        return len(self.given) + len(self.target) + len(self.after)
+        return len(self.tokens)
 
     @property
     def place(self) -> slice:
@@ -160,7 +169,7 @@ class RequestMaker:
     begin: Tokens
     """The begin sign that the run's rows have, or nothing."""
 
-    def asks(
+    def requests(
         self, context: str, continuation: str, *, after: str = "", noise: int = 0
     ) -> list[Request]:
         """One request, or the windows of a continuation that does not fit."""
@@ -232,6 +241,7 @@ class RequestMaker:
 
 MOST_EXACT = 12
 """4095 masks; twice as many with each further token."""
+NOISELESS = ("exact", "left_to_right", "chain")
 _STRIDE = 1 << 20
 """Counters of one draw; no continuation is longer."""
 
@@ -301,7 +311,7 @@ class Plan:
     def conclude(self, sum_R: Floats) -> Score:
         """The score from each pass's sum of cross-entropies."""
         value_R, count = self.weight_R * sum_R, len(sum_R)
-        is_exact = self.kind in ("exact", "left_to_right", "chain")
+        is_exact = self.kind in NOISELESS
         error = 0.0 if is_exact else math.nan
         if count > 1 and self.kind == "orders":
             error = clustered_error(sum_R)
@@ -396,7 +406,7 @@ class Scorer:
         self.uses_time = bool(run.model.uses_time)
         begin = (run.tokenizer.bos_id,) if run.is_wrapped or run.model.first_maskable else ()
         self.maker = RequestMaker(run.tokenizer, run.config.data.block_length, begin)
-        self.asks, self.rolling = self.maker.asks, self.maker.rolling
+        self.requests = self.maker.requests
 
     @property
     def is_causal(self) -> bool:
@@ -408,7 +418,7 @@ class Scorer:
         if self.is_causal:
             return self.run.framework.is_exact
         kind = self.estimator.kind_for(len(request.target), self.uses_time)
-        return kind in ("exact", "left_to_right")
+        return kind in NOISELESS
 
     def score(
         self, requests: Sequence[Request], *, seed: int = 0, progress: Progress = NO_PROGRESS
@@ -475,13 +485,8 @@ class Scorer:
         return [found[number] for number in range(len(requests))]
 
     def _check(self, requests: Sequence[Request]) -> None:
-        sees_behind = not self.run.framework.is_exact
-        first = self.run.model.first_maskable
-        for request in requests:
-            if not request.target or len(request.given) < first:
-                raise ValueError("a request needs a target, and a begin sign where the run has one")
-            if request.after and not sees_behind:
-                raise UserError("an ARM cannot see what follows a gap; ask a masked run")
+        if self.run.framework.is_exact and any(request.after for request in requests):
+            raise UserError("an ARM cannot see what follows a gap; ask a masked run")
 
     def _plan(self, request: Request, seed: int) -> Plan:
         if not self.is_causal:
@@ -681,12 +686,8 @@ class TextScorer:
 
 def join_documents(documents: Sequence[Sequence[int]], eos: int | None) -> list[int]:
     """Tokens of documents in one row, EOS between them where there is one."""
-    joined: list[int] = []
-    for number, ids in enumerate(documents):
-        if number and eos is not None:
-            joined.append(eos)
-        joined += ids
-    return joined
+    sign = [] if eos is None else [eos]
+    return [token for ids in documents for token in (*sign, *ids)][len(sign) :]
 
 
 def is_counted(ids: Sequence[int], eos: int | None, num_given: int = 1) -> NDArray[np.bool_]:

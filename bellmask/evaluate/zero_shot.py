@@ -9,12 +9,10 @@ that was stopped continues.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -27,10 +25,11 @@ from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import Preparation, parse_mixture, prepare
 from bellmask.evaluate.likelihood import Likelihood, evaluate_run, perplexity_of
-from bellmask.storage.loading import Loaded, LoadOptions, run_fingerprint
+from bellmask.evaluate.suite import SuiteOptions, results_folder, write_results
+from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import check_folder, without_nan, write_text
+from bellmask.utils.files import without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import stream_key
 from bellmask.utils.stats import Estimate, plus_minus
@@ -42,16 +41,17 @@ from bellmask.utils.table import Table, markdown_page
 SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
 """Those of the paper's Table 7, in its order. It does not say which WikiText: the raw validation
 text of WikiText-103 is that of WikiText-2, which comes in a wheel and needs no hub."""
+EosPolicy = Literal["mdlm", "duo"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeroShotOptions(LoadOptions):
+class ZeroShotOptions(SuiteOptions):
     """Perplexity on texts that runs were not trained on: the paper's Table 7 in one command.
 
     Perplexity ± standard error, mean ± deviation over evaluation seeds, bits per byte, and with
     several runs their paired differences to the first one. Blocks of the run's own length, packed
     without overlap, from each set's validation text. WikiText is WikiText-2 unless --corpora says
-    wikitext103. A run that was stopped goes on with the sets and seeds that are left.
+    wikitext103. The same command continues one that was stopped.
 
     Examples:
     bellmask evaluate runs/base runs/bell --suite zero-shot
@@ -62,8 +62,6 @@ class ZeroShotOptions(LoadOptions):
     bellmask evaluate runs/bell --suite zero-shot --corpora wikitext103 lambada --blocks 0
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders; others are compared with the first."""
     corpora: tuple[str, ...] = SETS
     """Sets, by the names of 'bellmask data list'; default: the seven of the paper."""
     from_files: Annotated[
@@ -78,8 +76,8 @@ class ZeroShotOptions(LoadOptions):
     """Column with the text in a set's local JSONL, CSV or Parquet files where it has another name
     than in the published set; may be repeated."""
     skip_missing: bool = False
-    """Go on without sets that cannot be had; the table says so."""
-    eos: Literal["mdlm", "duo"] = "mdlm"
+    """Leave out sets that are not available; the table says so."""
+    eos: EosPolicy = "mdlm"
     """mdlm: each document ends with EOS, which is scored. duo: none is inserted. Whether rows are
     wrapped in BOS ... EOS is the run's own rule either way."""
     blocks: int = 256
@@ -89,34 +87,24 @@ class ZeroShotOptions(LoadOptions):
     precision: float = 0.01
     """The pilot takes the fewest draws with which masks move no perplexity, in the mean over seeds,
     by more than this share of it (one standard deviation)."""
-    seeds: int = 5
-    """Evaluation seeds: sets of masks."""
     seed: int = 1234
-    """The first of them; the others follow it."""
+    """The first evaluation seed: a set of masks."""
     batch_size: int = 64
     """Blocks per forward pass."""
-    out: str | None = None
-    """Folder for zero_shot.json, zero_shot.md and the values of all blocks; default RUN/zero-shot
-    for a single run, else runs/zero-shot."""
 
 
 def _check(options: ZeroShotOptions) -> None:
-    check_folder(options.out)
-    if not options.runs:
-        raise UserError("evaluate --suite zero-shot needs at least one run folder")
-    if options.seeds < 1 or options.batch_size < 1 or options.blocks < 0:
-        raise UserError("--seeds and --batch-size must be at least 1, --blocks at least 0")
+    options.check(["batch_size"])
+    if options.blocks < 0:
+        raise UserError(f"--blocks must be 0 (all) or more, got {options.blocks}")
     if options.draws is not None and options.draws < 2:
         raise UserError("--draws must be at least 2: then each block covers all context counts")
     if not 0 < options.precision < 1:
-        raise UserError(
-            f"--precision is a share between 0 and 1, such as 0.01: {options.precision}"
-        )
+        raise UserError(f"--precision is a share, such as 0.01, got {options.precision}")
 
 
 # Texts: the sets, and how a run reads them.
 
-EosPolicy = Literal["mdlm", "duo"]
 TITLES = {
     "ptb": "PTB",
     "wikitext2": "WikiText-2",
@@ -139,7 +127,7 @@ class TextSet:
 
     @property
     def title(self) -> str:
-        """As the table's column is called."""
+        """Heading of the table's column."""
         return TITLES.get(self.name, CORPORA[self.name].title)
 
 
@@ -164,9 +152,7 @@ def _pairs(items: Sequence[str], option: str, sets: Sequence[str]) -> dict[str, 
         name, sign, value = item.partition("=")
         if not (name and sign and value):
             raise UserError(f"--{option} wants NAME=VALUE, such as ptb=ptb.valid.txt; got {item!r}")
-        if name in SETS and name not in sets:
-            raise UserError(f"--{option} {item}: {name} is not among --corpora {' '.join(sets)}")
-        look_up("set", name, dict.fromkeys(sets))
+        look_up(f"set of --corpora in --{option}", name, dict.fromkeys(sets))
         if name in found:
             raise UserError(f"--{option} names {name} twice; several files are one quoted glob")
         found[name] = value
@@ -220,7 +206,7 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
 def load_blocks(
     runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy, *, skip_missing: bool = False
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """(blocks of each set, one for each run; sets that cannot be had, and why).
+    """(blocks of each set, one for each run; sets that are not available, and why).
 
     All sets are looked for before the first one is read.
     """
@@ -243,14 +229,13 @@ def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_mis
     """A file that was given must be readable; a set that was not may be left out if so wished."""
     given = {text.name for text in sets if text.files}
     bad = {n: why for n, why in missing.items() if n in given or not skip_missing}
-    if not bad and len(missing) == len(sets):
-        raise UserError("none of the sets is here: " + "; ".join(missing.values()))
+    if len(missing) == len(sets):
+        bad = dict(missing)
     if not bad:
         return
-    lines = [f"{len(bad)} of {len(sets)} sets cannot be had; nothing was measured:"]
+    lines = [f"{len(bad)} of {len(sets)} sets are not available; nothing was measured:"]
     lines += [f"  {name}: {why}" for name, why in bad.items()]
-    if absent := [name for name in bad if name not in given]:
-        files = " ".join(f"--from {name}=PATH" for name in absent)
+    if files := " ".join(f"--from {name}=PATH" for name in bad if name not in given):
         lines += [f"give local files, read by the set's own rules: {files}"]
         lines += ["or leave them out with --skip-missing, or name others with --corpora"]
     raise UserError("\n".join(lines))
@@ -361,22 +346,19 @@ def choose_draws(
 
     A case that is below it is not tried again with more.
     """
-    left, tried, done = list(cases), list[dict[str, Any]](), 0
+    left, tried = list(cases), list[dict[str, Any]]()
     for draws in ladder:
-        noise: list[float] = []
+        noise = []
         for case in left:
-            progress.start(done + len(left) - len(noise))
             noise.append(mask_noise(case, draws, seed, num_seeds))
             progress.advance()
-            done += 1
-        worst = max(range(len(left)), key=noise.__getitem__)
-        where = f"{left[worst].text.title}, {left[worst].run}"
-        tried.append({"draws": draws, "noise": noise[worst], "where": where})
+        worst = left[int(np.argmax(noise))]
+        where = f"{worst.text.title}, {worst.run}"
+        tried.append({"draws": draws, "noise": max(noise), "where": where})
         left = [case for case, value in zip(left, noise) if value > precision]
         if not left:
             break
-    last = tried[-1]
-    return Pilot(last["draws"], precision, last["noise"], last["where"], tried)
+    return Pilot(precision=precision, **tried[-1], tried=tried)
 
 
 def mask_noise(case: Case, draws: int, seed: int, num_seeds: int = 1) -> float:
@@ -400,12 +382,11 @@ def join_seeds(results: Sequence[Likelihood], blocks: Blocks, seeds: Sequence[in
 
     Exact and estimated values of the same blocks stay paired.
     """
-    fingerprint = f"{blocks.fingerprint}/{'+'.join(map(str, seeds))}"
     return replace(
         results[0],
-        count_BR=np.concatenate([result.count_BR for result in results], axis=1),
-        ce_BR=np.concatenate([result.ce_BR for result in results], axis=1),
-        fingerprint=fingerprint,
+        count_BR=np.hstack([result.count_BR for result in results]),
+        ce_BR=np.hstack([result.ce_BR for result in results]),
+        fingerprint=f"{blocks.fingerprint}/{'+'.join(map(str, seeds))}",
     )
 
 
@@ -443,34 +424,28 @@ def collect(
     seeds: Sequence[int],
 ) -> dict[str, Any]:
     """All numbers of the table, ready for JSON."""
-    told = []
+    about_sets = []
     for text in sets:
         here = [(case, found) for case, found in results if case.text == text]
         joined = {case.run: join_seeds(found, case.blocks, seeds) for case, found in here}
-        told.append(
-            {
-                "name": text.name,
-                "title": text.title,
-                "files": text.files,
-                "missing": missing.get(text.name),
-                "results": {
-                    case.run: {
-                        **summarize(found, joined[case.run]),
-                        "is_own_text": own_family(runs[case.run], text),
-                        "data_fingerprint": case.blocks.fingerprint,
-                    }
-                    for case, found in here
-                },
-                "differences": {
-                    name: compare(joined[name], joined[here[0][0].run]) for name in [*joined][1:]
-                },
+        about = {"name": text.name, "title": text.title, "files": text.files}
+        about["missing"] = missing.get(text.name)
+        summaries = {
+            case.run: {
+                **summarize(found, joined[case.run]),
+                "is_own_text": own_family(runs[case.run], text),
+                "data_fingerprint": case.blocks.fingerprint,
             }
-        )
-    about = [
+            for case, found in here
+        }
+        first, *others = joined or [""]
+        differences = {name: compare(joined[name], joined[first]) for name in others}
+        about_sets.append({**about, "results": summaries, "differences": differences})
+    about_runs = [
         {"name": name, "run": run.folder.name, "step": run.step, "wraps_rows": run.is_wrapped}
         for name, run in runs.items()
     ]
-    return {"runs": about, "sets": told}
+    return dict(without_nan({"runs": about_runs, "sets": about_sets}))
 
 
 # Tables: on the screen, and like the paper's Table 7 in Markdown.
@@ -575,8 +550,10 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 
 def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
     noisy = [case for case in cases if not case.is_exact]
-    if not noisy or options.draws is not None:
-        return Pilot(options.draws if noisy and options.draws else 1)
+    if not noisy:
+        return Pilot(1)
+    if options.draws is not None:
+        return Pilot(options.draws)
     with progress_bar("pilot", "trials") as progress:
         pilot = choose_draws(
             noisy, options.precision, seed=options.seed, num_seeds=options.seeds, progress=progress
@@ -591,7 +568,7 @@ def main(args: Sequence[str]) -> int:
     _check(options)
     sets = parse_sets(options)
 
-    runs = {name: options.load(folder) for name, folder in by_folder(options.runs).items()}
+    runs = {name: options.load(folder) for name, folder in by_folder(options.models).items()}
     for run in runs.values():
         check_run(run, options.eos)
     found, missing = load_blocks(
@@ -600,30 +577,26 @@ def main(args: Sequence[str]) -> int:
     blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
     cases = make_cases(runs, sets, blocks, options.batch_size)
     pilot = _choose_draws(options, cases)
-    only = Path(options.runs[0]) if len(options.runs) == 1 else Path("runs")
-    folder = Path(options.out) if options.out else only / "zero-shot"
+    folder = results_folder(options.out, options.models, "zero-shot")
     store = FileStore(folder / "blocks", ".npz", Likelihood.load, Likelihood.save)
-    seeds = [options.seed + number for number in range(options.seeds)]
+    seeds = options.all_seeds
     total = sum(len(case.blocks) * (1 if case.is_exact else len(seeds)) for case in cases)
     with progress_bar("zero-shot", "blocks", total) as progress:
         results = [(case, case.measure(pilot.draws, seeds, store, progress)) for case in cases]
-    numbers = without_nan(
-        {
-            "bellmask": __version__,
-            "suite": "zero-shot",
-            "eos": options.eos,
-            "weights": options.weights,
-            "seeds": seeds,
-            "draws": pilot.draws,
-            "draws_reason": pilot.reason,
-            "pilot": asdict(pilot),
-            **collect(runs, sets, missing, results, seeds),
-        }
-    )
-    write_text(folder / "zero_shot.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "zero_shot.md", markdown(numbers))
-    result_table(numbers).print()
-    if (differences := difference_table(numbers)).rows:
-        differences.print()
+    numbers = {
+        "bellmask": __version__,
+        "suite": "zero-shot",
+        "eos": options.eos,
+        "weights": options.weights,
+        "seeds": seeds,
+        "draws": pilot.draws,
+        "draws_reason": pilot.reason,
+        "pilot": asdict(pilot),
+        **collect(runs, sets, missing, results, seeds),
+    }
+    write_results(folder, numbers, "zero_shot", md=markdown(numbers))
+    for table in (result_table(numbers), difference_table(numbers)):
+        if table.rows:
+            table.print()
     print(f"written: {folder}/zero_shot.json, zero_shot.md, blocks/")
     return 0

@@ -34,12 +34,14 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, is_right: Callable[[dict[str, Any]], bool] = lambda record: True
+        self, path: Path | None, is_right: Callable[[dict[str, Any]], bool] = lambda record: True
     ) -> None:
-        self.path, self._is_right = path, is_right
+        """Without a path the records are in memory alone."""
+        self.path, self._is_right = path or Path(), is_right
+        self._is_in_memory = path is None
         self._records: dict[str, dict[str, Any]] = {}
         self._is_torn = False
-        if path.exists():
+        if path is not None and path.exists():
             for record in self._read():
                 self._records.setdefault(record["key"], record)
 
@@ -85,25 +87,24 @@ class Store:
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Store records, each with its ``key``; they are on disk when this returns."""
         new = [dict(record) for record in records if record["key"] not in self._records]
-        if not new:
-            return
+        if new and not self._is_in_memory:
+            self._append(new)
+        for record in new:
+            self._records.setdefault(record["key"], record)
+
+    def _append(self, records: Iterable[Mapping[str, Any]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = b"".join(json.dumps(r, ensure_ascii=True).encode() + b"\n" for r in new)
+        lines = b"".join(json.dumps(r, ensure_ascii=True).encode() + b"\n" for r in records)
         if self._is_torn:
-            self._drop_torn_line()
+            with self.path.open("r+b") as stream:
+                content = stream.read()
+                stream.truncate(content.rfind(b"\n") + 1)
         self._is_torn = True  # until all of it is there
         with self.path.open("ab") as stream:
             stream.write(lines)
             stream.flush()
             os.fsync(stream.fileno())
         self._is_torn = False
-        for record in new:
-            self._records.setdefault(record["key"], record)
-
-    def _drop_torn_line(self) -> None:
-        with self.path.open("r+b") as stream:
-            content = stream.read()
-            stream.truncate(content.rfind(b"\n") + 1)
 
 
 class FileStore(Generic[T]):

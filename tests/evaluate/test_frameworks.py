@@ -19,7 +19,6 @@ from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.evaluate.likelihood import BlockScorer, evaluate
-from bellmask.model.attention import AttentionRules
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import collapsed_strata_error
@@ -197,11 +196,6 @@ def test_orders_are_uniform_and_differ_between_rows_and_draws_but_not_between_mo
     assert all(len(set(code.tolist())) == 24 for code in codes)
     assert stats.chisquare(np.unique(codes, return_counts=True)[1]).pvalue > 1e-3
     assert orders(wrong_by_order, 3, draws=1) == found[:240] != orders(wrong, 4, draws=1)
-    options = {"mask_id": MASK, "framework": any_order(), "draws": 2}
-    whole = evaluate(Asked(wrong), blocks_of(DATA * 5), **options)
-    mirrored, keys = blocks_of((DATA * 5)[::-1]), torch.arange(30).flip(0)
-    keyed = evaluate(Asked(wrong), mirrored, **options, row_keys=keys, batch_size=7)
-    np.testing.assert_array_equal(keyed.ce_BR, whole.ce_BR[::-1])
 
 
 # the real network
@@ -265,16 +259,6 @@ def test_next_token_cross_entropy_in_the_order_of_the_framework(framework, encod
     np.testing.assert_allclose(result.block_nll, totals / LENGTHS, atol=1e-6)
 
 
-def test_rules_of_attention_are_for_masked_rows():
-    """A mask made of clean rows says nothing about slots in another order."""
-    blocks = blocks_of(TEXT, LENGTHS)
-    rules = AttentionRules(document_eos=TEXT[0][2])
-    for framework in (arm(7), any_order()):
-        plain = evaluate(awake(), blocks, mask_id=9, framework=framework)
-        ruled = evaluate(awake(), blocks, mask_id=9, framework=framework, rules=rules)
-        np.testing.assert_array_equal(plain.ce_BR, ruled.ce_BR)
-
-
 # its error
 
 
@@ -306,9 +290,7 @@ def test_the_error_of_a_paired_difference_is_its_spread(draws):
         ordered = scored(blocks, arm(8), draws, seed)
         masked = scored(blocks, Mdm(), draws, seed)
         gap, error = ordered.difference(masked)
-        assert gap == pytest.approx(ordered.nll - masked.nll, abs=1e-12)
-        back = masked.difference(ordered)
-        assert back == pytest.approx((-gap, error), abs=1e-12)
+        assert masked.difference(ordered) == pytest.approx((-gap, error), abs=1e-12)
         found.append((gap, error, ordered.standard_error, masked.standard_error, ordered.nll))
     gap, error, ordered_error, masked_error, nll = np.array(found).T
     spread = gap.std(ddof=1)
@@ -327,10 +309,8 @@ def test_what_can_be_paired():
     random_order = scored(blocks, any_order(), 3, 0)
     for other in (masked, random_order, scored(blocks, Mdm(), 4, 0)):
         assert ordered.is_paired_with(other)
-        assert other.is_paired_with(ordered)
     strata = collapsed_strata_error(ordered.block_nll - masked.block_nll, masked.level_B)
     assert ordered.difference(masked)[1] == pytest.approx(strata)
-    assert masked.difference(ordered)[1] == pytest.approx(strata)
     for other in (scored(others, arm(8), 1, 0), scored(blocks, arm(8), 1, 1)):
         assert not ordered.is_paired_with(other)
         with pytest.raises(ValueError, match="same blocks"):

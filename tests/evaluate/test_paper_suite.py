@@ -1,13 +1,14 @@
 """The paper's suite: rows with gaps, scores and their errors, answers that are cached.
 
 By hand, and with models that know everything or nothing. The command itself:
-``tests/end_to_end/test_paper_suite.py``; its numbers: ``tests/frozen``.
+``tests/end_to_end/test_suites.py``; its numbers: ``tests/frozen``.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -21,10 +22,21 @@ from example_tools import encode_example
 from bellmask.data.chat_templates import make_template
 from bellmask.data.example_files import Example, Message
 from bellmask.data.examples import ExampleRules
-from bellmask.data.tasks import BENCHMARKS, scored_questions
-from bellmask.evaluate.paper_suite import Suite, is_sure, summary
-from bellmask.evaluate.paper_tasks import rouge
-from bellmask.evaluate.scorer import Estimator, Score, Scorer
+from bellmask.data.tasks import BENCHMARKS, SCORES, open_task, scored_questions, validation_records
+from bellmask.evaluate import paper_suite
+from bellmask.evaluate.lm_eval import STOCK
+from bellmask.evaluate.paper_suite import (
+    Suite,
+    full_rows,
+    is_sure,
+    main_table,
+    normalize,
+    notes,
+    other_rows,
+    rouge,
+    summary,
+)
+from bellmask.evaluate.scorer import Score
 from bellmask.generate.settings import Sampling
 from bellmask.model.pretrained import Backbone
 from bellmask.run import load_run
@@ -32,13 +44,21 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.progress import NO_PROGRESS
 from bellmask.utils.rng import stream_key
 from bellmask.utils.stats import Estimate
+from bellmask.utils.table import Bold
 
 pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 
 from bellmask.evaluate import lm_eval_model as harness
-from bellmask.evaluate.lm_eval_model import BellmaskLM, Gap, RandomLM, UnigramLM
+from bellmask.evaluate.lm_eval_model import (
+    BellmaskLM,
+    Gap,
+    LoadedTasks,
+    RandomLM,
+    ScoredChoice,
+    UnigramLM,
+)
 
 
 class Stub(BellmaskLM):
@@ -111,10 +131,10 @@ def noisy(stub):
 def suite_of(tmp_path_factory):
     """Of one model or more, by their marks."""
 
-    def make(*models, tasks=TASKS, limit=0, seeds=(0, 1), records=None):
+    def make(*models, tasks=TASKS, limit=0, seeds=(0, 1)):
         folder = tmp_path_factory.mktemp("suite")
         named = {getattr(model, "mark", "one"): model for model in models}
-        return Suite(harness, named, records or loaded(*tasks), limit, seeds, folder)
+        return Suite(harness, named, loaded(*tasks), limit, seeds, folder)
 
     return make
 
@@ -154,18 +174,6 @@ def test_errors_by_hand():
         (0.0, 0.0, 20, False), (1.0, None, 20, False),
     ):  # fmt: skip
         assert is_sure(Estimate(value, error, count)) is wanted
-
-
-def test_paired_errors_are_those_of_a_bootstrap():
-    """Questions drawn again 20,000 times."""
-    draw = np.random.default_rng(0)
-    easy_B = draw.random(300)
-    mine = 100.0 * (draw.random((2, 300)) < easy_B)
-    other = 100.0 * (draw.random((2, 300)) < easy_B * 0.9)
-    found = summary({"raw": mine}, {"raw": other})["raw"]["difference"]
-    apart_B, again = (mine - other).mean(0), draw.integers(300, size=(20_000, 300))
-    assert found["mean"] == pytest.approx(apart_B.mean())
-    assert found["error"] == pytest.approx(apart_B[again].mean(1).std(), rel=0.03)
 
 
 # --- rows with a gap -------------------------------------------------------------------------
@@ -211,12 +219,11 @@ def test_what_is_furthest_from_the_gap_is_left_out(stub):
     assert row_of(one, STORY, "own") == "ran." + "␣" * 8 + " Fou"
     short = {**STORY, "answer": " No", "after": " abcdefghijklmnop"}
     assert row_of(one, short, before="Hi.") == "Hi.␣␣␣ abcdefghi"
-    short = {**STORY, "answer": " No", "after": "!"}
-    assert row_of(one, short, before="abcdefghijklmnop") == "efghijklmnop␣␣␣!"
-    for length, is_cut in ((8, False), (9, True)):
-        one.facts.clear()
-        row_of(one, {**WORD, "answer": " " * length})
-        assert bool(one.facts["t"].cut) is is_cut
+    one.facts.clear()
+    row_of(one, {**WORD, "answer": " " * 8})
+    assert not one.facts["t"].cut
+    row_of(one, {**WORD, "answer": " " * 9})
+    assert one.facts["t"].cut == {0}
     # WORD has 17 + 4 bytes, STORY 17 + 20 + 16, the choice 3 + 5
     choice = Instance("loglikelihood", {"bellmask": WORD}, ("who", " they"), 0, ("t", 0, 1))
     for ask, size in (
@@ -255,30 +262,6 @@ def test_who_knows_all_is_always_right_and_who_errs_always_wrong(stub, measure, 
             assert values == pytest.approx(100.0 if is_right else 0.0)
 
 
-def test_choices_by_sum_token_and_byte_and_by_seed(stub, measure):
-    """sol1 is the longer one; labels are 0, 1, 0, 1, 0."""
-    first, second = [100, 0, 100, 0, 100], [0, 100, 0, 100, 0]
-    longer = stub(lambda _, continuation, seed: -5.0 if continuation == " sat" else -6.0)
-    values = measure(longer, "piqa", seeds=(0,))["piqa"]
-    assert {name: value.tolist() for name, value in values.items()} == {
-        "raw": [second], "per_token": [first], "per_byte": [first]
-    }  # fmt: skip
-
-    def by_seed(context, continuation, seed):
-        return -1.0 if (continuation != " sat") == (seed == 0) else -100.0
-
-    for longest, share, passes in ((0, 0.0, 3 * 20), (4, 0.5, 3 * 15)):
-        one = stub(by_seed, longest_exact=longest)
-        values = measure(one, "piqa")["piqa"]
-        if not longest:
-            assert values["raw"].tolist() == [first, second]
-        facts = one.facts["piqa"]
-        assert (facts.exact_share, sum(facts.passes.values())) == (share, passes)
-    # who cannot tell choices apart guesses: WinoGrande's end alike
-    values = measure(stub(), "winogrande")["winogrande"]
-    assert all((value == 50).all() for value in values.values())
-
-
 def test_texts_are_graded_by_variant(stub, measure):
     """More than the word is wrong in a gap of its length only; EOS ends a text."""
     one = stub(text=lambda row, seed: " dog, and more")
@@ -292,8 +275,6 @@ def test_texts_are_graded_by_variant(stub, measure):
         for place, noun in enumerate(NOUNS):
             for name, value in rouge(" dog, and more", f"The {noun} ran under a tree.").items():
                 assert stories[name + ending][0, place] == pytest.approx(value)
-    heat = {(one.decode(gap.row).endswith("."), gap.sampling.temperature) for gap in one.asked}
-    assert heat == {(True, 0.95), (False, 1.0)}
     assert len({(gap.sample, gap.seed) for gap in one.asked}) == len(one.asked) == 30
     ended = stub()
     ended.fill = lambda gaps, _: [[*b" dog", ended.tokenizer.eos_id, *b" x"] for _ in gaps]
@@ -304,7 +285,7 @@ def test_texts_are_graded_by_variant(stub, measure):
 
 
 def test_nothing_is_asked_twice_and_numbers_depend_on_neither_chunks_nor_order(
-    noisy, stub, suite_of, tmp_path, monkeypatch
+    noisy, suite_of, tmp_path, monkeypatch
 ):
     base, bell = noisy("base"), noisy("bell")
     for model in (base, bell):
@@ -322,57 +303,9 @@ def test_nothing_is_asked_twice_and_numbers_depend_on_neither_chunks_nor_order(
         for name, mine in task["results"]["bell"]["scores"].items():
             gap = mine["mean"] - task["results"]["base"]["scores"][name]["mean"]
             assert mine["difference"]["mean"] == pytest.approx(gap)
-    double = loaded("piqa")
-    double["piqa"].records.extend(double["piqa"].records)
-    for longest, count in ((1000, 10), (0, 40)):  # without noise: once for all seeds and repeats
-        assert suite_of(stub(longest_exact=longest), records=double).num_missing() == count
     monkeypatch.setattr(harness, "CHUNK", 3)
     other = suite_of(noisy("base"), noisy("bell"), tasks=TASKS[::-1]).numbers()
     assert other["tasks"][::-1] == numbers["tasks"]
-
-
-@pytest.mark.parametrize(
-    ("option", "more"),
-    [("seeds", (0, 1, 2)), ("limit", 5), ("tasks", ("lambada", "piqa", "infilling"))],
-)
-def test_more_work_does_only_what_is_new(noisy, suite_of, tmp_path, option, more):
-    small = {"tasks": ("piqa", "infilling"), "limit": 3, "seeds": (0, 1)}
-    before, after, whole = noisy(), noisy(), noisy()
-    before.store_in(tmp_path)
-    suite_of(before, **small).numbers()
-    after.store_in(tmp_path)
-    grown = suite_of(after, **{**small, option: more})
-    once = suite_of(whole, **{**small, option: more})
-    assert grown.numbers() == once.numbers()
-    assert before.asked
-    assert after.asked
-    assert sorted(map(repr, before.asked + after.asked)) == sorted(map(repr, whole.asked))
-
-
-@pytest.mark.parametrize("place", [0, 150])
-def test_stopped_work_goes_on(noisy, suite_of, tmp_path, monkeypatch, place):
-    monkeypatch.setattr(harness, "CHUNK", 7)
-    whole = suite_of(noisy()).numbers()
-
-    def stop():
-        if first.progress.done >= place:
-            raise KeyboardInterrupt
-
-    first, second = noisy(), noisy()
-    first.store_in(tmp_path)
-    first.progress = Counted(stop)
-    stopped = suite_of(first)
-    total = stopped.num_missing()
-    with pytest.raises(KeyboardInterrupt):
-        stopped.numbers()
-    for path in tmp_path.glob("*.jsonl"):  # as a kill leaves it
-        path.write_bytes(path.read_bytes() + b'{"key": "half of a li')
-    second.store_in(tmp_path)
-    resumed = suite_of(second)
-    left = resumed.num_missing()
-    assert place - 7 <= total - left <= place + 7
-    assert resumed.numbers() == whole
-    assert len(second.asked) == left
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
@@ -391,7 +324,7 @@ CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assi
 
 @pytest.mark.parametrize(
     ("template", "has_turns", "chat"),
-    [("auto", False, None), ("plain", True, CHAT), ("chat", False, None), ("auto", True, CHAT)],
+    [("plain", True, CHAT), ("chat", False, None), ("auto", True, CHAT)],
 )
 def test_tuned_prompts_are_rows_of_fine_tuning(small_config, tmp_path, template, has_turns, chat):
     """A run that says it was fine-tuned, with any template."""
@@ -421,28 +354,6 @@ def test_tuned_prompts_are_rows_of_fine_tuning(small_config, tmp_path, template,
     _, window = asked("a cat ", "sat", prompts="plain")
     assert (window.given, window.target) == ((run.tokenizer.bos_id, *ids("a cat")), ids(" sat"))
     assert asked("a cat", " sat", ending="none")[1].target[-1] != eos
-
-
-def test_a_plain_run_is_asked_as_by_hand(small_config, measure):
-    """Sums over windows, of masks that the question's number and the seed decide."""
-    run, estimator = random_run(small_config(*EXACT)), Estimator(draws=2, longest_exact=3)
-    one = BellmaskLM(run, draws=2, longest_exact=3, batch_tokens=64, greedy=False)
-    assert (one.prompts, one.ending, one.own_length) == ("plain", (), None)
-    assert BellmaskLM(run, ending="eos").ending == (run.tokenizer.eos_id,)
-    scorer, found = Scorer(run, estimator), measure(one, "piqa", seeds=(5, 6))["piqa"]
-    records = loaded("piqa")["piqa"].records
-    for number, record in enumerate(records):
-        noise = stream_key(0, "question", "piqa", number) % (1 << 62)
-        texts = [f" {record[name]}" for name in ("sol1", "sol2")]
-        context = f"Question: {record['goal']}\nAnswer:"
-        windows = [scorer.asks(context, text, noise=noise) for text in texts]
-        tokens = [sum(len(window.target) for window in own) for own in windows]
-        sizes = {"raw": [1, 1], "per_token": tokens, "per_byte": [len(t.strip()) for t in texts]}
-        for place, seed in enumerate((5, 6)):
-            sums = [sum(s.log_probability for s in scorer.score(w, seed=seed)) for w in windows]
-            for how, size in sizes.items():
-                is_right = int(np.argmax(np.array(sums) / np.array(size))) == record["label"]
-                assert found[how][place, number] == 100 * is_right
 
 
 def test_a_fingerprint_changes_when_answers_may(small_config):
@@ -480,10 +391,6 @@ def test_a_unigram_is_counted_by_hand(zoo, monkeypatch):
     assert write(0, 2) == [two] != write(1, 2)
     share = np.bincount(one, minlength=259) / 4000
     assert np.abs(share - np.exp(unigram.log_p_V)).max() < 5 * math.sqrt(0.25 / 4000)
-    monkeypatch.setattr(harness, "REFERENCE_BLOCKS", 3)
-    rows = train.spread(3).rows(slice(0, 3)).flatten().tolist()
-    wanted = [math.log((rows.count(token) + 1) / (len(rows) + 259)) for token in range(259)]
-    assert UnigramLM.of(run).log_p_V.tolist() == pytest.approx(wanted), "a sample of a long text"
     monkeypatch.setattr(type(run), "blocks", lambda self: (valid, train))
     with pytest.raises(UserError, match="has changed"):
         UnigramLM.of(run)
@@ -497,6 +404,232 @@ def test_guessing_is_even(zoo, measure):
             assert all((value == 100 / count).all() for value in values.values())
             facts = guesser.facts[task]
             assert (facts.passes, facts.exact_share) == ({}, None)
-    (made,) = guesser.fill([Gap((259,) * 5180, Sampling(), 0, 0)], NO_PROGRESS)
-    count = np.bincount(made, minlength=259)
-    assert ((count - 20) ** 2 / 20).sum() < 259 + 5 * math.sqrt(2 * 259), "chi-squared"
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def score(mean, gap=None, *, sure=False):
+    found = {"mean": mean, "deviation": 0.5, "error": 1.5}
+    return found | (
+        {} if gap is None else {"difference": {"mean": gap, "error": 0.75, "is_sure": sure}}
+    )
+
+
+def made_up(*names, means=(40.0, 45.5)):
+    """Models and a baseline on PIQA and LAMBADA."""
+    facts = {"step": 4, "prompts": "plain", "ending": "none", "tokenizer": "bytes"}
+    facts |= {"framework": "mdm", "block_length": 64}
+    models = [{"name": name, "is_model": True, **facts} for name in names]
+    models.append({**models[0], "name": "random", "is_model": False, "step": None})
+    piqa, lambada = {}, {}
+    for place, (name, mean) in enumerate(zip([*names, "random"], [*means, 99.0], strict=True)):
+        gap = None if place == 0 else mean - means[0]
+        found = {"num_cut": 0, "num_shortened": 0, "exact_share": 0.25 if name in names else None}
+        scores = {how: score(mean, gap, sure=place == 1) for how in ("per_token", "raw")}
+        piqa[name] = {**found, "scores": scores}
+        words = {"word": score(0.0, gap and 0.0), "word_own": score(7.0, gap and -0.001)}
+        lambada[name] = {**found, "scores": words}
+    tasks = [
+        {"name": name.lower(), "title": name, "main": main, "note": f"{name}: a note",
+         "gives_length": main == "word", "results": results, "num_questions": 1234,
+         "origin": "a file"}
+        for name, main, results in (("PIQA", "per_token", piqa), ("LAMBADA", "word", lambada))
+    ]  # fmt: skip
+    found = {"models": models, "seeds": [0, 1, 2], "tasks": tasks, "missing": {}}
+    return found | {"estimator": "auto", "draws": 16, "longest_exact": 6}
+
+
+def main_rows(numbers):
+    rows = main_table(numbers).rows
+    return [[f"<{c}>" if isinstance(c, Bold) else c for c in row] for row in rows]
+
+
+def test_main_and_full_table():
+    numbers = made_up("base", "bell")
+    assert main_table(numbers).columns == ["model", "PIQA (%)", "LAMBADA (%)†"]
+    assert main_rows(numbers) == [
+        ["base, step 4", "40.00 ± 0.50", "0.00 ± 0.50"],
+        ["bell, step 4", "<45.50 ± 0.50 (+5.50*)>", "0.00 ± 0.50 (+0.00)"],
+        ["random", "99.00 ± 0.50", "0.00 ± 0.50"],
+    ]
+    columns, rows = full_rows(numbers)
+    assert {len(row) for row in rows} == {len(columns)}
+    assert [row[-1] for row in rows[:2]] == ["-", "+5.50 ± 0.75 *"]
+    assert rows[1][3:6] == ["45.50", "0.50", "1.50"]
+    _, rows = other_rows(numbers)
+    assert [row[1] for row in rows] == ["40.00 ± 0.50", "7.00 ± 0.50"]
+    numbers["tasks"][0]["results"]["base"]["scores"]["per_token"]["deviation"] = None
+    assert full_rows(numbers)[1][0][4] == "-"
+    assert main_rows(numbers)[0][1] == "40.00"
+
+
+@pytest.mark.parametrize(
+    ("means", "best"),
+    [
+        ((40.0, 45.5, 1.0), "b"),
+        ((45.501, 45.499, 45.5), "abc"),
+        ((0.004, 0.001, 0.0), ""),
+        ((45.5,), ""),
+    ],
+)
+def test_the_best_models_are_bold(means, best):
+    """As printed: baselines never, ties all, nobody where nobody scored or nobody competes."""
+    numbers = made_up(*"abc"[: len(means)], means=means)
+    bold = {row[0][0] for row in main_rows(numbers) if row[1].startswith("<")}
+    assert bold == set(best)
+
+
+def test_notes_say_what_differs():
+    numbers = made_up("base", "bell")
+    before = "\n".join(notes(numbers))
+    for words in ("3 evaluation seeds", "1,234 questions", "up to 6 tokens, else 16", "25% of b"):
+        assert words in before
+    numbers["missing"] = {"triviaqa": "no network"}
+    numbers["models"][1].update(prompts="tuned", tokenizer="bpe", framework="arm")
+    numbers["tasks"][1]["results"]["bell"].update(num_cut=3, num_shortened=1001)
+    after = "\n".join(notes(numbers))
+    for words in ("no data: triviaqa", "those of fine-tuning", "Tokenizers differ", "an ARM",
+                  "LAMBADA: 3 gold answers", "LAMBADA: 1,001 questions"):  # fmt: skip
+        assert words in after
+        assert words not in before
+    numbers["seeds"] = [0]
+    assert "One evaluation seed" in "\n".join(notes(numbers))
+
+
+# --- tasks: their documents beside lm-eval's own, and their scores ----------------------------
+
+
+@pytest.fixture
+def some_records(fetched, shared_file):
+    """From the whole set; of LAMBADA also the ones with a line end in the word."""
+
+    def load(task, count=100):
+        if task == "lambada":
+            folder = shared_file("lambada/lambada_test_openai.jsonl").parents[1]
+            records = open_task(task, str(folder), folder).records
+        else:
+            records = fetched(lambda cache: validation_records(task, cache))
+        odd = [r for r in records if task == "lambada" and "\n" in r["text"].split(" ")[-1]]
+        return [*records[:: max(1, len(records) // count)][:count], *odd]
+
+    return load
+
+
+def asked(folder, task, records, prompts):
+    """lm-eval's task, and by document what it asks."""
+    assert paper_suite.write_task(folder, task, records, 0, prompts) == len(records)
+    loaded = LoadedTasks(folder, [task])
+    requests = {}
+    for request in loaded.requests():
+        requests.setdefault(request.doc_id, []).append(request)
+    return loaded._loaded["tasks"][task], list(requests.values())
+
+
+@pytest.mark.parametrize("task", STOCK)
+def test_documents_say_what_lm_evals_own_task_wants(task, some_records, tmp_path):
+    stock, documents = asked(tmp_path, task, some_records(task), "plain")
+    for requests in documents:
+        doc = requests[0].doc
+        about, target = doc["bellmask"], stock.doc_to_target(doc)
+        if BENCHMARKS[task].kind == "choice":
+            gold = stock.doc_to_text(doc) if task == "winogrande" else target
+            assert about["gold"] == int(gold)
+            assert BENCHMARKS[task].column.measure == f"accuracy, {len(requests)} choices"
+        elif task == "lambada":
+            assert requests[0].args[0] + about["answer"] == doc["text"]
+        else:
+            assert set(doc["answer"]["aliases"]) <= set(about["accepted"])
+            assert about["answer"].strip() == about["accepted"][0] == doc["answer"]["value"]
+
+
+def scored(values, tokens, texts):
+    pairs = zip(values, tokens, texts, strict=True)
+    return [ScoredChoice.of(Score(v, 0.0, n, 1, True), False, text) for v, n, text in pairs]
+
+
+def test_each_way_to_choose_can_choose_differently():
+    texts = [" abc", " abcdefghij", " \u00e9\u00e9\u00e9\u00e9\u00e9"]  # 3, 10 and 10 bytes
+
+    def right(gold, values=(-6.0, -8.0, -7.0)):
+        found = paper_suite.score_choices(
+            {"bellmask": {"gold": gold}}, scored(values, [2, 3, 1], texts)
+        )
+        return [name for name, value in found.items() if value]
+
+    assert [right(gold) for gold in range(3)] == [["raw"], ["per_token"], ["per_byte"]]
+    assert right(1, (-2.0, -1.0, -1.0)) == ["per_token", "raw", "per_byte"], "the first of equals"
+    alike = paper_suite.score_choices({"bellmask": {"gold": 0}}, scored([-1.0] * 3, [2] * 3, texts))
+    assert alike == dict.fromkeys(SCORES["choice"], 100 / 3)
+
+
+@pytest.mark.parametrize(
+    ("written", "gold", "is_all", "is_first"),
+    [
+        ("signs\n", " signs ", True, True),
+        (" Signs", "signs", False, False),
+        (' signs,"', "signs", False, True),
+        (" signs. Then he", "signs", False, True),
+        (" signsand", "signs", False, False),
+        (" the signs", "signs", False, False),
+        ("", "signs", False, False),
+        (" ...", "signs", False, False),
+        (" 'paid", "'paid", True, True),
+        (" paid", "'paid", False, False),
+        (" Mr.", "Mr.", True, True),
+        (" Mr", "Mr.", False, False),
+        (" of Power, then", "of\n\nPower", False, True),
+        (" of", "of\n\nPower", False, False),
+    ],
+)
+def test_last_words_of_lambada(written, gold, is_all, is_first):
+    assert paper_suite.is_word(written, gold) is is_all
+    assert paper_suite.begins_with_word(written, gold) is is_first
+
+
+@pytest.mark.parametrize(
+    ("written", "is_exact", "is_inside"),
+    [
+        ("the sunset   boulevard!\nQuestion: What", True, True),
+        (" It is Sunset Boulevard, I think.", False, True),
+        (" sunset-blvd", True, True),
+        (" A house", False, False),
+        (" the US", True, True),
+        (" Sunset\nBoulevard", False, False),
+        ("\nSunset Boulevard", False, False),
+        ("", False, False),
+        (" the !", False, False),
+    ],
+)
+def test_answers_of_triviaqa(written, is_exact, is_inside):
+    accepted = ("Sunset Boulevard", "The Sunset Blvd.", "US", "!")
+    assert paper_suite.matches_exactly(written, accepted) is is_exact
+    assert paper_suite.contains(written, accepted) is is_inside
+
+
+def test_answers_are_normalized_as_in_the_release(fetched):
+    for record in fetched(lambda cache: validation_records("triviaqa", cache))[::10]:
+        answer = record["answer"]
+        assert normalize(answer["value"]) == answer["normalized_value"]
+        found = {normalize(alias) for alias in answer["aliases"]} - {""}
+        assert found == set(answer["normalized_aliases"])
+
+
+def test_rouge_by_hand(monkeypatch):
+    pytest.importorskip("rouge_score")
+    for written, gold, scores in (
+        # 4 of 6 words (the, cat, on, mat), 1 of 5 pairs (the cat), the cat on mat in order
+        ("the cat sat on the mat", "The cat lay on a mat.", (4 / 6, 1 / 5, 4 / 6)),
+        # all words, no pair but (c d), two in order
+        ("b a c d", "c d a b", (1, 1 / 3, 1 / 2)),
+        # precision 2/2, recall 2/4: F1 2/3; pairs 1/1 and 1/3: F1 1/2
+        ("x1 y1", "x1 y1 z1 w1", (2 / 3, 1 / 2, 2 / 3)),
+        # stems: walked = walking, dogs = dog
+        ("walked dogs", "walking dog", (1, 1, 1)),
+        ("", "something", (0, 0, 0)),
+    ):
+        percent = [100 * score for score in (sum(scores) / 3, *scores)]
+        assert list(rouge(written, gold).values()) == pytest.approx(percent)
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    with pytest.raises(UserError, match=r"bellmask\[eval\]"):
+        paper_suite.check_rouge()

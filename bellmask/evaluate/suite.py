@@ -1,0 +1,59 @@
+"""What the suites of ``bellmask evaluate`` share: models, seeds, and where results go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from bellmask.storage.loading import LoadOptions
+from bellmask.utils.errors import UserError
+from bellmask.utils.files import check_folder, without_nan, write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions(LoadOptions):
+    """Several models, each evaluated with several seeds."""
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Run folders, exports or names on the hub; others are compared with the first."""
+    seeds: int = 5
+    """Evaluation seeds: --seed, --seed + 1, ..."""
+    seed: int = 0
+    """The first of them."""
+    out: str | None = None
+    """Folder for the results; default RUN/SUITE for a single run folder, else runs/SUITE."""
+
+    @property
+    def all_seeds(self) -> list[int]:
+        """Evaluation seeds."""
+        return list(range(self.seed, self.seed + self.seeds))
+
+    def check(self, at_least_one: Sequence[str] = ()) -> None:
+        """UserError for what no suite can work with; fields that must be 1 or more by name."""
+        check_folder(self.out)
+        if not self.models:
+            raise UserError("the suite needs at least one model: a run folder")
+        for name in ("seeds", *at_least_one):
+            if (value := getattr(self, name)) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
+    """Where results go: ``--out``, or the run folder, if it is a single one."""
+    if out:
+        return Path(out)
+    only = Path(models[0])
+    return (only if len(models) == 1 and only.is_dir() else Path("runs")) / name
+
+
+def write_results(folder: Path, numbers: dict[str, Any], name: str, **pages: str) -> None:
+    """Write ``name.json`` and pages by their suffixes (``md=...``); nan becomes null."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = json.dumps(without_nan(numbers), indent=1, allow_nan=False, default=str)
+    for suffix, text in {"json": content + "\n", **pages}.items():
+        write_text(folder / f"{name}.{suffix}", text)
