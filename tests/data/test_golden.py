@@ -62,12 +62,24 @@ TEXTS = [
 ]
 TOYS = "toy:sticky toy:sticky:0.3 toy:order2 toy:hidden toy:local toy:local:1".split()
 EXAMPLES = "toy:copy:2 toy:sums:1 toy:reverse stories:stories.txt c.jsonl hub:me/set talks.jsonl "
-EXAMPLES += "sharegpt:talks.jsonl"
+EXAMPLES += "sharegpt:talks.jsonl tasks:tasks"
+COUNTS = "piqa=9 lambada=0 hellaswag=0 triviaqa=0 openbookqa=0 social_iqa=0 winogrande=30".split()
 
 
 def write_files():
     talks = [{"id": f"a{i}_0", "conversations": SAID * 2} for i in range(20)]
-    lines = {"c.jsonl": ROWS, "talks.jsonl": talks}
+    Path("tasks/winogrande").mkdir(parents=True)
+    options = {"option1": "one ", "option2": "two"}
+    lines = {
+        "c.jsonl": ROWS,
+        "talks.jsonl": talks,
+        "tasks/piqa.jsonl": [
+            {"goal": f"do {i} ", "sol1": "a", "sol2": "b", "label": i % 3 - 1} for i in range(30)
+        ],
+        "tasks/winogrande/a.jsonl": [
+            {"sentence": f"{i} _ is", "answer": str(i % 2 + 1), **options} for i in range(9)
+        ],
+    }
     for name, rows in lines.items():
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("a.txt").write_text(TEXT)
@@ -110,8 +122,8 @@ def everything(monkeypatch):
         found[name] = parts_of(load_data(options, SymbolTokenizer(8)))
     for name in EXAMPLES.split():
         for bos_first in (False, True):
-            options = replace(base, block_length=320)
-            data = load_example_blocks(options, SftOptions(name), BYTES, bos_first=bos_first)
+            options, sft = replace(base, block_length=320), SftOptions(name, counts=tuple(COUNTS))
+            data = load_example_blocks(options, sft, BYTES, bos_first=bos_first)
             found[f"examples {name} {bos_first}"] = parts_of(data)
     blocks = prepare(replace(base, train="a.txt"), BYTES, "train")
     parts = [blocks.spread(7), blocks.slice(3, 9), blocks.starting_at(1)]
