@@ -14,17 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bellmask.data.readers import (  # noqa: F401  (records are read there)
-    Record,
-    RecordSource,
-    hub_records,
-    identity_of,
-    open_records,
-    read_arrow,
-    read_records,
-    record_files,
-    text_of,
-)
+from bellmask.data.readers import Record, RecordSource, Source, open_records, text_of
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sanitize
 
@@ -79,20 +69,8 @@ Numbered = tuple[int, Example]
 are never spread over training and validation."""
 
 
-@dataclass(frozen=True)
-class ExampleSource:
-    """Examples, and where they come from; read any number of times, the same each time."""
-
-    name: str
-    identity: str
-    """Hash of the content, or of what pins it (a commit); changes when examples would."""
-    read: Callable[[Counter[str]], Iterator[Numbered]]
-    """Reads from the start; counts what was taken and what was left out, and why."""
-    origin: dict[str, str]
-    """For the data card: file or repository → SHA-256 or commit."""
-
-    def __iter__(self) -> Iterator[Example]:
-        return (example for _, example in self.read(Counter()))
+ExampleSource = Source[Numbered]
+"""Its ``read`` takes a Counter, which is told what was taken and what was left out, and why."""
 
 
 # Conversations made fit to learn from: ShareGPT's, and any list of turns with roles.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bellmask.data.chat_templates import response_after
-from bellmask.data.example_files import Record
+from bellmask.data.readers import Record
 from bellmask.data.tasks import BENCHMARKS, SCORES, TaskQuestion, scored_questions
 from bellmask.evaluate.lm_eval import stock_folder, write_overlay
 from bellmask.utils.errors import UserError

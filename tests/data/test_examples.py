@@ -23,7 +23,10 @@ def opened(source):
 
 
 def pairs(source):
-    return [(example.prompt_messages[-1].text, example.response) for example in source]
+    return [
+        (example.prompt_messages[-1].text, example.response)
+        for _, example in source.read(Counter())
+    ]
 
 
 def write_lines(path, rows):
@@ -51,7 +54,9 @@ def test_all_column_names_are_known_in_every_format(tmp_path):
     for name in ("a.jsonl", "b.json", "c.jsonl.gz"):
         source = opened(tmp_path / name)
         assert pairs(source) == pairs(source) == FOUND
-        assert [example.is_conversation for example in source] == [False] * 4 + [True] * 2
+        assert [example.is_conversation for _, example in source.read(Counter())] == [False] * 4 + [
+            True
+        ] * 2
     for rows, found in ((ROWS[:1] * 3, FOUND[:1] * 3), (ROWS[4:5], FOUND[4:5])):
         table = pyarrow.Table.from_pylist(rows)
         pyarrow.parquet.write_table(table, tmp_path / "e.parquet")

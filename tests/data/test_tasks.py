@@ -15,9 +15,8 @@ import pytest
 
 from bellmask.config.options import SftOptions
 from bellmask.data import tasks
-from bellmask.data.example_files import RecordSource
 from bellmask.data.examples import open_examples
-from bellmask.data.readers import cache_folder
+from bellmask.data.readers import HubSplit, RecordSource, cache_folder
 from bellmask.data.tasks import (
     BENCHMARKS,
     MissingData,
@@ -178,16 +177,16 @@ def test_a_draw_is_fixed_ordered_and_fair():
 def test_the_mix_comes_from_the_hub(monkeypatch):
     asked_for = []
 
-    def hub(name, *place):
-        asked_for.append((name, *place))
+    def hub(name, part):
+        asked_for.append((name, part))
         return RecordSource(name, f"{name}@1", lambda: iter(()), {})
 
     monkeypatch.setattr(tasks, "hub_records", hub)
     source = open_examples("tasks", SftOptions(train="tasks", counts=("lambada=0",)), Path())
     assert {name for name, *_ in asked_for} == set(MIX) - {"lambada"}
-    assert ("piqa", "ybisk/piqa", None, "train", "refs/convert/parquet") in asked_for
-    assert ("openbookqa", "allenai/openbookqa", "main", "train", None) in asked_for
-    assert list(source) == []
+    assert ("piqa", HubSplit("ybisk/piqa", "train", None, "refs/convert/parquet")) in asked_for
+    assert ("openbookqa", HubSplit("allenai/openbookqa", "train", "main")) in asked_for
+    assert list(source.read(Counter())) == []
 
 
 # --- folders ---------------------------------------------------------------------------------
@@ -433,7 +432,7 @@ def test_the_hub_is_last_and_what_is_missing_is_told(hub, tmp_path):
         return open_task(task, str(tmp_path), tmp_path).records
 
     for task, names in (
-        ("infilling", ("authors", "infilling.jsonl", r"xstory_cloze on the hub \(no network\)")),
+        ("infilling", ("authors", "infilling.jsonl", r"xstory_cloze on the hub: no network")),
         ("piqa", ("no package index", "ybisk/piqa")),
     ):
         for name in names:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+from collections import Counter
 
 import pyarrow
 import pyarrow.parquet
@@ -155,7 +156,7 @@ def example_and_task_files(folder):
     def check(content):
         path = folder / "examples.jsonl"
         path.write_bytes(content)
-        for one in example_files(str(path)):
+        for _, one in example_files(str(path)).read(Counter()):
             (Template("plain").prompt(one) + one.response).encode()
         read_tasks(path)
 
