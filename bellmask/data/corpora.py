@@ -209,9 +209,9 @@ def find_policy(options: DataOptions, name: str) -> Corpus:
 
 
 def has_split(options: DataOptions, split: Split) -> bool:
-    """True when the training corpus itself brings this split."""
+    """True when the options or the training corpus itself bring this split."""
     corpus = CORPORA.get(options.train)
-    if split == "valid" and corpus is not None and corpus.holdout:
+    if split == "valid" and (options.valid is not None or (corpus and corpus.holdout)):
         return True
     if corpus is None or options.from_files is not None:
         return split == "train"

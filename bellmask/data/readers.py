@@ -387,6 +387,22 @@ class Source(Generic[T]):
 RecordSource = Source[Record]
 
 
+def parse_numbers(
+    option: str, items: Sequence[str], parse: Callable[[str], T | None], form: str
+) -> dict[str, T]:
+    """``("NAME=NUMBER", ...)`` of an option; ``parse`` gives None for what is no such number."""
+    found: dict[str, T] = {}
+    for item in items:
+        name, _, text = item.rpartition("=")
+        number = parse(text.strip()) if name else None
+        if number is None:
+            raise UserError(f"{option}: write {form}, not {item!r}")
+        if name in found:
+            raise UserError(f"{option} names {name} twice")
+        found[name] = number
+    return found
+
+
 def identity_of(parts: Iterable[str]) -> str:
     """A hash of what pins a source."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -528,8 +544,8 @@ def hub_records(
         info = huggingface_hub.HfApi().dataset_info(part.repository, revision=part.revision)
     except Exception as error:
         raise UserError(
-            f"cannot reach {part.repository} on the hub ({first_line(error)}). Offline? Download its "
-            f"files where there is a network and give them {advice}"
+            f"cannot reach {part.repository} on the hub ({first_line(error)}). Offline? Download "
+            f"its files where there is a network and give them {advice}"
         ) from None
     commit = str(info.sha)
     place = f"{part.repository}/{part.config or 'default'}/{part.split}"

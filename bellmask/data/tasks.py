@@ -33,8 +33,8 @@ from typing import Any, Literal
 
 import torch
 
+from bellmask.data.chat_templates import Example, ExampleSource, Numbered
 from bellmask.data.detokenize import detokenizer
-from bellmask.data.example_files import Example, ExampleSource, Numbered
 from bellmask.data.readers import (
     HubSplit,
     Record,
@@ -42,6 +42,7 @@ from bellmask.data.readers import (
     Wheel,
     hub_records,
     identity_of,
+    parse_numbers,
     read_records,
     read_rows,
     record_files,
@@ -398,17 +399,10 @@ TABLE_4 = tuple(
 def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
     """Most examples of each task: the paper's mix, changed by ``--sft.counts`` ('piqa=500')."""
     counts = {name: task.count for name, task in BENCHMARKS.items() if task.count}
-    seen: set[str] = set()
-    for item in given:
-        name, _, number = item.partition("=")
-        count = count_of(number.strip())
-        if count is None:
-            raise UserError(f"sft.counts: write TASK=NUMBER such as triviaqa=5000, not {item!r}")
+    changed = parse_numbers("sft.counts", given, count_of, "TASK=NUMBER such as triviaqa=5000")
+    for name in changed:
         look_up("task in sft.counts", name, counts)
-        if name in seen:
-            raise UserError(f"sft.counts names {name} twice")
-        seen.add(name)
-        counts[name] = count
+    counts |= changed
     if not any(counts.values()):
         raise UserError("sft.counts leaves no task anything to take")
     return counts

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bellmask.data.example_files import LISTS, Message
+from bellmask.data.chat_templates import Message
+from bellmask.data.examples import LISTS
 from bellmask.data.readers import Record, Wheel, read_records, text_of
 from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling

@@ -18,13 +18,15 @@ from bellmask.data.blocks import (
     MIXTURE_PERIOD,
     BatchPlan,
     Blocks,
+    Packer,
+    PackingRules,
+    Row,
     ShardedTokens,
     join,
     rank_share,
     read_card,
     share_out,
 )
-from bellmask.data.packing import Packer, PackingRules, Row
 from bellmask.data.prepare import load_blocks, parse_mixture, prepare
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError

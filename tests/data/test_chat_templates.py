@@ -8,12 +8,13 @@ from tokenizers import Tokenizer as Inner
 
 from bellmask.data import chat_templates as templates
 from bellmask.data.chat_templates import (
+    Example,
+    Message,
     PromptEncoder,
     Template,
     make_template,
     special_ids,
 )
-from bellmask.data.example_files import Example, Message
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
 from bellmask.utils.errors import UserError
 

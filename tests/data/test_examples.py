@@ -13,8 +13,15 @@ import pyarrow.parquet
 import pytest
 
 from bellmask.config.options import SftOptions
-from bellmask.data.example_files import clean_conversation, clean_text, tidy
-from bellmask.data.examples import MOST_WORDS, open_examples, opening, questions
+from bellmask.data.examples import (
+    MOST_WORDS,
+    clean_conversation,
+    clean_text,
+    open_examples,
+    opening,
+    questions,
+    tidy,
+)
 from bellmask.utils.errors import UserError
 
 

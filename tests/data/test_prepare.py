@@ -166,7 +166,7 @@ def test_the_key_is_all_that_decides_the_rows(tmp_path):
     data = options(tmp_path, lines(20))
 
     def key(tokenizer=BYTES, **changes):
-        return Preparation(replace(data, **changes), tokenizer, "train").key
+        return Preparation(replace(data, **changes), tokenizer, "train").place.key
 
     (tmp_path / "other").mkdir()
     same = [

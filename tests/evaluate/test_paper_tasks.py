@@ -11,8 +11,7 @@ import sys
 import pytest
 from bellmask.evaluate.continuations import Score
 
-from bellmask.data.chat_templates import Template
-from bellmask.data.example_files import Example
+from bellmask.data.chat_templates import Example, Template
 from bellmask.data.tasks import BENCHMARKS, SCORES, open_task, questions, validation_records
 from bellmask.evaluate import paper_tasks
 from bellmask.evaluate.lm_eval import STOCK

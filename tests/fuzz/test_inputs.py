@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.presets import PRESETS, preset, tiny
-from bellmask.data.chat_templates import Template
-from bellmask.data.example_files import Message, example_files
+from bellmask.data.chat_templates import Message, Template
+from bellmask.data.examples import example_files
 from bellmask.data.readers import DOCUMENT_RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate.judge_prompts import read_tasks
