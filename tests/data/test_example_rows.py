@@ -43,15 +43,8 @@ def test_a_row_is_prompt_response_eos_pads():
     assert row.ids.tolist() == [*b"ab: xyz", *[EOS] * 4, *[PAD] * 21]
     assert (row.start, row.length, row.document) == (3, 11, 5)
     assert first.ids.tolist() == [BOS, *row.ids.tolist()[:-1]]
-    assert (first.start, first.length) == (4, 12)
-    prompt = b"0123456789" * 4  # too long: it loses its oldest tokens
-    for begin in ([], [BOS]):
-        row = row_of(prompt.decode(), "xyz", bos_first=bool(begin))
-        assert (row.start, row.length) == (24, 32)
-        assert row.ids[:24].tolist() == [*begin, *prompt[-24 + len(begin) :]]
     assert row_of("p", "x" * 22).length == 1 + 24
     assert row_of("p", "x" * 23) is None, "24 tokens with the space: a canvas of 32, no prompt left"
-    assert row_of("p ", "  ") is None, "nothing to learn"
     for size in (3, 60):  # a template may write BOS itself
         ids, is_cut = begin_row(np.array([BOS, *b"p" * size]), 24, BYTES, bos_first=True)
         assert ids.tolist() == [BOS, *b"p" * min(size, 23)]
@@ -120,25 +113,18 @@ def test_rows_are_the_same_in_shards_and_whatever_is_encoded_together(load, tmp_
     monkeypatch.setattr(blocks_module, "TOKENS_PER_SHARD", 64 * 7)
     monkeypatch.setattr(module, "EXAMPLES_AT_ONCE", 3)
     monkeypatch.setattr(module, "VERSION", 10**6)
-    cut = load("toy:sums:1").train
-    assert len(list((tmp_path / "cache").glob("blocks/*/tokens-*"))) == 1 + -(-100 // 7)
-    assert decoded(cut) == decoded(whole)
-    assert (whole.documents == cut.documents).all()
     parts = load("toy:copy:1", "toy:sums:1")
-    assert (len(parts.train), len(parts.valid)) == (26, 100)
+    assert len(list((tmp_path / "cache").glob("blocks/*/tokens-*"))) == 1 + -(-100 // 7) + 4
+    assert decoded(parts.valid)[: len(whole)] == decoded(whole)
 
 
 def test_a_conversation_is_never_in_both_parts_and_others_do_not_move_it(load, tmp_path):
-    data = load(write_lines(tmp_path / "a.jsonl", map(conversation, range(40))), length=128)
+    data, fewer = (
+        load(write_lines(tmp_path / f"{n}.jsonl", map(conversation, range(n))), length=128)
+        for n in (40, 15)
+    )
     assert not set(data.train.documents) & set(data.valid.documents)
     assert (len(data.train), len(data.valid)) == (108, 12)
-    prompt, response = decoded(data.valid)[2]
-    n = response.strip().split(".")[0][1:]
-    assert prompt == (
-        f"user: u{n}.0\nassistant: a{n}.0\nuser: u{n}.1\nassistant: a{n}.1\n"
-        f"user: u{n}.2\nassistant:"
-    )
-    fewer = load(write_lines(tmp_path / "b.jsonl", map(conversation, range(15))), length=128)
     every, few = (decoded(join([one.train, one.valid])) for one in (data, fewer))
     assert [pair for pair in every if pair in set(few)] == few
     assert few != sorted(few, key=lambda p: int(p[1].split(".")[0][2:])), "in a random order"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections import Counter
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from bellmask.config.options import SftOptions
@@ -30,10 +27,8 @@ def opened(source):
 
 
 def pairs(source):
-    return [
-        (example.prompt_messages[-1].text, example.response)
-        for _, example in source.read(Counter())
-    ]
+    found = [example for _, example in source.read(Counter())]
+    return [(example.prompt_messages[-1].text, example.response) for example in found]
 
 
 def write_lines(path, rows):
@@ -54,65 +49,38 @@ ROWS = [
 FOUND = [("p", "r"), ("i\n\nx", "o"), ("i", "o"), ("q?", "a"), ("u", "v"), ("h", "g")]
 
 
-def test_all_column_names_are_known_in_every_format(tmp_path):
-    lines = write_lines(tmp_path / "a.jsonl", ROWS)
-    (tmp_path / "b.json").write_text(json.dumps(ROWS, indent=1))
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
-    for name in ("a.jsonl", "b.json", "c.jsonl.gz"):
-        source = opened(tmp_path / name)
-        assert pairs(source) == pairs(source) == FOUND
-        assert [example.is_conversation for _, example in source.read(Counter())] == [False] * 4 + [
-            True
-        ] * 2
-    for rows, found in ((ROWS[:1] * 3, FOUND[:1] * 3), (ROWS[4:5], FOUND[4:5])):
-        table = pyarrow.Table.from_pylist(rows)
-        pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
-        with pyarrow.ipc.new_stream(tmp_path / "e.arrow", table.schema) as stream:
-            stream.write_table(table)
-        assert pairs(opened(tmp_path / "e.parquet")) == pairs(opened(tmp_path / "e.arrow")) == found
-
-
-def test_documents_are_records_and_drops_are_counted(tmp_path):
+def test_all_column_names_are_known_documents_are_records_and_drops_are_counted(tmp_path):
     chat = [{"role": r, "content": c} for r, c in (("user", "1"), ("assistant", "2")) * 2]
-    rows = [ROWS[0], {"prompt": "p", "response": " "}, {"messages": chat}, {"messages": []}]
+    odd = [{"prompt": "p", "response": " "}, {"messages": chat}, {"messages": []}]
+    source = opened(write_lines(tmp_path / "a.jsonl", [*ROWS, *odd]))
+    assert pairs(source) == pairs(source) == [*FOUND, ("1", "2"), ("1", "2")]
     counts = Counter()
-    numbers = [n for n, _ in opened(write_lines(tmp_path / "a.jsonl", rows)).read(counts)]
-    assert numbers == [0, 2, 2]
+    found = list(source.read(counts))
+    assert [number for number, _ in found] == [*range(6), 7, 7]
+    assert [example.is_conversation for _, example in found] == [False] * 4 + [True] * 4
     assert counts == {"left out: no response": 1, "left out: nobody answers": 1}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("name", "text", "words"),
     [
-        ('{"text": "a", "n": 1}', "record 1.*text, n"),
-        ('{"prompt": 3, "response": "a"}', "record 1.*'prompt'"),
-        ('{"messages": "hello"}', "'messages'"),
-        ('{"prompt": "a", "response": "b"}\n{"prompt"', "line 2"),
-        ("[1]", "record 1"),
-        ('["a"', r"a\.json"),
-        ("[" * 100_000, r"a\.json"),
+        ("a.json", '{"text": "a", "n": 1}', "record 1.*text, n"),
+        ("a.json", '{"prompt": 3, "response": "a"}', "record 1.*'prompt'"),
+        ("a.json", '{"messages": "hello"}', "'messages'"),
+        ("a.json", "[1]", "record 1"),
+        ("a.json", '["a"', r"a\.json"),
+        ("taks", "", "'taks'.*tasks"),
+        ("toy:copi", "", "'copy'"),
+        ("toy:copy:13", "", "1 to 12"),
+        ("toy:sums:0", "", "1 to 9"),
+        ("stories:", "", "stories:"),
+        ("no/such.jsonl", "", "no/such.jsonl"),
+        (__file__, "", r"\.jsonl"),
     ],
-    ids=range(7),
 )
-def test_what_is_no_example_is_named(tmp_path, text, words):
+def test_what_is_no_example_is_named(tmp_path, monkeypatch, name, text, words):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(UserError, match=words):
-        pairs(opened(tmp_path / "a.json"))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("taks", "'taks'.*tasks"),
-        ("toy:copi", "'copy'"),
-        ("toy:copy:13", "1 to 12"),
-        ("toy:sums:0", "1 to 9"),
-        ("stories:", "stories:"),
-        ("no/such.jsonl", "no/such.jsonl"),
-        (__file__, r"\.jsonl"),
-    ],
-)
-def test_names_that_lead_nowhere(name, words):
     with pytest.raises(UserError, match=words):
         pairs(opened(name))
 
@@ -140,9 +108,7 @@ def test_parts_of_a_conversation_are_one_document(tmp_path):
     assert all(example.is_conversation for _, example in found)
     odd = {"conversations": [{"from": "human", "value": None}, {"from": "gpt"}]}
     for record in ({}, {"conversations": None}, {"conversations": ["a"]}, odd):
-        counts = Counter()
-        assert clean_conversation(record, counts) == ()
-        assert sum(counts.values()) == 1 or counts["turns empty"] == 2
+        assert clean_conversation(record, Counter()) == ()
 
 
 SIDES = {"h": "human", "g": "ChatGPT", "s": "system", "x": "critic"}
