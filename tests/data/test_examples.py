@@ -198,10 +198,10 @@ def test_toys_are_right_and_never_repeat_a_prompt(name, count):
 
 
 def asked(story):
-    texts = [example.prompt_messages[0].text for _, example in questions(story)]
-    assert all(text.startswith(f"Story: {opening(story)}\nQuestion: ") for text in texts)
-    found = [text.split("Question: ")[1].removesuffix("\nAnswer:") for text in texts]
-    return list(zip(found, [example.response for _, example in questions(story)]))
+    found = [(example.prompt_messages[0].text, example.response) for _, example in questions(story)]
+    begin = f"Story: {opening(story)}\nQuestion: "
+    assert all(prompt.startswith(begin) for prompt, _ in found)
+    return [(prompt[len(begin) :].removesuffix("\nAnswer:"), answer) for prompt, answer in found]
 
 
 def test_stories_are_asked_only_what_they_answer():

@@ -18,8 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bellmask.data import readers
-from bellmask.data.readers import DOCUMENT_RULES, Wheel, read_file, read_stream
-from bellmask.data.tokenizers import ByteTokenizer
+from bellmask.data.readers import DOCUMENT_RULES, Wheel, read_file
 from bellmask.utils.errors import UserError
 
 DOCUMENTS = ["A first one.", 'With "quotes", commas', "naïve café — 日本語 🙂", "x"]
@@ -150,13 +149,10 @@ def test_pieces_are_encoded_like_the_whole(gpt2, text, size):
     """Lines with white space and contractions at their borders."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "PIECE_CHARACTERS", size)
-        stream = io.BytesIO(text.encode())
-        found = read_stream(stream, "a.txt", rule="file", column="", label="a")
-        pieces = [piece.text for piece in found]
+        pieces = [p.text for p in DOCUMENT_RULES["file"](io.StringIO(text, newline="\n"))]
     assert "".join(pieces) == text
-    for tokenizer in (ByteTokenizer(), gpt2):
-        parts = np.concatenate([tokenizer.encode(piece) for piece in pieces])
-        assert parts.tolist() == tokenizer.encode(text).tolist()
+    parts = np.concatenate([gpt2.encode(piece) for piece in pieces])
+    assert parts.tolist() == gpt2.encode(text).tolist()
 
 
 # --- damage ----------------------------------------------------------------------------------
@@ -215,18 +211,19 @@ def wheel_file(tmp_path, monkeypatch):
 
 def test_a_wheel_is_fetched_once_with_the_users_pip_settings(wheel_file, tmp_path):
     digest = hashlib.sha256(wheel_file.read_bytes()).hexdigest()
-    wheel = Wheel("bellmask-testdata", "1.0", digest)
-    assert wheel.read("data/text.txt", tmp_path / "cache") == b"hello"
+    wheel, cache = Wheel("bellmask-testdata", "1.0", digest), tmp_path / "cache"
+    with pytest.raises(UserError, match="expected 0000"):
+        Wheel("bellmask-testdata", "1.0", "0" * 64).fetch(cache)
+    assert not list((cache / "wheels").iterdir())
+    assert wheel.read("data/text.txt", cache) == b"hello"
     wheel_file.unlink()
-    assert wheel.read("data/text.txt", tmp_path / "cache") == b"hello"
+    assert wheel.read("data/text.txt", cache) == b"hello"
     with pytest.raises(UserError, match="bellmask-testdata"):
-        wheel.read("data/none.txt", tmp_path / "cache")
+        wheel.read("data/none.txt", cache)
 
 
-@pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_wheel_with_the_wrong_hash_or_none_is_refused(wheel_file, tmp_path, is_there):
-    if not is_there:
-        wheel_file.unlink()
-    with pytest.raises(UserError, match="expected 0000" if is_there else "no network"):
-        Wheel("bellmask-testdata", "1.0", "0" * 64).fetch(tmp_path / "cache")
-    assert not list((tmp_path / "cache" / "wheels").iterdir())
+@pytest.mark.long
+def test_a_wheel_that_is_nowhere_is_refused(wheel_file, tmp_path):
+    wheel_file.unlink()
+    with pytest.raises(UserError, match="no network"):
+        Wheel("bellmask-testdata", "1.0", "0" * 64).fetch(tmp_path)
