@@ -22,6 +22,7 @@ from bellmask.data import toys
 from bellmask.data.corpora import CORPORA, InWheel, open_corpus
 from bellmask.data.examples import load_example_blocks
 from bellmask.data.prepare import load_data, prepare
+from bellmask.data.tasks import TaskQuestion, passages, scored_questions, take
 from bellmask.data.tokenizers import ByteTokenizer, SymbolTokenizer
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -129,6 +130,12 @@ def everything(monkeypatch):
     parts = [blocks.spread(7), blocks.slice(3, 9), blocks.starting_at(1)]
     parts.append(blocks.slice(2, 50).starting_at(1).slice(1, 20).spread(3))
     found["parts"] = [rows_of(part) for part in parts]
+    novel = " ".join(f"word{n} {'and ' * (n % 9)}end{'x' * n} ." for n in range(80))
+    found["passages"] = [one["text"][:20] for one in passages({"text": novel}, 3)]
+    items = [TaskQuestion(str(n), "a") for n in range(50)]
+    found["draw"] = [question.prompt for question in take("piqa", items, 9)]
+    asked = [{"goal": "g", "sol1": "a", "sol2": "b", "label": 0}] * 50
+    found["limit"] = list(scored_questions("piqa", asked, 9))
     return json.loads(json.dumps(found))
 
 
