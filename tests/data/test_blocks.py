@@ -135,16 +135,10 @@ def test_joined_blocks_are_one_after_another():
 
 EOS, BOS, PAD = 90, 91, 92
 rules_strategy = st.builds(
-    PackingRules,
-    block_length=st.integers(3, 9),
-    eos_id=st.just(EOS),
-    bos_id=st.just(BOS),
-    pad_id=st.just(PAD),
-    is_packed=st.booleans(),
-    wrap=st.booleans(),
-    insert_eos=st.booleans(),
-    keep_remainder=st.booleans(),
+    PackingRules, st.integers(3, 9), *map(st.just, (EOS, BOS, PAD)), *[st.booleans()] * 4
 )
+pieces = st.lists(st.lists(st.integers(0, 50), max_size=12), min_size=1, max_size=4)
+"""Of one document; some are empty."""
 
 
 def expected_rows(documents, rules):
@@ -179,16 +173,8 @@ def add(packer, pieces):
     return [row for part in parts for row in list(part)]
 
 
-@st.composite
-def cut_documents(draw):
-    """Documents in one or more pieces (some empty)."""
-    documents = draw(st.lists(st.lists(st.integers(0, 50), max_size=30), max_size=8))
-    cuts = [sorted(draw(st.lists(st.integers(0, len(d)), max_size=4))) for d in documents]
-    return [[d[a:b] for a, b in zip([0, *c], [*c, len(d)])] for d, c in zip(documents, cuts)]
-
-
 @settings(deadline=None, derandomize=True, max_examples=200)
-@given(cut_documents(), rules_strategy, st.integers(0, 8))
+@given(st.lists(pieces, max_size=8), rules_strategy, st.integers(0, 8))
 def test_rows_are_those_of_the_definition_in_pieces_and_from_a_state(pieces, rules, border):
     first, second = Packer(rules), Packer(rules)
     rows = [row for parts in pieces[:border] for row in add(first, parts)]

@@ -11,13 +11,9 @@ import pytest
 
 from bellmask.config.options import SftOptions
 from bellmask.data.examples import (
-    MOST_WORDS,
     clean_conversation,
-    clean_text,
     open_examples,
-    opening,
     questions,
-    tidy,
 )
 from bellmask.utils.errors import UserError
 
@@ -111,52 +107,8 @@ def test_parts_of_a_conversation_are_one_document(tmp_path):
         assert clean_conversation(record, Counter()) == ()
 
 
-SIDES = {"h": "human", "g": "ChatGPT", "s": "system", "x": "critic"}
+# What is cleaned, put in order and asked otherwise is in ``golden.json``.
 FIRST, JOINED = "turns before the first question", "turns joined to the one before"
-
-
-@pytest.mark.parametrize(
-    ("said", "kept", "counted"),
-    [
-        ("s:0 h:1 g:2", "s:0 u:1 a:2", {}),
-        ("s:0 g:0 h:1 g:2", "s:0 u:1 a:2", {FIRST: 1}),
-        ("h:1 s:0 g:2", "u:1 a:2", {"turns of the system on the way": 1}),
-        ("h:1 g:2 h:3", "u:1 a:2", {"turns without an answer": 1}),
-        ("h:1 h:2 g:3", "u:1\n\n2 a:3", {JOINED: 1}),
-        ("h:1 g:2 h: g:3", "u:1 a:2\n\n3", {"turns empty": 1, JOINED: 1}),
-        ("g:1 g:2", "", {FIRST: 2, "left out: nobody answers": 1}),
-        ("h:1 x:2", "", {"left out: role 'critic' is unknown": 1}),
-        ("h:1 g:2 h:3 g:4", "u:1 a:2 u:3 a:4", {}),
-    ],
-)
-def test_turns_are_put_in_order(said, kept, counted):
-    """``h:hello`` is what a human says."""
-    counts = Counter()
-    found = tidy([(SIDES[turn[0]], turn[2:]) for turn in said.split()], counts)
-    assert " ".join(f"{message.role[0]}:{message.text}" for message in found) == kept
-    assert counts == counted
-
-
-def test_what_the_page_left_goes_and_code_stays():
-    for raw, clean in {
-        "Hi.<br>you &amp; me&nbsp;&lt;3": "Hi.\nyou & me <3",
-        '<div class="markdown prose">Text<span> here</span></div>': "Text here",
-        "a < b and List<String> x": "a < b and List<String> x",
-        "```html\n<div>&amp;</div>\n```\n<p>done</p>": "```html\n<div>&amp;</div>\n```\ndone",
-        "Use `<div>` &gt; x": "Use `<div>` > x",
-        "one\nCopy123 chars / 45 words\ntwo": "one\ntwo",
-        "unfinished ```\n<div>": "unfinished ```\n<div>",
-    }.items():
-        assert clean_text(raw, "assistant") == clean
-    for raw, clean in {  # page marks end what a person wrote
-        "Is it? 2 / 2": "Is it?",
-        "the group.4 / 4": "the group.",
-        "Which?\n1 / 3": "Which?",
-        "What is 2 / 2": "What is 2 / 2",
-        "Halves. 1 / 2": "Halves. 1 / 2",
-    }.items():
-        assert clean_text(raw, "user") == clean
-        assert clean_text(raw, "assistant") == raw
 
 
 def test_real_conversations(shared_file):
@@ -197,35 +149,12 @@ def test_toys_are_right_and_never_repeat_a_prompt(name, count):
             assert len(signs) == size if size else 4 <= len(signs) <= 8
 
 
-def asked(story):
-    found = [(example.prompt_messages[0].text, example.response) for _, example in questions(story)]
-    begin = f"Story: {opening(story)}\nQuestion: "
-    assert all(prompt.startswith(begin) for prompt, _ in found)
-    return [(prompt[len(begin) :].removesuffix("\nAnswer:"), answer) for prompt, answer in found]
-
-
 def test_stories_are_asked_only_what_they_answer():
-    assert asked("There was a little car named Beep. Beep loved to go fast. The end.") == [
-        ("What is the car's name?", "Beep"),
-        ("What is Beep?", "a car"),
-        ("What did Beep love to do?", "go fast"),
+    found = questions("There was a little car named Beep. Beep loved to go fast. The end.")
+    begin = "Story: There was a little car named Beep. Beep loved to go fast. The end.\nQuestion: "
+    asked = [(example.prompt_messages[0].text, example.response) for _, example in found]
+    assert [(prompt.removeprefix(begin), answer) for prompt, answer in asked] == [
+        ("What is the car's name?\nAnswer:", "Beep"),
+        ("What is Beep?\nAnswer:", "a car"),
+        ("What did Beep love to do?\nAnswer:", "go fast"),
     ]
-    assert asked("An old ant called Andy sat. He liked to sit.")[1] == ("What is Andy?", "an ant")
-    for unclear in (
-        "A boy named Tim met a boy named Tom.",
-        "The boy named Tim met the boy named Tom.",
-        "Two girls lived here. A girl named Lily sang.",
-        "There was a boy. Another boy named Tim came.",
-    ):
-        assert not [q for q, _ in asked(unclear) if "name?" in q], unclear
-    both = [question for question, _ in asked("A cat named Max met a dog named Max.")]
-    assert both == ["What is the cat's name?", "What is the dog's name?"]
-    for nothing in (
-        "A girl named Lily and Mia sang.",
-        "It was named Max.",
-        "Tim loved to run. Tim loved to sing.",
-        "Tim loved to run, and she loved to sing.",
-        "Tim said he loved Max to bits.",
-    ):
-        assert asked(nothing) == [], nothing
-    assert opening("One two three. " * 50) == ("One two three. " * (MOST_WORDS // 3)).strip()

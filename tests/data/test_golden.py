@@ -8,8 +8,10 @@ number in the code (``PACKER_VERSION``, ``EXAMPLES_VERSION``, ``FORMAT``, ...), 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +22,9 @@ from hub_tools import install_hub
 from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data import toys
 from bellmask.data.corpora import CORPORA, InWheel, open_corpus
-from bellmask.data.examples import load_example_blocks
+from bellmask.data.examples import clean_text, load_example_blocks, opening, questions, tidy
 from bellmask.data.prepare import load_data, prepare
+from bellmask.data.readers import DOCUMENT_RULES
 from bellmask.data.tasks import TaskQuestion, passages, scored_questions, take
 from bellmask.data.tokenizers import ByteTokenizer, SymbolTokenizer
 
@@ -65,6 +68,21 @@ TOYS = "toy:sticky toy:sticky:0.3 toy:order2 toy:hidden toy:local toy:local:1".s
 EXAMPLES = "toy:copy:2 toy:sums:1 toy:reverse stories:stories.txt c.jsonl hub:me/set talks.jsonl "
 EXAMPLES += "sharegpt:talks.jsonl tasks:tasks"
 COUNTS = "piqa=9 lambada=0 hellaswag=0 triviaqa=0 openbookqa=0 social_iqa=0 winogrande=30".split()
+
+
+def texts_of(kind, text):
+    """What a stored text becomes: its key is "KIND TEXT"."""
+    if kind == "story":
+        asked = [(name, one.messages[0].text, one.response) for name, one in questions(text)]
+        return [opening(text), asked]
+    if kind == "turns":  # "h:hello" is what a human says
+        sides, counts = {"h": "human", "g": "ChatGPT", "s": "system", "x": "critic"}, Counter()
+        kept = tidy([(sides[turn[0]], turn[2:]) for turn in text.split()], counts)
+        return [[(one.role, one.text) for one in kept], counts]
+    if kind == "documents":
+        rule, _, text = text.partition(" ")
+        return [one.text for one in DOCUMENT_RULES[rule](io.StringIO(text, newline="\n"))]
+    return [clean_text(text, role) for role in ("user", "assistant")]
 
 
 def write_files():
@@ -136,6 +154,10 @@ def everything(monkeypatch):
     found["draw"] = [question.prompt for question in take("piqa", items, 9)]
     asked = [{"goal": "g", "sol1": "a", "sol2": "b", "label": 0}] * 50
     found["limit"] = list(scored_questions("piqa", asked, 9))
+    for key in json.loads(GOLDEN.read_text()):
+        kind, _, text = key.partition(" ")
+        if kind in ("story", "turns", "documents", "page"):
+            found[key] = texts_of(kind, text)
     return json.loads(json.dumps(found))
 
 

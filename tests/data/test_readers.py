@@ -105,30 +105,6 @@ def test_rows_as_people_have_them(tmp_path, name, content, column, expected):
 
 # --- what a document is ----------------------------------------------------------------------
 
-WIKI = " \n = One = \n \n a \n = = Part = = \n b \n \n = Two = Three = \n c \n = = = D = = = \n"
-
-
-@pytest.mark.parametrize(
-    ("rule", "text", "documents"),
-    [
-        ("file", "a b\nc\n\nd\n", ["a b\nc\n\nd\n"]),
-        ("file", "", []),
-        ("line", "a b\n\n  \n c \r\nd", ["a b", " c ", "d"]),
-        ("paragraph", "\n\na b\nc\n\n \nd e\n", ["a b\nc", "d e"]),
-        ("paragraph", "a\r\nb\r\n\r\nc\r\n", ["a\r\nb", "c"]),
-        ("paragraph", "\n \n", []),
-        ("article", WIKI, [WIKI[: WIKI.index(" = Two")], WIKI[WIKI.index(" = Two") :]]),
-        ("article", "preface\n = One = \nx\n", ["preface\n", " = One = \nx\n"]),
-        ("article", " = A = \n = B = \nx\n", [" = A = \n", " = B = \nx\n"]),
-        ("endoftext", "a\n\nb\n<|endoftext|>\nc\n<|endoftext|>\n", ["a\n\nb", "c"]),
-        ("endoftext", "<|endoftext|>\n<|endoftext|>\nx <|endoftext|> y", ["x <|endoftext|> y"]),
-    ],
-)
-def test_documents_in_plain_text(tmp_path, rule, text, documents):
-    path = tmp_path / "a.txt"
-    path.write_bytes(text.encode())
-    assert texts(path, rule) == documents
-
 
 def test_pieces_are_cut_only_between_words(monkeypatch):
     monkeypatch.setattr(readers, "PIECE_CHARACTERS", 1)

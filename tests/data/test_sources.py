@@ -14,13 +14,12 @@ from bellmask.config.options import DataOptions
 from bellmask.data.corpora import (
     CORPORA,
     Corpus,
-    documents_kept,
     find_policy,
     has_split,
     open_corpus,
 )
 from bellmask.data.prepare import load_blocks
-from bellmask.data.readers import HubSplit, Piece, file_source, hub_address, hub_source
+from bellmask.data.readers import HubSplit, file_source, hub_address, hub_source
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
 
@@ -60,15 +59,6 @@ def test_files_are_read_in_name_order_and_known_by_content_order_and_kind(tmp_pa
     (tmp_path / "hub:owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert hub_address("hub:owner/name") is None, "a path"
-
-
-def test_documents_are_kept_whole_by_number_and_nothing_is_read_after_the_last():
-    pieces = [Piece(text, text[-1] == ".") for text in "a. b c. d. e f.".split()]
-    for start, stop, kept in ((0, 2, "a.bc."), (1, 3, "bc.d."), (2, None, "d.ef."), (9, None, "")):
-        assert "".join(p.text for p in documents_kept(iter(pieces), start, stop)) == kept
-    read = iter(pieces)
-    assert len(list(documents_kept(read, 0, 1))) == 1
-    assert next(read).text == "c."
 
 
 def test_enwik8_is_read_from_the_archive_that_holds_it(tmp_path):
