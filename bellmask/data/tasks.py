@@ -68,11 +68,6 @@ class TaskQuestion:
     after: str = ""
     """What follows the answer, where it is a gap in a text."""
 
-    @property
-    def example(self) -> Example:
-        """Prompt and answer, to learn from."""
-        return Example.plain(self.prompt, self.answer)
-
 
 def _chosen(prompt: str, choices: Sequence[Any], index: int) -> TaskQuestion | None:
     """Multiple choice; None where the answer is not given (test splits)."""
@@ -502,9 +497,9 @@ def questions(
             is_novel = has_novels and task == "lambada"
             for part in passages(record, number) if is_novel else (record,):
                 yield read(part)
+        except UserError:
+            raise
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(
                 f"{task}, record {number + 1} is not a record of that task: {error!r} in the "
                 f"columns {', '.join(map(str, record))}"
@@ -555,7 +550,7 @@ def open_tasks(folder: str | None, given: tuple[str, ...] = ()) -> ExampleSource
             if len(found) > len(usable):
                 counts[f"left out: {name} without an answer"] += len(found) - len(usable)
             for question in taken:
-                yield number, question.example
+                yield number, Example.plain(question.prompt, question.answer)
                 number += 1
 
     marks = [f"{name}={count}:{sources[name].identity}" for name, count in wanted.items()]

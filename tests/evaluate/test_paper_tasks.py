@@ -71,7 +71,8 @@ def test_tuned_prompts_are_the_rows_of_fine_tuning(task, some_records, tmp_path)
     records, template = some_records(task), Template()
     _, documents = asked(tmp_path, task, records, "tuned")
     for requests, question in zip(documents, questions(task, records), strict=True):
-        prompt, response = template.prompt(question.example), template.response(question.example)
+        example = Example.plain(question.prompt, question.answer)
+        prompt, response = template.prompt(example), template.response(example)
         about = requests[0].doc["bellmask"]
         if BENCHMARKS[task].kind == "choice":
             choices = [template.response(Example.plain(prompt, c)) for c in question.choices]
