@@ -20,8 +20,7 @@ from reference import ReferenceStep, log_probabilities
 from torch import Tensor
 
 from bellmask.config.options import ModelOptions, OptimOptions, TrainOptions
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.diffusion.objectives import Bell, Nelbo, Objective
 from bellmask.evaluate.likelihood import evaluate

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from bellmask import __version__
 from bellmask.config.config import RunConfig, is_free_option, load_config
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.diffusion.theory import context_weights
 from bellmask.evaluate.likelihood import Likelihood, binned_curve

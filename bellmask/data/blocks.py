@@ -1,4 +1,4 @@
-"""Rows of tokens in memory-mapped shards with a card of their origin, and batches of them by step.
+"""Rows of tokens: packed, in memory-mapped shards with a card of their origin, in batches by step.
 
 A folder holds ``tokens-*.bin`` [ROWS_PER_SHARD, L] each, ``lengths.bin`` and ``documents.bin``
 [num_blocks], ``starts.bin`` where rows begin with a prompt, and ``card.json``. It is
@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,123 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmask.config.options import DataOptions
-from bellmask.data.packing import Row
-from bellmask.data.readers import cache_folder
-from bellmask.data.tokenizers import Tokenizer
+from bellmask.data.readers import Source, cache_folder
+from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import is_whole, read_json, write_text
 from bellmask.utils.rng import IndexPermutation, shuffle, stream_key
 
+# Documents → fixed rows. Order-preserving, independent of CPU count; memory does not grow.
+#
+# packed: documents, each ended by EOS, are joined and cut every L tokens (every L - 2 when rows are
+# wrapped in BOS ... EOS); what is left at the end is dropped, or kept as a padded row. unpacked:
+# one document per row, ended by EOS (and begun by BOS when wrapped), cut at L or padded to it.
+#
+# A packer's state is a few numbers and less than one row of tokens, so preparing can stop anywhere
+# between documents and go on.
+
+PACKER_VERSION = 4
+"""Part of every cache key; raise it when rows would come out differently."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its ids, how many of them are not padding, and the document it starts in."""
+
+    ids: Ids
+    length: int
+    document: int
+    start: int = 0
+    """Positions before it are given (a prompt): seen, but never masked nor scored."""
+
+
+@dataclass(frozen=True)
+class PackingRules:
+    """Everything that decides how documents become rows."""
+
+    block_length: int
+    eos_id: int
+    bos_id: int
+    pad_id: int
+    is_packed: bool = True
+    wrap: bool = False
+    insert_eos: bool = True
+    """End each document with EOS (packed; an unpacked row always ends so)."""
+    keep_remainder: bool = False
+
+    @property
+    def content(self) -> int:
+        """Tokens of the stream, or of a document, that a row can take."""
+        return self.block_length - (2 if self.wrap else 0 if self.is_packed else 1)
+
+
+class Packer:
+    """Takes documents piece by piece, gives rows."""
+
+    def __init__(self, rules: PackingRules) -> None:
+        self.rules = rules
+        self.num_documents = 0
+        self._buffer = np.empty(0, dtype=np.int64)
+        self._owner = np.empty(0, dtype=np.int64)
+
+    def add(self, ids: Ids, is_end: bool) -> Iterator[Row]:
+        """Take a piece of a document; ``is_end`` when it is the last one."""
+        yield from (
+            self._add_packed(ids, is_end) if self.rules.is_packed else self._add_padded(ids, is_end)
+        )
+        self.num_documents += is_end
+
+    def finish(self) -> Iterator[Row]:
+        """What is left, by the remainder rule."""
+        if self.rules.is_packed and self.rules.keep_remainder and len(self._buffer):
+            yield self._row(self._buffer, int(self._owner[0]))
+        self._buffer, self._owner = self._buffer[:0], self._owner[:0]
+
+    def _add_packed(self, ids: Ids, is_end: bool) -> Iterator[Row]:
+        rules, content = self.rules, self.rules.content
+        end = [rules.eos_id] if is_end and rules.insert_eos else []
+        new = np.concatenate([ids, np.array(end, dtype=np.int64)])
+        self._buffer = np.concatenate([self._buffer, new])
+        self._owner = np.concatenate([self._owner, np.full(len(new), self.num_documents)])
+        whole = len(self._buffer) // content * content
+        for start in range(0, whole, content):
+            yield self._row(self._buffer[start : start + content], int(self._owner[start]))
+        self._buffer, self._owner = self._buffer[whole:], self._owner[whole:]
+
+    def _add_padded(self, ids: Ids, is_end: bool) -> Iterator[Row]:
+        self._buffer = np.concatenate([self._buffer, ids])[: self.rules.content]
+        if is_end:
+            document, self._buffer = self._buffer, self._buffer[:0]
+            if not self.rules.wrap:
+                document = np.append(document, self.rules.eos_id)
+            yield self._row(document, self.num_documents)
+
+    def _row(self, ids: Ids, document: int) -> Row:
+        rules = self.rules
+        if rules.wrap:
+            ids = np.concatenate([[rules.bos_id], ids, [rules.eos_id]])
+        padding = np.full(rules.block_length - len(ids), rules.pad_id)
+        return Row(np.concatenate([ids, padding]), len(ids), document)
+
+    def state(self) -> dict[str, Any]:
+        """Between documents: what is needed to go on later."""
+        return {
+            "num_documents": self.num_documents,
+            "buffer": self._buffer.tolist(),
+            "owner": self._owner.tolist(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.num_documents = state["num_documents"]
+        self._buffer = np.array(state["buffer"], dtype=np.int64)
+        self._owner = np.array(state["owner"], dtype=np.int64)
+
+
+# Rows on disk and in memory.
+
 TOKENS_PER_SHARD = 1 << 26
 """Rows are spread over files of about this many tokens."""
-
-
-def rows_per_shard(block_length: int) -> int:
-    """Rows in every shard but the last."""
-    return max(1, TOKENS_PER_SHARD // block_length)
 
 
 class ShardedTokens:
@@ -198,6 +301,23 @@ def join(parts: Sequence[Blocks]) -> Blocks:
     )
 
 
+def hold_out(
+    blocks: Blocks, fraction: float, option: str, *, whole_documents: bool = False
+) -> tuple[Blocks, Blocks]:
+    """All but the last rows, and those; ``whole_documents``: none is in both."""
+    border = len(blocks) - max(1, round(len(blocks) * fraction))
+    number = blocks.documents
+    while whole_documents and border > 0 and number[border] == number[border - 1]:
+        border -= 1
+    if border < 1:
+        raise UserError(
+            f"{option} has {len(blocks)} row(s) of {blocks.block_length} tokens from "
+            f"{len(set(number))} document(s): too few to hold some out; give more, or "
+            f"--{option.partition('.')[0]}.valid"
+        )
+    return blocks.slice(0, border), blocks.slice(border, len(blocks))
+
+
 @dataclass(frozen=True)
 class LoadedData:
     """Blocks to train and to validate on."""
@@ -268,31 +388,47 @@ def writable_cache(options: DataOptions) -> Path:
     return cache
 
 
-def fingerprint_of(parts: Any) -> str:
-    """The key of blocks: a hash of all that decides them."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+class BlockFolder:
+    """The place of blocks in the cache, by a fingerprint of all that decides them."""
 
+    def __init__(
+        self,
+        cache: Path,
+        parts: Any,
+        source: Source[Any],
+        tokenizer: Tokenizer,
+        block_length: int,
+    ) -> None:
+        self.key = _sha256(json.dumps(parts, sort_keys=True))
+        self.path = cache / "blocks" / self.key[:24]
+        self.source, self.block_length = source, block_length
+        self.dtype = np.dtype(np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32)
+        self.per_shard = max(1, TOKENS_PER_SHARD // block_length)
 
-def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """The smallest type that holds every id."""
-    return np.dtype(np.uint16 if tokenizer.num_tokens < 2**16 else np.uint32)
+    def blocks(self, make: Callable[[], None]) -> Blocks:
+        """From the cache; of processes that want the same new ones, the first makes them."""
+        if not (self.path / "card.json").exists():
+            locks = self.path.parent.parent / "locks"
+            locks.mkdir(exist_ok=True)
+            with (locks / self.path.name).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not self.path.exists():
+                    make()
+        return open_blocks(self.path, self.key)
 
-
-def write_card(folder: Path, card: dict[str, Any]) -> None:
-    """The data card; a folder that has one is whole."""
-    write_text(folder / "card.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-
-
-def cached_blocks(folder: Path, key: str, make: Callable[[], None]) -> Blocks:
-    """Blocks from the cache; of processes that want the same new ones, the first makes them."""
-    if not (folder / "card.json").exists():
-        locks = folder.parent.parent / "locks"
-        locks.mkdir(exist_ok=True)
-        with (locks / folder.name).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.exists():
-                make()
-    return open_blocks(folder, key)
+    def write_card(self, scratch: Path, **more: Any) -> None:
+        """The data card; a folder that has one is whole."""
+        card = {
+            "fingerprint": self.key,
+            "source": self.source.name,
+            "origin": self.source.origin,
+            "block_length": self.block_length,
+            "rows_per_shard": self.per_shard,
+            "dtype": self.dtype.name,
+            **more,
+        }
+        text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
+        write_text(scratch / "card.json", text)
 
 
 # Step → global batch → this rank's slice: a function of (seed, step), without state.

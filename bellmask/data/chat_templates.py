@@ -23,11 +23,59 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from bellmask.data.example_files import Example, Message
+from bellmask.data.readers import Source
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sanitize
 from bellmask.utils.libraries import first_line
+
+# An example for fine-tuning: what is given (the prompt) and what is learned (the response).
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side said."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """Messages of which the last, the assistant's, is the response; all before is the prompt."""
+
+    messages: tuple[Message, ...]
+    is_conversation: bool = False
+    """It came with roles, so that ``--sft.template auto`` marks them."""
+
+    @staticmethod
+    def plain(prompt: str, response: str) -> Example:
+        """A prompt and its response, without roles of their own."""
+        return Example((Message("user", prompt), Message("assistant", response)))
+
+    @property
+    def prompt_messages(self) -> tuple[Message, ...]:
+        """All but the response."""
+        return self.messages[:-1]
+
+    @property
+    def response(self) -> str:
+        """The text to be learned."""
+        return self.messages[-1].text
+
+
+Numbered = tuple[int, Example]
+"""(document, example). A conversation's turns, or questions on one story, are one document: they
+are never spread over training and validation."""
+
+
+ExampleSource = Source[Numbered]
+"""Its ``read`` takes a Counter, which is told what was taken and what was left out, and why."""
+
+
+# How messages become text.
 
 Kind = Literal["auto", "plain", "chat"]
 ANSWER = "Answer:"

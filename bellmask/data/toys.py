@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from bellmask.config.options import DataOptions
-from bellmask.data.blocks import Blocks
+from bellmask.data.blocks import Blocks, Row
 from bellmask.data.corpora import TOY_PREFIX
-from bellmask.data.packing import Row
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import stream_key, uniform_rows

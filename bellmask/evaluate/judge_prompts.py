@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bellmask.data.example_files import LISTS, Message, Record, read_records, text_of
-from bellmask.data.readers import Wheel
+from bellmask.data.chat_templates import Message
+from bellmask.data.examples import LISTS
+from bellmask.data.readers import Record, Wheel, read_records, text_of
 from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, run_fingerprint

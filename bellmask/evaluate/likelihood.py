@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmask.config.command_line import parse_command, take_option
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.suite import write_results

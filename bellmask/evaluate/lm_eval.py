@@ -23,8 +23,7 @@ import tyro
 
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
-from bellmask.data.example_files import Record, read_records
-from bellmask.data.readers import cache_folder
+from bellmask.data.readers import Record, cache_folder, read_records
 from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validation_records
 from bellmask.evaluate.scorer import RequestOptions
 from bellmask.evaluate.suite import results_folder, write_results

@@ -38,8 +38,7 @@ from lm_eval.api.registry import register_model
 from numpy.typing import NDArray
 
 from bellmask.config.config import parse_options
-from bellmask.data.chat_templates import join, response_after
-from bellmask.data.example_files import Message
+from bellmask.data.chat_templates import Message, join, response_after
 from bellmask.data.tasks import BENCHMARKS
 from bellmask.evaluate.likelihood import REFERENCE_BLOCKS
 from bellmask.evaluate.scorer import (

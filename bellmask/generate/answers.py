@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bellmask.data.chat_templates import PromptEncoder, make_template
-from bellmask.data.example_files import Message
+from bellmask.data.chat_templates import Message, PromptEncoder, make_template
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Ids
 from bellmask.generate.canvas import Canvas, OnStep

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bellmask.config.command_line import parse_command
-from bellmask.data.example_files import Message
+from bellmask.data.chat_templates import Message
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.answers import Answer, Answerer, Question
 from bellmask.generate.canvas import OnStep, Step

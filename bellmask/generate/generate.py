@@ -21,7 +21,7 @@ from rich.text import Text
 
 from bellmask.config.command_line import parse_command
 from bellmask.config.config import RunConfig
-from bellmask.data.example_files import Message, Role
+from bellmask.data.chat_templates import Message, Role
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
 from bellmask.generate.canvas import to_all
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas

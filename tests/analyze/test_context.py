@@ -21,8 +21,7 @@ from bellmask.analyze.context import (
     losses_by_bin,
 )
 from bellmask.analyze.decompose import enumerated_entropy
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.evaluate.likelihood import BlockScorer

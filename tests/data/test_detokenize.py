@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bellmask.data.detokenize import DETOKENIZERS, detokenizer
 
-lm1b, ptb, wikitext, scientific_papers = map(
-    detokenizer, ("lm1b", "ptb", "wikitext", "scientific_papers")
-)
+lm1b, wikitext = map(detokenizer, ("lm1b", "wikitext"))
 TRIGGERS = [
     *" '\"?!,:;/()[]{}$£#=°@\n\t\\",
     *("s", "N", "1", "word", "\u201c", "\u201d", "\u00a0"),
@@ -83,6 +79,10 @@ CASES = {
         (" the <unk> said <unk> ", " the ? said ? "),
         (" in N-year notes ", " in N-year notes "),
     ],
+    "scientific_papers": [  # WikiText's rules, then LM1B's: the order matters
+        ("methods ( see [ 1 ] ) , at $ 5 @.@ 2 / unit .", "methods (see [1]), at $5.2/unit."),
+        ("( a ( b ) c )", "(a ( b) c )"),
+    ],
     "lambada": [
         ("  \u201cHi,\u201d she said.\n", '\n"Hi," she said.'),
         ("it\u2019s he", "\nit\u2019s he"),  # double quotes only
@@ -95,15 +95,6 @@ CASES = {
 def test_every_rule(name):
     for tokens, text in CASES[name]:
         assert detokenizer(name)(tokens) == text
-
-
-def test_scientific_papers_follow_wikitext_then_lm1b():
-    tokens = "methods ( see [ 1 ] ) , at $ 5 @.@ 2 / unit ."
-    assert wikitext(tokens) == "methods (see [1]), at $ 5.2 / unit ."
-    assert scientific_papers(tokens) == "methods (see [1]), at $5.2/unit."
-    nested = "( a ( b ) c )"
-    assert scientific_papers(nested) == "(a ( b) c )"
-    assert wikitext(lm1b(nested)) == "(a (b) c )", "the order matters"
 
 
 # --- any text --------------------------------------------------------------------------------
@@ -124,22 +115,3 @@ def test_any_text_is_taken_and_rules_take_away_no_more_than_they_say(text):
 def test_long_white_space_after_an_open_bracket_does_no_harm(name):
     text = "(a" + "\t" * 200_000
     assert detokenizer(name)(text) == text
-
-
-ARTEFACTS = {
-    r" [,;:?!]( |$)": 0.98,
-    r" '\w": 0.99,  # what is left opens a quotation
-    r" n't": 0.99,
-    # The published rule closes a full stop up after a plain word only: 96.8 % measured.
-    r" \.( |$)": 0.96,
-}
-
-
-def test_real_lm1b_lines_come_out_clean(shared_file):
-    text = shared_file("lm1b/lm1b.heldout-10-11.tokens").read_text(encoding="utf-8")
-    lines = text.split("\n")[:-1]
-    texts = [lm1b(line) for line in lines]
-    assert all(text.replace(" ", "") == line.replace(" ", "") for text, line in zip(texts, lines))
-    for artefact, at_least in ARTEFACTS.items():
-        clean = sum(not re.search(artefact, text) for text in texts)
-        assert clean / len(texts) >= at_least, artefact

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections import Counter
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
+import numpy as np
 import pytest
+from example_tools import encode_example
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bellmask.config.options import SftOptions
-from bellmask.data.example_files import clean_conversation, clean_text, tidy
-from bellmask.data.examples import MOST_WORDS, open_examples, opening, questions
+from bellmask.config.options import DataOptions, SftOptions
+from bellmask.data import blocks as blocks_module
+from bellmask.data import examples as module
+from bellmask.data.blocks import join
+from bellmask.data.chat_templates import Example, PromptPart, Template
+from bellmask.data.examples import (
+    ExampleRules,
+    begin_row,
+    clean_conversation,
+    load_example_blocks,
+    open_examples,
+    questions,
+)
+from bellmask.data.tokenizers import ByteTokenizer, SymbolTokenizer
 from bellmask.utils.errors import UserError
 
 
@@ -23,7 +35,8 @@ def opened(source):
 
 
 def pairs(source):
-    return [(example.prompt_messages[-1].text, example.response) for example in source]
+    found = [example for _, example in source.read(Counter())]
+    return [(example.prompt_messages[-1].text, example.response) for example in found]
 
 
 def write_lines(path, rows):
@@ -44,63 +57,38 @@ ROWS = [
 FOUND = [("p", "r"), ("i\n\nx", "o"), ("i", "o"), ("q?", "a"), ("u", "v"), ("h", "g")]
 
 
-def test_all_column_names_are_known_in_every_format(tmp_path):
-    lines = write_lines(tmp_path / "a.jsonl", ROWS)
-    (tmp_path / "b.json").write_text(json.dumps(ROWS, indent=1))
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
-    for name in ("a.jsonl", "b.json", "c.jsonl.gz"):
-        source = opened(tmp_path / name)
-        assert pairs(source) == pairs(source) == FOUND
-        assert [example.is_conversation for example in source] == [False] * 4 + [True] * 2
-    for rows, found in ((ROWS[:1] * 3, FOUND[:1] * 3), (ROWS[4:5], FOUND[4:5])):
-        table = pyarrow.Table.from_pylist(rows)
-        pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
-        with pyarrow.ipc.new_stream(tmp_path / "e.arrow", table.schema) as stream:
-            stream.write_table(table)
-        assert pairs(opened(tmp_path / "e.parquet")) == pairs(opened(tmp_path / "e.arrow")) == found
-
-
-def test_documents_are_records_and_drops_are_counted(tmp_path):
+def test_all_column_names_are_known_documents_are_records_and_drops_are_counted(tmp_path):
     chat = [{"role": r, "content": c} for r, c in (("user", "1"), ("assistant", "2")) * 2]
-    rows = [ROWS[0], {"prompt": "p", "response": " "}, {"messages": chat}, {"messages": []}]
+    odd = [{"prompt": "p", "response": " "}, {"messages": chat}, {"messages": []}]
+    source = opened(write_lines(tmp_path / "a.jsonl", [*ROWS, *odd]))
+    assert pairs(source) == pairs(source) == [*FOUND, ("1", "2"), ("1", "2")]
     counts = Counter()
-    numbers = [n for n, _ in opened(write_lines(tmp_path / "a.jsonl", rows)).read(counts)]
-    assert numbers == [0, 2, 2]
+    found = list(source.read(counts))
+    assert [number for number, _ in found] == [*range(6), 7, 7]
+    assert [example.is_conversation for _, example in found] == [False] * 4 + [True] * 4
     assert counts == {"left out: no response": 1, "left out: nobody answers": 1}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("name", "text", "words"),
     [
-        ('{"text": "a", "n": 1}', "record 1.*text, n"),
-        ('{"prompt": 3, "response": "a"}', "record 1.*'prompt'"),
-        ('{"messages": "hello"}', "'messages'"),
-        ('{"prompt": "a", "response": "b"}\n{"prompt"', "line 2"),
-        ("[1]", "record 1"),
-        ('["a"', r"a\.json"),
-        ("[" * 100_000, r"a\.json"),
+        ("a.json", '{"text": "a", "n": 1}', "record 1.*text, n"),
+        ("a.json", '{"prompt": 3, "response": "a"}', "record 1.*'prompt'"),
+        ("a.json", '{"messages": "hello"}', "'messages'"),
+        ("a.json", "[1]", "record 1"),
+        ("a.json", '["a"', r"a\.json"),
+        ("taks", "", "'taks'.*tasks"),
+        ("toy:copi", "", "'copy'"),
+        ("toy:copy:13", "", "1 to 12"),
+        ("toy:sums:0", "", "1 to 9"),
+        ("stories:", "", "stories:"),
+        ("no/such.jsonl", "", "no/such.jsonl"),
+        (__file__, "", r"\.jsonl"),
     ],
-    ids=range(7),
 )
-def test_what_is_no_example_is_named(tmp_path, text, words):
+def test_what_is_no_example_is_named(tmp_path, monkeypatch, name, text, words):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(UserError, match=words):
-        pairs(opened(tmp_path / "a.json"))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("taks", "'taks'.*tasks"),
-        ("toy:copi", "'copy'"),
-        ("toy:copy:13", "1 to 12"),
-        ("toy:sums:0", "1 to 9"),
-        ("stories:", "stories:"),
-        ("no/such.jsonl", "no/such.jsonl"),
-        (__file__, r"\.jsonl"),
-    ],
-)
-def test_names_that_lead_nowhere(name, words):
     with pytest.raises(UserError, match=words):
         pairs(opened(name))
 
@@ -128,57 +116,11 @@ def test_parts_of_a_conversation_are_one_document(tmp_path):
     assert all(example.is_conversation for _, example in found)
     odd = {"conversations": [{"from": "human", "value": None}, {"from": "gpt"}]}
     for record in ({}, {"conversations": None}, {"conversations": ["a"]}, odd):
-        counts = Counter()
-        assert clean_conversation(record, counts) == ()
-        assert sum(counts.values()) == 1 or counts["turns empty"] == 2
+        assert clean_conversation(record, Counter()) == ()
 
 
-SIDES = {"h": "human", "g": "ChatGPT", "s": "system", "x": "critic"}
+# What is cleaned, put in order and asked otherwise is in ``golden.json``.
 FIRST, JOINED = "turns before the first question", "turns joined to the one before"
-
-
-@pytest.mark.parametrize(
-    ("said", "kept", "counted"),
-    [
-        ("s:0 h:1 g:2", "s:0 u:1 a:2", {}),
-        ("s:0 g:0 h:1 g:2", "s:0 u:1 a:2", {FIRST: 1}),
-        ("h:1 s:0 g:2", "u:1 a:2", {"turns of the system on the way": 1}),
-        ("h:1 g:2 h:3", "u:1 a:2", {"turns without an answer": 1}),
-        ("h:1 h:2 g:3", "u:1\n\n2 a:3", {JOINED: 1}),
-        ("h:1 g:2 h: g:3", "u:1 a:2\n\n3", {"turns empty": 1, JOINED: 1}),
-        ("g:1 g:2", "", {FIRST: 2, "left out: nobody answers": 1}),
-        ("h:1 x:2", "", {"left out: role 'critic' is unknown": 1}),
-        ("h:1 g:2 h:3 g:4", "u:1 a:2 u:3 a:4", {}),
-    ],
-)
-def test_turns_are_put_in_order(said, kept, counted):
-    """``h:hello`` is what a human says."""
-    counts = Counter()
-    found = tidy([(SIDES[turn[0]], turn[2:]) for turn in said.split()], counts)
-    assert " ".join(f"{message.role[0]}:{message.text}" for message in found) == kept
-    assert counts == counted
-
-
-def test_what_the_page_left_goes_and_code_stays():
-    for raw, clean in {
-        "Hi.<br>you &amp; me&nbsp;&lt;3": "Hi.\nyou & me <3",
-        '<div class="markdown prose">Text<span> here</span></div>': "Text here",
-        "a < b and List<String> x": "a < b and List<String> x",
-        "```html\n<div>&amp;</div>\n```\n<p>done</p>": "```html\n<div>&amp;</div>\n```\ndone",
-        "Use `<div>` &gt; x": "Use `<div>` > x",
-        "one\nCopy123 chars / 45 words\ntwo": "one\ntwo",
-        "unfinished ```\n<div>": "unfinished ```\n<div>",
-    }.items():
-        assert clean_text(raw, "assistant") == clean
-    for raw, clean in {  # page marks end what a person wrote
-        "Is it? 2 / 2": "Is it?",
-        "the group.4 / 4": "the group.",
-        "Which?\n1 / 3": "Which?",
-        "What is 2 / 2": "What is 2 / 2",
-        "Halves. 1 / 2": "Halves. 1 / 2",
-    }.items():
-        assert clean_text(raw, "user") == clean
-        assert clean_text(raw, "assistant") == raw
 
 
 def test_real_conversations(shared_file):
@@ -219,35 +161,150 @@ def test_toys_are_right_and_never_repeat_a_prompt(name, count):
             assert len(signs) == size if size else 4 <= len(signs) <= 8
 
 
-def asked(story):
-    texts = [example.prompt_messages[0].text for _, example in questions(story)]
-    assert all(text.startswith(f"Story: {opening(story)}\nQuestion: ") for text in texts)
-    found = [text.split("Question: ")[1].removesuffix("\nAnswer:") for text in texts]
-    return list(zip(found, [example.response for _, example in questions(story)]))
-
-
 def test_stories_are_asked_only_what_they_answer():
-    assert asked("There was a little car named Beep. Beep loved to go fast. The end.") == [
-        ("What is the car's name?", "Beep"),
-        ("What is Beep?", "a car"),
-        ("What did Beep love to do?", "go fast"),
+    found = questions("There was a little car named Beep. Beep loved to go fast. The end.")
+    begin = "Story: There was a little car named Beep. Beep loved to go fast. The end.\nQuestion: "
+    asked = [(example.prompt_messages[0].text, example.response) for _, example in found]
+    assert [(prompt.removeprefix(begin), answer) for prompt, answer in asked] == [
+        ("What is the car's name?\nAnswer:", "Beep"),
+        ("What is Beep?\nAnswer:", "a car"),
+        ("What did Beep love to do?\nAnswer:", "go fast"),
     ]
-    assert asked("An old ant called Andy sat. He liked to sit.")[1] == ("What is Andy?", "an ant")
-    for unclear in (
-        "A boy named Tim met a boy named Tom.",
-        "The boy named Tim met the boy named Tom.",
-        "Two girls lived here. A girl named Lily sang.",
-        "There was a boy. Another boy named Tim came.",
+
+
+BYTES = ByteTokenizer()
+BOS, EOS, PAD = BYTES.bos_id, BYTES.eos_id, BYTES.pad_id
+
+
+class AsItIs(Template):
+    """The prompt and nothing else, so that rows are easy to foresee."""
+
+    def parts(self, messages, is_conversation):
+        return (PromptPart(messages[0].text),)
+
+
+PLAIN = AsItIs("plain")
+
+
+def row_of(prompt, response, tokenizer=BYTES, **rules):
+    rules = ExampleRules(**{"block_length": 32, "round_to": 8, **rules})
+    return encode_example(Example.plain(prompt, response), tokenizer, PLAIN, rules, number=5)
+
+
+def test_a_row_is_prompt_response_eos_pads():
+    row, first = row_of("ab:", "xyz"), row_of("ab:", "xyz", bos_first=True)
+    assert row.ids.tolist() == [*b"ab: xyz", *[EOS] * 4, *[PAD] * 21]
+    assert (row.start, row.length, row.document) == (3, 11, 5)
+    assert first.ids.tolist() == [BOS, *row.ids.tolist()[:-1]]
+    assert row_of("p", "x" * 22).length == 1 + 24
+    assert row_of("p", "x" * 23) is None, "24 tokens with the space: a canvas of 32, no prompt left"
+    for size in (3, 60):  # a template may write BOS itself
+        ids, is_cut = begin_row(np.array([BOS, *b"p" * size]), 24, BYTES, bos_first=True)
+        assert ids.tolist() == [BOS, *b"p" * min(size, 23)]
+        assert is_cut == (size == 60)
+
+
+any_text = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(any_text, any_text, st.integers(1, 9), st.integers(10, 60), st.booleans())
+def test_only_the_response_and_its_eos_can_be_masked(
+    prompt, response, round_to, block_length, bos_first
+):
+    rules = {"block_length": block_length, "round_to": round_to, "bos_first": bos_first}
+    row = row_of(prompt, response, **rules)
+    text = PLAIN.response(Example.plain(prompt, response))
+    size = len(text.encode())
+    if row is None:
+        assert size == 0 or -(-(size + 1) // round_to) * round_to >= block_length
+        return
+    learned = row.ids[row.start : row.length].tolist()
+    assert learned == [*text.encode(), *[EOS] * (len(learned) - size)]
+    assert len(learned) % round_to == 0
+    assert 0 < len(learned) - size <= round_to
+    assert row.ids[row.length :].tolist() == [PAD] * (block_length - row.length)
+    is_first = bos_first or not prompt
+    given_ids = row.ids[: row.start].tolist()
+    assert given_ids[:is_first] == [BOS] * is_first
+    assert 1 <= len(given_ids) <= is_first + len(prompt.encode())
+    assert prompt.encode().endswith(bytes(given_ids[is_first:]))
+    if len(given_ids) < is_first + len(prompt.encode()):
+        assert row.length == block_length, "cut only as far as needed"
+
+
+# --- blocks ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def load(tmp_path):
+    def run(train, valid=None, length=64, tokenizer=BYTES, **sft):
+        data = DataOptions(block_length=length, cache=str(tmp_path / "cache"), valid_fraction=0.1)
+        return load_example_blocks(data, SftOptions(str(train), valid, **sft), tokenizer)
+
+    return run
+
+
+def decoded(blocks):
+    ends = zip(blocks.rows(slice(None)).numpy(), blocks.starts, blocks.lengths)
+    return [(BYTES.decode(row[:start]), BYTES.decode(row[start:stop])) for row, start, stop in ends]
+
+
+def conversation(number):
+    roles = [(role, t) for t in range(3) for role in ("user", "assistant")]
+    said = [{"role": role, "content": f"{role[0]}{number}.{t}"} for role, t in roles]
+    return {"messages": said}
+
+
+def test_rows_are_the_same_in_shards_and_whatever_is_encoded_together(load, tmp_path, monkeypatch):
+    whole = load("toy:sums:1").train
+    monkeypatch.setattr(blocks_module, "TOKENS_PER_SHARD", 64 * 7)
+    monkeypatch.setattr(module, "EXAMPLES_AT_ONCE", 3)
+    monkeypatch.setattr(module, "VERSION", 10**6)
+    parts = load("toy:copy:1", "toy:sums:1")
+    assert len(list((tmp_path / "cache").glob("blocks/*/tokens-*"))) == 1 + -(-100 // 7) + 4
+    assert decoded(parts.valid)[: len(whole)] == decoded(whole)
+
+
+def test_a_conversation_is_never_in_both_parts_and_others_do_not_move_it(load, tmp_path):
+    data, fewer = (
+        load(write_lines(tmp_path / f"{n}.jsonl", map(conversation, range(n))), length=128)
+        for n in (40, 15)
+    )
+    assert not set(data.train.documents) & set(data.valid.documents)
+    assert (len(data.train), len(data.valid)) == (108, 12)
+    every, few = (decoded(join([one.train, one.valid])) for one in (data, fewer))
+    assert [pair for pair in every if pair in set(few)] == few
+    assert few != sorted(few, key=lambda p: int(p[1].split(".")[0][2:])), "in a random order"
+
+
+def test_what_was_taken_and_what_was_left_out_is_counted(load, tmp_path):
+    rows = [{"prompt": "p" * n, "response": "r" * m} for n, m in ((1, 1), (1, 60), (50, 9), (1, 2))]
+    talk = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a" * 200}]
+    path = write_lines(tmp_path / "a.jsonl", [*rows, conversation(1), {"messages": talk}])
+    assert load(path).counts == {
+        "rows": 6,
+        "documents": 4,
+        "answers in conversations": 3,
+        "left out: response longer than the block": 2,
+        "prompts cut on the left": 3,
+    }
+
+
+def test_mistakes_are_named_and_leave_nothing_behind(load, tmp_path):
+    bad = write_lines(tmp_path / "bad.jsonl", [{"prompt": "p", "response": "r" * 99}])
+    half = tmp_path / "half.jsonl"
+    half.write_text('{"prompt": "p", "response": "r"}\n{"prompt"')
+    for train, options, words in (
+        (bad, {}, r"=64 \(left out: response longer"),
+        (half, {}, "line 2"),
+        ("toy:copy", {"length": 32}, r"data\.block_length=32"),
+        ("toy:copy", {"tokenizer": SymbolTokenizer(8)}, "symbols"),
     ):
-        assert not [q for q, _ in asked(unclear) if "name?" in q], unclear
-    both = [question for question, _ in asked("A cat named Max met a dog named Max.")]
-    assert both == ["What is the cat's name?", "What is the dog's name?"]
-    for nothing in (
-        "A girl named Lily and Mia sang.",
-        "It was named Max.",
-        "Tim loved to run. Tim loved to sing.",
-        "Tim loved to run, and she loved to sing.",
-        "Tim said he loved Max to bits.",
-    ):
-        assert asked(nothing) == [], nothing
-    assert opening("One two three. " * 50) == ("One two three. " * (MOST_WORDS // 3)).strip()
+        with pytest.raises(UserError, match=words):
+            load(train, **options)
+    assert list((tmp_path / "cache" / "blocks").iterdir()) == []
+    with pytest.raises(UserError, match=r"1 document"):
+        load(write_lines(tmp_path / "one.jsonl", [conversation(1)]), length=128)
+    with pytest.raises(UserError, match=r"sft\.train"):
+        load("toy:copy:1", "toy:copy:1")

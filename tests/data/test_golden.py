@@ -8,8 +8,10 @@ number in the code (``PACKER_VERSION``, ``EXAMPLES_VERSION``, ``FORMAT``, ...), 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +22,10 @@ from hub_tools import install_hub
 from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data import toys
 from bellmask.data.corpora import CORPORA, InWheel, open_corpus
-from bellmask.data.examples import load_example_blocks
+from bellmask.data.examples import clean_text, load_example_blocks, opening, questions, tidy
 from bellmask.data.prepare import load_data, prepare
+from bellmask.data.readers import DOCUMENT_RULES
+from bellmask.data.tasks import TaskQuestion, passages, scored_questions, take
 from bellmask.data.tokenizers import ByteTokenizer, SymbolTokenizer
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -62,12 +66,39 @@ TEXTS = [
 ]
 TOYS = "toy:sticky toy:sticky:0.3 toy:order2 toy:hidden toy:local toy:local:1".split()
 EXAMPLES = "toy:copy:2 toy:sums:1 toy:reverse stories:stories.txt c.jsonl hub:me/set talks.jsonl "
-EXAMPLES += "sharegpt:talks.jsonl"
+EXAMPLES += "sharegpt:talks.jsonl tasks:tasks"
+COUNTS = "piqa=9 lambada=0 hellaswag=0 triviaqa=0 openbookqa=0 social_iqa=0 winogrande=30".split()
+
+
+def texts_of(kind, text):
+    """What a stored text becomes: its key is "KIND TEXT"."""
+    if kind == "story":
+        asked = [(name, one.messages[0].text, one.response) for name, one in questions(text)]
+        return [opening(text), asked]
+    if kind == "turns":  # "h:hello" is what a human says
+        sides, counts = {"h": "human", "g": "ChatGPT", "s": "system", "x": "critic"}, Counter()
+        kept = tidy([(sides[turn[0]], turn[2:]) for turn in text.split()], counts)
+        return [[(one.role, one.text) for one in kept], counts]
+    if kind == "documents":
+        rule, _, text = text.partition(" ")
+        return [one.text for one in DOCUMENT_RULES[rule](io.StringIO(text, newline="\n"))]
+    return [clean_text(text, role) for role in ("user", "assistant")]
 
 
 def write_files():
     talks = [{"id": f"a{i}_0", "conversations": SAID * 2} for i in range(20)]
-    lines = {"c.jsonl": ROWS, "talks.jsonl": talks}
+    Path("tasks/winogrande").mkdir(parents=True)
+    options = {"option1": "one ", "option2": "two"}
+    lines = {
+        "c.jsonl": ROWS,
+        "talks.jsonl": talks,
+        "tasks/piqa.jsonl": [
+            {"goal": f"do {i} ", "sol1": "a", "sol2": "b", "label": i % 3 - 1} for i in range(30)
+        ],
+        "tasks/winogrande/a.jsonl": [
+            {"sentence": f"{i} _ is", "answer": str(i % 2 + 1), **options} for i in range(9)
+        ],
+    }
     for name, rows in lines.items():
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("a.txt").write_text(TEXT)
@@ -110,13 +141,23 @@ def everything(monkeypatch):
         found[name] = parts_of(load_data(options, SymbolTokenizer(8)))
     for name in EXAMPLES.split():
         for bos_first in (False, True):
-            options = replace(base, block_length=320)
-            data = load_example_blocks(options, SftOptions(name), BYTES, bos_first=bos_first)
+            options, sft = replace(base, block_length=320), SftOptions(name, counts=tuple(COUNTS))
+            data = load_example_blocks(options, sft, BYTES, bos_first=bos_first)
             found[f"examples {name} {bos_first}"] = parts_of(data)
     blocks = prepare(replace(base, train="a.txt"), BYTES, "train")
     parts = [blocks.spread(7), blocks.slice(3, 9), blocks.starting_at(1)]
     parts.append(blocks.slice(2, 50).starting_at(1).slice(1, 20).spread(3))
     found["parts"] = [rows_of(part) for part in parts]
+    novel = " ".join(f"word{n} {'and ' * (n % 9)}end{'x' * n} ." for n in range(80))
+    found["passages"] = [one["text"][:20] for one in passages({"text": novel}, 3)]
+    items = [TaskQuestion(str(n), "a") for n in range(50)]
+    found["draw"] = [question.prompt for question in take("piqa", items, 9)]
+    asked = [{"goal": "g", "sol1": "a", "sol2": "b", "label": 0}] * 50
+    found["limit"] = list(scored_questions("piqa", asked, 9))
+    for key in json.loads(GOLDEN.read_text()):
+        kind, _, text = key.partition(" ")
+        if kind in ("story", "turns", "documents", "page"):
+            found[key] = texts_of(kind, text)
     return json.loads(json.dumps(found))
 
 

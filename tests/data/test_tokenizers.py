@@ -64,12 +64,12 @@ def test_the_mask_is_last_names_of_specials_are_text_and_a_described_tokenizer_i
     again = from_description(json.loads(json.dumps(tokenizer.description())))
     assert (again.fingerprint, again.num_tokens) == (tokenizer.fingerprint, tokenizer.num_tokens)
     assert specials(again) == specials(tokenizer)
-    marks = ["the [MASK] cat", "[SEP][CLS][PAD]", "a<pad>b<eos>", "<|endoftext|>", "naïve 世界\n"]
-    for text, ids in zip(marks, tokenizer.encode_batch(marks)):
-        assert len(ids)
-        assert ids.tolist() == tokenizer.encode(text).tolist() == again.encode(text).tolist()
-        assert not specials(tokenizer) & set(ids.tolist())
-        assert again.decode(ids) == tokenizer.decode(ids)
+    text = "the [MASK] cat[SEP]<eos>naïve 世界\n"
+    ids = tokenizer.encode(text)
+    assert tokenizer.encode_batch(["", text])[1].tolist() == ids.tolist()
+    assert again.encode(text).tolist() == ids.tolist()
+    assert again.decode(ids) == tokenizer.decode(ids)
+    assert not specials(tokenizer) & set(ids.tolist())
 
 
 some_text = st.one_of(
@@ -116,12 +116,8 @@ def test_a_mask_in_the_middle_changes_places_with_the_last_id(wordpiece, tmp_pat
 
 
 def test_gpt2_has_the_published_ids_size_and_specials(gpt2):
-    for text, ids in {
-        "Hello, world!": [15496, 11, 995, 0],
-        "\n\n": [628],
-        "The quick brown fox": [464, 2068, 7586, 21831],
-    }.items():
-        assert gpt2.encode(text).tolist() == ids
+    assert gpt2.encode("Hello, world!\n\n").tolist() == [15496, 11, 995, 0, 628]
+    assert gpt2.encode("The quick brown fox").tolist() == [464, 2068, 7586, 21831]
     assert gpt2.num_tokens == VOCABULARIES["gpt2"] == 50258
     assert (gpt2.eos_id, gpt2.bos_id, gpt2.pad_id) == (50256, 50256, 50257)
     assert gpt2.decode(np.array([50256, 15496, 50258, 995, 50256, 50257])) == "Hello␣ world"
@@ -145,9 +141,7 @@ def test_bert_has_the_published_ids_size_and_specials_with_the_mask_moved(bert, 
 
 def test_a_learned_vocabulary_is_the_same_each_time_and_cached(tmp_path, monkeypatch):
     a, b = (trained_bpe(300, "identity", lambda: iter(CORPUS), tmp_path / name) for name in "ab")
-    files = [next((tmp_path / name / "vocabularies").iterdir()) for name in "ab"]
     assert a.fingerprint == b.fingerprint
-    assert files[0].name == files[1].name
 
     def never():
         raise AssertionError("learned again")
@@ -161,8 +155,9 @@ def test_a_learned_vocabulary_is_the_same_each_time_and_cached(tmp_path, monkeyp
     texts = (taken.append(text) or text for text in CORPUS)
     assert trained_bpe(275, "other", lambda: texts, tmp_path).num_tokens == 275
     assert len(taken) == 20, "only the first text is learned from"
-    files[0].write_text(files[0].read_text()[:100])
-    with pytest.raises(UserError, match=f"{files[0].name}.* damaged"):
+    (path,) = (tmp_path / "a" / "vocabularies").iterdir()
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(UserError, match=f"{path.name}.* damaged"):
         trained_bpe(300, "identity", never, tmp_path / "a")
 
 

@@ -16,8 +16,7 @@ from sampling_tools import SAMPLINGS, seeded
 from bellmask.config.options import ModelOptions
 from bellmask.config.presets import tiny
 from bellmask.data.blocks import Blocks
-from bellmask.data.chat_templates import Template
-from bellmask.data.example_files import Example
+from bellmask.data.chat_templates import Example, Template
 from bellmask.data.examples import ExampleRules
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from scipy import integrate, stats
 
 from bellmask.config.options import ModelOptions
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tuned_runs import tuned
 
-from bellmask.data.example_files import Message
+from bellmask.data.chat_templates import Message
 from bellmask.evaluate.judge_prompts import Benchmark, JudgeTask, RunSide, read_outputs
 from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.settings import Sampling

@@ -14,8 +14,7 @@ from scipy import stats
 
 from bellmask import load
 from bellmask.config.options import ModelOptions
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.evaluate.likelihood import (
     BlockScorer,

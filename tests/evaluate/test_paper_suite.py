@@ -19,8 +19,7 @@ from counted_progress import Counted
 from downstream_tools import NOUNS, TASKS, loaded
 from example_tools import encode_example
 
-from bellmask.data.chat_templates import make_template
-from bellmask.data.example_files import Example, Message
+from bellmask.data.chat_templates import Example, Message, make_template
 from bellmask.data.examples import ExampleRules
 from bellmask.data.tasks import BENCHMARKS, SCORES, open_task, scored_questions, validation_records
 from bellmask.evaluate import paper_suite

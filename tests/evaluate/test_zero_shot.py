@@ -11,9 +11,8 @@ import pytest
 from counted_progress import Counted
 
 from bellmask import load
-from bellmask.data.blocks import Blocks
+from bellmask.data.blocks import Blocks, Row
 from bellmask.data.corpora import find_policy
-from bellmask.data.packing import Row
 from bellmask.evaluate import zero_shot
 from bellmask.evaluate.likelihood import Likelihood, evaluate
 from bellmask.evaluate.zero_shot import (

@@ -11,8 +11,7 @@ import torch
 from estimators import mask_rates, one_pass
 from scipy import integrate, stats
 
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.evaluate.likelihood import BlockScorer
 

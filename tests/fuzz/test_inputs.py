@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+from collections import Counter
 
 import pyarrow
 import pyarrow.parquet
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 
 from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.presets import PRESETS, preset, tiny
-from bellmask.data.chat_templates import Template
-from bellmask.data.example_files import Message, example_files
+from bellmask.data.chat_templates import Message, Template
+from bellmask.data.examples import example_files
 from bellmask.data.readers import DOCUMENT_RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate.judge_prompts import read_tasks
@@ -155,7 +156,7 @@ def example_and_task_files(folder):
     def check(content):
         path = folder / "examples.jsonl"
         path.write_bytes(content)
-        for one in example_files(str(path)):
+        for _, one in example_files(str(path)).read(Counter()):
             (Template("plain").prompt(one) + one.response).encode()
         read_tasks(path)
 

@@ -12,8 +12,7 @@ from sampling_tools import SAMPLINGS
 from tuned_runs import tuned
 
 import bellmask.generate.fill
-from bellmask.data.chat_templates import Template
-from bellmask.data.example_files import Example, Message
+from bellmask.data.chat_templates import Example, Message, Template
 from bellmask.data.examples import ExampleRules
 from bellmask.data.prepare import describe_blocks, load_inputs
 from bellmask.data.tokenizers import ByteTokenizer

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bellmask.data.example_files import Message
+from bellmask.data.chat_templates import Message
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.generate.canvas import (

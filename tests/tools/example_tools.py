@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bellmask.data.chat_templates import PromptEncoder, Template
-from bellmask.data.example_files import Example
+from bellmask.data.blocks import Row
+from bellmask.data.chat_templates import Example, PromptEncoder, Template
 from bellmask.data.examples import ExampleRules, encode_examples
-from bellmask.data.packing import Row
 from bellmask.data.tokenizers import Tokenizer
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from bellmask.config.options import TrainOptions
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.diffusion.objectives import Bell
 from bellmask.model.pretrained import PretrainedDenoiser

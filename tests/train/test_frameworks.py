@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bellmask.config.options import ModelOptions, TrainOptions
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser

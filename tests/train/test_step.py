@@ -12,8 +12,7 @@ from pretrained_tools import Recorder
 from torch import nn
 
 from bellmask.config.options import ModelOptions, TrainOptions
-from bellmask.data.blocks import Blocks
-from bellmask.data.packing import Row
+from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
