@@ -21,12 +21,12 @@ from torch import Tensor
 from bellmask.data.blocks import share_out
 from bellmask.diffusion.frameworks import Ordered
 from bellmask.diffusion.schedules import Linear, Schedule
-from bellmask.generate.canvas import OnStep, Step, check_rows
+from bellmask.generate.canvas import OnStep, Step
 from bellmask.generate.rules import RULES, Moment, Rule
 from bellmask.model.attention import KeyValues, attention_mask
 from bellmask.model.head import CHUNK_ROWS
 from bellmask.utils.errors import UserError
-from bellmask.utils.rng import stream_key, uniform, uniform_rows
+from bellmask.utils.rng import stream_key, uniform
 
 # Time grids for sampling: from 1 (all masked) down to 0 (clean), float64 [steps + 1].
 
@@ -211,29 +211,21 @@ class Generation:
         return self.num_rows / len(self.ids_BL)
 
 
-@dataclass(frozen=True)
 class Noise:
     """Random numbers of numbered samples of a seed, by position and step."""
 
-    seed: int
-    samples_B: Tensor
-    length: int
-
-    @property
-    def place_BL(self) -> Tensor:
+    def __init__(self, seed: int, first_sample: int | Tensor, canvas_BL: Tensor) -> None:
+        """``first_sample`` is the number of the first row, or those of all rows."""
+        count, length = canvas_BL.shape
+        if isinstance(first_sample, int):
+            first_sample = first_sample + torch.arange(count)
+        self.seed, self.first = seed, int(first_sample[0])
+        self.place_BL = first_sample[:, None] * length + torch.arange(length)
         """A counter for each position of each sample."""
-        return self.samples_B[:, None] * self.length + torch.arange(self.length)
 
     def numbers(self, *name: str | int) -> Tensor:
         """Uniform numbers of a named stream, [B, L]."""
-        return uniform_rows(stream_key(self.seed, *name), self.samples_B, self.length)
-
-
-def _sample_numbers(first_sample: int | Tensor, count: int) -> Tensor:
-    """The numbers of all rows, of which the first is given, or all are."""
-    if isinstance(first_sample, Tensor):
-        return first_sample
-    return first_sample + torch.arange(count)
+        return uniform(stream_key(self.seed, *name), self.place_BL)
 
 
 @torch.no_grad()
@@ -254,35 +246,36 @@ def generate(
     """Fill every masked position of the canvases; given tokens never change.
 
     ``grid`` goes from t = 1 to 0, or is the number of tokens that each step reveals (ancestral
-    rules: on average); None is 1. With ``block_length`` blocks of so many positions are finished
-    one after the other from the first masked position on, each with its share of the grid's
-    steps; ``is_cached`` keeps what comes before the block in a cache. ``first_sample`` is the first
-    row's number, or those of all rows [B]: other numbers, other noise. Rows should be masked at the
-    same positions: steps are counted for the row with most to fill.
+    rules: on average); None is 1, and a rule with times of its own takes none. With
+    ``block_length`` blocks of so many positions are finished one after the other from the first
+    masked position on, each with its share of the grid's steps; ``is_cached`` keeps what comes
+    before the block in a cache. ``first_sample`` is the first row's number, or those of all rows
+    [B]: other numbers, other noise. Rows should be masked at the same positions: steps are counted
+    for the row with most to fill.
     """
     schedule, choice = schedule or Linear(), choice or TokenChoice()
-    check_rows(canvas_BL, network.mask_id)
-    _check_grid(grid, rule)
+    grid = grid if rule.takes_grid else None
+    if isinstance(grid, Tensor) and (
+        grid[0] != 1 or grid[-1] != 0 or bool((grid.diff() >= 0).any())
+    ):
+        raise UserError("a time grid falls from exactly 1 to exactly 0, step by step")
     network.begin(canvas_BL)
     if is_cached:
         network.cache_prefix(0)  # refuses what cannot be cached before anything is done
-    noise = Noise(seed, _sample_numbers(first_sample, len(canvas_BL)), canvas_BL.shape[1])
+    noise, tell = Noise(seed, first_sample, canvas_BL), on_step or (lambda step: None)
     x_BL, u_BL = canvas_BL.clone(), noise.numbers("reveal")
     turns = _turns(canvas_BL == network.mask_id, block_length)
     grids = _share_grid(grid, turns, schedule)
-    number, num_steps, first = 0, sum(len(one) - 1 for one in grids), int(noise.samples_B[0])
-    if on_step:
-        on_step(Step(0, num_steps, 0, 1.0, first, x_BL))
+    number, num_steps = 0, sum(len(one) - 1 for one in grids)
+    tell(Step(0, num_steps, 0, 1.0, noise.first, x_BL))
     for is_turn_BL, part in zip(turns, grids, strict=True):
         if is_cached and (start := int(is_turn_BL.any(0).long().argmax())):
             network.cache_prefix(start)
         block = _Block(network, rule, choice, schedule, noise, is_turn_BL, len(turns) == 1, u_BL)
         for k in range(len(part) - 1):
             block.step(x_BL, part[k], part[k + 1], k)
-            number += 1
-            if on_step:
-                t = block.clock(x_BL, part[k + 1])
-                on_step(Step(number, num_steps, network.num_calls, t, first, x_BL))
+            number, t = number + 1, block.clock(x_BL, part[k + 1])
+            tell(Step(number, num_steps, network.num_calls, t, noise.first, x_BL))
     return Generation(x_BL, network.num_calls, network.num_rows)
 
 
@@ -344,16 +337,6 @@ class _Block:
         )
 
 
-def _check_grid(grid: Tensor | int | None, rule: Rule) -> None:
-    """Refuse what would leave masks, before anything is done."""
-    if not rule.takes_grid and grid is not None:
-        raise UserError("first-hitting sampling has times of its own: it takes no grid")
-    if isinstance(grid, Tensor):
-        is_whole = grid.ndim == 1 and len(grid) > 1 and float(grid[0]) == 1 and float(grid[-1]) == 0
-        if not is_whole or bool((grid.diff() >= 0).any()):
-            raise UserError("a time grid falls from exactly 1 to exactly 0, step by step")
-
-
 def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:
     """The masked positions, or those of each block from a row's first masked position on."""
     if block_length is None:
@@ -408,10 +391,9 @@ def generate_in_order(
     Given tokens must come first: any of them can where orders are random; a fixed order has its own
     first ones (for an ARM the prefix). ``first_sample`` as for :func:`generate`.
     """
-    check_rows(canvas_BL, mask_id)
     device, choice = device or torch.device("cpu"), choice or TokenChoice()
     num_samples, length = canvas_BL.shape
-    noise = Noise(seed, _sample_numbers(first_sample, num_samples), length)
+    noise, tell = Noise(seed, first_sample, canvas_BL), on_step or (lambda step: None)
     is_given_L = canvas_BL[0] != mask_id
     assert bool(((canvas_BL != mask_id) == is_given_L).all()), "canvases differ in what is given"
     num_given = int(is_given_L.sum())
@@ -423,9 +405,7 @@ def generate_in_order(
     make_cache = getattr(model, "new_cache", None)
     cache = make_cache() if make_cache else None
     made_BL, num_steps = canvas_BL.clone(), length - num_given
-    first = int(noise.samples_B[0])
-    if on_step:
-        on_step(Step(0, num_steps, 0, 1.0, first, made_BL))
+    tell(Step(0, num_steps, 0, 1.0, noise.first, made_BL))
     for number, slot in enumerate(range(num_given, length), start=1):
         seen = slice(0 if cache is None or number == 1 else slot, slot + 1)
         width = seen.stop - seen.start
@@ -439,8 +419,7 @@ def generate_in_order(
         tokens_B = choice.draw(logits_BV, counter_BL[:, slot], stream_key(seed, "gumbel"))
         slots_BL[:, slot] = tokens_B.cpu()
         made_BL.scatter_(1, order_BL[:, slot, None], slots_BL[:, slot, None])
-        if on_step:
-            on_step(Step(number, num_steps, number, 1 - number / num_steps, first, made_BL))
+        tell(Step(number, num_steps, number, 1 - number / num_steps, noise.first, made_BL))
     return Generation(made_BL, num_steps, num_steps * num_samples)
 
 
