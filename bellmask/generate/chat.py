@@ -58,8 +58,8 @@ class ChatOptions(LoadOptions):
     memory: Literal["auto", "on", "off"] = "auto"
     """on: all that was said is part of the prompt; off: each line is asked alone. auto: as the run
     was fine-tuned, on conversations or on single prompts (template and examples tell)."""
-    fps: float | None = None
-    """Changes shown per second at most, 24 by default; 0 does not wait."""
+    fps: float = 24.0
+    """Changes shown per second at most; 0 does not wait."""
 
 
 # A conversation with a run: what was said, what is asked next, how answers are drawn.
@@ -303,8 +303,7 @@ def main(args: Sequence[str]) -> int:
         seed=options.seed,
         system=options.system,
     )
-    fps = 24.0 if options.fps is None else options.fps
-    chat = Chat(talk, Console(stderr=True, highlight=False), fps)
+    chat = Chat(talk, Console(stderr=True, highlight=False), options.fps)
     for line in introduction(chat.talk):
         chat.say(line)
     if sys.stdin.isatty():

@@ -91,8 +91,8 @@ class GenerateOptions(LoadOptions):
     """Samples per forward pass."""
     watch: bool = False
     """Show the text being unmasked."""
-    fps: float | None = None
-    """Steps per second of --watch at most, 12 by default; 0 does not wait."""
+    fps: float = 12.0
+    """Steps per second of --watch at most; 0 does not wait."""
     trace: str | None = None
     """File for the trajectory; 'bellmask report trace FILE' makes a page and a strip of it."""
     format: Literal["text", "jsonl"] = "text"
@@ -121,7 +121,6 @@ def _check(options: GenerateOptions) -> None:
         "--side-by-side cannot be combined with --watch, --trace or --format jsonl": (
             options.side_by_side and is_shown
         ),
-        "--fps goes with --watch": options.fps is not None and not options.watch,
     }
     for why, is_wrong in refusals.items():
         if is_wrong:
@@ -269,8 +268,8 @@ def _observing(
             yield made_with | {"progress": progress}
         return
     is_repeated = sys.stdout.isatty() and options.out is None  # the texts follow
-    fps, title = 12.0 if options.fps is None else options.fps, loaded.folder.name
-    with Watch(loaded.tokenizer, title=title, fps=fps, keep_last=not is_repeated) as watch:
+    look: dict[str, Any] = {"title": loaded.folder.name, "fps": options.fps}
+    with Watch(loaded.tokenizer, keep_last=not is_repeated, **look) as watch:
 
         def on_step(step: Step) -> None:
             if recorder is not None:
@@ -393,17 +392,13 @@ class SideBySide:
             for name in self.runs:
                 table.add_column(Text(visible(name)), overflow="fold", ratio=1)
             for texts in zip(*(texts[number] for texts in self.runs.values()), strict=True):
-                table.add_row(*(self._marked(number, text) for text in texts))
+                pairs = [map(visible_lines, self._split(number, text)) for text in texts]
+                table.add_row(*(Text.assemble((given, "dim"), made) for given, made in pairs))
             console.print(table)
         console.print(Text(visible(self.settings), style="dim"))
 
     def _asked(self, number: int) -> str:
         return visible_lines(self.prompts[number]) or "(nothing given)"
-
-    def _marked(self, number: int, text: str) -> Text:
-        """A text with its given beginning dimmed."""
-        given, made = self._split(number, text)
-        return Text.assemble((visible_lines(given), "dim"), visible_lines(made))
 
     def _split(self, number: int, text: str) -> tuple[str, str]:
         """(given beginning, what was made); of a canvas, which has gaps, nothing is told apart."""

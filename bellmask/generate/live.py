@@ -37,9 +37,9 @@ PLAIN_FRAMES = 8
 BAR_WIDTH = 24
 
 
-def check_fps(fps: float | None) -> None:
+def check_fps(fps: float) -> None:
     """UserError unless frames can be shown at this pace."""
-    if fps is not None and not 0 <= fps < float("inf"):
+    if not 0 <= fps < float("inf"):
         raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
 
 

@@ -8,7 +8,7 @@ import torch
 from sampling_tools import MASK, V, awake, each, make_told, masked
 
 from bellmask.diffusion.schedules import Cosine
-from bellmask.generate.sampler import SamplingDenoiser, TokenChoice, uniform_grid
+from bellmask.generate.sampler import SamplingDenoiser, uniform_grid
 from bellmask.utils.errors import UserError
 
 GRID = uniform_grid(12)
@@ -110,20 +110,6 @@ def test_the_kept_prefix_is_that_of_the_blocks_first_call():
     first = network.asked[0][0]
     for x_BL, is_wanted_BL, found in network.asked[1:]:
         torch.testing.assert_close(found, frozen(model, first, x_BL, 2)[is_wanted_BL])
-
-
-@each
-def test_with_a_cache_a_sample_does_not_depend_on_the_batch(rule):
-    model, canvas = awake(2, V).double(), masked(1, 10)
-    canvas[:, :2] = 3
-    options = {"block_length": 3, "is_cached": True, "w": 0.8, "choice": TokenChoice(0.9)}
-    whole, _ = make_told(model, canvas.repeat(6, 1), GRID, rule, **options)
-    parts = [
-        make_told(model, canvas.repeat(n, 1), GRID, rule, first_sample=first, **options)[0]
-        for first, n in ((0, 1), (1, 3), (4, 2))
-    ]
-    assert torch.cat([part.ids_BL for part in parts]).equal(whole.ids_BL)
-    assert len(whole.ids_BL.unique(dim=0)) > 1
 
 
 def test_a_cache_is_refused_for_models_that_see_the_time_or_have_none():

@@ -84,20 +84,6 @@ def test_lines_and_samples_fit_the_screen():
             assert plain(watch)[1:] == samples, "without a screen all are there"
 
 
-def test_a_terminal_gets_one_view_that_is_redrawn():
-    wiped = []
-    for keep_last in (True, False):
-        console = screen()
-        with Watch(BYTES, fps=0, console=console, title="bell", keep_last=keep_last) as watch:
-            for frame in (step(0, "____"), step(1, "a___"), step(2, "abcd")):
-                watch(frame)
-        text = console.file.getvalue()
-        wiped.append(text.count("\x1b[2K"))
-        assert "\x1b[1A" in text, "the cursor goes up"
-        assert "bell  step 2 of 4" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    assert wiped[0] < wiped[1], "the last frame can be taken away"
-
-
 def test_a_pipe_gets_plain_frames_now_and_then():
     console = screen(is_terminal=False)
     with Watch(BYTES, fps=0.01, console=console) as watch:  # would wait for minutes

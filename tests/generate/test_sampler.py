@@ -315,24 +315,6 @@ def test_all_at_once_or_two_at_a_time_is_not_the_joint_distribution():
         assert p_value(made.ids_BL, MARGINALS, {}) > 1e-3
 
 
-@pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
-def test_first_hitting_is_ancestral_sampling_on_a_very_fine_grid(schedule):
-    """The same noise gives the very same rows."""
-    canvas, options = masked(8, 5), {"schedule": schedule, "seed": 2}
-    canvas[3, 2], canvas[4, :] = 0, 1
-    model = ExactDenoiser(ToySource.sticky(6, 5, 0.6))
-    exact, fine, coarse = (
-        make(model, canvas, grid, rule, **options).ids_BL
-        for rule, grid in (
-            ("first_hitting", None),
-            ("ancestral", uniform_grid(1500)),
-            ("ancestral", uniform_grid(3)),
-        )
-    )
-    assert fine.equal(exact)
-    assert not coarse.equal(exact)
-
-
 # grids, pads, what is refused
 
 

@@ -38,50 +38,37 @@ HOSTILE += "longword" * 20
 
 # texts side by side
 
-ODD = f"The {HOSTILE[:60]} [bold]x[/bold] ``` ```` \x1b[31m\u202e"
-CLEAN = ODD.replace("\x1b", "·").replace("\u202e", "·")
+BOTH = SideBySide(
+    ["The war ", "Dear [MASK*3] sir"],
+    {
+        "base": [["The war is [bold]x[/bold]", "x\n```\n\x1b[31m\u202e"], ["Dear me sir"]],
+        "bell": [["The war ended", "<i>"], ["Dear my sir"]],
+    },
+    "64 steps",
+)
+MARKDOWN = [
+    *["# base and bell side by side", "64 steps", "## Prompt 1", "```text\nThe war \n```"],
+    *["**base**", "```text\nThe war is [bold]x[/bold]\n```", "````text\nx\n```\n·[31m·\n````"],
+    *["**bell**", "```text\nThe war ended\n```", "```text\n<i>\n```", "## Prompt 2"],
+]
 
 
-@pytest.fixture
-def pair():
-    runs = {
-        "base": [["The war is long and wide and there is more to say", ODD], ["Dear me sir"]],
-        "bell": [["The war ended", "x\n```\nscript\n````"], ["Dear my sir"]],
-    }
-    return SideBySide(["The war ", "Dear [MASK*3] sir"], runs, "64 steps")
-
-
-def test_texts_side_by_side_fit_the_screen(pair):
+def test_texts_side_by_side_on_the_screen_on_a_page_and_as_markdown():
     for width in (100, 40):
         console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-        pair.show(console)
+        BOTH.show(console)
         text = console.file.getvalue()
         assert max(map(len, text.splitlines())) <= width
         assert not set("\x1b\u202e") & set(text), "no control codes from texts"
         assert sum("base" in line and "bell" in line for line in text.splitlines()) == 2
     assert "2. Dear [MASK*3] sir" in text
     assert "[bold]" in text, "nothing in a text is markup"
-
-
-def test_page_and_markdown_side_by_side_hold_every_text(pair):
-    page = Page(pair.page())
+    assert BOTH.markdown().split("\n\n")[:11] == MARKDOWN
+    page = Page(BOTH.page())
     page.check_nothing_is_fetched()
-    assert not page.texts("script")
-    wanted = [text for prompt in (0, 1) for run in pair.runs.values() for text in run[prompt]]
-    assert page.texts("pre") == [text.replace(ODD, CLEAN) for text in wanted]
-    assert [s for s in page.texts("span") if s.startswith("The war")] == ["The war "] * 2, "given"
-    inside, found = "", []
-    for line in pair.markdown().splitlines():
-        if inside:
-            found += [line] if line != inside else []
-            inside = "" if line == inside else inside
-        elif opened := re.fullmatch(r"(`{3,})text", line):
-            inside = opened[1]
-        else:
-            assert "script" not in line, "fences hold"
-    assert not inside
-    assert CLEAN in found
-    assert len(found) == 8 + 3
+    wanted = [text for prompt in (0, 1) for run in BOTH.runs.values() for text in run[prompt]]
+    assert page.texts("pre") == [re.sub("[\x1b\u202e]", "·", text) for text in wanted]
+    assert [text for text in page.texts("span") if text] == ["The war "] * 2, "given"
 
 
 # the trace of a sampler
@@ -124,10 +111,6 @@ def test_the_page_holds_the_whole_trace_and_fetches_nothing(trace, hostile):
         code = page.texts("style")[0] + page.texts("script")[1]
         assert not re.search(r"@import|url\(|https?:|fetch\(|innerHTML|eval\(", code)
         assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", content), "no control characters"
-    assert page.texts("h1") == [HOSTILE]
-    assert page.texts("pre") == [f"{HOSTILE}·\nb"]
-    embedded = json.loads(page.texts("script")[0])
-    assert embedded["samples"][0]["positions"][2] == [[0, None], [1, "··$x^{2$↵\n"]]
     page = Page(render_trace_page(trace, first=2))
     embedded = json.loads(page.texts("script")[0])
     assert embedded["first"] == 2
