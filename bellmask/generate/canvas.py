@@ -12,9 +12,8 @@ from torch import Tensor
 
 from bellmask.data.tokenizers import ByteTokenizer, Tokenizer
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import count_of
 
-_GAP = re.compile(r"\[MASK(?:\*([0-9]+))?\]")
+_GAP = re.compile(r"\[MASK(?:\*([0-9]{1,9}))?\]")
 _ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)
 
 LONGEST = 1 << 20
@@ -69,8 +68,7 @@ def read_gaps(text: str) -> list[str | int]:
     pieces: list[str | int] = []
     for number, part in enumerate(_GAP.split(text)):
         if number % 2:
-            size = count_of((part or "1").lstrip("0") or "0")
-            pieces.append(LONGEST + 1 if size is None else size)
+            pieces.append(int(part or "1"))
         elif odd := _ALMOST_GAP.search(part):
             raise UserError(f"{odd[0]} is not a gap; write [MASK] or [MASK*12]")
         elif part:

@@ -242,22 +242,19 @@ class Chat:
 
 def introduction(talk: Talk) -> list[str]:
     """What one should know before the first line."""
-    loaded, sft = talk.answerer.run, talk.answerer.run.config.sft
+    answerer, loaded = talk.answerer, talk.answerer.run
     steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
-    lines = [
+    kind = "conversations" if answerer.knows_turns else "single prompts"
+    return [
         f"{loaded.folder.name}, step {loaded.step}, on {loaded.device}: answers of up to "
-        f"{talk.length} tokens{steps}; /help lists commands"
+        f"{talk.length} tokens{steps}; /help lists commands",
+        f"fine-tuned on {kind} (template {loaded.config.sft.template})"
+        if answerer.is_tuned
+        else "the run was never fine-tuned on prompts: it just continues your text",
+        "what was said before is part of the prompt"
+        if talk.has_memory
+        else "each line is asked alone",
     ]
-    if talk.answerer.is_tuned:
-        kind = "conversations" if talk.answerer.knows_turns else "single prompts"
-        lines.append(f"fine-tuned on {kind} (template {sft.template})")
-    else:
-        lines.append("the run was never fine-tuned on prompts: it just continues your text")
-    remembered = "what was said before is part of the prompt"
-    lines.append(remembered if talk.has_memory else "each line is asked alone")
-    if talk.system and not talk.answerer.knows_turns:
-        lines.append("the run has seen no system texts; this one is written before your line")
-    return lines
 
 
 def _at_a_terminal(chat: Chat) -> None:
@@ -306,7 +303,7 @@ def main(args: Sequence[str]) -> int:
     chat = Chat(talk, Console(stderr=True, highlight=False), options.fps)
     for line in introduction(chat.talk):
         chat.say(line)
-    if sys.stdin.isatty():
+    if chat.is_live:
         _at_a_terminal(chat)
     else:
         for line in sys.stdin:

@@ -115,10 +115,10 @@ def run_canvas(
     a causal LM predicts the first token from.
     """
     before, behind = _frame(run)
-    length = length or run.config.data.block_length
+    length = run.config.data.block_length if length is None else length
     room = length - len(before) - len(behind)
     if room < 1:
-        raise UserError(f"a length of {length} leaves no room between BOS and EOS")
+        raise UserError(f"--length {length} leaves no room for tokens to generate")
     if template is not None:
         return canvas_from_pieces(run.tokenizer, read_gaps(template), before, behind)
     num_given = len(run.tokenizer.encode(prefix)) if prefix else 0

@@ -107,17 +107,17 @@ def _check(options: GenerateOptions) -> None:
     check_fps(options.fps)
     sources = ("prefix", "canvas", "prompt", "prompts")
     given = [f"--{name}" for name in sources if getattr(options, name) is not None]
-    has_many, length = len(options.runs) > 1, 1 if options.length is None else options.length
     is_shown = options.trace or options.watch or options.format == "jsonl"
     refusals = {
         "generate needs a run folder: bellmask generate RUN": not options.runs,
         "--num and --batch-size must be at least 1": min(options.num, options.batch_size) < 1,
-        f"--length must be at least 1, got {length}": length < 1,
         f"{' and '.join(given)} cannot be combined: one says what is given": len(given) > 1,
         "--canvas cannot be combined with --length: its gaps have lengths": (
             options.canvas is not None and options.length is not None
         ),
-        "several runs are compared with --side-by-side": has_many and not options.side_by_side,
+        "several runs are compared with --side-by-side": (
+            len(options.runs) > 1 and not options.side_by_side
+        ),
         "--side-by-side cannot be combined with --watch, --trace or --format jsonl": (
             options.side_by_side and is_shown
         ),

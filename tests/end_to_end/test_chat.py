@@ -114,7 +114,6 @@ def test_commands_change_what_follows(runs, chat):
         ("chat {single}", "/stps 3\n", "'/stps'; did you mean '/steps'"),
         ("chat {single}", "/steps\n", "/steps"),
         ("chat {single}", "/length 96\n", "96"),
-        ("chat {single} --temperature -1", "", "--temperature"),
         ("chat {single}", "/temperature hot\n", "'hot'"),
         ("chat {single} --fps -1", "", "--fps"),
         ("generate {single} --prompt a --prefix b", "", "--prefix and --prompt"),
@@ -130,9 +129,6 @@ def test_mistakes_get_one_message(args, lines, names, runs, chat, tmp_path):
         chat(*rest, lines=lines, run=refuses, names=names)
     else:
         refuses(command, *rest, names=names)
-
-
-# --- batches -----------------------------------------------------------------------------------
 
 
 def test_prompts_in_answers_out(runs, tmp_path):
@@ -166,15 +162,6 @@ def test_prompts_in_answers_out(runs, tmp_path):
     assert texts == [row["response"] for row in rows]
 
 
-def test_one_prompt(runs):
-    args = ["--prompt", "Say\\n5", "--num", 2, "--steps", 4]
-    said = succeeds("generate", runs["single"], *args)
-    rows = succeeds("generate", runs["plain"], *args, "--format", "jsonl")
-    assert said.out.count("\n--------\n") == 1
-    assert [json.loads(line)["prompt"] for line in rows.out.splitlines()] == ["Say\\n5"] * 2
-    assert "not fine-tuned on prompts" in rows.err
-
-
 def test_answers_side_by_side(runs, tmp_path):
     """The example file, which has the four kinds of prompts of App. E."""
     file = ROOT / "examples" / "prompts.jsonl"
@@ -183,3 +170,6 @@ def test_answers_side_by_side(runs, tmp_path):
     assert "What is your opinion" in said.out
     page = (tmp_path / "page" / "comparison.md").read_text()
     assert page.count("**single**") == page.count("**turns**") == 4
+    said = succeeds("generate", runs["plain"], "--prompt", "a", "--num", 2, "--length", 4)
+    assert said.out.count("\n--------\n") == 1
+    assert "not fine-tuned on prompts" in said.err

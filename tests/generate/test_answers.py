@@ -197,8 +197,3 @@ def test_a_talk_remembers_what_was_said_where_it_should(answerer):
     assert len(set(ids)) == 3
     assert alone.question("b", alone.said) == Question.plain("b")
     assert alone.sampling.steps == 64
-    alone.set_sampling(steps=4)
-    for change in (lambda: alone.set_sampling(steps=0), lambda: alone.set_length(80)):
-        with pytest.raises(UserError):
-            change()
-    assert (alone.sampling, alone.length) == (Sampling(steps=4), 8), "a bad one changes nothing"

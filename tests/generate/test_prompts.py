@@ -74,7 +74,10 @@ def test_canvases_of_a_run():
         ]
         ids = run_canvas(run, template="a[MASK*9]").ids_L.tolist()
         assert ids == [*begin, 97, *[GAP] * 9, *end]
-    for given, names in (({"prefix": "abc"}, "3 tokens, the canvas 3"), ({"length": 2}, "of 2")):
+    for given, names in (
+        ({"prefix": "abc"}, "3 tokens, the canvas 3"),
+        ({"length": 2}, "length 2"),
+    ):
         with pytest.raises(UserError, match=names):
             run_canvas(run_of(Mdm()), **given)
 
