@@ -65,19 +65,13 @@ def test_canvases_of_a_run():
         (run_of(Mdm(), False), [], []),
         (run_of(Mdm(), False, 1), [BOS], []),
     ):
-        ids = run_canvas(run, prefix="ab").ids_L.tolist()
-        assert ids == [*begin, 97, 98, *[GAP] * (3 - len(begin + end)), *end]
-        assert run_canvas(run, length=4).ids_L.tolist() == [
-            *begin,
-            *[GAP] * (4 - len(begin + end)),
-            *end,
-        ]
-        ids = run_canvas(run, template="a[MASK*9]").ids_L.tolist()
-        assert ids == [*begin, 97, *[GAP] * 9, *end]
-    for given, names in (
-        ({"prefix": "abc"}, "3 tokens, the canvas 3"),
-        ({"length": 2}, "length 2"),
-    ):
+        for asked, inner in (
+            ({"prefix": "ab"}, [97, 98, *[GAP] * (3 - len(begin + end))]),
+            ({"length": 4}, [GAP] * (4 - len(begin + end))),
+            ({"template": "a[MASK*9]"}, [97, *[GAP] * 9]),
+        ):
+            assert run_canvas(run, **asked).ids_L.tolist() == [*begin, *inner, *end]
+    for given, names in (({"prefix": "abc"}, "3 tokens, the canvas 3"), ({"length": 2}, "no room")):
         with pytest.raises(UserError, match=names):
             run_canvas(run_of(Mdm()), **given)
 

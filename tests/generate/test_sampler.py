@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sampling_tools import BITS, MASK, V, each, make, make_told, masked, p_value
 
 from bellmask.data.blocks import share_out
 from bellmask.data.toys import ExactDenoiser, ToySource
-from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.generate.rules import Remasking
 from bellmask.generate.sampler import (
     SamplingDenoiser,
@@ -32,13 +33,12 @@ class Spy:
 
     def __call__(self, x_BL, rows_N, *, t_B, mask):
         self.calls.append((x_BL.clone(), rows_N.clone(), t_B.clone(), mask))
-        return torch.stack(
-            [logits_of(x_BL.tolist(), *divmod(n, x_BL.shape[1])) for n in rows_N.tolist()]
-        )
+        places = [divmod(n, x_BL.shape[1]) for n in rows_N.tolist()]
+        return torch.stack([logits_of(x_BL[b].tolist(), place) for b, place in places])
 
 
-def logits_of(rows, number, place):
-    seed = sum(token * (i + 1) for i, token in enumerate(rows[number])) + 3 * (place + 1)
+def logits_of(row, place):
+    seed = sum(token * (i + 1) for i, token in enumerate(row)) + 3 * (place + 1)
     return 2 * torch.sin(seed * torch.arange(1, V + 1, dtype=torch.float64))
 
 
@@ -67,27 +67,19 @@ def grids_of(grid, sizes, schedule):
     return parts
 
 
+@dataclass
 class Slow:
     """``Slow(row, number, ...).run()``: rows after each step, what was asked, the times."""
 
-    def __init__(
-        self,
-        row,
-        number,
-        name,
-        grid,
-        schedule,
-        *,
-        seed=0,
-        block_length=None,
-        w=0.0,
-        t=1.0,
-        first_maskable=0,
-    ):
-        self.row, self.canvas, self.number, self.name = list(row), list(row), number, name
-        self.grid, self.schedule, self.seed, self.w, self.t = grid, schedule, seed, w, t
-        self.first_maskable = first_maskable
-        self.block_length = block_length or len(row)
+    canvas: list
+    number: int
+    name: str
+    grid: torch.Tensor | int | None
+    schedule: Schedule
+    seed: int
+    w: float
+    t: float
+    block_length: int = 100
 
     def u(self, place, *name, token=None):
         counter = self.number * len(self.row) + place
@@ -95,6 +87,7 @@ class Slow:
         return float(uniform(stream_key(self.seed, *name), torch.tensor([counter])))
 
     def run(self):
+        self.row = list(self.canvas)
         gaps = [i for i, token in enumerate(self.row) if token == MASK]
         edges = range(gaps[0], len(self.row), self.block_length)
         blocks = [[i for i in gaps if e <= i < e + self.block_length] for e in edges]
@@ -150,11 +143,11 @@ class Slow:
 
     def draw(self, row, place, k):
         """(token, how sure it is)."""
-        logits = logits_of([row], 0, place)
+        logits = logits_of(row, place)
         if self.w:
             blind = [MASK if given != MASK else token for given, token in zip(self.canvas, row)]
-            blind[: self.first_maskable] = row[: self.first_maskable]
-            unseeing = logits_of([blind], 0, place)
+            blind[0] = row[0]  # which the model needs
+            unseeing = logits_of(blind, place)
             logits = unseeing + (1 + self.w) * (logits - unseeing)
         step = () if self.name in ("ancestral", "first_hitting", "random") else (k,)
         noise = [-math.log(-math.log(self.u(place, "gumbel", *step, token=v))) for v in range(V)]
@@ -198,7 +191,7 @@ def test_rows_steps_and_calls_are_those_of_a_sampler_in_plain_python(rule, case)
         **options,
     )
     slow = [
-        Slow(row, 7 + b, rule, grid, seed=3, w=w, t=temperature, first_maskable=1, **options).run()
+        Slow(row, 7 + b, rule, grid, seed=3, w=w, t=temperature, **options).run()
         for b, row in enumerate(canvas.tolist())
     ]
     assert [rows for _, rows in steps] == [list(rows) for rows in zip(*(one[0] for one in slow))]
