@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bellmask.evaluate.likelihood import evaluate_run, scorer_of, text_nll
-from bellmask.generate.answers import Answerer
+from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.settings import sampling_of
 from bellmask.storage import loading
@@ -54,10 +54,8 @@ class Run(Loaded):
         """A response to each prompt, asked as in fine-tuning; settings as for ``sample``."""
         if isinstance(prompts, str):
             raise UserError("answer takes a list of prompts; for one write run.answer([prompt])")
-        answerer = Answerer(self)
-        questions = [answerer.question(prompt) for prompt in prompts]
-        sampling = sampling_of(settings)
-        answers = answerer.answer(questions, length=length, sampling=sampling, seed=seed)
+        questions, sampling = [*map(Question.plain, prompts)], sampling_of(settings)
+        answers = Answerer(self).answer(questions, length=length, sampling=sampling, seed=seed)
         return [answer.text for answer in answers]
 
 

@@ -27,8 +27,7 @@ import numpy as np
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.chat_templates import response_after
-from bellmask.data.example_files import Record
-from bellmask.data.readers import cache_folder
+from bellmask.data.readers import Record, cache_folder
 from bellmask.data.tasks import (
     BENCHMARKS,
     SCORES,

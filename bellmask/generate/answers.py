@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bellmask.data.chat_templates import Message, PromptEncoder, make_template
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Ids
-from bellmask.generate.canvas import Canvas, OnStep
+from bellmask.generate.canvas import OnStep
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded
@@ -38,7 +39,7 @@ class Question:
 
     messages: tuple[Message, ...]
     is_conversation: bool = False
-    """Roles are marked where the run's template is ``auto``."""
+    """Roles are marked where the run's template is ``auto``, as for a run that knows turns."""
     line: Mapping[str, Any] = field(default_factory=dict)
     """Of the file that asks it, to be passed on with the answer."""
 
@@ -110,29 +111,21 @@ class Answerer:
             )
         return length
 
-    def question(self, prompt: str) -> Question:
-        """A single prompt, written as the run's examples were."""
-        return Question((Message("user", prompt),), self.knows_turns)
-
-    def canvas(self, question: Question, length: int | None = None) -> tuple[Canvas, bool]:
+    def row(self, question: Question, length: int | None = None) -> tuple[Tensor, bool]:
         """(the prompt and a gap of ``length`` tokens, whether the prompt was cut)."""
-        length = self.check_length(length)
-        given, is_cut = begin_row(
-            self.prompt_ids(question),
-            self._block - length,
-            self.run.tokenizer,
-            self.run.model.first_maskable > 0,
-        )
-        gap = torch.full((length,), self.run.tokenizer.mask_id)
-        row = torch.cat([torch.from_numpy(given), gap])
-        return Canvas(row, self.run.tokenizer.mask_id), is_cut
+        length, tokenizer = self.check_length(length), self.run.tokenizer
+        needs_bos = self.run.model.first_maskable > 0
+        prompt = self._prompt_ids(question)
+        given, is_cut = begin_row(prompt, self._block - length, tokenizer, needs_bos)
+        gap = torch.full((length,), tokenizer.mask_id)
+        return torch.cat([torch.from_numpy(given), gap]), is_cut
 
-    def prompt_ids(self, question: Question) -> Ids:
+    def _prompt_ids(self, question: Question) -> Ids:
         """By the template; a run that was never fine-tuned gets a single prompt as it is."""
         said = [replace(message, text=sanitize(message.text)) for message in question.messages]
         if not self.is_tuned and len(said) == 1:
             return self.run.tokenizer.encode(said[0].text)
-        return self.encoder.encode_one(said, question.is_conversation)
+        return self.encoder.encode_one(said, question.is_conversation or self.knows_turns)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """What is asked, with :data:`ANSWER_STEPS` where steps could be given and are not."""
@@ -156,10 +149,10 @@ class Answerer:
         ``on_step`` is told of the questions in order, a batch having prompts of one length, and
         does not see padding.
         """
-        canvases = [self.canvas(question, length) for question in questions]
+        rows = [self.row(question, length) for question in questions]
         made = fill_rows(
             self.run,
-            [canvas.ids_L for canvas, _ in canvases],
+            [row for row, _ in rows],
             self.sampling(sampling or Sampling()),
             longest=self._block,
             seed=seed,
@@ -169,7 +162,7 @@ class Answerer:
             on_step=on_step,
         )
         tokenizer, answers = self.run.tokenizer, []
-        for one, (_, is_cut) in zip(made, canvases, strict=True):
+        for one, (_, is_cut) in zip(made, rows, strict=True):
             end = one.ids.index(tokenizer.eos_id) if tokenizer.eos_id in one.ids else len(one.ids)
             text = tokenizer.decode(np.array(one.ids[:end], dtype=np.int64)).strip()
             answers.append(Answer(text, tuple(one.ids), end, one.nfe, is_cut))

@@ -1,7 +1,6 @@
 """``bellmask chat``: talk to a run in the terminal and see its answers being unmasked.
 
-The parts: the options; the conversation; the view of an answer; the chat that joins them, with its
-slash commands; the command itself.
+The parts: the options; the conversation; the chat with its slash commands; the command itself.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -21,10 +20,9 @@ from rich.text import Text
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.chat_templates import Message
-from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.answers import Answer, Answerer, Question
-from bellmask.generate.canvas import OnStep, Step
-from bellmask.generate.live import BLOCKS, Frame, LiveView, check_fps, cut
+from bellmask.generate.canvas import OnStep
+from bellmask.generate.live import AnswerView, check_fps
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import visible, visible_lines
@@ -60,8 +58,8 @@ class ChatOptions(LoadOptions):
     memory: Literal["auto", "on", "off"] = "auto"
     """on: all that was said is part of the prompt; off: each line is asked alone. auto: as the run
     was fine-tuned, on conversations or on single prompts (template and examples tell)."""
-    fps: float | None = None
-    """Changes shown per second at most, 24 by default; 0 does not wait."""
+    fps: float = 24.0
+    """Changes shown per second at most; 0 does not wait."""
 
 
 # A conversation with a run: what was said, what is asked next, how answers are drawn.
@@ -122,8 +120,7 @@ class Talk:
         """All that the model is given."""
         system = (Message("system", self.system),) if self.system else ()
         earlier = before if self.has_memory else ()
-        is_conversation = self.has_memory or self.answerer.knows_turns
-        return Question((*system, *earlier, Message("user", text)), is_conversation)
+        return Question((*system, *earlier, Message("user", text)), self.has_memory)
 
     def _answer(self, text: str, before: tuple[Message, ...], on_step: OnStep | None) -> Answer:
         self._last = text, before
@@ -140,97 +137,21 @@ class Talk:
         return answer
 
 
-# One answer being unmasked, live in the terminal: the answer alone, up to its first EOS.
-#
-# Masked positions are dim blocks, tokens of the last step stand out. What comes after the leftmost
-# EOS so far is not shown: it will not be part of the answer. Lines break where the text does and
-# are folded anywhere, as a terminal folds the finished answer. One row, L length.
-
-END = "|"
-"""Where the answer ends."""
-DEFAULT_FPS = 24.0
-
-
-class AnswerView(LiveView):
-    """``with AnswerView(tokenizer) as view: ...`` and ``on_step=view``, for one answer.
-
-    ``fps`` is the most changes shown per second; 0 does not wait. The view goes away at the end,
-    when the finished answer is to be printed; of an interrupted one the last frame stays.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, *, fps: float = DEFAULT_FPS, console: Console | None = None
-    ) -> None:
-        super().__init__(tokenizer, fps, False, console)
-        self._eos_id = tokenizer.eos_id
-        self._shown: Text | None = None
-
-    def __exit__(self, *error: object) -> None:
-        self._live.transient = error[0] is None
-        super().__exit__(*error)
-
-    def __call__(self, step: Step) -> None:
-        """Show one step, if it changes anything that is seen."""
-        frame = self._take(step)
-        answer = self._answer(frame)
-        if self.console.is_terminal and answer != self._shown:
-            self._shown = answer
-            self._show(self.render(frame))
-
-    def render(self, frame: Frame) -> list[Text]:
-        """The answer's lines, as many as fit on the screen, and the step."""
-        lines, step = self._fold(self._answer(frame)), frame.step
-        room = max(1, self.console.height - 3)
-        lines = cut(lines, room) if len(lines) > room else lines
-        return [*lines, Text(f"step {step.number} of {step.num_steps}", style="dim")]
-
-    def _answer(self, frame: Frame) -> Text:
-        """The gap up to the leftmost EOS, each token in the style of what happened to it."""
-        text = Text()
-        ids = zip(frame.canvas_BL[0].tolist(), frame.step.ids_BL[0].tolist(), strict=True)
-        for (canvas, token), kind in zip(ids, frame.kinds(0), strict=True):
-            if canvas != self._mask_id:
-                continue
-            if token == self._eos_id:
-                text.append(END, style="dim")
-                break
-            shown = BLOCKS.get(kind) or visible_lines(self._texts(token))
-            # the finished answer does not begin with a space either
-            self._append(text, shown if text.plain else shown.lstrip(), kind)
-        return text
-
-
 # Lines in, answers and notes out; lines that begin with a slash are commands.
 
 
-class SlashCommand(NamedTuple):
-    """What a line that begins with a slash does, and what follows it."""
-
-    help: str
-    takes: str = ""
-    example: str = ""
-    """Of what must follow."""
-
-
 SLASH_COMMANDS = {
-    "/reset": SlashCommand("forget what was said"),
-    "/retry": SlashCommand("another answer to the last question"),
-    "/steps": SlashCommand("sampling steps", "N", "32"),
-    "/length": SlashCommand("tokens of an answer, at most", "N", "64"),
-    "/temperature": SlashCommand("0 takes the most likely token", "X", "0.7"),
-    "/system": SlashCommand("said before all else; without a text: nothing is", "TEXT"),
-    "/help": SlashCommand("this"),
-    "/quit": SlashCommand("the end"),
+    "/reset": "forget what was said",
+    "/retry": "another answer to the last question",
+    "/steps": "sampling steps: /steps 32",
+    "/length": "tokens of an answer, at most: /length 64",
+    "/temperature": "0 takes the most likely token: /temperature 0.7",
+    "/system": "a text that is said before all else; without one, nothing is",
+    "/help": "this",
+    "/quit": "the end",
 }
 HINTS = """A line that ends with \\ goes on in the next; a space before / makes it text.
 Ctrl-C stops an answer; at the prompt it ends the chat, as Ctrl-D does."""
-
-
-def _number(text: str, kind: type[int] | type[float]) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise UserError(f"{text!r} is not a {'whole ' * (kind is int)}number") from None
 
 
 class Chat:
@@ -262,34 +183,35 @@ class Chat:
         return True
 
     def _obey(self, name: str, rest: str) -> bool:
-        command, talk = look_up("command", name, SLASH_COMMANDS), self.talk
-        if rest and not command.takes:
-            raise UserError(f"{name} takes nothing, got {rest!r}")
-        if command.example and not rest:
-            raise UserError(f"{name} needs {command.takes}: {name} {command.example}")
+        look_up("command", name, SLASH_COMMANDS)
         match name:
             case "/reset":
-                talk.reset()
+                self.talk.reset()
                 self.say("forgotten")
             case "/retry":
-                self.answer(talk.retry)
-            case "/steps":
-                talk.set_sampling(steps=_number(rest, int))
-                self.say(f"{talk.sampling.steps} steps")
-            case "/length":
-                talk.set_length(_number(rest, int))
-                self.say(f"answers of up to {talk.length} tokens")
-            case "/temperature":
-                talk.set_sampling(temperature=_number(rest, float))
-                self.say(f"temperature {talk.sampling.temperature:g}")
+                self.answer(self.talk.retry)
+            case "/steps" | "/length" | "/temperature":
+                self._set(name.removeprefix("/"), rest)
             case "/system":
-                talk.system = rest
+                self.talk.system = rest
                 self.say("said before all else from now on" if rest else "no system text any more")
             case "/help":
-                for other, command in SLASH_COMMANDS.items():
-                    self.say(f"  {f'{other} {command.takes}':<16} {command.help}")
+                for other, does in SLASH_COMMANDS.items():
+                    self.say(f"  {other:<13} {does}")
                 self.say(HINTS)
         return name != "/quit"
+
+    def _set(self, name: str, text: str) -> None:
+        """Steps, length or temperature of the answers that follow."""
+        try:
+            value = float(text) if name == "temperature" else int(text)
+        except ValueError:
+            raise UserError(f"/{name} needs a number, got {text!r}") from None
+        if name == "length":
+            self.talk.set_length(int(value))
+        else:
+            self.talk.set_sampling(**{name: value})
+        self.say(f"{name} {value:g}")
 
     def answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
         """Show how an answer is written, then print it."""
@@ -320,22 +242,19 @@ class Chat:
 
 def introduction(talk: Talk) -> list[str]:
     """What one should know before the first line."""
-    loaded, sft = talk.answerer.run, talk.answerer.run.config.sft
+    answerer, loaded = talk.answerer, talk.answerer.run
     steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
-    lines = [
+    kind = "conversations" if answerer.knows_turns else "single prompts"
+    return [
         f"{loaded.folder.name}, step {loaded.step}, on {loaded.device}: answers of up to "
-        f"{talk.length} tokens{steps}; /help lists commands"
+        f"{talk.length} tokens{steps}; /help lists commands",
+        f"fine-tuned on {kind} (template {loaded.config.sft.template})"
+        if answerer.is_tuned
+        else "the run was never fine-tuned on prompts: it just continues your text",
+        "what was said before is part of the prompt"
+        if talk.has_memory
+        else "each line is asked alone",
     ]
-    if talk.answerer.is_tuned:
-        kind = "conversations" if talk.answerer.knows_turns else "single prompts"
-        lines.append(f"fine-tuned on {kind} (template {sft.template})")
-    else:
-        lines.append("the run was never fine-tuned on prompts: it just continues your text")
-    remembered = "what was said before is part of the prompt"
-    lines.append(remembered if talk.has_memory else "each line is asked alone")
-    if talk.system and not talk.answerer.knows_turns:
-        lines.append("the run has seen no system texts; this one is written before your line")
-    return lines
 
 
 def _at_a_terminal(chat: Chat) -> None:
@@ -381,11 +300,10 @@ def main(args: Sequence[str]) -> int:
         seed=options.seed,
         system=options.system,
     )
-    fps = DEFAULT_FPS if options.fps is None else options.fps
-    chat = Chat(talk, Console(stderr=True, highlight=False), fps)
+    chat = Chat(talk, Console(stderr=True, highlight=False), options.fps)
     for line in introduction(chat.talk):
         chat.say(line)
-    if sys.stdin.isatty():
+    if chat.is_live:
         _at_a_terminal(chat)
     else:
         for line in sys.stdin:

@@ -14,16 +14,8 @@ import torch
 from torch import Tensor
 
 from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
-from bellmask.generate.canvas import (
-    Canvas,
-    OnStep,
-    begin_canvas,
-    canvas_from_prefix,
-    canvas_from_text,
-    empty_canvas,
-    frame_canvas,
-)
-from bellmask.generate.rules import RULES, Remasking, Rule
+from bellmask.generate.canvas import Canvas, OnStep, canvas_from_pieces, read_gaps
+from bellmask.generate.rules import RULES, Remasking
 from bellmask.generate.sampler import (
     GRIDS,
     Generation,
@@ -57,6 +49,8 @@ def fill(
     or those of all rows.
     """
     sampling.check()
+    if framework.is_causal:
+        sampling.refuse_for_causal()
     if getattr(model, "first_maskable", 0) and bool((canvas_BL[:, 0] == mask_id).any()):
         raise UserError(
             "this model predicts a token from what is before it: the first one must be given (BOS)"
@@ -66,8 +60,6 @@ def fill(
     )
     noise: dict[str, Any] = {"choice": choice, "seed": seed, "first_sample": first_sample}
     noise["on_step"] = on_step
-    if framework.is_causal:
-        sampling.refuse_for_causal()
     if isinstance(framework, Ordered) and not isinstance(framework, Shifted):
         if is_real_BL is not None:
             raise UserError("a causal model of our own trunk takes rows of one length, unpadded")
@@ -78,13 +70,26 @@ def fill(
         model, mask_id, is_real_BL=is_real_BL, guidance=sampling.guidance, device=device
     )
     if isinstance(framework, Shifted):
-        return _left_to_right(network, canvas_BL, noise)
+        is_late_BL = canvas_BL == mask_id
+        if is_real_BL is not None:
+            is_late_BL = is_late_BL | ~is_real_BL  # padding comes behind all
+        if bool(is_late_BL.long().diff(dim=1).lt(0).any()):
+            raise UserError("this model writes left to right: it takes a prefix, not gaps")
+        # blocks of one token; what is masked behind them a causal LM cannot see
+        return generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
     assert isinstance(framework, Mdm)
+    if sampling.grid == "count":
+        grid: Tensor | int = sampling.per_step or 1
+    else:
+        grid = GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
+    rule = RULES[sampling.rule]
+    if sampling.remask is not None:
+        rule = Remasking(sampling.remask, sampling.remask_kind)
     return generate(
         network,
         canvas_BL,
-        make_grid(sampling),
-        make_rule(sampling),
+        grid,
+        rule,
         schedule=framework.schedule,
         block_length=sampling.block_length,
         is_cached=sampling.cache == "prefix",
@@ -92,32 +97,10 @@ def fill(
     )
 
 
-def _left_to_right(
-    network: SamplingDenoiser, canvas_BL: Tensor, noise: dict[str, Any]
-) -> Generation:
-    """Token by token with a causal LM: blocks of one token; what is masked later it cannot see."""
-    is_masked_BL = canvas_BL == network.mask_id
-    if network.is_real_BL is not None:
-        is_masked_BL = is_masked_BL | ~network.is_real_BL  # padding comes behind all
-    if bool(is_masked_BL.long().diff(dim=1).lt(0).any()):
-        raise UserError("this model writes left to right: it takes a prefix, not gaps")
-    return generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
-
-
-def make_rule(sampling: Sampling) -> Rule:
-    """The rule that the settings name."""
-    if sampling.remask is not None:
-        return Remasking(sampling.remask, sampling.remask_kind)
-    return RULES[sampling.rule]
-
-
-def make_grid(sampling: Sampling) -> Tensor | int | None:
-    """The grid that the settings name, or tokens per step; None for a rule without one."""
-    if not RULES[sampling.rule].takes_grid:
-        return None
-    if sampling.grid == "count":
-        return sampling.per_step or 1
-    return GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
+def _fill_run(run: Loaded, canvas_BL: Tensor, sampling: Sampling, **options: Any) -> Generation:
+    """:func:`fill` with a run's model."""
+    options |= {"mask_id": run.tokenizer.mask_id, "device": run.device}
+    return fill(run.model, canvas_BL, run.framework, sampling, **options)
 
 
 # One canvas of a run, any number of times.
@@ -131,20 +114,35 @@ def run_canvas(
     Where the run's rows are wrapped, BOS and EOS count towards the length; so does the BOS that
     a causal LM predicts the first token from.
     """
-    first = run.model.first_maskable
-    frame = 2 if run.is_wrapped else first
-    inner = (length or run.config.data.block_length) - frame
-    if inner < 1:
-        raise UserError(f"a length of {length} leaves no room between BOS and EOS")
+    before, behind = _frame(run)
+    length = run.config.data.block_length if length is None else length
+    room = length - len(before) - len(behind)
+    if room < 1:
+        raise UserError(f"--length {length} leaves no room for tokens to generate")
     if template is not None:
-        canvas = canvas_from_text(run.tokenizer, template)
-    elif prefix:
-        canvas = canvas_from_prefix(run.tokenizer, prefix, inner)
-    else:
-        canvas = empty_canvas(run.tokenizer, inner)
-    if run.is_wrapped:
-        return frame_canvas(canvas, run.tokenizer, run.framework)
-    return begin_canvas(canvas, run.tokenizer) if first else canvas
+        return canvas_from_pieces(run.tokenizer, read_gaps(template), before, behind)
+    num_given = len(run.tokenizer.encode(prefix)) if prefix else 0
+    if num_given >= room:
+        raise UserError(
+            f"the prefix has {num_given} tokens, the canvas {room}: nothing is left to generate"
+        )
+    given = [prefix] if prefix else []
+    return canvas_from_pieces(run.tokenizer, [*given, room - num_given], before, behind)
+
+
+def _frame(run: Loaded) -> tuple[list[int], list[int]]:
+    """What stands before and behind a canvas: BOS and EOS where rows are wrapped, else the BOS that
+    a causal LM needs.
+
+    A model with a fixed order takes only what comes first in it: BOS at most; EOS it writes itself.
+    """
+    bos, eos, mask_id = run.tokenizer.bos_id, run.tokenizer.eos_id, run.tokenizer.mask_id
+    if not run.is_wrapped:
+        return [bos] * run.model.first_maskable, []
+    rank_L = run.framework.rank_L if isinstance(run.framework, Ordered) else None
+    if rank_L is None:
+        return [bos], [eos]
+    return [bos if int(rank_L[0]) == 0 else mask_id], [mask_id]
 
 
 def fill_canvas(
@@ -163,27 +161,16 @@ def fill_canvas(
 
     ``first_sample`` is the number of the first one: other numbers, other noise.
     """
-    if count < 1:
-        raise UserError(f"at least one sample must be asked for, got {count}")
     parts = []
-    for first in range(0, count, batch_size):
-        part = fill(
-            run.model,
-            canvas.repeat(min(batch_size, count - first)),
-            run.framework,
-            sampling or Sampling(),
-            mask_id=canvas.mask_id,
-            seed=seed,
-            first_sample=first_sample + first,
-            device=run.device,
-            on_step=on_step,
-        )
-        parts.append(part)
-        progress.advance(len(part.ids_BL))
+    for done in range(0, count, batch_size):
+        canvas_BL = canvas.repeat(min(batch_size, count - done))
+        options: dict[str, Any] = {"seed": seed, "first_sample": first_sample + done}
+        parts.append(_fill_run(run, canvas_BL, sampling or Sampling(), on_step=on_step, **options))
+        progress.advance(len(canvas_BL))
     return Generation(
-        torch.cat([p.ids_BL for p in parts]),
-        sum(p.num_calls for p in parts),
-        sum(p.num_rows for p in parts),
+        torch.cat([part.ids_BL for part in parts]),
+        sum(part.num_calls for part in parts),
+        sum(part.num_rows for part in parts),
     )
 
 
@@ -238,58 +225,44 @@ def fill_rows(
     No row is padded beyond ``longest``. ``on_step`` is told of rows in order, a batch having rows
     of one length, and does not see padding.
     """
-    tokenizer, numbers = run.tokenizer, range(len(rows)) if samples is None else samples
+    mask_id, numbers = run.tokenizer.mask_id, samples or range(len(rows))
     # a causal model of our own trunk takes one row at a time, without padding
     is_alone = isinstance(run.framework, Ordered) and not isinstance(run.framework, Shifted)
+    # a cache holds what is before the first gap of the batch, so there all gaps begin together
+    is_exact = on_step is not None or sampling.cache != "none"
+    groups = []
+    for row in rows:
+        width = len(row) if is_alone else min(-(-len(row) // WIDTH) * WIDTH, longest)
+        num_gaps = int((row == mask_id).sum())
+        groups.append((width, num_gaps, len(row) if is_exact else len(row) == width))
     found: dict[int, Filled] = {}
-    for batch, width in _batches(
-        [(len(row), int((row == tokenizer.mask_id).sum())) for row in rows],
-        1 if is_alone else batch_size,
-        lambda length: length if is_alone else min(-(-length // WIDTH) * WIDTH, longest),
-        # a cache holds what is before the first gap of the batch, so there all gaps begin together
-        is_exact=on_step is not None or sampling.cache != "none",
-        in_order=on_step is not None,
-    ):
-        x_BL, is_real_BL = pad_rows([rows[place] for place in batch], width, tokenizer.pad_id)
-        made = fill(
-            run.model,
+    for batch in _batches(groups, 1 if is_alone else batch_size, in_order=on_step is not None):
+        chosen = [rows[place] for place in batch]
+        x_BL, is_real_BL = pad_rows(chosen, groups[batch[0]][0], run.tokenizer.pad_id)
+        made = _fill_run(
+            run,
             x_BL,
-            run.framework,
             sampling,
-            mask_id=tokenizer.mask_id,
             seed=seed,
             first_sample=torch.tensor([numbers[place] for place in batch]),
             is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
-            device=run.device,
-            on_step=on_step and _without_padding(on_step, len(rows[batch[0]])),
+            on_step=on_step and _without_padding(on_step, len(chosen[0])),
         )
         for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
-            found[place] = Filled(ids_L[canvas_L == tokenizer.mask_id].tolist(), made.nfe)
+            found[place] = Filled(ids_L[canvas_L == mask_id].tolist(), made.nfe)
         progress.advance(len(batch))
     return [found[place] for place in range(len(rows))]
 
 
-def _batches(
-    sizes: Sequence[tuple[int, int]],
-    batch_size: int,
-    width_of: Callable[[int], int],
-    *,
-    is_exact: bool,
-    in_order: bool,
-) -> list[tuple[list[int], int]]:
-    """(places, width) of rows that may share a batch, from (length, gap) of each row.
-
-    ``is_exact``: only rows of one length; ``in_order``: only neighbors.
-    """
-    batches: list[tuple[list[int], int]] = []
+def _batches(groups: Sequence[Hashable], batch_size: int, in_order: bool) -> list[list[int]]:
+    """Places of rows of one group, at most ``batch_size``; ``in_order``: only neighbors."""
+    batches: list[list[int]] = []
     latest: dict[Hashable, list[int]] = {}
-    for place, (length, gap) in enumerate(sizes):
-        width = width_of(length)
-        group = width, gap, length if is_exact else length == width
+    for place, group in enumerate(groups):
         batch = latest.get(group, [])
-        if not batch or len(batch) == batch_size or (in_order and batch is not batches[-1][0]):
+        if not batch or len(batch) == batch_size or (in_order and batch is not batches[-1]):
             batch = latest[group] = []
-            batches.append((batch, width))
+            batches.append(batch)
         batch.append(place)
     return batches
 
@@ -300,9 +273,7 @@ def _without_padding(on_step: OnStep, length: int) -> OnStep:
 
 def pad_rows(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
     """(rows [B, width], True where not padding)."""
+    is_real_BL = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
     x_BL = torch.full((len(rows), width), pad_id)
-    is_real_BL = torch.zeros(len(rows), width, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        x_BL[number, : len(row)] = row
-        is_real_BL[number, : len(row)] = True
+    x_BL[is_real_BL] = torch.cat(list(rows))
     return x_BL, is_real_BL

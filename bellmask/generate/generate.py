@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -21,9 +21,10 @@ from rich.text import Text
 
 from bellmask.config.command_line import parse_command
 from bellmask.config.config import RunConfig
-from bellmask.data.chat_templates import Message, Role
+from bellmask.data.chat_templates import Message
+from bellmask.data.readers import Record, kind_of, read_records, readable_errors
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
-from bellmask.generate.canvas import to_all
+from bellmask.generate.canvas import Step
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.live import Watch, check_fps
 from bellmask.generate.sampler import Generation
@@ -34,7 +35,7 @@ from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import by_folder, open_runs
 from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, load_json, sanitize, write_text
+from bellmask.utils.files import check_folder, has_kinds, sanitize, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import PIPE_WIDTH, in_markdown
 
@@ -90,8 +91,8 @@ class GenerateOptions(LoadOptions):
     """Samples per forward pass."""
     watch: bool = False
     """Show the text being unmasked."""
-    fps: float | None = None
-    """Steps per second of --watch at most, 12 by default; 0 does not wait."""
+    fps: float = 12.0
+    """Steps per second of --watch at most; 0 does not wait."""
     trace: str | None = None
     """File for the trajectory; 'bellmask report trace FILE' makes a page and a strip of it."""
     format: Literal["text", "jsonl"] = "text"
@@ -102,43 +103,44 @@ class GenerateOptions(LoadOptions):
 
 
 def _check(options: GenerateOptions) -> None:
-    if not options.runs:
-        raise UserError("generate needs a run folder: bellmask generate RUN")
-    if options.num < 1 or options.batch_size < 1:
-        raise UserError("--num and --batch-size must be at least 1")
     options.sampling.check()
+    check_fps(options.fps)
     sources = ("prefix", "canvas", "prompt", "prompts")
     given = [f"--{name}" for name in sources if getattr(options, name) is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} cannot be combined: one says what is given")
-    if options.canvas is not None and options.length is not None:
-        raise UserError("--canvas cannot be combined with --length: its gaps have lengths")
-    if options.length is not None and options.length < 1:
-        raise UserError(f"--length must be at least 1, got {options.length}")
-    if len(options.runs) > 1 and not options.side_by_side:
-        raise UserError("several runs are compared with --side-by-side")
-    if options.side_by_side and (options.trace or options.watch or options.format == "jsonl"):
-        raise UserError("--side-by-side cannot be combined with --watch, --trace or --format jsonl")
-    check_fps(options.fps)
-    if options.fps is not None and not options.watch:
-        raise UserError("--fps goes with --watch")
+    is_shown = options.trace or options.watch or options.format == "jsonl"
+    refusals = {
+        "generate needs a run folder: bellmask generate RUN": not options.runs,
+        "--num and --batch-size must be at least 1": min(options.num, options.batch_size) < 1,
+        f"{' and '.join(given)} cannot be combined: one says what is given": len(given) > 1,
+        "--canvas cannot be combined with --length: its gaps have lengths": (
+            options.canvas is not None and options.length is not None
+        ),
+        "several runs are compared with --side-by-side": (
+            len(options.runs) > 1 and not options.side_by_side
+        ),
+        "--side-by-side cannot be combined with --watch, --trace or --format jsonl": (
+            options.side_by_side and is_shown
+        ),
+    }
+    for why, is_wrong in refusals.items():
+        if is_wrong:
+            raise UserError(why)
     # where results go is checked before anything is generated
     if options.side_by_side:
         check_folder(options.out)
         return
-    for name, path in (("--trace", options.trace), ("--out", options.out)):
-        if path is not None and not Path(path).parent.is_dir():
-            raise UserError(f"there is no folder {Path(path).parent} to write {name} into")
-        if path is not None and Path(path).is_dir():
-            raise UserError(f"{name} {path} is a folder; give a file")
-    if options.trace and options.out and Path(options.trace) == Path(options.out):
+    files = [Path(path) for path in (options.trace, options.out) if path is not None]
+    for file in files:
+        if file.is_dir() or not file.parent.is_dir():
+            raise UserError(f"{file} cannot be written: give a file in a folder that exists")
+    if len(set(files)) < len(files):
         raise UserError(f"--trace and --out are the same file {options.trace}")
 
 
 # Prompts from files: beginnings to continue, canvases with gaps, or questions to answer.
 #
-# In a text file each line is one; blank lines and lines that begin with # are skipped. JSON lines
-# are told by the name (.jsonl, .json).
+# In a text file each line is one; blank lines and lines that begin with # are skipped. Any other
+# file has records, as files of examples do.
 
 RESULTS = ("response", "sample", "num_tokens", "prompt_cut")
 """Keys of a line of answers; a line of questions may have any other one."""
@@ -155,76 +157,62 @@ class Prompt:
 def read_prompts(path: Path) -> list[Prompt]:
     """What a file gives to continue or to fill: lines, or {"prompt": ...} or {"canvas": ...}."""
     prompts = []
-    for line, where in _lines(path, {"prompt", "canvas"}):
-        key = "canvas" if "canvas" in line else "prompt"
-        if unknown := line.keys() - {key}:
+    for record, where in _records(path, ("prompt", "canvas")):
+        key = "canvas" if "canvas" in record else "prompt"
+        if unknown := record.keys() - {key}:
             raise UserError(f"{where}: {min(unknown)!r} is not known; allowed are prompt or canvas")
-        if not isinstance(line[key], str) or not line[key]:
-            raise UserError(f"{where}: {key!r} must be a text that is not empty")
-        prompts.append(Prompt(sanitize(line[key]), key == "canvas"))
+        prompts.append(Prompt(_text(record, key, where), key == "canvas"))
     return prompts
 
 
 def read_questions(path: Path) -> list[Question]:
     """What a file asks: lines, {"prompt": ...} or {"messages": [{"role": ..., "content": ...}]}."""
     questions = []
-    for line, where in _lines(path, {"prompt", "messages"}):
-        if "response" in line:  # a file of examples: what was right goes beside the answer
-            line = {("reference" if k == "response" else k): v for k, v in line.items()}
-        if taken := [name for name in RESULTS if name in line]:
+    for record, where in _records(path, ("prompt", "messages")):
+        if "response" in record:  # a file of examples: what was right goes beside the answer
+            record = {("reference" if k == "response" else k): v for k, v in record.items()}
+        if taken := [name for name in RESULTS if name in record]:
             raise UserError(f"{where}: {taken[0]!r} is a key of the answer; call it otherwise")
-        if "messages" in line:
-            questions.append(Question(_messages(line["messages"], where), True, line))
-        elif isinstance(line["prompt"], str) and line["prompt"].strip():
-            questions.append(Question((Message("user", line["prompt"]),), line=line))
+        has_roles = "messages" in record
+        if has_roles:
+            messages = _messages(record["messages"], where)
         else:
-            raise UserError(f"{where}: 'prompt' must be a text that is not empty")
+            messages = (Message("user", _text(record, "prompt", where)),)
+        questions.append(Question(messages, has_roles, record))
     return questions
 
 
-def _lines(path: Path, kinds: set[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """(line, where it is), a line of text as {"prompt": line}; each has one key of ``kinds``."""
+def _records(path: Path, kinds: Sequence[str]) -> Iterator[tuple[Record, str]]:
+    """(record, where it is), a line of text as {"prompt": line}; each has one key of ``kinds``."""
     if not path.is_file():
         raise UserError(f"there is no file of prompts {path}")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    is_json, is_empty = path.suffix.lower() in (".jsonl", ".json"), True
-    for number, line in enumerate(lines, start=1):
-        where, line = f"{path}, line {number}", line.removesuffix("\r")
-        if not line.strip() or (not is_json and line.lstrip().startswith("#")):
-            continue
-        is_empty = False
-        try:
-            content = load_json(line) if is_json else {"prompt": line}
-        except ValueError as error:
-            raise UserError(f"{where} is not JSON: {error}") from None
-        if not isinstance(content, dict) or len(content.keys() & kinds) != 1:
-            forms = " or ".join(_FORMS[kind] for kind in sorted(kinds, reverse=True))
-            raise UserError(f"{where}: write {forms}")
-        yield content, where
-    if is_empty:
+    if kind_of(path.name) == "text":
+        with readable_errors(str(path)):
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        records: list[Record] = [{"prompt": line} for line in lines]
+    else:
+        records = list(read_records(path))
+    if not records:
         raise UserError(f"{path} holds no prompts; write one per line")
+    for number, record in enumerate(records, start=1):
+        where = f"{path}, prompt {number}"
+        if sum(kind in record for kind in kinds) != 1:
+            raise UserError(f"{where}: a line has either {' or '.join(map(repr, kinds))}")
+        yield record, where
 
 
-_FORMS = {
-    "prompt": '{"prompt": "..."}',
-    "canvas": '{"canvas": "... [MASK*8] ..."}',
-    "messages": '{"messages": [{"role": "user", "content": "..."}]}',
-}
+def _text(record: Record, key: str, where: str) -> str:
+    if not isinstance(record[key], str) or not record[key].strip():
+        raise UserError(f"{where}: {key!r} must be a text that is not empty")
+    return sanitize(record[key])
 
 
 def _messages(listed: Any, where: str) -> tuple[Message, ...]:
     """A system message or none, then user and assistant in turn, the user first and last."""
     turns = listed if isinstance(listed, list) else []
-    for turn in turns:
-        is_turn = isinstance(turn, dict) and isinstance(turn.get("content"), str)
-        if not is_turn or turn.get("role") not in get_args(Role):
-            raise UserError(
-                f'{where}: a message is {{"role": "user", "content": "..."}}; roles are '
-                f"{', '.join(get_args(Role))}"
-            )
+    if not all(has_kinds(turn, {"role": str, "content": str}) for turn in turns):
+        raise UserError(f'{where}: a message is {{"role": "user", "content": "..."}}')
     roles = [turn["role"] for turn in turns]
     turn_roles = roles[1:] if roles[:1] == ["system"] else roles
     if turn_roles != ["user", "assistant"] * (len(turn_roles) // 2) + ["user"]:
@@ -275,14 +263,20 @@ def _observing(
     Shown live with --watch, else a progress bar; recorded where there is a recorder.
     """
     made_with = {"seed": options.seed, "batch_size": options.batch_size, "on_step": recorder}
-    if options.watch:
-        is_repeated = sys.stdout.isatty() and options.out is None  # the texts follow
-        fps, title = 12.0 if options.fps is None else options.fps, loaded.folder.name
-        with Watch(loaded.tokenizer, title=title, fps=fps, keep_last=not is_repeated) as watch:
-            yield made_with | {"on_step": to_all(recorder, watch) if recorder else watch}
-    else:
+    if not options.watch:
         with progress_bar(f"generating with {loaded.folder.name}", "samples", total) as progress:
             yield made_with | {"progress": progress}
+        return
+    is_repeated = sys.stdout.isatty() and options.out is None  # the texts follow
+    look: dict[str, Any] = {"title": loaded.folder.name, "fps": options.fps}
+    with Watch(loaded.tokenizer, keep_last=not is_repeated, **look) as watch:
+
+        def on_step(step: Step) -> None:
+            if recorder is not None:
+                recorder(step)
+            watch(step)
+
+        yield made_with | {"on_step": on_step}
 
 
 def answer_prompts(
@@ -300,11 +294,7 @@ def answer_prompts(
         note("the run was not fine-tuned on prompts: it continues them as text")
     elif not answerer.knows_turns and any(len(one.messages) > 1 for one in asked):
         note("the run was fine-tuned on single prompts: it has not seen conversations")
-    questions = [
-        replace(one, is_conversation=one.is_conversation or answerer.knows_turns)
-        for one in asked
-        for _ in range(options.num)
-    ]
+    questions = [question for question in asked for _ in range(options.num)]
     with _observing(options, loaded, recorder, len(questions)) as made_with:
         answers = answerer.answer(questions, length=options.length, sampling=sampling, **made_with)
     if num_cut := sum(answer.is_cut for answer in answers[:: options.num]):
@@ -338,11 +328,10 @@ def continue_prompts(
         prompts = read_prompts(Path(options.prompts))
     canvases, block_length = [], loaded.config.data.block_length
     for prompt in prompts:
-        given: dict[str, Any] = {"prefix": prompt.text, "length": options.length}
-        canvas = run_canvas(loaded, **({"template": prompt.text} if prompt.is_canvas else given))
-        canvases.append(canvas)
-        if len(canvas) > block_length:
-            note(f"the canvas has {len(canvas)} tokens, the run was trained on {block_length}")
+        given: dict[str, Any] = {"template" if prompt.is_canvas else "prefix": prompt.text}
+        canvases.append(run_canvas(loaded, length=options.length, **given))
+        if (num_tokens := len(canvases[-1])) > block_length:
+            note(f"the canvas has {num_tokens} tokens, the run was trained on {block_length}")
     made: list[Generation] = []
     with _observing(options, loaded, recorder, options.num * len(canvases)) as made_with:
         for number, canvas in enumerate(canvases):
@@ -371,9 +360,6 @@ def settings_of(options: GenerateOptions, is_answer: bool) -> dict[str, Any]:
 #
 # A table that fits the screen, a page that needs nothing else, a Markdown file.
 
-NARROWEST = 28
-"""Characters of a column; where there is no room for that, runs stand under one another."""
-
 STYLE = """
 h2 { white-space: pre-wrap; } h3 { font-size: .95rem; margin: 0; overflow-wrap: anywhere; }
 .run { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; min-width: 0; }
@@ -388,7 +374,7 @@ class SideBySide:
     """As they were asked, canvases with their gaps."""
     runs: Mapping[str, Sequence[Sequence[str]]]
     """Name to texts [prompt][sample]; the first one is the reference, at the left."""
-    settings: str = ""
+    settings: str
     """How the texts were made, in one line."""
 
     @property
@@ -398,40 +384,21 @@ class SideBySide:
 
     def show(self, console: Console | None = None) -> None:
         """Print it, folded to the width of the screen."""
-        console = console or Console(highlight=False)
-        if not console.is_terminal and console.width < PIPE_WIDTH:
-            console = Console(highlight=False, width=PIPE_WIDTH, file=console.file)
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        console = console or Console(highlight=False, width=width)
         for number in range(len(self.prompts)):
             console.print(Text(f"{number + 1}. {self._asked(number)}", style="bold"))
-            console.print(self._table(number, console.width))
-        if self.settings:
-            console.print(Text(visible(self.settings), style="dim"))
+            table = Table(show_lines=True, expand=True)
+            for name in self.runs:
+                table.add_column(Text(visible(name)), overflow="fold", ratio=1)
+            for texts in zip(*(texts[number] for texts in self.runs.values()), strict=True):
+                pairs = [map(visible_lines, self._split(number, text)) for text in texts]
+                table.add_row(*(Text.assemble((given, "dim"), made) for given, made in pairs))
+            console.print(table)
+        console.print(Text(visible(self.settings), style="dim"))
 
     def _asked(self, number: int) -> str:
         return visible_lines(self.prompts[number]) or "(nothing given)"
-
-    def _table(self, number: int, width: int) -> Table:
-        has_room = len(self.runs) * (NARROWEST + 3) + 1 <= width
-        table = Table(show_lines=True, expand=True, show_header=has_room)
-        cells = {
-            visible(name): [self._marked(number, text) for text in texts[number]]
-            for name, texts in self.runs.items()
-        }
-        for name in cells if has_room else [""]:
-            table.add_column(Text(name), overflow="fold", ratio=1)
-        if has_room:
-            for row in zip(*cells.values(), strict=True):
-                table.add_row(*row)
-        else:
-            for name, texts in cells.items():
-                for text in texts:
-                    table.add_row(Text.assemble((f"{name}\n", "bold"), text))
-        return table
-
-    def _marked(self, number: int, text: str) -> Text:
-        """A text with its given beginning dimmed."""
-        given, made = self._split(number, text)
-        return Text.assemble((visible_lines(given), "dim"), visible_lines(made))
 
     def _split(self, number: int, text: str) -> tuple[str, str]:
         """(given beginning, what was made); of a canvas, which has gaps, nothing is told apart."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.canvas import Step, TokenTexts
-from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible
+from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible, visible_lines
 from bellmask.utils.errors import UserError
 
 STYLES = {
@@ -37,9 +37,9 @@ PLAIN_FRAMES = 8
 BAR_WIDTH = 24
 
 
-def check_fps(fps: float | None) -> None:
+def check_fps(fps: float) -> None:
     """UserError unless frames can be shown at this pace."""
-    if fps is not None and not 0 <= fps < float("inf"):
+    if not 0 <= fps < float("inf"):
         raise UserError(f"--fps must be 0 (no waiting) or more, got {fps}")
 
 
@@ -183,13 +183,15 @@ class Watch(LiveView):
         room = self.console.height - 2 if self.console.is_terminal else None
         lines, num_rows = [self._head(frame)], len(frame.step.ids_BL)
         for row in range(num_rows):
-            sample = self._sample(frame, row)
+            if room is not None and len(lines) > room:
+                break
             if num_rows > 1:
-                sample.insert(0, Text(f"sample {frame.step.first_sample + row}", style="bold cyan"))
-            if room is not None and len(lines) + len(sample) > room:
-                return lines + cut(sample, room - len(lines), row, num_rows)
-            lines += sample
-        return lines
+                lines.append(Text(f"sample {frame.step.first_sample + row}", style="bold cyan"))
+            text = Text()
+            for token, kind in zip(frame.step.ids_BL[row].tolist(), frame.kinds(row), strict=True):
+                self._append(text, BLOCKS.get(kind) or visible(self._texts(token)), kind)
+            lines += self._fold(text)
+        return cut(lines, room)
 
     def _head(self, frame: Frame) -> Text:
         step, name = frame.step, f"{visible(self._title)}  " if self._title else ""
@@ -204,17 +206,67 @@ class Watch(LiveView):
         line.no_wrap, line.overflow = True, "crop"
         return line
 
-    def _sample(self, frame: Frame, row: int) -> list[Text]:
+
+# One answer being unmasked, live in the terminal: the answer alone, up to its first EOS.
+#
+# Masked positions are dim blocks, tokens of the last step stand out. What comes after the leftmost
+# EOS so far is not shown: it will not be part of the answer. Lines break where the text does and
+# are folded anywhere, as a terminal folds the finished answer. One row, L length.
+
+END = "|"
+"""Where the answer ends."""
+
+
+class AnswerView(LiveView):
+    """``with AnswerView(tokenizer) as view: ...`` and ``on_step=view``, for one answer.
+
+    ``fps`` is the most changes shown per second; 0 does not wait. The view goes away at the end,
+    when the finished answer is to be printed; of an interrupted one the last frame stays.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, fps: float = 24.0, console: Console | None = None
+    ) -> None:
+        super().__init__(tokenizer, fps, False, console)
+        self._eos_id = tokenizer.eos_id
+        self._shown: Text | None = None
+
+    def __exit__(self, *error: object) -> None:
+        self._live.transient = error[0] is None
+        super().__exit__(*error)
+
+    def __call__(self, step: Step) -> None:
+        """Show one step, if it changes anything that is seen."""
+        frame = self._take(step)
+        answer = self._answer(frame)
+        if self.console.is_terminal and answer != self._shown:
+            self._shown = answer
+            self._show(self.render(frame))
+
+    def render(self, frame: Frame) -> list[Text]:
+        """The answer's lines, as many as fit on the screen, and the step."""
+        lines, step = self._fold(self._answer(frame)), frame.step
+        lines = cut(lines, self.console.height - 3)
+        return [*lines, Text(f"step {step.number} of {step.num_steps}", style="dim")]
+
+    def _answer(self, frame: Frame) -> Text:
+        """The gap up to the leftmost EOS, each token in the style of what happened to it."""
         text = Text()
-        for token, kind in zip(frame.step.ids_BL[row].tolist(), frame.kinds(row), strict=True):
-            self._append(text, BLOCKS.get(kind) or visible(self._texts(token)), kind)
-        return self._fold(text)
+        ids = zip(frame.canvas_BL[0].tolist(), frame.step.ids_BL[0].tolist(), strict=True)
+        for (canvas, token), kind in zip(ids, frame.kinds(0), strict=True):
+            if canvas != self._mask_id:
+                continue
+            if token == self._eos_id:
+                text.append(END, style="dim")
+                break
+            shown = BLOCKS.get(kind) or visible_lines(self._texts(token))
+            # the finished answer does not begin with a space either
+            self._append(text, shown if text.plain else shown.lstrip(), kind)
+        return text
 
 
-def cut(sample: list[Text], room: int, row: int = 0, num_rows: int = 1) -> list[Text]:
-    """What is shown of a sample without room: the beginning of the first one, of others a note."""
-    if row > 0:
-        return [Text(f"... {num_rows - row} more samples", style="dim")]
-    shown = max(1, room - 1)
-    more = f" and {num_rows - 1} more samples" if num_rows > 1 else ""
-    return [*sample[:shown], Text(f"... {len(sample) - shown} more lines{more}", style="dim")]
+def cut(lines: list[Text], room: int | None) -> list[Text]:
+    """As many lines as there is room for, with a note where some are left out."""
+    if room is None or len(lines) <= room:
+        return lines
+    return [*lines[: max(1, room - 1)], Text("... more does not fit on the screen", style="dim")]

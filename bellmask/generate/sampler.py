@@ -11,9 +11,11 @@ B canvases, L length, N predicted positions, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,12 +23,12 @@ from torch import Tensor
 from bellmask.data.blocks import share_out
 from bellmask.diffusion.frameworks import Ordered
 from bellmask.diffusion.schedules import Linear, Schedule
-from bellmask.generate.canvas import OnStep, Step, check_rows
+from bellmask.generate.canvas import OnStep, Step
 from bellmask.generate.rules import RULES, Moment, Rule
 from bellmask.model.attention import KeyValues, attention_mask
 from bellmask.model.head import CHUNK_ROWS
 from bellmask.utils.errors import UserError
-from bellmask.utils.rng import stream_key, uniform, uniform_rows
+from bellmask.utils.rng import stream_key, uniform
 
 # Time grids for sampling: from 1 (all masked) down to 0 (clean), float64 [steps + 1].
 
@@ -101,6 +103,11 @@ class SamplingDenoiser:
         if not hasattr(self.model, "new_cache"):
             raise UserError("this model cannot keep keys and values between calls")
         self._prefix, self._cache = length, None
+
+    def masked_share(self, is_masked_BL: Tensor) -> Tensor:
+        """Of the tokens of each row, without padding, [B]."""
+        length = is_masked_BL.shape[1] if self.is_real_BL is None else self.is_real_BL.sum(1)
+        return is_masked_BL.sum(1).double() / length
 
     def logits(self, x_BL: Tensor, is_wanted_BL: Tensor, t_B: Tensor) -> Tensor:
         """Logits [N, V] at the wanted positions, row by row; rows that want none are left out."""
@@ -211,29 +218,25 @@ class Generation:
         return self.num_rows / len(self.ids_BL)
 
 
-@dataclass(frozen=True)
 class Noise:
     """Random numbers of numbered samples of a seed, by position and step."""
 
-    seed: int
-    samples_B: Tensor
-    length: int
-
-    @property
-    def place_BL(self) -> Tensor:
+    def __init__(self, seed: int, first_sample: int | Tensor, canvas_BL: Tensor) -> None:
+        """``first_sample`` is the number of the first row, or those of all rows."""
+        count, length = canvas_BL.shape
+        if isinstance(first_sample, int):
+            first_sample = first_sample + torch.arange(count)
+        self.seed, self.first = seed, int(first_sample[0])
+        self.place_BL = first_sample[:, None] * length + torch.arange(length)
         """A counter for each position of each sample."""
-        return self.samples_B[:, None] * self.length + torch.arange(self.length)
 
-    def numbers(self, *name: str | int) -> Tensor:
-        """Uniform numbers of a named stream, [B, L]."""
-        return uniform_rows(stream_key(self.seed, *name), self.samples_B, self.length)
+    def numbers(self, step: int | None, name: str) -> Tensor:
+        """Uniform numbers of a named stream, the same in each step or a step's own, [B, L]."""
+        return uniform(self.key(step, name), self.place_BL)
 
-
-def _sample_numbers(first_sample: int | Tensor, count: int) -> Tensor:
-    """The numbers of all rows, of which the first is given, or all are."""
-    if isinstance(first_sample, Tensor):
-        return first_sample
-    return first_sample + torch.arange(count)
+    def key(self, step: int | None, name: str) -> int:
+        """Of that stream."""
+        return stream_key(self.seed, name, *([] if step is None else [step]))
 
 
 @torch.no_grad()
@@ -254,104 +257,78 @@ def generate(
     """Fill every masked position of the canvases; given tokens never change.
 
     ``grid`` goes from t = 1 to 0, or is the number of tokens that each step reveals (ancestral
-    rules: on average); None is 1. With ``block_length`` blocks of so many positions are finished
-    one after the other from the first masked position on, each with its share of the grid's
-    steps; ``is_cached`` keeps what comes before the block in a cache. ``first_sample`` is the first
-    row's number, or those of all rows [B]: other numbers, other noise. Rows should be masked at the
-    same positions: steps are counted for the row with most to fill.
+    rules: on average); None is 1, and a rule with times of its own takes none. With
+    ``block_length`` blocks of so many positions are finished one after the other from the first
+    masked position on, each with its share of the grid's steps; ``is_cached`` keeps what comes
+    before the block in a cache. ``first_sample`` is the first row's number, or those of all rows
+    [B]: other numbers, other noise. Rows should be masked at the same positions: steps are counted
+    for the row with most to fill.
     """
     schedule, choice = schedule or Linear(), choice or TokenChoice()
-    check_rows(canvas_BL, network.mask_id)
-    _check_grid(grid, rule)
+    grid = grid if rule.takes_grid else None
+    if isinstance(grid, Tensor) and (
+        grid[0] != 1 or grid[-1] != 0 or bool((grid.diff() >= 0).any())
+    ):
+        raise UserError("a time grid falls from exactly 1 to exactly 0, step by step")
     network.begin(canvas_BL)
     if is_cached:
         network.cache_prefix(0)  # refuses what cannot be cached before anything is done
-    noise = Noise(seed, _sample_numbers(first_sample, len(canvas_BL)), canvas_BL.shape[1])
-    x_BL, u_BL = canvas_BL.clone(), noise.numbers("reveal")
+    noise, tell = Noise(seed, first_sample, canvas_BL), on_step or (lambda step: None)
+    x_BL, u_BL = canvas_BL.clone(), noise.numbers(None, "reveal")
     turns = _turns(canvas_BL == network.mask_id, block_length)
     grids = _share_grid(grid, turns, schedule)
-    number, num_steps, first = 0, sum(len(one) - 1 for one in grids), int(noise.samples_B[0])
-    if on_step:
-        on_step(Step(0, num_steps, 0, 1.0, first, x_BL))
+    number, num_steps, is_alone = 0, sum(len(one) - 1 for one in grids), len(turns) == 1
+    tell(Step(0, num_steps, 0, 1.0, noise.first, x_BL))
     for is_turn_BL, part in zip(turns, grids, strict=True):
         if is_cached and (start := int(is_turn_BL.any(0).long().argmax())):
             network.cache_prefix(start)
-        block = _Block(network, rule, choice, schedule, noise, is_turn_BL, len(turns) == 1, u_BL)
-        for k in range(len(part) - 1):
-            block.step(x_BL, part[k], part[k + 1], k)
+        for k, (t, s) in enumerate(itertools.pairwise(part)):
+            is_masked_BL = x_BL == network.mask_id
+            is_open_BL = is_masked_BL & is_turn_BL
+            alpha_t, alpha_s = schedule.alpha(t), schedule.alpha(s)
+            remaining_B = (is_turn_BL.sum(1) * (1 - alpha_s)).round().long()
+            count_t_B = schedule.inverse(1 - network.masked_share(is_masked_BL))
+            moment = Moment(
+                is_open_BL=is_open_BL,
+                is_made_BL=is_turn_BL & ~is_masked_BL,
+                alpha_t=float(alpha_t),
+                alpha_s=float(alpha_s),
+                budget_B=(is_open_BL.sum(1) - remaining_B).clamp(min=0),
+                t_B=t.expand(len(x_BL)) if is_alone else count_t_B,
+                count_t_B=count_t_B,
+                is_alone=is_alone,
+                u_BL=u_BL,
+                fresh=partial(noise.numbers, k),
+                schedule=schedule,
+            )
+            _step(x_BL, moment, k, network, rule, choice, noise)
             number += 1
-            if on_step:
-                t = block.clock(x_BL, part[k + 1])
-                on_step(Step(number, num_steps, network.num_calls, t, first, x_BL))
+            if not is_alone:  # the time of the whole rows, not of the block
+                s = schedule.inverse(1 - (x_BL == network.mask_id).double().mean())
+            tell(Step(number, num_steps, network.num_calls, float(s), noise.first, x_BL))
     return Generation(x_BL, network.num_calls, network.num_rows)
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Positions that are filled together, from t = 1 to t = 0."""
-
-    network: SamplingDenoiser
-    rule: Rule
-    choice: TokenChoice
-    schedule: Schedule
-    noise: Noise
-    is_turn_BL: Tensor
-    """Positions that were masked at the start and are to be filled."""
-    is_alone: bool
-    """There is no other block, so the grid's times are those of the whole row."""
-    u_BL: Tensor
-    """When each position's turn comes, as a share of visible tokens."""
-
-    def step(self, x_BL: Tensor, t: Tensor, s: Tensor, k: int) -> None:
-        """From t to s, in place."""
-        moment = self._moment(x_BL, t, s, k)
-        is_forgotten_BL = self.rule.forgotten(moment)
-        is_candidate_BL = self.rule.candidates(moment)
-        if bool(is_candidate_BL.any()):
-            logits_NV = self.network.logits(x_BL, is_candidate_BL, self.rule.times(moment))
-            key = stream_key(self.noise.seed, "gumbel", *([k] if self.rule.is_repeated else []))
-            tokens_N = self.choice.draw(logits_NV, self.noise.place_BL[is_candidate_BL], key)
-            is_revealed_BL = self.rule.revealed(moment, is_candidate_BL, logits_NV, tokens_N)
-            x_BL[is_revealed_BL] = tokens_N.cpu()[is_revealed_BL[is_candidate_BL]]
-        if is_forgotten_BL is not None:
-            x_BL[is_forgotten_BL] = self.network.mask_id
-
-    def clock(self, x_BL: Tensor, t: Tensor) -> float:
-        """The time of the whole rows when the block's own is t."""
-        share = (x_BL == self.network.mask_id).double().mean()
-        return float(t if self.is_alone else self.schedule.inverse(1 - share))
-
-    def _moment(self, x_BL: Tensor, t: Tensor, s: Tensor, k: int) -> Moment:
-        is_masked_BL = x_BL == self.network.mask_id
-        is_open_BL = is_masked_BL & self.is_turn_BL
-        alpha_t, alpha_s = self.schedule.alpha(t), self.schedule.alpha(s)
-        remaining_B = (self.is_turn_BL.sum(1) * (1 - alpha_s)).round().long()
-        real_BL = self.network.is_real_BL
-        length_B = x_BL.shape[1] if real_BL is None else real_BL.sum(1)
-        count_t_B = self.schedule.inverse(1 - is_masked_BL.sum(1).double() / length_B)
-        return Moment(
-            is_open_BL=is_open_BL,
-            is_made_BL=self.is_turn_BL & ~is_masked_BL,
-            alpha_t=float(alpha_t),
-            alpha_s=float(alpha_s),
-            budget_B=(is_open_BL.sum(1) - remaining_B).clamp(min=0),
-            t_B=t.expand(len(x_BL)) if self.is_alone else count_t_B,
-            count_t_B=count_t_B,
-            is_alone=self.is_alone,
-            u_BL=self.u_BL,
-            fresh=lambda name: self.noise.numbers(name, k),
-            schedule=self.schedule,
-        )
-
-
-def _check_grid(grid: Tensor | int | None, rule: Rule) -> None:
-    """Refuse what would leave masks, before anything is done."""
-    if not rule.takes_grid and grid is not None:
-        raise UserError("first-hitting sampling has times of its own: it takes no grid")
-    if isinstance(grid, Tensor):
-        is_whole = grid.ndim == 1 and len(grid) > 1 and float(grid[0]) == 1 and float(grid[-1]) == 0
-        if not is_whole or bool((grid.diff() >= 0).any()):
-            raise UserError("a time grid falls from exactly 1 to exactly 0, step by step")
+def _step(
+    x_BL: Tensor,
+    moment: Moment,
+    k: int,
+    network: SamplingDenoiser,
+    rule: Rule,
+    choice: TokenChoice,
+    noise: Noise,
+) -> None:
+    """Step k of a block, in place."""
+    is_forgotten_BL = rule.forgotten(moment)
+    is_candidate_BL = rule.candidates(moment)
+    if bool(is_candidate_BL.any()):
+        logits_NV = network.logits(x_BL, is_candidate_BL, rule.times(moment))
+        key = noise.key(k if rule.is_repeated else None, "gumbel")
+        tokens_N = choice.draw(logits_NV, noise.place_BL[is_candidate_BL], key)
+        is_revealed_BL = rule.revealed(moment, is_candidate_BL, logits_NV, tokens_N)
+        x_BL[is_revealed_BL] = tokens_N.cpu()[is_revealed_BL[is_candidate_BL]]
+    if is_forgotten_BL is not None:
+        x_BL[is_forgotten_BL] = network.mask_id
 
 
 def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:
@@ -408,14 +385,13 @@ def generate_in_order(
     Given tokens must come first: any of them can where orders are random; a fixed order has its own
     first ones (for an ARM the prefix). ``first_sample`` as for :func:`generate`.
     """
-    check_rows(canvas_BL, mask_id)
     device, choice = device or torch.device("cpu"), choice or TokenChoice()
     num_samples, length = canvas_BL.shape
-    noise = Noise(seed, _sample_numbers(first_sample, num_samples), length)
+    noise, tell = Noise(seed, first_sample, canvas_BL), on_step or (lambda step: None)
     is_given_L = canvas_BL[0] != mask_id
     assert bool(((canvas_BL != mask_id) == is_given_L).all()), "canvases differ in what is given"
     num_given = int(is_given_L.sum())
-    order_BL = _order(framework, noise.numbers("order"), is_given_L)
+    order_BL = _order(framework, noise.numbers(None, "order"), is_given_L)
     counter_BL = noise.place_BL.gather(1, order_BL)
     slots_BL = canvas_BL.gather(1, order_BL)
     begin_B = torch.full((num_samples, 1), mask_id)
@@ -423,9 +399,7 @@ def generate_in_order(
     make_cache = getattr(model, "new_cache", None)
     cache = make_cache() if make_cache else None
     made_BL, num_steps = canvas_BL.clone(), length - num_given
-    first = int(noise.samples_B[0])
-    if on_step:
-        on_step(Step(0, num_steps, 0, 1.0, first, made_BL))
+    tell(Step(0, num_steps, 0, 1.0, noise.first, made_BL))
     for number, slot in enumerate(range(num_given, length), start=1):
         seen = slice(0 if cache is None or number == 1 else slot, slot + 1)
         width = seen.stop - seen.start
@@ -436,11 +410,10 @@ def generate_in_order(
             target_positions=position_BL[:, seen.start + 1 : slot + 2].to(device),
             **({} if cache is None else {"cache": cache}),
         )
-        tokens_B = choice.draw(logits_BV, counter_BL[:, slot], stream_key(seed, "gumbel"))
+        tokens_B = choice.draw(logits_BV, counter_BL[:, slot], noise.key(None, "gumbel"))
         slots_BL[:, slot] = tokens_B.cpu()
         made_BL.scatter_(1, order_BL[:, slot, None], slots_BL[:, slot, None])
-        if on_step:
-            on_step(Step(number, num_steps, number, 1 - number / num_steps, first, made_BL))
+        tell(Step(number, num_steps, number, 1 - number / num_steps, noise.first, made_BL))
     return Generation(made_BL, num_steps, num_steps * num_samples)
 
 

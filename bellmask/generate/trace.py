@@ -23,7 +23,7 @@ from bellmask.generate.canvas import Step, TokenTexts
 from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import LINE_END, reveal_colour, reveal_colours, visible
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, is_number, is_whole, read_json, write_text
+from bellmask.utils.files import check_folder, has_kinds, is_number, is_whole, read_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -162,52 +162,41 @@ def _want(is_right: bool, what: str) -> None:
         raise ValueError(what)
 
 
-def _fields(value: Any, where: str, kinds: Mapping[str, type]) -> list[Any]:
-    """The named fields of an object, in order, each of its kind."""
-    _want(isinstance(value, dict), f"{where} is no object")
-    for name, kind in kinds.items():
-        found = value.get(name)
-        is_kind = is_whole(found) if kind is int else isinstance(found, kind)
-        _want(is_kind, f"{name!r} of {where} must be of type {kind.__name__}, got {found!r:.40}")
-    return [value[name] for name in kinds]
-
-
 def _read_trace(content: Any) -> Trace:
-    kinds = {"version": int, "title": str, "settings": dict, "num_calls": int, "samples": list}
-    version, title, settings, num_calls, samples = _fields(content, "the file", kinds)
-    _want(version == VERSION, f"version {version}; this bellmask reads version {VERSION}")
+    kinds = {"title": str, "settings": dict, "num_calls": int, "samples": list}
+    _want(has_kinds(content, kinds), f"it must hold {', '.join(kinds)}")
+    _want(content.get("version") == VERSION, f"this bellmask reads version {VERSION}")
+    samples = [_read_sample(one, f"sample {n}") for n, one in enumerate(content["samples"])]
     _want(bool(samples), "it has no samples")
-    read = [_read_sample(sample, f"sample {number}") for number, sample in enumerate(samples)]
-    return Trace(title, settings, num_calls, read)
+    return Trace(content["title"], content["settings"], content["num_calls"], samples)
 
 
 def _read_sample(value: Any, where: str) -> TracedSample:
     kinds = {"tokens": list, "steps": list, "text": str, "num_steps": int}
-    tokens, steps, text, num_steps = _fields(value, where, kinds)
+    _want(has_kinds(value, kinds), f"{where} must hold {', '.join(kinds)}")
+    tokens, last = value["tokens"], value["num_steps"]
     is_right = bool(tokens) and all(token is None or isinstance(token, str) for token in tokens)
-    _want(is_right, f"'tokens' of {where} must be texts and nulls")
-    changes = [_read_change(step, where, len(tokens)) for step in steps]
-    numbers = [0, *(change.number for change in changes)]
-    _want(
-        all(a < b for a, b in itertools.pairwise(numbers)) and numbers[-1] <= num_steps,
-        f"the steps of {where} must have rising numbers from 1 to {num_steps}",
-    )
-    return TracedSample(tokens, changes, text, num_steps)
+    _want(is_right, f"the tokens of {where} must be texts and nulls")
+    steps = [_read_change(step, where, len(tokens)) for step in value["steps"]]
+    numbers = [0, *(step.number for step in steps), last + 1]
+    is_right = is_whole(last) and all(a < b for a, b in itertools.pairwise(numbers))
+    _want(is_right, f"the steps of {where} must have rising numbers from 1 to num_steps")
+    return TracedSample(tokens, steps, value["text"], last)
 
 
 def _read_change(value: Any, where: str, length: int) -> Change:
     kinds = {"number": int, "calls": int, "set": list, "unset": list}
-    number, calls, tokens, unset = _fields(value, f"a step of {where}", kinds)
-    where, t = f"step {number} of {where}", value.get("t")
-    _want(is_number(t) and 0 <= t <= 1, f"'t' of {where} must be a number from 0 to 1")
-    is_right = all(
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str) for pair in tokens
-    )
-    _want(is_right, f"'set' of {where} must hold pairs of position and text")
-    for position in [*(pair[0] for pair in tokens), *unset]:
-        is_right = is_whole(position) and position < length
-        _want(is_right, f"'set' or 'unset' of {where}: there is no position {position!r:.40}")
-    return Change(number, float(t), calls, [(i, text) for i, text in tokens], unset)
+    _want(has_kinds(value, kinds), f"a step of {where} must hold {', '.join(kinds)}")
+    t = value.get("t")
+    _want(is_number(t) and 0 <= t <= 1, f"'t' of a step of {where} must be from 0 to 1")
+    pairs, places = value["set"], list(value["unset"])
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
+        places.append(pair[0] if is_pair else None)
+    is_right = all(is_whole(place) and place < length for place in places)
+    _want(is_right, f"a step of {where} must set and unset positions below {length}")
+    changed = [(place, text) for place, text in pairs]
+    return Change(value["number"], float(t), value["calls"], changed, value["unset"])
 
 
 # Recording: take in the steps of batches, keep what changes.

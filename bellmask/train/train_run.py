@@ -287,7 +287,7 @@ class _Training:
     def _samples(self) -> str:
         """``validation.num_samples`` texts or answers to prompts, from the same noise each time."""
         # by default no samples are written, and the sampler need not be loaded
-        from bellmask.generate.canvas import begin_canvas, empty_canvas
+        from bellmask.generate.canvas import canvas_from_pieces
         from bellmask.generate.fill import fill
         from bellmask.generate.settings import Sampling
 
@@ -295,8 +295,9 @@ class _Training:
         model: Any = self.state.model
         is_real_BL = None
         if self.config.sft.train is None:
-            canvas = empty_canvas(tokenizer, self.config.data.block_length - model.first_maskable)
-            canvas = begin_canvas(canvas, tokenizer) if model.first_maskable else canvas
+            before = [tokenizer.bos_id] * model.first_maskable
+            room = self.config.data.block_length - len(before)
+            canvas = canvas_from_pieces(tokenizer, [room], before)
             x_BL = canvas.repeat(options.num_samples)
         else:
             rows = slice(0, options.num_samples)

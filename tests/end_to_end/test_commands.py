@@ -75,7 +75,6 @@ def test_samples_do_not_depend_on_the_batch(zoo, tmp_path):
         ("generate {run} --out none/x.txt", "none"),
         ("generate {run} --out {run}", "{run}"),
         ("generate {run} --trace x.json --out x.json", "same file"),
-        ("generate {run} --fps 3", "--fps"),
         ("generate {run} --guidance 1", "guidance"),
         ("generate {run} {run}", "--side-by-side"),
         ("generate {run} {run} --side-by-side", "twice"),

@@ -46,24 +46,17 @@ def test_nothing_is_fetched_nothing_runs_and_every_reference_finds_its_element(h
     assert max(ids.values()) == 1
     assert wanted
     assert wanted <= ids.keys()
-    figures = [attributes for tag, attributes, _ in page.elements if tag == "svg"]
-    assert len(figures) == 4
-    assert all(attributes["aria-label"] for attributes in figures)
+    assert sum(tag == "svg" for tag, _, _ in page.elements) == 4
 
 
-def test_text_from_outside_is_escaped(html):
+def test_text_from_outside_is_escaped_and_numbers_are_those_of_the_results(html, results):
     page = Page(html)
     assert page.texts("title") == page.texts("h1") == [HOSTILE]
-    assert HOSTILE in page.texts("pre")
-    for tag in ("td", "b", "p"):
+    for tag in ("pre", "td", "b", "p"):
         assert any(HOSTILE in text for text in page.texts(tag)), tag
     assert any("</pre>longlong" in text for text in page.texts("pre")), "a sample ends no box"
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", html), "no control characters"
-
-
-def test_numbers_of_the_page_are_those_of_the_results(html, results):
-    cells = Page(html).texts("td")
-    assert "base" in cells
+    cells = page.texts("td")
     for variant in results["variants"].values():
         assert f"{variant['nll']:.4f}" in cells
     gap = results["variants"]["bell"]["comparison"]["gap"]

@@ -23,7 +23,7 @@ from bellmask.data.examples import example_files
 from bellmask.data.readers import DOCUMENT_RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate.judge_prompts import read_tasks
-from bellmask.generate.canvas import LONGEST, canvas_from_text
+from bellmask.generate.canvas import LONGEST, canvas_from_pieces, read_gaps
 from bellmask.generate.generate import read_prompts, read_questions
 from bellmask.storage.build import build_objective
 
@@ -195,7 +195,7 @@ def canvases(folder):
     gap = st.integers(0, 40).map(lambda n: f"[MASK*{n}]") | st.sampled_from(odd)
 
     def check(text):
-        canvas = canvas_from_text(ByteTokenizer(), text)
+        canvas = canvas_from_pieces(ByteTokenizer(), read_gaps(text))
         assert 0 < len(canvas) <= LONGEST + 10_000
         assert not canvas.is_given_L.all()
 

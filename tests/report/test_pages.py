@@ -32,59 +32,43 @@ from bellmask.generate.trace import (
 )
 from bellmask.report.figures import save_figure
 from bellmask.utils.console import reveal_colour
-from bellmask.utils.errors import UserError
 
 HOSTILE = "</script><script>alert('x')</script><!-- & <img src=http://x.test/y.png> \"quoted\""
 HOSTILE += "longword" * 20
 
 # texts side by side
 
-ODD = f"The {HOSTILE[:60]} [bold]x[/bold] ``` ```` \x1b[31m\u202e"
-CLEAN = ODD.replace("\x1b", "·").replace("\u202e", "·")
+BOTH = SideBySide(
+    ["The war ", "Dear [MASK*3] sir"],
+    {
+        "base": [["The war is [bold]x[/bold]", "x\n```\n\x1b[31m\u202e"], ["Dear me sir"]],
+        "bell": [["The war ended", "<i>"], ["Dear my sir"]],
+    },
+    "64 steps",
+)
+MARKDOWN = [
+    *["# base and bell side by side", "64 steps", "## Prompt 1", "```text\nThe war \n```"],
+    *["**base**", "```text\nThe war is [bold]x[/bold]\n```", "````text\nx\n```\n·[31m·\n````"],
+    *["**bell**", "```text\nThe war ended\n```", "```text\n<i>\n```", "## Prompt 2"],
+]
 
 
-@pytest.fixture
-def pair():
-    runs = {
-        "base": [["The war is long and wide and there is more to say", ODD], ["Dear me sir"]],
-        "bell": [["The war ended", "x\n```\nscript\n````"], ["Dear my sir"]],
-    }
-    return SideBySide(["The war ", "Dear [MASK*3] sir"], runs, "64 steps")
-
-
-def test_texts_side_by_side_fit_the_screen(pair):
-    shown = {}
-    for width in (100, 64, 40, 20):
+def test_texts_side_by_side_on_the_screen_on_a_page_and_as_markdown():
+    for width in (100, 40):
         console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-        pair.show(console)
-        shown[width] = text = console.file.getvalue()
+        BOTH.show(console)
+        text = console.file.getvalue()
         assert max(map(len, text.splitlines())) <= width
         assert not set("\x1b\u202e") & set(text), "no control codes from texts"
-    both = {w: any("base" in s and "bell" in s for s in shown[w].splitlines()) for w in (100, 40)}
-    assert both == {100: True, 40: False}
-    assert "[bold]x[/bold]" in shown[100], "nothing in a text is markup"
-    assert [shown[40].count(name) for name in ("base", "bell")] == [3, 3], "each text has its run"
-
-
-def test_page_and_markdown_side_by_side_hold_every_text(pair):
-    page = Page(pair.page())
+        assert sum("base" in line and "bell" in line for line in text.splitlines()) == 2
+    assert "2. Dear [MASK*3] sir" in text
+    assert "[bold]" in text, "nothing in a text is markup"
+    assert BOTH.markdown().split("\n\n")[:11] == MARKDOWN
+    page = Page(BOTH.page())
     page.check_nothing_is_fetched()
-    assert not page.texts("script")
-    wanted = [text for prompt in (0, 1) for run in pair.runs.values() for text in run[prompt]]
-    assert page.texts("pre") == [text.replace(ODD, CLEAN) for text in wanted]
-    assert [s for s in page.texts("span") if s.startswith("The war")] == ["The war "] * 2, "given"
-    inside, found = "", []
-    for line in pair.markdown().splitlines():
-        if inside:
-            found += [line] if line != inside else []
-            inside = "" if line == inside else inside
-        elif opened := re.fullmatch(r"(`{3,})text", line):
-            inside = opened[1]
-        else:
-            assert "script" not in line, "fences hold"
-    assert not inside
-    assert CLEAN in found
-    assert len(found) == 8 + 3
+    wanted = [text for prompt in (0, 1) for run in BOTH.runs.values() for text in run[prompt]]
+    assert page.texts("pre") == [re.sub("[\x1b\u202e]", "·", text) for text in wanted]
+    assert [text for text in page.texts("span") if text] == ["The war "] * 2, "given"
 
 
 # the trace of a sampler
@@ -126,18 +110,11 @@ def test_the_page_holds_the_whole_trace_and_fetches_nothing(trace, hostile):
         assert len(page.texts("script")) == content.count("</script>") == 2
         code = page.texts("style")[0] + page.texts("script")[1]
         assert not re.search(r"@import|url\(|https?:|fetch\(|innerHTML|eval\(", code)
-        policy = [a["content"] for _, a, _ in page.elements if a.get("http-equiv")]
-        assert policy[0].startswith("default-src 'none'")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", content), "no control characters"
-    assert page.texts("h1") == [HOSTILE]
-    assert page.texts("pre") == [f"{HOSTILE}·\nb"]
-    embedded = json.loads(page.texts("script")[0])
-    assert embedded["samples"][0]["positions"][2] == [[0, None], [1, "··$x^{2$↵\n"]]
     page = Page(render_trace_page(trace, first=2))
     embedded = json.loads(page.texts("script")[0])
     assert embedded["first"] == 2
     for shown, sample in zip(embedded["samples"], trace.samples, strict=True):
-        assert shown["num_steps"] == 20
         assert shown["steps"] == [[0, 1, 0], *([c.number, c.t, c.calls] for c in sample.steps)]
         numbers = [[number for number, _ in events] for events in shown["positions"]]
         assert numbers == [[number for number, _ in events] for events in sample.events()]
@@ -147,8 +124,6 @@ def test_frames_and_places_of_a_strip():
     assert strip_steps(100, 6) == [0, 20, 40, 60, 80, 100]
     assert strip_steps(3, 9) == [0, 1, 2, 3], "never one twice"
     assert strip_steps(0, 4) == [0]
-    with pytest.raises(UserError, match="--frames"):
-        strip_steps(10, 1)
     changes = [Change(1, 0.5, 1, [(0, "long"), (2, "xx")], []), Change(2, 0.0, 2, [(0, "s")], [])]
     sample = TracedSample([None] * 4, changes, "", 2)
     assert lay_out(sample, columns=5, lines=9) == [(0, 0, 4), (0, 4, 1), (1, 0, 2), (1, 2, 1)], (
@@ -179,17 +154,14 @@ def test_a_strip_of_any_text_can_be_drawn(hostile, tmp_path):
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert any(re.search(r"\(the first \d+ of 200 tokens\)$", text) for text in texts)
     paths = save_figure(figure, tmp_path / "strip")
-    assert [path.suffix for path in paths] == [".png", ".svg"]
     assert 'href="http' not in paths[1].read_text(encoding="utf-8")
-    with pytest.raises(UserError, match="--sample"):
-        strip_figure(hostile, 1)
 
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --v=0 "
 FLAGS += "--dump-dom --enable-logging=stderr --allow-file-access-from-files --window-size=1280,2000"
 FRAME = """<!doctype html><html><body style="margin:0">
-<iframe src="page.html{where}" style="border:0;width:{width}px;height:2000px"></iframe>
+<iframe src="page.html{where}" style="border:0;width:400px;height:2000px"></iframe>
 <script>
 setTimeout(() => {{
   const inner = document.querySelector("iframe").contentDocument;
@@ -201,26 +173,19 @@ setTimeout(() => {{
     spans: [...inner.querySelectorAll("#text span")].map(span =>
       [span.className, span.textContent, style(span).backgroundColor, style(span).color]),
     page: inner.documentElement.scrollWidth,
-    wide: [...inner.querySelectorAll("body *")].filter(e =>
-      e.getBoundingClientRect().right > {width} + 1).map(e => e.tagName),
   }});
-}}, {wait});
+}}, 500);
 </script></body></html>
 """
-in_browser = pytest.mark.skipif(BROWSER is None, reason="needs chromium on the PATH")
 
 
-def browse(folder, trace, where, width=1280, wait=500):
-    """What a browser has made of the page after so many (virtual) milliseconds."""
+def browse(folder, trace, where):
+    """What a browser has made of the page, on a phone's screen."""
     (folder / "page.html").write_text(render_trace_page(trace), encoding="utf-8")
-    (folder / "frame.html").write_text(FRAME.format(where=where, width=width, wait=wait))
-    more = [f"--user-data-dir={folder / 'profile'}", f"--virtual-time-budget={wait + 2000}"]
-    done = subprocess.run(
-        [BROWSER, *FLAGS.split(), *more, (folder / "frame.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    (folder / "frame.html").write_text(FRAME.format(where=where))
+    more = [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=2500"]
+    command = [BROWSER, *FLAGS.split(), *more, (folder / "frame.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr, done.stderr
     (found,) = [a["data-found"] for _, a, _ in Page(done.stdout).elements if "data-found" in a]
@@ -232,8 +197,8 @@ def rgb(color):
 
 
 @pytest.mark.long
-@in_browser
-@pytest.mark.parametrize(("number", "step"), [(0, 0), (1, 11), (2, 14), (2, 20)])
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium on the PATH")
+@pytest.mark.parametrize(("number", "step"), [(0, 0), (1, 11), (2, 20)])
 def test_a_browser_replays_as_we_do(trace, tmp_path, number, step):
     found = browse(tmp_path, trace, f"#sample={number}&step={step}")
     sample = trace.samples[number]
@@ -259,17 +224,4 @@ def test_a_browser_replays_as_we_do(trace, tmp_path, number, step):
     assert found["now"].startswith(f"step {step} of 20 · {share} % unmasked · ")
     assert (f" · {num_remasked} masked again" in found["now"]) == (num_remasked > 0)
     assert (found["slider"], found["play"]) == (str(step), "▶ Play")
-
-
-@pytest.mark.long
-@in_browser
-def test_the_page_plays_by_itself_and_fits_a_phone(trace, hostile, tmp_path):
-    halfway = browse(tmp_path, trace, "", wait=4000)
-    assert 0 < int(halfway["slider"]) < 20
-    assert halfway["play"] == "⏸ Pause"
-    finished = browse(tmp_path, trace, "", wait=15000)
-    assert (finished["slider"], finished["play"]) == ("20", "▶ Play")
-    for one, width in ((trace, 400), (hostile, 400), (hostile, 1280)):
-        found = browse(tmp_path, one, "#step=1", width)
-        assert found["page"] <= width
-        assert found["wide"] == []
+    assert found["page"] <= 400

@@ -1,7 +1,6 @@
-"""What the tests of samplers share: random networks, a model that notes its calls, every rule."""
+"""What the tests of samplers share: random networks, every rule, what the network was asked."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -9,9 +8,8 @@ import torch
 from scipy import stats
 
 from bellmask.config.options import ModelOptions
-from bellmask.data.toys import ToySource
 from bellmask.generate.rules import RULES, Remasking
-from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
+from bellmask.generate.sampler import SamplingDenoiser, generate
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 
@@ -19,31 +17,16 @@ V, MASK = 6, 6
 """Tokens, and the mask's id, of most tests."""
 EVERY_RULE = RULES | {"cap": Remasking(0.3), "rescale": Remasking(0.5, "rescale")}
 each = pytest.mark.parametrize("rule", EVERY_RULE)
+
 SAMPLINGS = [
-    Sampling(steps=8),
     Sampling(rule="first_hitting"),
     Sampling(rule="most_confident", steps=4, guidance=0.5),
     Sampling(steps=8, remask=0.1),
-    Sampling(steps=8, block_length=4),
     Sampling(rule="most_confident", grid="count", per_step=3),
-    Sampling(rule="most_confident", steps=6, block_length=4),
-    Sampling(rule="margin", steps=6, block_length=4),
     Sampling(rule="margin", steps=6, block_length=4, cache="prefix"),
 ]
 """Of every kind, for what must not depend on the batch."""
-
-CHAIN = ToySource.markov(
-    torch.tensor([0.7, 0.3], dtype=torch.float64),
-    torch.tensor([[0.85, 0.15], [0.35, 0.65]], dtype=torch.float64),
-    length=4,
-)
 BITS = list(itertools.product((0, 1), repeat=4))
-
-
-def chain_joint():
-    """The probability of each row, by the chain rule."""
-    start, move = CHAIN.initial_S.tolist(), CHAIN.transition_SS.tolist()
-    return {r: start[r[0]] * math.prod(move[a][b] for a, b in itertools.pairwise(r)) for r in BITS}
 
 
 def p_value(ids_BL, joint, given):
@@ -89,41 +72,13 @@ class Told(SamplingDenoiser):
 
 
 def make_told(
-    model, canvas, steps=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options
+    model, canvas, grid=None, rule="ancestral", *, mask_id=MASK, real=None, w=0.0, **options
 ):
-    """(what is made, the network that was asked); ``steps``: of a uniform grid, or a grid."""
+    """(what is made, the network that was asked)."""
     network = Told(model, mask_id, is_real_BL=real, guidance=w)
-    grid = steps if steps is None or isinstance(steps, torch.Tensor) else uniform_grid(steps)
     rule = EVERY_RULE[rule] if isinstance(rule, str) else rule
-    return generate(network, canvas, grid if rule.takes_grid else None, rule, **options), network
+    return generate(network, canvas, grid, rule, **options), network
 
 
 def make(*args, **options):
     return make_told(*args, **options)[0]
-
-
-def history(*args, **options):
-    """The rows at the start and after each step."""
-    seen = []
-    make(*args, on_step=lambda step: seen.append(step.ids_BL.clone()), **options)
-    return seen
-
-
-def even(x_BL, rows_N, **_):
-    """Every token as likely as any other."""
-    return torch.zeros(len(rows_N), V)
-
-
-class Spy:
-    """A model that notes each call; its logits depend on the whole row and the position."""
-
-    def __init__(self, num_tokens: int = V):
-        self.num_tokens = num_tokens
-        self.calls = []
-
-    def __call__(self, x_BL, rows_N, *, t_B, mask):
-        self.calls.append((x_BL.clone(), rows_N.clone(), t_B.clone(), mask))
-        place = torch.arange(1, x_BL.shape[1] + 1, dtype=torch.float64)
-        seed_BL = (x_BL * place).sum(1, keepdim=True) + 3 * place
-        token = torch.arange(1, self.num_tokens + 1, dtype=torch.float64)
-        return 2 * torch.sin(seed_BL.flatten()[rows_N, None] * token)
