@@ -12,8 +12,7 @@ import torch
 from bellmask.config.checks import FROM_START
 from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import ModelOptions, StartOptions
-from bellmask.data.inputs import load_inputs
-from bellmask.data.prepare import LoadedData, make_tokenizer
+from bellmask.data.prepare import LoadedData, load_inputs, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import (
