@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from bellmask.compare.compare import from_comparison
 from bellmask.data.blocks import open_blocks, shard_path
 from bellmask.data.readers import read_file
-from bellmask.exchange.mdlm import ImportRequest, read_checkpoint, read_import
+from bellmask.exchange.mdlm import ImportOptions, read_checkpoint, read_import
 from bellmask.generate.generate import write_out
 from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
@@ -99,7 +99,7 @@ def test_weights_name_files_of_their_folder_and_blocks_that_are_there(tmp_path):
     weights = {name: torch.zeros(2, 2) for name in names}
     save_file({**weights, "blocks.999999.x": torch.zeros(1)}, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="missing"):
-        read_import(str(tmp_path / "w.safetensors"), ImportRequest(tokenizer="bytes", heads=1))
+        read_import(ImportOptions(str(tmp_path / "w.safetensors"), "mdlm", "run", "bytes", heads=1))
     (tmp_path / "model").mkdir()
     names = {"weight_map": {"a": "../w.safetensors"}}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(names))

@@ -1,11 +1,8 @@
-"""Masking, and contexts and targets of every framework, against sums over all rows and masks."""
+"""Masking, and contexts and targets of every framework; tests/evaluate sums over all of them."""
 
 import itertools
-import math
-import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,8 +25,6 @@ from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.storage.build import build_framework
 from bellmask.utils.rng import stream_key, uniform_rows
 
-CPU = torch.device("cpu")
-V, L = 3, 3
 MASK = 3
 
 
@@ -84,120 +79,6 @@ def test_ties_of_exact_masks_count_once():
     tied = torch.full((1, 10), 0.5)
     _, is_masked = mask_exactly(tied.long(), torch.tensor([2]), mask_id=MASK, u_BL=tied)
     assert int(is_masked.sum()) == 2
-
-
-# a joint table and models by their answers, in plain Python
-
-
-ROWS = list(itertools.product(range(V), repeat=L))
-ORDERS = list(itertools.permutations(range(L)))
-
-
-def drawn(*name):
-    """Positive numbers that add up to one, others for every name."""
-    draw = random.Random(repr(name))
-    weight = [draw.uniform(0.05, 1) for _ in range(V)]
-    return [w / sum(weight) for w in weight]
-
-
-JOINT = {row: drawn("joint", row)[0] for row in ROWS}
-JOINT = {row: p / sum(JOINT.values()) for row, p in JOINT.items()}
-"""No chain: every row has a probability of its own."""
-
-
-def wrong(seen, place):
-    """Anything, but the same for the same set of observed tokens."""
-    return drawn("wrong", sorted(seen), place)
-
-
-def wrong_by_order(seen, place):
-    """Another answer for every order of the observed tokens."""
-    return drawn("by order", list(seen), place)
-
-
-class Asked:
-    """A model called as the package's own, by ``answer(seen, place)``; places from 0.
-
-    ``seen`` are (place, token) pairs in the order of the slots.
-    """
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def __call__(self, x_BL, rows_N, targets_N, *, positions=None, reduce, **more):
-        length, found = x_BL.shape[1], []
-        for row, target in zip(rows_N.tolist(), targets_N.tolist()):
-            b, slot = divmod(row, length)
-            x = x_BL[b].tolist()
-            if positions is None:
-                seen, place = [(i, v) for i, v in enumerate(x) if v != MASK], slot
-            else:
-                held = positions.expand(x_BL.shape)[b].tolist()
-                seen = [(held[s] - 1, x[s]) for s in range(1, slot + 1)]
-                place = int(more["target_positions"].expand(x_BL.shape)[b, slot]) - 1
-                assert (x[0], held[0]) == (MASK, 0)
-            found.append(-math.log(self.answer(seen, place)[target]))
-        return torch.tensor(found, dtype=torch.float64)
-
-
-def surprise(answer, row, seen_places, place):
-    """-log q of the row's own token at a place."""
-    return -math.log(answer([(i, row[i]) for i in seen_places], place)[row[place]])
-
-
-def loss_in_order(answer, order):
-    """Sum over rows and r of p(x) [-log q(x at s_r | x at s_<r)]: Eq. loss_ARM for (0, 1, 2)."""
-    return sum(
-        p * surprise(answer, row, order[:r], order[r]) for row, p in JOINT.items() for r in range(L)
-    )
-
-
-def loss_of_masks(answer, context):
-    """L^{N_c} of MDM: all rows, all masks of L - N_c tokens, all masked targets, all alike."""
-    total, masks = 0.0, list(itertools.combinations(range(L), L - context))
-    for (row, p), mask in itertools.product(JOINT.items(), masks):
-        seen = [i for i in range(L) if i not in mask]
-        total += p * sum(surprise(answer, row, seen, i) for i in mask) / len(mask) / len(masks)
-    return total
-
-
-# each framework's loss is the exhaustive sum
-
-
-X0 = torch.tensor(ROWS)
-P = torch.tensor([JOINT[row] for row in ROWS], dtype=torch.float64)
-
-
-def asked_loss(problem, answer):
-    """The expectation over the joint table of the summed cross-entropies of a problem on X0."""
-    ce_N = problem.ask(Asked(answer), CPU, reduce=False)
-    return float((ce_N * P[problem.rows_N // L]).sum())
-
-
-def uniforms_for(order):
-    """Uniform numbers that put the positions in this order."""
-    u = torch.empty(len(ROWS), L, dtype=torch.float64)
-    u[:, list(order)] = (torch.arange(L, dtype=torch.float64) + 0.5) / L
-    return u
-
-
-def test_an_order_fixed_or_drawn_is_the_chain_rule():
-    for order in ORDERS:
-        expected = loss_in_order(wrong_by_order, order)
-        for framework in (sigma_arm(torch.tensor(order)), any_order()):
-            problem = framework.training(X0, torch.zeros(27), uniforms_for(order), mask_id=MASK)
-            assert asked_loss(problem, wrong_by_order) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("context", range(L))
-def test_masks_of_a_given_size_are_the_exhaustive_sum(context):
-    """Every order of the uniform numbers once: every mask equally often."""
-    losses, count = [], torch.full((len(ROWS),), context)
-    for order in ORDERS:
-        problem = Mdm().given(X0, count, uniforms_for(order), mask_id=MASK)
-        assert problem.context_N.tolist() == [context] * (L - context) * len(ROWS)
-        losses.append(asked_loss(problem, wrong) / (L - context))
-    assert np.mean(losses) == pytest.approx(loss_of_masks(wrong, context), abs=1e-12)
 
 
 # orders
