@@ -63,10 +63,9 @@ def mask_exactly(
     """Hide exactly ``count`` maskable tokens of each row (all, where there are fewer)."""
     if is_maskable_BL is not None:
         u_BL = torch.where(is_maskable_BL, u_BL, torch.inf)
+        count_B = torch.minimum(count_B, is_maskable_BL.sum(1))
     rank_BL = u_BL.argsort(dim=1, stable=True).argsort(dim=1)
     is_masked_BL = rank_BL < count_B[:, None]
-    if is_maskable_BL is not None:
-        is_masked_BL = is_masked_BL & is_maskable_BL
     return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bellmask.model import head as loss_kernels
-from bellmask.model.head import cross_entropy_sum, pick_loss_kernel, predict
+from bellmask.model.head import pick_loss_kernel, predict
 from bellmask.utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -74,7 +74,7 @@ def test_logits_of_all_rows_never_exist(name):
     rows, vocabulary = 2048, 50
     h, w, b, y = make(rows, vocabulary=vocabulary)
     with Largest() as watch:
-        cross_entropy_sum(h, w, b, y, kernel=name).backward()
+        predict(h, w, b, y, kernel=name).backward()
     assert watch.numel < rows * vocabulary / 2
     with Largest() as watch:
         F.cross_entropy(F.linear(h, w, b), y).backward()
@@ -102,7 +102,7 @@ def test_bfloat16_weights_have_gradients_summed_in_float32(is_weighted, monkeypa
     h, w, b, y = make(3200, 16, 11, HALF)
     weight = torch.linspace(0.5, 2, len(h)) if is_weighted else None
     expected, (_, *right) = truth(h, w, b, y, weight)
-    loss = cross_entropy_sum(h, w, b, y, weight)
+    loss = predict(h, w, b, y, weight)
     found = torch.autograd.grad(loss * SCALE, (w, b))
     assert [x.dtype for x in (loss, *found)] == [FULL, HALF, HALF]
     assert loss.item() == pytest.approx(expected, rel=2e-4)  # logits are bfloat16
@@ -117,7 +117,7 @@ def test_float32_weights_under_autocast_keep_a_float32_sum_and_gradient(name):
     h, w, b, y = make(600, 16)
     expected, (_, right_w, _) = truth(h.bfloat16(), w.bfloat16(), b.bfloat16(), y)
     with torch.autocast("cpu", HALF):
-        loss = cross_entropy_sum(h, w, b, y, kernel=name)
+        loss = predict(h, w, b, y, kernel=name)
         assert predict(h, w, b).dtype == HALF
     (grad_w,) = torch.autograd.grad(loss * SCALE, w)
     assert loss.dtype == grad_w.dtype == FULL
@@ -132,7 +132,7 @@ def test_rows_and_weights_of_different_types(rows_type, weights_type):
     h, w, b, y = make(40)
     h, w, b = h.to(rows_type), w.to(weights_type), b.to(weights_type)
     expected, _ = truth(h.to(weights_type), w, b, y)
-    loss = cross_entropy_sum(h, w, b, y)
+    loss = predict(h, w, b, y)
     gradients = torch.autograd.grad(loss, (h, w, b))
     assert [g.dtype for g in gradients] == [rows_type, weights_type, weights_type]
     assert loss.item() == pytest.approx(expected, rel=1e-6 if weights_type == FULL else 2e-3)
@@ -210,9 +210,9 @@ def test_liger_gets_what_it_needs(monkeypatch):
 
     fake_liger(monkeypatch, stand_in)
     h, w, b, y = make(20)
-    loss = cross_entropy_sum(h, w, b, y, kernel="liger")
+    loss = predict(h, w, b, y, kernel="liger")
     with torch.autocast("cpu", HALF):
-        cross_entropy_sum(h, w, b, y, kernel="liger")
+        predict(h, w, b, y, kernel="liger")
     assert loss.item() == pytest.approx(truth(h, w, b, y)[0], rel=1e-6)
     types = [(c.input.dtype, c.weight.dtype, c.bias.dtype) for c in calls]
     assert types == [(FULL, FULL, FULL), (HALF, FULL, HALF)]
@@ -227,9 +227,9 @@ def test_liger_is_not_asked_what_it_cannot_do(monkeypatch):
     fake_liger(monkeypatch, new_enough)
     h, w, b, y = make(20)
     weight = torch.rand(20)
-    weighted = cross_entropy_sum(h, w, b, y, weight, "liger")
-    frozen = cross_entropy_sum(h.detach(), w, b, y, kernel="liger")
+    weighted = predict(h, w, b, y, weight, kernel="liger")
+    frozen = predict(h.detach(), w, b, y, kernel="liger")
     assert weighted.item() == pytest.approx(truth(h, w, b, y, weight)[0], rel=1e-6)
-    assert cross_entropy_sum(h[:0], w, b, y[:0], kernel="liger").item() == 0
+    assert predict(h[:0], w, b, y[:0], kernel="liger").item() == 0
     (grad_w,) = torch.autograd.grad(frozen * SCALE, w)
     assert is_close(grad_w, truth(h, w, b, y)[1][1], 1e-6)
