@@ -7,11 +7,9 @@ import torch
 from pretrained_tools import V, each_kind, make_denoiser, token_rows
 from safetensors.torch import load_file
 
-from bellmask.config.options import OptimOptions
 from bellmask.model.pretrained import add_lora, merge_lora
 from bellmask.run import load_run
 from bellmask.storage.build import build_model
-from bellmask.train.optim import Optimizer
 from bellmask.train.setup import open_start
 from bellmask.train.train_run import train_run
 
@@ -72,19 +70,6 @@ def test_models_without_updates_need_no_peft(monkeypatch):
     merge_lora(model)
     with pytest.raises(ValueError, match="lora-rank needs peft"):
         add_lora(model, 2, 1.0)
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_frozen_weights_have_no_optimizer_state_and_do_not_move(name):
-    model = with_lora("gpt2")
-    optimizer = Optimizer(model, OptimOptions(name=name, weight_decay=0.5))
-    learning = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert {key.rsplit(".", 1)[0] for key in optimizer.tensors()} == learning
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step(0.1)
-    assert {n for n, p in model.named_parameters() if not p.equal(before[n])} == learning
 
 
 def test_a_run_with_updates_is_resumed_loaded_and_started_from(small_config, tmp_path, zoo):
