@@ -63,10 +63,9 @@ def mask_exactly(
     """Hide exactly ``count`` maskable tokens of each row (all, where there are fewer)."""
     if is_maskable_BL is not None:
         u_BL = torch.where(is_maskable_BL, u_BL, torch.inf)
+        count_B = torch.minimum(count_B, is_maskable_BL.sum(1))
     rank_BL = u_BL.argsort(dim=1, stable=True).argsort(dim=1)
     is_masked_BL = rank_BL < count_B[:, None]
-    if is_maskable_BL is not None:
-        is_masked_BL = is_masked_BL & is_maskable_BL
     return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL
 
 
@@ -95,17 +94,28 @@ class Problem:
     target_positions: Tensor | None = None
     """Where the token that each slot predicts stands, from 1."""
 
+    @staticmethod
+    def of(
+        x_BL: Tensor, is_scored_BL: Tensor, target_BL: Tensor, context_BL: Tensor, **more: Any
+    ) -> Problem:
+        """The problem of a batch in which these slots are scored."""
+        rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
+        targets_N, context_N = (
+            one.expand_as(x_BL).flatten()[rows_N] for one in (target_BL, context_BL)
+        )
+        return Problem(x_BL, rows_N, targets_N, context_N, **more)
+
+    def select(self, is_wanted_N: Tensor) -> Problem:
+        """The same with some of its scored slots only."""
+        names = ("rows_N", "targets_N", "context_N")
+        return replace(self, **{name: getattr(self, name)[is_wanted_N] for name in names})
+
     def ask(
-        self,
-        model: Model,
-        device: torch.device,
-        *,
-        mask: Tensor | None = None,
-        weight_N: Tensor | None = None,
-        reduce: bool = True,
+        self, model: Model, device: torch.device, *, mask: Tensor | None = None, **how: Any
     ) -> Tensor:
-        """The model's (weighted) sum of cross-entropies, or each row's with ``reduce=False``."""
-        how = {"weight_N": weight_N} if reduce else {"reduce": False}
+        """The model's sum of cross-entropies, weighted by ``weight_N``; or each row's with
+        ``reduce=False``.
+        """
         return self._call(model, device, mask, self.targets_N.to(device), **how)
 
     def logits(self, model: Model, device: torch.device, mask: Tensor | None = None) -> Tensor:
@@ -188,10 +198,8 @@ def _lengths(x0_BL: Tensor, is_real_BL: Tensor | None) -> Tensor:
 def _masked_problem(
     x0_BL: Tensor, xt_BL: Tensor, is_masked_BL: Tensor, t_B: Tensor, is_real_BL: Tensor | None
 ) -> Problem:
-    rows_N = is_masked_BL.flatten().nonzero().squeeze(1)
     context_B = _lengths(x0_BL, is_real_BL) - is_masked_BL.sum(1)
-    owner_N = rows_N // x0_BL.shape[1]
-    return Problem(xt_BL, rows_N, x0_BL.flatten()[rows_N], context_B[owner_N], t_B)
+    return Problem.of(xt_BL, is_masked_BL, x0_BL, context_B[:, None], t_B=t_B)
 
 
 @dataclass(frozen=True)
@@ -237,14 +245,12 @@ class Ordered:
         order = self.orders(u_BL, is_real_BL)
         tokens_BL = x0_BL.gather(1, order.expand_as(x0_BL))
         begin = torch.full_like(tokens_BL[:, :1], mask_id)
-        is_scored_BL = torch.arange(x0_BL.shape[1]) < _lengths(x0_BL, is_real_BL)[:, None]
-        rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
-        places = order + 1
-        return Problem(
+        slots, places = torch.arange(x0_BL.shape[1]), order + 1
+        return Problem.of(
             torch.cat([begin, tokens_BL[:, :-1]], dim=1),
-            rows_N,
-            tokens_BL.flatten()[rows_N],
-            rows_N % x0_BL.shape[1],
+            slots < _lengths(x0_BL, is_real_BL)[:, None],
+            tokens_BL,
+            slots,
             positions=torch.cat([torch.zeros_like(places[..., :1]), places[..., :-1]], dim=-1),
             target_positions=places,
         )
@@ -260,13 +266,7 @@ class Ordered:
     ) -> Problem:
         """The slot of each row that sees N_c tokens."""
         whole = self.every_context(x0_BL, u_BL, mask_id=mask_id, is_real_BL=is_real_BL)
-        wanted_N = whole.context_N == context_B[whole.rows_N // x0_BL.shape[1]]
-        return replace(
-            whole,
-            rows_N=whole.rows_N[wanted_N],
-            targets_N=whole.targets_N[wanted_N],
-            context_N=whole.context_N[wanted_N],
-        )
+        return whole.select(whole.context_N == context_B[whole.rows_N // x0_BL.shape[1]])
 
 
 @dataclass(frozen=True)
@@ -281,9 +281,7 @@ class Shifted(Ordered):
         """All maskable tokens, each seeing what is before it; N_c counts maskable ones of those."""
         is_real_BL = torch.ones_like(x0_BL) if is_real_BL is None else is_real_BL
         is_scored_BL = is_real_BL.bool() & (torch.arange(x0_BL.shape[1]) > 0)
-        rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
-        context_BL = is_scored_BL.cumsum(1) - 1
-        return Problem(x0_BL, rows_N, x0_BL.flatten()[rows_N], context_BL.flatten()[rows_N])
+        return Problem.of(x0_BL, is_scored_BL, x0_BL, is_scored_BL.cumsum(1) - 1)
 
 
 Framework = Mdm | Ordered

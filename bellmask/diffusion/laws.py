@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 # Roots of increasing functions on [0, 1], many at once.
 
@@ -136,22 +136,14 @@ class TimeLaw(ABC):
         return self.expectation(lambda t: t)
 
     def sample(
-        self,
-        count: int,
-        *,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
+        self, count: int, *, generator: Generator | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         """``count`` independent times."""
         u = torch.rand(count, dtype=torch.float64, generator=generator)
         return self.icdf(u).to(dtype or torch.get_default_dtype())
 
     def stratified(
-        self,
-        count: int,
-        *,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
+        self, count: int, *, generator: Generator | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         """``count`` times, one from each of ``count`` equal-probability strata, in random order.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -565,11 +565,7 @@ class Scorer:
             )
             shown_B = torch.tensor([r.length - len(r.target) for r in requests])
             is_target_N = whole.rows_N % width >= shown_B[whole.rows_N // width]
-            wanted = {
-                name: getattr(whole, name)[is_target_N]
-                for name in ("rows_N", "targets_N", "context_N")
-            }
-            return replace(whole, **wanted), None
+            return whole.select(is_target_N), None
         assert isinstance(framework, Mdm)
         is_masked_BL, is_scored_BL = torch.zeros_like(is_real_BL), torch.zeros_like(is_real_BL)
         for number, (plan, place) in enumerate(rows):

@@ -7,7 +7,6 @@ uses it too); weights in files; the run folder; the command itself.
 from __future__ import annotations
 
 import pickle
-import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -198,11 +197,9 @@ def find_shape(weights: Tensors) -> Shape:
             f"{len(weights)} tensors (it begins with {held}). Their autoregressive models have no "
             "sigma_map; they are not masked diffusion and cannot be imported"
         )
-    numbers = [int(m[1]) for m in map(re.compile(r"blocks\.([0-9]{1,6})\.").match, weights) if m]
     embedding, time, mlp = (weights[name] for name in needed)
-    # a missing block is named, not a million
-    num_layers = min(max(numbers) + 1, len(weights))
-    shape = Shape(num_layers, embedding.shape[1], len(mlp), len(time), len(embedding))
+    blocks = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
+    shape = Shape(len(blocks), embedding.shape[1], len(mlp), len(time), len(embedding))
     check_layout(weights, shape)
     return shape
 

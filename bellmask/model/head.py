@@ -87,21 +87,22 @@ class _WeightedRows(torch.autograd.Function):
         return grad_h * grad_sum, grad_w, grad_b, None, None, None
 
 
-def weighted_sum(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, weight_N: Tensor, dtype: torch.dtype
+def chunked_sum(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor,
+    y_N: Tensor,
+    dtype: torch.dtype,
+    weight_N: Tensor | None = None,
 ) -> Tensor:
-    """Sum over rows of weight * -log p(y), with matrix products in ``dtype``."""
+    """Sum over rows of weight (1 by default) * -log p(y), with matrix products in ``dtype``."""
+    if weight_N is None:
+        weight_N = torch.ones(len(h_ND), device=h_ND.device)
     return _WeightedRows.apply(h_ND, w_VD, b_V, y_N, weight_N.float(), dtype)[0]
 
 
-def chunked_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum over rows of -log p(y): all weights 1."""
-    ones_N = torch.ones(len(h_ND), device=h_ND.device)
-    return weighted_sum(h_ND, w_VD, b_V, y_N, ones_N, dtype)
-
-
 def torch_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same by torch's own function in float32, and by ours in any other type."""
+    """Without weights, by torch's own function in float32, and by ours in any other type."""
     if dtype != torch.float32:
         return chunked_sum(h_ND, w_VD, b_V, y_N, dtype)
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS, chunking_method=None)
@@ -121,16 +122,11 @@ def liger_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch
     """
     if len(h_ND) == 0 or not h_ND.requires_grad:
         return chunked_sum(h_ND, w_VD, b_V, y_N, dtype)
-    bias = b_V.to(dtype)
-    sum_rows = _import_liger()
-    return sum_rows(
-        h_ND.to(dtype), w_VD, y_N, bias=bias, reduction="sum", accum_dtype=torch.float32
-    )
+    options = {"bias": b_V.to(dtype), "reduction": "sum", "accum_dtype": torch.float32}
+    return _import_liger()(h_ND.to(dtype), w_VD, y_N, **options)
 
 
-LossKernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
-
-KERNELS: dict[str, LossKernel] = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
+KERNELS = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
 
 
 def pick_loss_kernel(option: str, device: torch.device, precision: torch.dtype) -> str:
@@ -193,28 +189,9 @@ def compute_dtype(w_VD: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else w_VD.dtype
 
 
-def cross_entropy_sum(
-    h_ND: Tensor,
-    w_VD: Tensor,
-    b_V: Tensor,
-    y_N: Tensor,
-    weight_N: Tensor | None = None,
-    kernel: str = "torch",
-) -> Tensor:
-    """Sum over rows of weight * -log p(y), float32; zero, with a working backward, for no rows.
-
-    Weighted rows are always summed by our own kernel: the others take no weights.
-    """
-    dtype = compute_dtype(w_VD)
-    if weight_N is not None:
-        return weighted_sum(h_ND, w_VD, b_V, y_N, weight_N, dtype)
-    return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype)
-
-
 @torch.no_grad()
-def cross_entropy_rows(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor) -> Tensor:
+def _each_row(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
     """-log p(y) of each row, float32 [N]; for evaluation."""
-    dtype = compute_dtype(w_VD)
     w, b = w_VD.to(dtype), b_V.to(dtype)
     parts = [
         F.cross_entropy(F.linear(h.to(dtype), w, b).float(), y, reduction="none")
@@ -236,11 +213,14 @@ def predict(
     """Logits [N, V] (no targets); the sum of weight * cross-entropy (targets); or each row's
     cross-entropy [N], without gradient (targets and ``reduce=False``).
 
-    ``kernel``: which of ``KERNELS`` sums unweighted rows.
+    The sum is float32; zero, with a working backward, for no rows. ``kernel``: which of ``KERNELS``
+    sums unweighted rows; weighted ones are always summed by our own, as the others take no weights.
     """
+    dtype = compute_dtype(w_VD)
     if y_N is None:
-        dtype = compute_dtype(w_VD)
         return F.linear(h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype))
-    if reduce:
-        return cross_entropy_sum(h_ND, w_VD, b_V, y_N, weight_N, kernel)
-    return cross_entropy_rows(h_ND, w_VD, b_V, y_N)
+    if not reduce:
+        return _each_row(h_ND, w_VD, b_V, y_N, dtype)
+    if weight_N is not None:
+        return chunked_sum(h_ND, w_VD, b_V, y_N, dtype, weight_N)
+    return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype)

@@ -1,210 +1,111 @@
-"""Contexts and targets of every framework against sums over all rows, orders and masks."""
+"""Masking, and contexts and targets of every framework; tests/evaluate sums over all of them."""
 
 import itertools
-import math
-import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sampling_tools import seeded
 from scipy import stats
 
 from bellmask.config.options import FrameworkOptions
 from bellmask.config.presets import tiny
-from bellmask.diffusion.frameworks import Mdm, any_order, arm, shifted_arm, sigma_arm
+from bellmask.diffusion.frameworks import (
+    Mdm,
+    any_order,
+    arm,
+    mask_exactly,
+    mask_tokens,
+    shifted_arm,
+    sigma_arm,
+)
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.storage.build import build_framework
 from bellmask.utils.rng import stream_key, uniform_rows
 
-CPU = torch.device("cpu")
-V, L = 3, 3
-MASK, PAD = 3, 2
-ROWS = list(itertools.product(range(V), repeat=L))
-ORDERS = list(itertools.permutations(range(L)))
-ALL_MASKS = [m for n in range(1, L + 1) for m in itertools.combinations(range(L), n)]
+MASK = 3
 
 
 def rand(*shape, seed=3):
     return torch.rand(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
-# a joint table and models by their answers, in plain Python
+# masks
 
 
-def drawn(*name):
-    """Positive numbers that add up to one, others for every name."""
-    draw = random.Random(repr(name))
-    weight = [draw.uniform(0.05, 1) for _ in range(V)]
-    return [w / sum(weight) for w in weight]
+def test_positions_are_hidden_independently_each_row_at_its_own_rate():
+    """All 2^3 patterns of three tokens at their product probabilities."""
+    alphas = torch.tensor([0.3, 0.9]).repeat_interleave(8000)
+    x0 = torch.zeros(16_000, 3).long()
+    xt, is_masked = mask_tokens(x0, alphas, mask_id=MASK, generator=seeded(3))
+    assert torch.equal(xt, torch.where(is_masked, MASK, 0))
+    assert not x0.any()
+    pattern = is_masked.long() @ torch.tensor([4, 2, 1])
+    for alpha, found in ((0.3, pattern[:8000]), (0.9, pattern[8000:])):
+        hidden = [sum(p) for p in itertools.product((0, 1), repeat=3)]
+        expected = [8000 * (1 - alpha) ** n * alpha ** (3 - n) for n in hidden]
+        counts = torch.bincount(found, minlength=8).numpy()
+        assert stats.chisquare(counts, expected).pvalue > 1e-3
 
 
-JOINT = {row: drawn("joint", row)[0] for row in ROWS}
-JOINT = {row: p / sum(JOINT.values()) for row, p in JOINT.items()}
-"""No chain: every row has a probability of its own."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_given_uniforms_decide_and_the_ends_are_exact(dtype):
+    """alpha = 1 hides nothing, even at u = 0; alpha = 0 hides everything, even at the largest u."""
+    u = torch.tensor([0.0, 0.29, 0.31, 1 - torch.finfo(dtype).eps / 2], dtype=dtype).expand(3, 4)
+    alphas = torch.tensor([1.0, 0.0, 0.7])
+    _, is_masked = mask_tokens(torch.zeros(3, 4).long(), alphas, mask_id=MASK, u_BL=u)
+    assert is_masked.tolist() == [[False] * 4, [True] * 4, [True, True, False, False]]
 
 
-def true(seen, place, t):
-    """p(x at the place | what is seen), from the table of rows."""
-    fits = [row for row in ROWS if all(row[i] == v for i, v in seen)]
-    weight = [sum(JOINT[row] for row in fits if row[place] == v) for v in range(V)]
-    return [w / sum(weight) for w in weight]
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_only_maskable_tokens_are_hidden_by_chance_or_exactly(seed, data):
+    x0, maskable, u = torch.zeros(4, 9).long(), rand(4, 9, seed=seed) < 0.5, rand(4, 9)
+    options = {"mask_id": MASK, "is_maskable_BL": maskable, "u_BL": u}
+    alpha = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
+    _, is_masked = mask_tokens(x0, torch.full((4,), alpha), **options)
+    assert torch.equal(is_masked, maskable & (u < 1 - alpha))
+    counts = [data.draw(st.integers(0, int(m.sum()) + 1)) for m in maskable]
+    xt, is_masked = mask_exactly(x0, torch.tensor(counts), **options)
+    assert torch.equal(xt, torch.where(is_masked, MASK, x0))
+    for row, count in enumerate(counts):
+        smallest = u[row][maskable[row]].sort().values[:count]
+        assert torch.equal(is_masked[row], torch.isin(u[row], smallest) & maskable[row])
 
 
-def wrong(seen, place, t):
-    """Anything, but the same for the same set of observed tokens."""
-    return drawn("wrong", sorted(seen), place)
-
-
-def wrong_by_order(seen, place, t):
-    """The truth from left to right, and something else for every other order."""
-    in_order = list(seen) == sorted(seen)
-    return true(seen, place, t) if in_order else drawn("by order", list(seen), place)
-
-
-each_answer = pytest.mark.parametrize("answer", [true, wrong, wrong_by_order])
-
-
-class Asked:
-    """A model called as the package's own, by ``answer(seen, place, t)``; places from 0.
-
-    ``seen`` are (place, token) pairs in the order of the slots.
-    """
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def __call__(self, x_BL, rows_N, targets_N, *, weight_N=None, t_B=None, reduce=True, **more):
-        length, found = x_BL.shape[1], []
-        mask, positions = more.get("mask"), more.get("positions")
-        for row, target in zip(rows_N.tolist(), targets_N.tolist()):
-            b, slot = divmod(row, length)
-            x = x_BL[b].tolist()
-            if positions is None:
-                visible = [True] * length if mask is None else mask[b, 0, 0].tolist()
-                seen = [(i, v) for i, v in enumerate(x) if v != MASK and visible[i]]
-                place, t = slot, None if t_B is None else t_B[b]
-            else:
-                assert mask is None
-                held = positions.expand(x_BL.shape)[b].tolist()
-                seen = [(held[s] - 1, x[s]) for s in range(1, slot + 1)]
-                place, t = int(more["target_positions"].expand(x_BL.shape)[b, slot]) - 1, None
-                assert (x[0], held[0]) == (MASK, 0)
-            found.append(-math.log(self.answer(seen, place, t)[target]))
-        ce_N = torch.tensor(found, dtype=torch.float64)
-        if not reduce:
-            return ce_N
-        return (ce_N if weight_N is None else ce_N * weight_N).sum()
-
-
-def surprise(answer, row, seen_places, place, t=None):
-    """-log q of the row's own token at a place."""
-    return -math.log(answer([(i, row[i]) for i in seen_places], place, t)[row[place]])
-
-
-def loss_in_order(answer, order):
-    """Sum over rows and r of p(x) [-log q(x at s_r | x at s_<r)]: Eq. loss_ARM for (0, 1, 2)."""
-    return sum(
-        p * surprise(answer, row, order[:r], order[r]) for row, p in JOINT.items() for r in range(L)
-    )
-
-
-def loss_of_masks(answer, context):
-    """L^{N_c} of MDM: all rows, all masks of L - N_c tokens, all masked targets, all alike."""
-    total, masks = 0.0, [m for m in ALL_MASKS if len(m) == L - context]
-    for (row, p), mask in itertools.product(JOINT.items(), masks):
-        seen = [i for i in range(L) if i not in mask]
-        ce = [surprise(answer, row, seen, i) for i in mask]
-        total += p * sum(ce) / len(ce) / len(masks)
-    return total
-
-
-SCHEDULES = {Linear(): lambda t: 1 - t, Cosine(): lambda t: 1 - math.cos(math.pi / 2 * (1 - t))}
-
-
-# each framework's loss is the exhaustive sum
-
-
-X0 = torch.tensor(ROWS)
-P = torch.tensor([JOINT[row] for row in ROWS], dtype=torch.float64)
-NOW = torch.zeros(len(ROWS))
-
-
-def asked_loss(problem, answer):
-    """The expectation over the joint table of the summed cross-entropies of a problem on X0."""
-    ce_N = problem.ask(Asked(answer), CPU, reduce=False)
-    return float((ce_N * P[problem.rows_N // L]).sum())
-
-
-def uniforms_for(order):
-    """Uniform numbers that put the positions in this order."""
-    u = torch.empty(len(ROWS), L, dtype=torch.float64)
-    u[:, list(order)] = (torch.arange(L, dtype=torch.float64) + 0.5) / L
-    return u
-
-
-@each_answer
-def test_an_order_fixed_or_drawn_is_the_chain_rule(answer):
-    for order in ORDERS:
-        expected = loss_in_order(answer, order)
-        for framework in (sigma_arm(torch.tensor(order)), any_order()):
-            problem = framework.training(X0, NOW, uniforms_for(order), mask_id=MASK)
-            assert asked_loss(problem, answer) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("answer", [true, wrong])
-@pytest.mark.parametrize("context", range(L))
-def test_masks_of_a_given_size_are_the_exhaustive_sum(context, answer):
-    """Every order of the uniform numbers once: every mask equally often."""
-    losses, count = [], torch.full((len(ROWS),), context)
-    for order in ORDERS:
-        problem = Mdm().given(X0, count, uniforms_for(order), mask_id=MASK)
-        assert problem.context_N.tolist() == [context] * (L - context) * len(ROWS)
-        losses.append(asked_loss(problem, answer) / (L - context))
-    assert np.mean(losses) == pytest.approx(loss_of_masks(answer, context), abs=1e-12)
-
-
-# what training draws
+def test_ties_of_exact_masks_count_once():
+    tied = torch.full((1, 10), 0.5)
+    _, is_masked = mask_exactly(tied.long(), torch.tensor([2]), mask_id=MASK, u_BL=tied)
+    assert int(is_masked.sum()) == 2
 
 
 # orders
 
 
-def sigma(order_seed, train_seed=1, length=64, width=64):
+def sigma(order_seed, train_seed=1):
     start = tiny()
-    config = replace(
-        start,
-        framework=FrameworkOptions("sigma_arm", order_seed=order_seed),
-        train=replace(start.train, seed=train_seed),
-        model=replace(start.model, width=width),
-        data=replace(start.data, block_length=length),
-    )
-    framework = build_framework(config)
-    one, other = (framework.orders(rand(5, length, seed=s)).expand(5, -1).tolist() for s in (1, 2))
+    options = FrameworkOptions("sigma_arm", order_seed=order_seed)
+    train = replace(start.train, seed=train_seed)
+    framework = build_framework(replace(start, framework=options, train=train))
+    one, other = (framework.orders(rand(5, 64, seed=s)).expand(5, -1).tolist() for s in (1, 2))
     assert one == other == [one[0]] * 5, "the same for all rows"
-    assert sorted(one[0]) == list(range(length))
-    assert framework.is_exact
-    assert framework.is_causal
+    assert sorted(one[0]) == list(range(64))
     return tuple(one[0])
 
 
 def test_sigma_depends_on_its_seed_alone_which_is_by_default_that_of_training():
-    assert sigma(3, train_seed=1) == sigma(3, train_seed=2, width=32)
-    assert sigma(None, train_seed=3) == sigma(3)
+    assert sigma(3, train_seed=1) == sigma(3, train_seed=2) == sigma(None, train_seed=3)
     assert sigma(0, train_seed=5) == sigma(None, train_seed=0)
     assert len({sigma(seed) for seed in range(30)} | {tuple(range(64))}) == 31
-    assert sigma(3, length=1) == (0,)
 
 
-@pytest.mark.parametrize("length", [3, 4])
-def test_random_orders_are_uniform_over_all_of_them(length):
-    everything = list(itertools.permutations(range(length)))
-    rows = 400 * len(everything)
-    u = uniform_rows(stream_key(1, "masks", 0), torch.arange(rows), length)
-    problem = any_order().every_context(torch.zeros(rows, length).long(), u, mask_id=MASK)
-    counts = dict.fromkeys(everything, 0)
-    for order in (problem.target_positions.expand_as(problem.x_BL) - 1).tolist():
+def test_random_orders_are_uniform_over_all_of_them():
+    u = uniform_rows(stream_key(1, "masks", 0), torch.arange(9600), 4)
+    problem = any_order().every_context(torch.zeros(9600, 4).long(), u, mask_id=MASK)
+    counts = dict.fromkeys(itertools.permutations(range(4)), 0)
+    for order in (problem.target_positions - 1).tolist():
         counts[tuple(order)] += 1
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 
@@ -247,14 +148,10 @@ def test_given_contexts_have_the_size_that_is_asked_for_row_by_row(framework):
     problem = framework.given(PADDED, context, rand(5, 5), **given)
     owner = problem.rows_N // 5
     assert problem.context_N.tolist() == context[owner].tolist()
-    asked = owner.bincount(minlength=5).tolist()
+    expected = torch.ones(5) if framework.is_causal else LENGTHS - context
+    assert owner.bincount(minlength=5).tolist() == expected.tolist()
     if framework.is_causal:
-        assert asked == [1] * 5
         assert (problem.rows_N % 5).tolist() == context.tolist()
-    else:
-        assert asked == (LENGTHS - context).tolist()
-        visible = (problem.x_BL != MASK) & IS_REAL
-        assert visible.sum(1).tolist() == context.tolist()
     assert set(problem.targets_N.tolist()) <= set(PADDED[IS_REAL].tolist())
     # a context as large as the row asks nothing
     assert len(framework.given(PADDED, LENGTHS, rand(5, 5), **given).rows_N) == 0
@@ -263,55 +160,47 @@ def test_given_contexts_have_the_size_that_is_asked_for_row_by_row(framework):
 def test_shorter_rows_keep_the_order_of_their_positions():
     """sigma = 3 1 4 0 2 of five: of the first four positions 3 1 0 2, of the first two 1 0."""
     for length, expected in ((5, [3, 1, 4, 0, 2]), (4, [3, 1, 0, 2]), (2, [1, 0]), (1, [0])):
-        x0, u = torch.arange(length)[None] + 10, torch.zeros(1, length).double()
-        found = FIVE["sigma"].every_context(x0, u, mask_id=MASK)
-        assert found.targets_N.tolist() == [10 + i for i in expected]
-        left = FIVE["arm"].every_context(x0, u, mask_id=MASK)
-        assert left.targets_N.tolist() == list(range(10, 10 + length))
+        x0, u = torch.arange(length)[None], torch.zeros(1, length).double()
+        assert FIVE["sigma"].every_context(x0, u, mask_id=MASK).targets_N.tolist() == expected
 
 
-def test_a_shifted_model_is_asked_for_all_but_the_first_token_as_it_stands():
-    for is_real in (IS_REAL, None):
-        u = rand(5, 5)
-        problem = shifted_arm(5).every_context(PADDED, u, mask_id=MASK, is_real_BL=is_real)
-        rows = [(b, i) for b in range(5) for i in range(1, 5) if is_real is None or is_real[b, i]]
-        assert [divmod(row, 5) for row in problem.rows_N.tolist()] == rows
-        assert problem.targets_N.tolist() == [int(PADDED[b, i]) for b, i in rows]
-        assert problem.context_N.tolist() == [i - 1 for _, i in rows]
-        assert torch.equal(problem.x_BL, PADDED)
-        assert problem.positions is None
+@pytest.mark.parametrize("is_real", [IS_REAL, None], ids=["padded", "full"])
+def test_a_shifted_model_is_asked_for_all_but_the_first_token_as_it_stands(is_real):
+    problem = shifted_arm(5).every_context(PADDED, rand(5, 5), mask_id=MASK, is_real_BL=is_real)
+    rows = [(b, i) for b in range(5) for i in range(1, 5) if is_real is None or is_real[b, i]]
+    assert [divmod(row, 5) for row in problem.rows_N.tolist()] == rows
+    assert problem.targets_N.tolist() == [int(PADDED[b, i]) for b, i in rows]
+    assert problem.context_N.tolist() == [i - 1 for _, i in rows]
+    assert torch.equal(problem.x_BL, PADDED)
+    assert problem.positions is None
 
 
 def test_the_time_of_a_mask_is_one_at_which_exactly_these_tokens_are_masked():
     """u < 1 - alpha(t) decides in training: the largest masked u is that rate."""
     u, x0, context = rand(40, 6), torch.zeros(40, 6).long(), torch.arange(40) % 6
-    for schedule, alpha in SCHEDULES.items():
+    rates = {Linear(): lambda t: t, Cosine(): lambda t: torch.cos(torch.pi / 2 * (1 - t))}
+    for schedule, rate in rates.items():
         problem = Mdm(schedule).given(x0, context, u, mask_id=MASK)
-        for b in range(40):
-            rate = 1 - alpha(float(problem.t_B[b]))
-            is_masked = (problem.x_BL[b] == MASK).tolist()
-            assert is_masked == (u[b] <= rate + 1e-9).tolist()
-            assert rate == pytest.approx(float(u[b].sort().values[5 - context[b]]), abs=1e-9)
+        largest = u.sort(1).values.gather(1, 5 - context[:, None])
+        torch.testing.assert_close(rate(problem.t_B)[:, None], largest, rtol=0, atol=1e-9)
+        assert torch.equal(problem.x_BL == MASK, u <= largest)
 
 
-def test_noised_pads_are_masked_like_text_but_never_asked_for():
+@pytest.mark.parametrize("noises_pads", [False, True])
+def test_noised_pads_are_masked_like_text_but_never_asked_for(noises_pads):
     """mdlm's rule; by default pads stay as they are."""
     u, t = rand(5, 5), torch.linspace(0.3, 0.9, 5, dtype=torch.float64)
     context, options = torch.tensor([2, 0, 1, 3, 1]), {"mask_id": MASK, "is_real_BL": IS_REAL}
-    for noises_pads in (False, True):
-        framework = Mdm(noises_pads=noises_pads)
-        trained = framework.training(PADDED, t, u, **options)
-        given = framework.given(PADDED, context, u, **options)
-        ends = zip(u, LENGTHS.tolist(), context.tolist())
-        rate = torch.stack([one[:n].sort().values[n - c - 1] for one, n, c in ends])
-        for problem, is_hidden in ((trained, u < t[:, None]), (given, u <= rate[:, None])):
-            meant = torch.where(is_hidden & (IS_REAL | noises_pads), MASK, PADDED)
-            assert torch.equal(problem.x_BL, meant)
-            asked = (is_hidden & IS_REAL).flatten().nonzero()[:, 0]
-            assert problem.rows_N.tolist() == asked.tolist()
-            seen = (~is_hidden & IS_REAL).sum(1)
-            assert problem.context_N.tolist() == seen[problem.rows_N // 5].tolist()
-        assert bool((trained.x_BL[~IS_REAL] == MASK).any()) == noises_pads
-
-
-# who sees whom: the real network
+    framework = Mdm(noises_pads=noises_pads)
+    trained = framework.training(PADDED, t, u, **options)
+    given = framework.given(PADDED, context, u, **options)
+    ends = zip(u, LENGTHS.tolist(), context.tolist())
+    rate = torch.stack([one[:n].sort().values[n - c - 1] for one, n, c in ends])
+    for problem, is_hidden in ((trained, u < t[:, None]), (given, u <= rate[:, None])):
+        meant = torch.where(is_hidden & (IS_REAL | noises_pads), MASK, PADDED)
+        assert torch.equal(problem.x_BL, meant)
+        asked = (is_hidden & IS_REAL).flatten().nonzero()[:, 0]
+        assert problem.rows_N.tolist() == asked.tolist()
+        seen = (~is_hidden & IS_REAL).sum(1)
+        assert problem.context_N.tolist() == seen[problem.rows_N // 5].tolist()
+    assert bool((trained.x_BL[~IS_REAL] == MASK).any()) == noises_pads

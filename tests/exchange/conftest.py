@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pretrained_tools import learn_bpe
 
 from bellmask.config.config import RunConfig
 from bellmask.config.options import DataOptions, ModelOptions, OptimOptions, TrainOptions
@@ -35,18 +36,7 @@ def bert_like():
 
 def byte_level_bpe(*specials):
     """With EOS, BOS and pad first, as bellmask learns them; or like GPT-2, EOS last and no pad."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=265,
-        special_tokens=list(specials),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(["the cat sat on the mat. the cats sat"] * 4, trainer)
+    inner = learn_bpe("the cat sat on the mat. the cats sat" * 4, 265, list(specials))
     if specials:
         return FastTokenizer(inner, eos=0, bos=1, pad=2)
     inner.add_special_tokens(["<|endoftext|>"])

@@ -1,4 +1,7 @@
-"""The built-in network against its formula written out, naive losses, and coins for dropout."""
+"""The built-in network against its formula written out, naive losses, and coins for dropout.
+
+Calls with cached keys and values against one pass over the whole row.
+"""
 
 import itertools
 import math
@@ -10,11 +13,8 @@ import torch.nn.functional as F
 from sampling_tools import awake, seeded
 
 from bellmask.config.options import ModelOptions
-from bellmask.model.attention import (
-    AttentionRules,
-    attention_mask,
-    document_ids,
-)
+from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
+from bellmask.model.attention import AttentionRules, attention_mask, document_ids
 from bellmask.model.dit import LEVELS, TimeEmbedding, dropout_scale, gelu, rotary_table, rotate
 from bellmask.model.transformer import Denoiser, count_parameters, draw_kept
 
@@ -68,13 +68,9 @@ def plain_states(model, x_BL, is_seen, source, target, encoding, condition):
 
     h = model.embedding.weight[x_BL]
     for number, block in enumerate(model.blocks):
-        late = {
-            "source": (source, source),
-            "literal": (target, target),
-            "crossed": (target, source),
-        }
-        by = encoding if number >= len(model.blocks) // 2 else "source"
-        query_at, key_at = late[by]
+        is_late = number >= len(model.blocks) // 2
+        query_at = target if is_late and encoding != "source" else source
+        key_at = target if is_late and encoding == "literal" else source
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = vectors(block.modulation)
         z = plain_norm(h, block.attention_norm.weight, shift_a, scale_a)
         q, k, v = ((z @ w.T).view(*x_BL.shape, 2, 8) for w in block.qkv.weight.chunk(3))
@@ -91,8 +87,8 @@ def plain_states(model, x_BL, is_seen, source, target, encoding, condition):
 
 @pytest.mark.parametrize(
     ("modulation", "encoding", "num_layers"),
-    [("constant", e, n) for e in ("source", "literal", "crossed") for n in (1, 2, 3)]
-    + [("constant", "crossed", 5), ("time", "source", 2), ("time", "crossed", 3)],
+    [("constant", e, n) for e in ("source", "literal", "crossed") for n in (1, 3)]
+    + [("constant", "crossed", 2), ("time", "source", 2), ("time", "crossed", 3)],
 )
 @pytest.mark.parametrize("is_causal", [False, True], ids=["open", "causal"])
 def test_states_and_gradients_are_those_of_the_plain_formula(
@@ -104,11 +100,12 @@ def test_states_and_gradients_are_those_of_the_plain_formula(
     orders = torch.stack([torch.randperm(L + 1, generator=seeded(s)) for s in (2, 3, 4)])
     source, target = orders[:, :-1], orders[:, 1:]
     is_real = (torch.arange(L) < torch.tensor([[6], [L], [3]]))[:, None, None]
+    pairs = (torch.rand(3, 1, L, L, generator=seeded(5)) < 0.5) | torch.eye(L).bool()
     past = torch.ones(L, L).tril().bool() if is_causal else torch.ones(L, L).bool()
     t_B = torch.tensor([0.2, 0.5, 0.9])
     condition = model.time_embedding(t_B) if modulation == "time" else None
     given = {"t_B": t_B, "positions": source, "target_positions": target}
-    for mask in (None, is_real):
+    for mask in (None, is_real, pairs):
         is_seen = past if mask is None else past & mask
         found = model.hidden(x, mask=mask, **given)
         expected = plain_states(model, x, is_seen, source, target, encoding, condition)
@@ -171,28 +168,20 @@ def test_what_is_missing_is_named():
             awake(encoding=encoding).hidden(x)
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["open", "causal"])
-def test_padding_and_documents_hide_what_is_not_there(is_causal):
-    """Each part as it is alone: RoPE sees differences only, so it may keep its positions."""
-    model, x = awake(is_causal=is_causal).double(), tokens()
+def test_padding_and_documents_hide_what_is_not_there():
+    """Only real keys, only those of one's own document, and always oneself: no softmax is empty."""
     is_real = torch.arange(L) < torch.tensor([[6], [L], [3]])
     document = torch.tensor([[0] * 4 + [1] * 6]).expand(3, -1)
-    padded = model.hidden(x, mask=attention_mask(is_real))
-    split = model.hidden(x, mask=attention_mask(document_BL=document))
-    both = model.hidden(x, mask=attention_mask(is_real, document))
+    same = document[:, :, None] == document[:, None]
+    real = is_real[:, None].expand(3, L, L)
+    both = (real & same) | torch.eye(L, dtype=torch.bool)
     assert attention_mask() is None
-    assert attention_mask(is_real, document).any(-1).all(), "no softmax is empty"
-    assert torch.isfinite(both).all()
-    for found, row, start, end in (
-        (padded, 0, 0, 6),
-        (padded, 2, 0, 3),
-        (split, 0, 0, 4),
-        (split, 0, 4, 10),
-        (both, 0, 0, 4),
-        (both, 0, 4, 6),
+    for found, expected in (
+        (attention_mask(is_real), real),
+        (attention_mask(document_BL=document), same),
+        (attention_mask(is_real, document), both),
     ):
-        alone = model.hidden(x[row : row + 1, start:end])[0]
-        torch.testing.assert_close(found[row, start:end], alone, rtol=1e-5, atol=1e-5)
+        assert torch.equal(found.expand(3, 1, L, L), expected[:, None])
 
 
 def test_a_document_ends_with_its_eos_but_an_eos_at_the_start_of_a_row_begins_one():
@@ -209,15 +198,7 @@ def test_a_document_ends_with_its_eos_but_an_eos_at_the_start_of_a_row_begins_on
 # some rows only
 
 
-ROWS = {
-    "some": [0, 3, 4, 11, 19, 28, 29],
-    "one": [17],
-    "unsorted and twice": [25, 2, 2, 14],
-    "none": [],
-}
-
-
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("rows", [[0, 3, 4, 11, 19, 28, 29], [25, 2, 2, 14], []])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize(
     ("modulation", "is_masked"), [("constant", False), ("constant", True), ("time", True)]
@@ -225,34 +206,28 @@ ROWS = {
 def test_leaving_rows_out_of_the_last_block_changes_nothing(
     modulation, is_masked, num_layers, rows
 ):
-    """Logits, losses and gradients against all rows, with those picked out afterwards.
-
-    In float32 the two ways differ by 6e-7 of the largest gradient; in float64 (all but the head,
-    whose sums are float32) by 1e-13.
+    """States and their gradients, logits and losses, against all rows with those picked out
+    afterwards; also unsorted, repeated and no rows. The head's sums are float32.
     """
-    model = awake(num_layers, V, std=STD[modulation], modulation=modulation)
+    model = awake(num_layers, V, std=STD[modulation], modulation=modulation).double()
     x, rows_N = tokens(), torch.tensor(rows, dtype=torch.long)
     mask = attention_mask(torch.arange(L) < torch.tensor([[6], [L], [8]])) if is_masked else None
     inputs = {"mask": mask, "t_B": torch.tensor([0.2, 0.5, 0.9])}
-    targets_N = (x.flatten()[rows_N] + 1) % V
-    weight_N = torch.linspace(0.5, 3, len(rows))
     expected = model.hidden(x, **inputs).flatten(0, 1)[rows_N]
-    logits = F.linear(expected, model.head.weight, model.head.bias)
-    torch.testing.assert_close(model(x, rows_N, **inputs), logits, rtol=1e-5, atol=1e-5)
-    nll_N = F.cross_entropy(logits, targets_N, reduction="none")
-    each = model(x, rows_N, targets_N, reduce=False, **inputs)
-    torch.testing.assert_close(each, nll_N, rtol=1e-5, atol=1e-5)
-    for weight in (None, weight_N):
-        naive = (nll_N if weight is None else nll_N * weight).sum()
-        ours = model(x, rows_N, targets_N, weight_N=weight, **inputs)
-        torch.testing.assert_close(ours, naive, rtol=1e-5, atol=1e-5)
-        assert_same_gradients(model, ours, naive, 1e-5)
-    model = model.double()
-    found, expected = model.hidden(x, rows_N, **inputs), model.hidden(x, **inputs)
-    expected = expected.flatten(0, 1)[rows_N]
+    found = model.hidden(x, rows_N, **inputs)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     direction = torch.randn(len(rows), 16, generator=seeded(0))
     assert_same_gradients(model, (found * direction).sum(), (expected * direction).sum(), 1e-10)
+    logits = F.linear(expected, model.head.weight, model.head.bias)
+    torch.testing.assert_close(model(x, rows_N, **inputs), logits, rtol=1e-10, atol=1e-10)
+    targets_N = (x.flatten()[rows_N] + 1) % V
+    weight_N = torch.linspace(0.5, 3, len(rows), dtype=torch.float64)
+    nll_N = F.cross_entropy(logits, targets_N, reduction="none")
+    each = model(x, rows_N, targets_N, reduce=False, **inputs)
+    torch.testing.assert_close(each.double(), nll_N, rtol=1e-5, atol=1e-5)
+    found, naive = model(x, rows_N, targets_N, weight_N=weight_N, **inputs), nll_N @ weight_N
+    torch.testing.assert_close(found.double(), naive, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(model, found, naive, 1e-5)
 
 
 def test_rows_left_out_cost_no_mlp():
@@ -262,6 +237,61 @@ def test_rows_left_out_cost_no_mlp():
         block.mlp_in.register_forward_hook(lambda module, args, out: seen.append(out.shape))
     model.hidden(tokens(), torch.tensor([4, 7, 12]))
     assert seen == [(3, L, 64), (3, 64)]
+
+
+# cached keys and values
+
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@pytest.mark.parametrize("widths", [[1] * L, [2, 5, 3]])
+@pytest.mark.parametrize(
+    ("framework", "encoding", "num_layers"),
+    [
+        (arm(L), "source", 1),
+        (sigma_arm(torch.tensor([3, 1, 5, 0, 9, 7, 2, 6, 4, 8])), "literal", 2),
+        (any_order(), "crossed", 3),
+    ],
+    ids=["arm", "sigma_arm", "aoarm"],
+)
+@torch.no_grad()
+def test_slot_by_slot_a_causal_model_says_what_it_says_at_once(
+    framework, encoding, num_layers, widths
+):
+    model = awake(num_layers, V, is_causal=True, encoding=encoding).double()
+    u_BL = torch.rand(3, L, generator=seeded(2), dtype=torch.float64)
+    problem = framework.every_context(tokens(), u_BL, mask_id=V)
+    held, sought = (one.expand(3, L) for one in (problem.positions, problem.target_positions))
+
+    def states(part, cache=None):
+        places = {"positions": held[:, part], "target_positions": sought[:, part]}
+        return model.hidden(problem.x_BL[:, part], cache=cache, **places)
+
+    whole, cache, start = states(slice(0, L)), model.new_cache(), 0
+    for width in widths:
+        part = slice(start, start + width)
+        torch.testing.assert_close(states(part, cache), whole[:, part], **CLOSE)
+        start += width
+        assert [len(cache.layers), *{k.shape[1] for k, _ in cache.layers}] == [num_layers, start]
+
+
+@pytest.mark.parametrize("is_padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("prefix", [1, 7])
+@torch.no_grad()
+def test_a_cached_prefix_of_an_open_model_is_exact_for_one_layer(prefix, is_padded):
+    model, x = awake(1).double(), tokens()
+    mask = attention_mask(torch.arange(L) < torch.tensor([[L], [L], [9]])) if is_padded else None
+    cache = model.new_cache(prefix)
+    torch.testing.assert_close(
+        model.hidden(x, mask=mask, cache=cache), model.hidden(x, mask=mask), **CLOSE
+    )
+    for seed in (2, 3):
+        late = torch.randint(V + 1, (3, L - prefix), generator=seeded(seed))
+        found = model.hidden(late, positions=torch.arange(prefix, L), mask=mask, cache=cache)
+        expected = model.hidden(torch.cat([x[:, :prefix], late], 1), mask=mask)[:, prefix:]
+        torch.testing.assert_close(found, expected, **CLOSE)
+        assert [k.shape[1] for k, _ in cache.layers] == [prefix]
 
 
 # dropout
@@ -294,9 +324,7 @@ def test_dropout_scales_what_it_keeps_of_the_branch_alone(branch, rows, modulati
 
 def test_dropout_is_decided_by_the_seed_absent_in_evaluation_and_each_branchs_own():
     model, x, masks = awake(dropout=0.5), tokens(20), []
-    plain = awake().hidden(x)
-    torch.testing.assert_close(model.hidden(x), plain)
-    torch.testing.assert_close(awake().train().hidden(x), plain)
+    torch.testing.assert_close(model.hidden(x), awake().hidden(x))
     for block in model.train().blocks:
         block.register_forward_pre_hook(lambda _, args: masks.extend(args[5]))
 
@@ -306,14 +334,12 @@ def test_dropout_is_decided_by_the_seed_absent_in_evaluation_and_each_branchs_ow
 
     torch.testing.assert_close(hidden(1), hidden(1))
     assert (hidden(1) - hidden(2)).abs().max() > 1e-3
-    assert (hidden(1) - plain).abs().max() > 1e-3
-    assert [mask.shape for mask in masks[:4]] == [(20, L, 16)] * 4
     for one, other in itertools.combinations(masks[:4], 2):
         agreement = (one == other).double().mean()
         assert abs(agreement - 0.5) < 5 * 0.5 / math.sqrt(one.numel())
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.01, 0.5, 0.9])
 def test_what_is_kept_are_independent_coins(rate):
     """Mean and variance of counts (fixed counts are no coins), neighbors, the scale."""
     torch.manual_seed(1)
@@ -328,16 +354,8 @@ def test_what_is_kept_are_independent_coins(rate):
         correlation = (centered[lag:] * centered[:-lag]).mean() / (rate * (1 - rate))
         assert abs(correlation) < 5e-3
     assert dropout_scale(rate) == pytest.approx(1 / (1 - rate), rel=1e-3)
-
-
-def test_coins_of_any_shape_follow_torchs_seed():
-    for shape in [(), (1,), (5, 1), (7, 3), (2, 3, 5), (0, 4)]:
-        torch.manual_seed(3)
-        first, second = (draw_kept(shape, 0.5, CPU) for _ in range(2))
-        torch.manual_seed(3)
-        assert torch.equal(draw_kept(shape, 0.5, CPU), first)
-        assert first.shape == second.shape == shape
-        assert torch.equal(draw_kept(shape, 0.0, CPU), torch.ones(shape, dtype=torch.bool))
+    for shape in [(), (7, 3), (2, 3, 5), (0, 4)]:
+        assert draw_kept(shape, rate, CPU).shape == shape
 
 
 @pytest.mark.parametrize(

@@ -100,20 +100,26 @@ def token_rows(count, length, seed=3):
     return torch.randint(0, V, (count, length), generator=torch.Generator().manual_seed(seed))
 
 
-def make_tokenizer(text, size=300, **specials):
-    """Byte-level BPE learned from a text, as a Hugging Face tokenizer without a pad."""
+def learn_bpe(text, size, names):
+    """Byte-level BPE learned from a text, special tokens first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    names = ["<|end|>", *specials.values()]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=names, initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator([text], trainer)
+    return inner
+
+
+def make_tokenizer(text, size=300, **specials):
+    """The same as a Hugging Face tokenizer without a pad."""
+    from transformers import PreTrainedTokenizerFast
+
+    inner = learn_bpe(text, size, ["<|end|>", *specials.values()])
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", **specials)
 
 

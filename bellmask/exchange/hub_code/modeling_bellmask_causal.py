@@ -12,7 +12,6 @@ B batch, L length, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,29 +27,17 @@ class BellmaskCausalConfig(PretrainedConfig):
     model_type = "bellmask_causal"
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012
 
-    def __init__(
-        self,
-        text_config: dict[str, Any] | PretrainedConfig | None = None,
-        mask_token_id: int = 0,
-        silent_token_ids: Sequence[int] = (),
-        has_windows: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, text_config: Any = None, **kwargs: Any) -> None:
         """``silent_token_ids`` are never predicted: the mask, and a pad that the causal LM lacks.
 
         ``has_windows``: some of its layers look at near tokens only, until a mask opens them.
         """
-        if text_config is None:
-            text_config = {"model_type": "gpt2"}
-        if isinstance(text_config, dict):
-            text_config = AutoConfig.for_model(**text_config)
+        if not isinstance(text_config, PretrainedConfig):
+            text_config = AutoConfig.for_model(**(text_config or {"model_type": "gpt2"}))
         self.text_config = text_config
-        self.mask_token_id = mask_token_id
-        self.silent_token_ids = list(silent_token_ids)
-        self.has_windows = has_windows
+        special = {"mask_token_id": 0, "silent_token_ids": [], "has_windows": False}
         # the causal LM inside ties its own rows, where it does
-        kwargs.setdefault("tie_word_embeddings", False)
-        super().__init__(**kwargs)
+        super().__init__(**{**special, "tie_word_embeddings": False, **kwargs})
 
     @property
     def vocab_size(self) -> int:
