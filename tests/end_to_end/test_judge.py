@@ -16,8 +16,17 @@ from pathlib import Path
 
 import pytest
 from commands import bellmask, refuses
-from judge_rules import EveryKth, by_hash, chooses, longer, shown
-from judge_server import KEY, VARIABLE, JudgeServer, error, good, set_key
+from judge_server import (
+    KEY,
+    VARIABLE,
+    EveryKth,
+    JudgeServer,
+    by_length,
+    error,
+    good,
+    set_key,
+    shown,
+)
 from tuned_runs import tuned
 
 from bellmask.storage.loading import LoadOptions
@@ -116,7 +125,7 @@ def lines(path):
 
 def test_a_judge_that_likes_length(files, judge, tmp_path):
     out = tmp_path / "out"
-    with JudgeServer(chooses(longer)) as server:
+    with JudgeServer(by_length) as server:
         first = judge(*files, server=server)
         found = numbers(out)
         pairs = Counter(shown(body) for body in server.requests)
@@ -124,10 +133,9 @@ def test_a_judge_that_likes_length(files, judge, tmp_path):
         assert len(server.requests) == 16, "nothing is asked twice"
     assert pairs == Counter([*zip(A[:-1], B[:-1]), *zip(B[:-1], A[:-1])]), "both orders, once each"
     assert found["results"][0]["counts"] == BY_LENGTH
-    assert found["over_seeds"]["win_rate"]["mean"] == pytest.approx(5 / 9)
-    assert found["over_seeds"]["non_tie"]["mean"] == pytest.approx(4 / 7)
-    parts = found["over_seeds"]["by_category"]
-    assert [parts["odd"][name] for name in ("wins", "losses", "ties")] == [2, 1, 1]
+    over = found["over_seeds"]
+    assert (over["win_rate"]["mean"], over["non_tie"]["mean"]) == pytest.approx((5 / 9, 4 / 7))
+    assert over["by_category"]["odd"].items() >= {"wins": 2, "losses": 1, "ties": 1}.items()
     assert found["judge"]["first_share"] == 0.5
     assert found["seeds"] == [0], "files are the same with every seed"
     assert numbers(out) == found
@@ -136,7 +144,7 @@ def test_a_judge_that_likes_length(files, judge, tmp_path):
         assert text in first.out
         assert text in (out / "judge.md").read_text()
     verdicts = lines(out / "verdicts.jsonl")
-    assert [v["result"][0] for v in verdicts] == list("lll" + "t" + "wwww" + "t")
+    assert "".join(v["result"][0] for v in verdicts) == "llltwwwwt"
     keys = {line["key"] for line in lines(out / "transcript.jsonl")}
     assert {key for v in verdicts for key in v["requests"]} == keys
 
@@ -145,28 +153,24 @@ def test_faults_change_no_number_and_refusals_are_told(files, judge, tmp_path):
     """Every fourth question fails at first; both orders of the last pair that differs are too
     long; a temperature is not taken."""
     faults = iter([error(500, f"no {KEY}"), error(429, "slow", {"Retry-After": "0"})] * 2)
-    failing = EveryKth(chooses(longer), 4, lambda: next(faults))
+    failing = EveryKth(by_length, 4, lambda: next(faults))
 
     def reply(body):
         if "temperature" in body:
             return error(400, "temperature is not supported with this model")
         return error(413, "too long") if A[-2] in shown(body) else failing(body)
 
-    out = tmp_path / "out"
     with JudgeServer(reply) as server:
-        judge(*files, server=server)
-        found, count = numbers(out), len(server.requests)
-        again = judge(*files, server=server)
-        assert len(server.requests) == count >= 16 + 3
-    assert "nothing to ask" in again.out
-    assert numbers(out) == found
+        said = judge(*files, server=server)
+        assert len(server.requests) >= 16 + 3
+    found = numbers(tmp_path / "out")
     assert found["results"][0]["counts"] == BY_LENGTH | {"wins": 3, "unreadable": 1}
     refused, changed = found["cautions"]
     assert "refused 2 requests (HTTP 413: too long)" in refused
     assert "temperature" in changed
-    for text in (again.out, (out / "judge.md").read_text()):
+    for text in (said.out, (tmp_path / "out" / "judge.md").read_text()):
         assert all(line in text for line in found["cautions"])
-    kept = lines(out / "transcript.jsonl")
+    kept = lines(tmp_path / "out" / "transcript.jsonl")
     assert len({line["key"] for line in kept}) == len(kept) == 16
 
 
@@ -181,7 +185,7 @@ def test_ended_in_the_middle(sign, files, judge, tmp_path, warm):
             if sign == signal.SIGINT:
                 signal.pthread_kill(threading.main_thread().ident, sign)
         time.sleep(0.1)
-        return chooses(by_hash)(body)
+        return by_length(body)
 
     with JudgeServer(slowly) as server:
         args = [*files, *at(server), "--num-threads", 2, "--out", out]
@@ -203,7 +207,7 @@ def test_ended_in_the_middle(sign, files, judge, tmp_path, warm):
             assert before - 2 <= kept < 16
         assert KEY not in said
         assert not (out / "judge.json").exists()
-        server.reply = chooses(by_hash)
+        server.reply = by_length
         judge(*args)
         assert len(server.requests) == before + 16 - kept
         judge(*files, "--out", tmp_path / "undisturbed", server=server)
@@ -217,7 +221,7 @@ def test_ended_in_the_middle(sign, files, judge, tmp_path, warm):
 
 def test_two_runs_and_two_turns(runs, talks, judge, tmp_path):
     out = tmp_path / "out"
-    with JudgeServer(chooses(longer)) as server:
+    with JudgeServer(by_length) as server:
         judge(runs["x"], runs["y"], *talks, server=server)
     found, verdicts = numbers(out), lines(out / "verdicts.jsonl")
     assert [found[side]["name"] for side in "ab"] == [str(runs["x"]), str(runs["y"])]
@@ -251,7 +255,7 @@ def test_two_runs_and_two_turns(runs, talks, judge, tmp_path):
 
 def test_a_run_against_itself(runs, talks, judge, tmp_path):
     shutil.copytree(runs["x"], tmp_path / "copy")
-    with JudgeServer(chooses(longer)) as server:
+    with JudgeServer(by_length) as server:
         judge(runs["x"], tmp_path / "copy", *talks, server=server)
         assert not server.requests, "equal answers are never sent"
     counts = [result["counts"] for result in numbers(tmp_path / "out")["results"]]
@@ -305,7 +309,7 @@ def test_two_files_of_outputs_bring_their_instructions(files, judge, tmp_path, m
 
     monkeypatch.setattr("bellmask.evaluate.judge_prompts._alpaca_from_hub", no_hub)
     write_lines(files[1], lines(files[1])[::-1])
-    with JudgeServer(chooses(longer)) as server:
+    with JudgeServer(by_length) as server:
         said = judge(*files[:2], "--style", "plain", server=server)
     assert f"the 9 instructions in {files[0]}" in said.err
     found = numbers(tmp_path / "out")
@@ -344,20 +348,20 @@ def test_money(files, judge, tmp_path):
     """$1 for each answer: 100,000 tokens at $10 a million, which no estimate foresees."""
 
     def reply(body):
-        return good(f"Verdict: {longer(*shown(body))}", usage=(100_000, 0))
+        status, headers, text = by_length(body)
+        body = json.loads(text) | {"usage": {"prompt_tokens": 100_000, "completion_tokens": 0}}
+        return status, headers, json.dumps(body)
 
     one = [*files, "--num-threads", 1, "--price-in", 10, "--price-out", 0]
     with JudgeServer(reply) as server:
-        said = judge(*one, "--max-usd", 0.01, server=server, code=2)
-        assert "--max-usd 0.01" in said.err
+        assert "--max-usd 0.01" in judge(*one, "--max-usd", 0.01, server=server, code=2).err
         assert not server.requests
         said = judge(*one, "--max-usd", 5, server=server, code=1)
         assert "5 of 16 answers came and are kept" in said.err
         assert "spent $5.0000 of $5" in said.out
         assert not (tmp_path / "out" / "judge.json").exists()
         assert len(server.requests) == 5
-        said = judge(*one, server=server)
-        assert "spent $11.0000" in said.out
+        assert "spent $11.0000" in judge(*one, server=server).out
         assert len(server.requests) == 16
         assert "spent" not in judge(*one, "--max-usd", 20, server=server).out
     assert numbers(tmp_path / "out")["judge"]["usd"] == pytest.approx(16.0)
@@ -369,7 +373,7 @@ def test_money(files, judge, tmp_path):
     [
         ("nowhere/a B", "nowhere/a"),
         ("A.json B", "A.json"),
-        ("TEXT B", "TEXT"),
+        ("TEXT B", "TEXT: records come as"),
         ("A A", "A and B are both"),
         ("A FIXED", "sigma-ARM"),
         ("A B --benchmark mtbench", "did you mean 'mt-bench'"),

@@ -146,7 +146,7 @@ def test_every_form_of_a_record_gives_its_turns(tmp_path):
         ([{"instruction": " "}], "record 1"),
         ([{"instruction": "a"}, {"turns": []}], "record 2"),
         ([{"text": "a"}], "columns text"),
-        ([{"turns": "a"}], "'turns'"),
+        ([{"turns": 3}], "'turns'"),
         ([{"prompt": ["a"]}], "'prompt'"),
         ([{"messages": [{"role": "assistant", "content": "a"}]}], "no turn of the user"),
         ([{"messages": ["a"]}], "'role' and 'content'"),

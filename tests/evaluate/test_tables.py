@@ -1,10 +1,9 @@
-"""Tables of the paper suite and of a judgment: what is bold, starred, shown at all, escaped."""
+"""Tables of the paper suite: what is bold, starred, shown at all, escaped."""
 
 from __future__ import annotations
 
 import pytest
 
-from bellmask.evaluate import judge as judge_tables
 from bellmask.evaluate import paper_suite as downstream_tables
 from bellmask.evaluate.paper_suite import best_models, full_rows, notes
 from bellmask.utils.table import Bold
@@ -111,85 +110,3 @@ def test_the_screen_keeps_names_as_they_are(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert out.count("[red]x, step 4") == out.count("[/bold]y, step 4") == 1
     assert "[bold]" not in out
-
-
-# --- a judgment ------------------------------------------------------------------------------
-
-
-def rate(mean, deviation=None, error=None, **more):
-    return {"mean": mean, "deviation": deviation, "error": error, "count": 1, **more}
-
-
-def seed_result(unreadable=0, note=None):
-    return {
-        "counts": {"wins": 3, "losses": 1, "ties": 2, "unreadable": unreadable},
-        "length_controlled": {"value": 0.7, "error": 0.1, "note": note},
-        "mean_length_a": 12.4,
-        "mean_length_b": 100.6,
-    }
-
-
-def judgment(**changes):
-    counts = {"wins": 4, "losses": 2, "ties": 1, "unreadable": 0}
-    one = {**counts, "win_rate": rate(0.25), "non_tie": rate(None)}
-    return {
-        "a": {"name": "[red]x"},
-        "b": {"name": "y[/b]"},
-        "benchmark": {"name": "[/i].jsonl"},
-        "num_tasks": 80,
-        "judge": {"label": "[bold]judge[/]", "is_local": False, "first_share": 0.625},
-        "seeds": [0, 1],
-        "over_seeds": {
-            "win_rate": rate(0.7827, 0.0137, 0.05),
-            "non_tie": rate(0.5, 0.0, None),
-            "length_controlled": rate(1.0, 0.0, 0.0, is_usable=False),
-            "published_length_controlled": rate(0.058, None, 0.3),
-            "by_category": {"all": one},
-            "by_turn": {"[dim]1": one, "2": {**one, "wins": 9, "win_rate": rate(0.5, 0.125)}},
-        },
-        "results": [seed_result(), seed_result(unreadable=2, note="same")],
-        "cautions": ["x was never fine-tuned."],
-    } | changes
-
-
-def test_rates_of_a_judgment():
-    """One seed has no deviation; what rests on no data, and the full model's spread, is hidden."""
-    _, rows = judge_tables.headlines(judgment())
-    assert [row[1:] for row in rows] == [
-        ["78.27 ± 1.37", "5.00"],
-        ["50.00 ± 0.00", "-"],
-        ["-", "-"],
-        ["5.80", "-"],
-    ]
-    assert judge_tables.outcomes(judgment())[1] == [
-        ["0", "3", "1", "2", "0", "12", "101"],
-        ["1", "3", "1", "2", "2", "12", "101"],
-    ]
-    assert judge_tables.part(judgment(), "by_category")[1] == [], "one category is all of it"
-    assert [row[-2] for row in judge_tables.part(judgment(), "by_turn")[1]] == [
-        "25.00", "50.00 ± 12.50"
-    ]  # fmt: skip
-
-
-def test_page_and_screen_of_a_judgment_hold_the_same(capsys, monkeypatch):
-    """Names come from the user's files: they are text, not markup."""
-    monkeypatch.setenv("COLUMNS", "200")
-    found = judgment(results=[seed_result(3, "same"), seed_result(0, "same")])
-    judge_tables.show(found)
-    screen, page = capsys.readouterr().out, judge_tables.markdown(found)
-    for text in ("[red]x against y[/b], by [bold]judge[/]", "[/i].jsonl", "78.27 ± 1.37", "[dim]1",
-                 *judge_tables.notes(found)):  # fmt: skip
-        assert text in screen
-        assert text in page
-    for text in ("62.50 %", "x was never fine-tuned.", "3 pairs without a readable verdict"):
-        assert text in page
-    assert page.count("same") == 1
-    spent = {"num_requests": 1200, "tokens_in": 34567, "tokens_out": 89, "usd": 0.0169}
-    notes = judge_tables.notes(
-        judgment(
-            judge={"label": "j", "is_local": True, **spent}, seeds=[0], results=[seed_result()]
-        )
-    )
-    text = "\n".join(notes)
-    assert "One seed" in text
-    assert "1,200 requests: 34,567 tokens in, 89 out, $0.0169" in text
