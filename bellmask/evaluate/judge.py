@@ -657,22 +657,6 @@ def _cautions(options: PairwiseOptions, sides: Sequence[Answers], num_tasks: int
     return lines
 
 
-def _verdict_line(seed: int, one: Judged) -> str:
-    """What was said, who won, and what that rests on."""
-    record = {
-        "seed": seed,
-        "task": one.pair.task.id,
-        "turn": one.pair.turn + 1,
-        "category": one.pair.task.category,
-        "result": one.result,
-        "preference": one.preference,
-        "a": one.pair.answers_a[-1],
-        "b": one.pair.answers_b[-1],
-        **one.grounds,
-    }
-    return json.dumps(record) + "\n"
-
-
 def _pairwise(options: PairwiseOptions) -> None:
     check_options(options)
     benchmark = chosen_benchmark(options)
@@ -715,8 +699,22 @@ def _pairwise(options: PairwiseOptions) -> None:
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
-    verdicts = [_verdict_line(seed, one) for seed, mine in judged.items() for one in mine]
-    write_text(folder / "verdicts.jsonl", "".join(verdicts))
+    verdicts = [
+        {
+            "seed": seed,
+            "task": one.pair.task.id,
+            "turn": one.pair.turn + 1,
+            "category": one.pair.task.category,
+            "result": one.result,
+            "preference": one.preference,
+            "a": one.pair.answers_a[-1],
+            "b": one.pair.answers_b[-1],
+            **one.grounds,
+        }
+        for seed, mine in judged.items()
+        for one in mine
+    ]
+    write_text(folder / "verdicts.jsonl", "".join(json.dumps(one) + "\n" for one in verdicts))
     main_table, *others = tables(numbers)
     with_notes = replace(main_table, title="", notes=notes(numbers))
     write_text(folder / "judge.md", markdown_page(main_table.title, with_notes, *others))

@@ -218,15 +218,8 @@ class Calibration:
     """Features of the gamed rows; the constant's column is 0."""
     y_N: Floats
     """Their preferences, from 0 to 1."""
-    labels: dict[str, str]
-    """File → published, reconstructed, recovered or unknown."""
-
-    @property
-    def note(self) -> str | None:
-        """What a reader must know when a file is not the published one."""
-        others = {name: label for name, label in self.labels.items() if label != "published"}
-        words = ", ".join(f"{name} is {label}" for name, label in others.items())
-        return f"not with the published files: {words}" if others else None
+    note: str | None
+    """What a reader must know when a file is not the published one."""
 
 
 def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
@@ -238,9 +231,10 @@ def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
     if not 0 <= y_N.min() <= y_N.max() <= 1:
         raise UserError(f"{gamed}: column 'preference' must lie between 0 and 1")
     x_NK = np.stack([np.tanh(spread_N), difficulty_N, np.zeros(len(y_N))], axis=1)
-    files = {difficulty: DIFFICULTY_SHA256, gamed: GAMED_SHA256}
-    labels = {path.name: _label(path, sha256) for path, sha256 in files.items()}
-    return Calibration(by_number, x_NK, y_N, labels)
+    labels = [_label(difficulty, DIFFICULTY_SHA256), _label(gamed, GAMED_SHA256)]
+    others = ", ".join(filter(None, labels))
+    note = f"not with the published files: {others}" if others else None
+    return Calibration(by_number, x_NK, y_N, note)
 
 
 FIRST = "the first column"
@@ -260,12 +254,12 @@ def _columns(path: Path, names: Sequence[str]) -> Floats:
     return found
 
 
-def _label(path: Path, sha256: str) -> str:
-    """By content; what is not the published file is told apart by its name."""
+def _label(path: Path, sha256: str) -> str | None:
+    """None for the published file, by content; others are told apart by their name."""
     if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
-        return "published"
+        return None
     named = (word for word in ("reconstructed", "recovered") if word in path.name)
-    return next(named, "another file than the published one")
+    return f"{path.name} is {next(named, 'another file than the published one')}"
 
 
 def published_length_controlled(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from judge_server import VARIABLE, EveryKth, JudgeServer, by_length, error, good, set_key, shown
+from judge_server import VARIABLE, JudgeServer, by_length, error, good, script, set_key, shown
 from pretrained_tools import save_lm
 from tuned_runs import tuned
 
@@ -107,27 +107,18 @@ def test_nothing_is_written_twice_whatever_is_asked_first(side, monkeypatch):
 def test_what_decides_an_answer_has_a_file_of_its_own(side, runs):
     """Other lengths and sampling; the same weights used otherwise, or asked in other words."""
     run, config = runs["turns"], runs["turns"].config
+    precise = replace(config, train=replace(config.train, precision="bf16"))
     others = [
         side(),
         side(length=7),
         side(sampling=Sampling(steps=4)),
-        side(sampling=Sampling(steps=3, temperature=0.5)),
         side("single"),
-        *(
-            side(run=replace(run, config=replace(config, **changed)))
-            for changed in (
-                {"train": replace(config.train, precision="bf16")},
-                {"model": replace(config.model, time_input="sigma")},
-            )
-        ),
-        *(
-            side(run=replace(run, backbone=Backbone({}, "{{ messages[0].content }}" + end)))
-            for end in ("", "!")
-        ),
+        side(run=replace(run, config=precise)),
+        side(run=replace(run, backbone=Backbone({}, "{{ messages[0].content }}"))),
+        side(run=replace(run, backbone=Backbone({}, "{{ messages[0].content }}!"))),
     ]
-    assert len({other.fingerprint for other in others}) == 9
+    assert len({other.fingerprint for other in others}) == len(others)
     for one, same in (
-        (side("x", replace(run)), side()),
         (side(sampling=Sampling()), side(sampling=Sampling(steps=64))),
         # steps and rules are the masked models'; they do not even change a causal one's file
         (side("arm", sampling=Sampling(rule="most_confident", steps=3)), side("arm")),
@@ -231,8 +222,8 @@ def results(judged):
 
 def test_garbage_is_unreadable_kept_and_not_asked_again(judge_at):
     """Every third request; one thread, so that we know which."""
-    rule = EveryKth(by_length, 3, lambda: good("Both are lovely."))
-    with JudgeServer(rule) as server:
+    rule = [by_length, by_length, good("Both are lovely.")] * 4
+    with JudgeServer(script(*rule)) as server:
         judged = judge_at(server, num_threads=1).judge(PAIRS)
         judge = judge_at(server)
         assert judge.judge(PAIRS) == judged
@@ -297,21 +288,16 @@ def test_likelihoods_of_a_language_model(tmp_path):
     folder = save_lm(tmp_path / "lm", "gpt2", TEXT, bos_token="<|begin|>")
     judge = LocalJudge(load_scorer(str(folder), device="cpu"), tmp_path / "l.jsonl")
     assert judge.label == "likelihood of lm, not a judgement of quality"
-    first, asked = ("the old dog.", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
-    second = ("it ran", "it sat")
-    pairs = [pair_of(*first), pair_of(*second, ("the mat ", "a dog"))]
-    befores = [
-        (asked, asked),
-        [f"{asked} {said}\n\nQuestion: and the dog\nAnswer:" for said in ("the mat", "a dog")],
-    ]
-    for one, answers, before in zip(judge.judge(pairs), (first, second), befores, strict=True):
-        means = []
-        for score, answer, given in zip(one.grounds.values(), answers, before, strict=True):
-            total, count = slow_log_likelihood(folder, given, " " + answer)
-            assert score["log_likelihood"] == pytest.approx(total, abs=1e-3)
-            assert (score["num_tokens"], score["is_exact"], score["is_cut"]) == (count, True, False)
-            means.append(total / count)
-        assert one.result == ("win" if means[0] > means[1] else "loss")
+    answers, asked = ("it ran", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
+    (found,) = judge.judge([pair_of(*answers, ("the mat ", "a dog"))])
+    means = []
+    for score, earlier, answer in zip(found.grounds.values(), ("the mat", "a dog"), answers):
+        before = f"{asked} {earlier}\n\nQuestion: and the dog\nAnswer:"
+        total, count = slow_log_likelihood(folder, before, " " + answer)
+        assert score["log_likelihood"] == pytest.approx(total, abs=1e-3)
+        assert (score["num_tokens"], score["is_exact"], score["is_cut"]) == (count, True, False)
+        means.append(total / count)
+    assert found.result == ("win" if means[0] > means[1] else "loss")
 
 
 class Counting:
@@ -371,8 +357,6 @@ def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
     assert results(judged) == expected * 2
     assert len(first.asked) == len(set(first.asked))
     assert judged[3].grounds["likelihood_a"]["log_likelihood"] == -0.5
-    with path.open("a") as stream:
-        stream.write('{"key"')
     (more,) = pairs_of([JudgeTask("t9", ("request 99",), "all", None, 9)], [("ffffff",)], [("y",)])
     again = LocalJudge(second, path)
     assert results(again.judge([more, *PAIRS])) == ["loss", *expected]
@@ -402,24 +386,21 @@ def test_tables_and_notes():
     counts = {"wins": 3, "losses": 1, "ties": 2, "unreadable": 3}
     one = {**counts, "win_rate": rate(0.25), "non_tie": rate(None)}
     result = {"counts": counts, "mean_length_a": 12.4, "mean_length_b": 100.6}
-    result |= {"length_controlled": {"note": "same"}}
+    over = {
+        "win_rate": rate(0.7827, 0.0137, 0.05),
+        "non_tie": rate(0.5, 0.0, None),
+        "length_controlled": rate(1.0, 0.0, 0.0, is_usable=False),
+        "published_length_controlled": rate(0.058, None, 0.3),
+        "by_category": {"all": one},
+        "by_turn": {"1": one, "2": one | {"win_rate": rate(0.5, 0.125)}},
+    }
     asked = {"num_requests": 1200, "tokens_in": 34567, "tokens_out": 89, "usd": 0.0169}
-    numbers = {
-        "a": {"name": "x"},
-        "b": {"name": "y"},
-        "benchmark": {"name": "b.jsonl"},
+    numbers = {name: {"name": name} for name in ("a", "b", "benchmark")} | {
         "num_tasks": 80,
         "judge": {"label": "j", "is_local": False, "first_share": 0.625, **asked},
         "seeds": [0, 1],
-        "over_seeds": {
-            "win_rate": rate(0.7827, 0.0137, 0.05),
-            "non_tie": rate(0.5, 0.0, None),
-            "length_controlled": rate(1.0, 0.0, 0.0, is_usable=False),
-            "published_length_controlled": rate(0.058, None, 0.3),
-            "by_category": {"all": one},
-            "by_turn": {"1": one, "2": one | {"win_rate": rate(0.5, 0.125)}},
-        },
-        "results": [result, result],
+        "over_seeds": over,
+        "results": [result | {"length_controlled": {"note": "same"}}] * 2,
         "cautions": ["x was never fine-tuned."],
     }
     rates, outcomes, by_turn = module.tables(numbers)  # one category is all of it
@@ -428,7 +409,6 @@ def test_tables_and_notes():
     assert outcomes.rows == [[seed, "3", "1", "2", "3", "12", "101"] for seed in "01"]
     assert [row[-2] for row in by_turn.rows] == ["25.00", "50.00 ± 12.50"]
     text = "\n".join(module.notes(numbers))
-    for words in ("b.jsonl, 80 tasks", "62.50 %", "6 pairs without a readable", "never fine-tuned"):
-        assert words in text
+    for words in ("benchmark, 80 tasks", "62.50 %", "6 pairs without", "never fine-tuned", "same"):
+        assert text.count(words) == 1
     assert "1,200 requests: 34,567 tokens in, 89 out, $0.0169" in text
-    assert text.count("same") == 1

@@ -7,12 +7,11 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import statistics
-from pathlib import Path
 
 import numpy as np
 import pytest
+from judge_server import ALPACA, needs_alpaca
 
 from bellmask.evaluate import judge_stats as published
 from bellmask.evaluate.judge_prompts import VALUES, Judged, JudgeTask, Pair, Verdict, combine
@@ -33,11 +32,6 @@ from bellmask.evaluate.judge_stats import (
 )
 from bellmask.utils.errors import UserError
 
-SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-ALPACA = SHARED / "alpaca_eval"
-needs_alpaca = pytest.mark.skipif(
-    not ALPACA.exists(), reason="needs alpaca_eval in $BELLMASK_TEST_DATA"
-)
 CALIBRATION_FILES = ("recovered_instruction_difficulty.csv", "df_gamed_reconstructed.csv")
 
 
@@ -317,19 +311,16 @@ def test_numbers_of_a_seed():
     assert found["counts"] == {"wins": 3, "losses": 1, "ties": 1, "unreadable": 1}
     assert found["win_rate"]["value"] == pytest.approx(3.5 / 5)
     assert (found["mean_length_a"], found["mean_length_b"]) == (2, 1.5)
-    parted = [one(n, r, turn=t, category=c) for n, r, t, c in (
-        (0, "win", 0, "writing"), (0, "loss", 1, "writing"),
-        (1, "win", 0, "math"), (1, "unreadable", 1, "math"),
-    )]  # fmt: skip
-    parts = seed_numbers(parted, None)
+    parted = [one(0, "win", category="writing"), one(0, "loss", turn=1, category="writing")]
+    parts = seed_numbers([*parted, one(1, "unreadable", category="math")], None)
     assert list(parts["by_category"]) == ["writing", "math"], "the benchmark's order"
     assert parts["by_category"]["writing"]["win_rate"]["value"] == 0.5
     assert parts["by_category"]["math"]["unreadable"] == 1
-    assert [parts["by_turn"][turn]["wins"] for turn in ("1", "2")] == [2, 0]
+    assert [parts["by_turn"][turn]["wins"] for turn in ("1", "2")] == [1, 0]
     nothing = seed_numbers(judged_as("??"), None)
-    assert math.isnan(nothing["length_controlled"]["value"])
-    assert math.isnan(nothing["win_rate"]["value"])
-    files = Calibration(dict.fromkeys(range(9), 0.0), np.zeros((1, 3)), np.zeros(1), {})
+    for name in ("length_controlled", "win_rate", "non_tie"):
+        assert math.isnan(nothing[name]["value"])
+    files = Calibration(dict.fromkeys(range(9), 0.0), np.zeros((1, 3)), np.zeros(1), None)
     few = seed_numbers(judged_as("wl"), files)
     assert few["non_tie"]["value"] == 0.5, "a length control that cannot be had loses no other rate"
     assert math.isnan(few["published_length_controlled"]["value"])

@@ -6,12 +6,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import pytest
+
+SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+ALPACA = SHARED / "alpaca_eval"
+needs_alpaca = pytest.mark.skipif(
+    not ALPACA.exists(), reason="needs alpaca_eval in $BELLMASK_TEST_DATA"
+)
 KEY = "sk-a-very-secret-key-0123456789"
 VARIABLE = "TEST_JUDGE_KEY"
 """Environment variable of the key in tests."""
@@ -199,24 +208,3 @@ def by_length(body):
     first, second = shown(body)
     choice = "tie" if len(first) == len(second) else "A" if len(first) > len(second) else "B"
     return good(f"I have thought.\nVerdict: {choice}", usage=(100, 10))
-
-
-class EveryKth:
-    """Another rule's answers, but each k-th question gets something else the first time.
-
-    Asked again, it is answered: whether a question outlives its attempts does not depend on the
-    order in which threads come.
-    """
-
-    def __init__(self, rule, k, instead):
-        self.rule, self.k, self.instead = rule, k, instead
-        self.asked = set()
-        self._lock = threading.Lock()
-
-    def __call__(self, body):
-        with self._lock:
-            question = str(body["messages"])
-            is_new = question not in self.asked
-            self.asked.add(question)
-            is_odd = is_new and len(self.asked) % self.k == 0
-        return self.instead() if is_odd else self.rule(body)
