@@ -272,7 +272,7 @@ class EndpointJudge:
         replies = [record["reply"] for record in self._records(judged) if "reply" in record]
         tokens_in = sum(reply["prompt_tokens"] for reply in replies)
         tokens_out = sum(reply["completion_tokens"] for reply in replies)
-        prices = self.budget.prices
+        usd = self.budget.usd(tokens_in, tokens_out)
         return {
             "endpoint": self.options.url(),
             "style": self.style.name,
@@ -281,7 +281,7 @@ class EndpointJudge:
             "num_requests": len(replies),
             "tokens_in": tokens_in,
             "tokens_out": tokens_out,
-            "usd": None if prices is None else prices.usd(tokens_in, tokens_out),
+            "usd": None if self.budget.prices is None else usd,
         }
 
     def cautions(self, judged: Sequence[Judged]) -> list[str]:

@@ -522,10 +522,6 @@ class Prices(NamedTuple):
     input: float
     output: float
 
-    def usd(self, num_input: int, num_output: int) -> float:
-        """Of so many tokens."""
-        return (num_input * self.input + num_output * self.output) / 1_000_000
-
 
 # OpenAI's published prices as of 2025, without discounts (cached input, batches). They may have
 # changed since: --price-in and --price-out go first.
@@ -581,7 +577,8 @@ class Budget:
 
     def usd(self, num_input: int, num_output: int) -> float:
         """Of so many tokens; 0 where prices are not known."""
-        return 0.0 if self.prices is None else self.prices.usd(num_input, num_output)
+        price_in, price_out = self.prices or (0.0, 0.0)
+        return (num_input * price_in + num_output * price_out) / 1_000_000
 
     def check(self, requests: Sequence[ChatRequest]) -> str:
         """What requests will cost at most, failed attempts aside; refused if it is too much."""

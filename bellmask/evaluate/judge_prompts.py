@@ -118,12 +118,6 @@ def _mt_lines(member: str, cache: Path) -> list[Record]:
     return [json.loads(line) for line in content.splitlines() if line.strip()]
 
 
-def mt_bench_prompts(cache: Path) -> dict[str, tuple[str, str]]:
-    """The published judge prompts: name → (system message, template of the user's message)."""
-    rows = _mt_lines("judge_prompts.jsonl", cache)
-    return {row["name"]: (row["system_prompt"], row["prompt_template"]) for row in rows}
-
-
 # AlpacaEval's instructions
 
 
@@ -363,7 +357,7 @@ def open_style(name: str, data_dir: str | None, cache: Path) -> Style:
     """A style by name; a published text comes from its wheel, or lies in ``data_dir``."""
     styles = {
         "alpaca": lambda: _alpaca(_alpaca_template(data_dir, cache)),
-        "mt-bench": lambda: _mt_bench(mt_bench_prompts(cache)),
+        "mt-bench": lambda: _mt_bench(_mt_lines("judge_prompts.jsonl", cache)),
         "plain": lambda: Style("plain", PLAIN_IDENTITY, write_plain, read_plain, 1024),
     }
     return look_up("judge style", name, styles)()
@@ -436,10 +430,15 @@ def _share_of_m(top: Mapping[str, float]) -> float | None:
 # MT-Bench's style
 
 
-def _mt_bench(prompts: Mapping[str, tuple[str, str]]) -> Style:
+def _mt_bench(rows: Sequence[Record]) -> Style:
     """FastChat's pairwise judge: one prompt for a first turn, one for the second, each with a
     variant for tasks that have reference answers.
     """
+    prompts = {
+        row["name"]: (row["system_prompt"], row["prompt_template"])
+        for row in rows
+        if row["name"].startswith("pair-")
+    }
 
     def write(pair: Pair, a_first: bool) -> Messages:
         if pair.turn > 1:
@@ -448,8 +447,7 @@ def _mt_bench(prompts: Mapping[str, tuple[str, str]]) -> Style:
         system, template = prompts[f"{name}-multi-turn" if pair.turn else name]
         return (("system", system), ("user", fill(template, _mt_values(pair, a_first))))
 
-    used = {name: both for name, both in prompts.items() if name.startswith("pair-")}
-    return Style("mt-bench", content_key(used), write, read_mt_bench, 2048)
+    return Style("mt-bench", content_key(prompts), write, read_mt_bench, 2048)
 
 
 def _mt_values(pair: Pair, a_first: bool) -> dict[str, str]:
