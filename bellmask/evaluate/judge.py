@@ -10,10 +10,10 @@ stopped continues, and nothing is asked twice.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,41 +22,9 @@ import tyro
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate.judge_endpoint import (
-    CHANGEABLE,
-    CHARACTERS_PER_TOKEN,
-    ChatRequest,
-    Endpoint,
-    EndpointError,
-    EndpointOptions,
-    Prices,
-    SpendingLimit,
-    Transcript,
-    estimate,
-    prices_of,
-)
-from bellmask.evaluate.judge_prompts import (
-    NUM_INSTRUCTIONS,
-    SAME,
-    UNREADABLE,
-    VALUES,
-    Benchmark,
-    Judged,
-    Pair,
-    PairOutcome,
-    RunSide,
-    Said,
-    Side,
-    Style,
-    Verdict,
-    alpaca_of_outputs,
-    combine,
-    first_share,
-    open_benchmark,
-    open_style,
-    pairs_of,
-    read_outputs,
-)
+from bellmask.evaluate import judge_endpoint, judge_prompts
+from bellmask.evaluate.judge_endpoint import Budget, ChatRequest, EndpointOptions, Transcript
+from bellmask.evaluate.judge_prompts import Answers, Benchmark, Judged, Pair, Said, Side, Style
 from bellmask.evaluate.judge_stats import (
     COUNTS,
     PARTS,
@@ -72,8 +40,8 @@ from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, has_kinds, is_number, without_nan, write_text
-from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
+from bellmask.utils.files import check_folder, has_kinds, without_nan, write_text
+from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.store import Store, content_key
 from bellmask.utils.table import Table, markdown_page
@@ -81,8 +49,6 @@ from bellmask.utils.table import Table, markdown_page
 # Options
 
 LOCAL = "local:"
-FILES = (".json", ".jsonl", ".gz", ".xz", ".zst", ".parquet", ".arrow")
-"""How names of files end; other names are models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,46 +133,43 @@ def check_options(options: PairwiseOptions) -> None:
     """What can be refused before anything is loaded."""
     check_folder(options.out)
     options.sampling.check()
-    if options.seeds < 1 or options.tasks < 0:
-        raise UserError("--seeds must be at least 1, --tasks at least 0")
-    if (options.difficulty is None) != (options.gamed is None):
-        raise UserError("--difficulty and --gamed go together: give both or neither")
-    if options.difficulty is not None and options.benchmark != "alpaca-eval":
-        raise UserError("--difficulty and --gamed are AlpacaEval's: give --benchmark alpaca-eval")
-    if Path(options.a).resolve() == Path(options.b).resolve():
-        raise UserError(f"A and B are both {options.a}: there is nothing to compare")
-    for name in (options.a, options.b):
-        if Path(name).is_file() and not name.endswith(FILES):
-            raise UserError(
-                f"{name} is neither a run folder nor a file of outputs ({', '.join(FILES)})"
-            )
-        if name.endswith(FILES) and not Path(name).exists():
-            raise UserError(f"there is no file {name}")
-    if not options.judge.removeprefix(LOCAL).strip():
-        raise UserError("--judge needs a name: MODEL at an endpoint, or local:MODEL")
-    if options.is_local:
-        chosen = (options.style, options.max_usd, options.price_in, options.price_out)
-        if options.endpoint != EndpointOptions() or chosen != ("auto", None, None, None):
-            raise UserError(
-                "--style, --max-usd, --price-in, --price-out and how an endpoint is asked "
-                f"(--base-url, ...) go with a judge there, not with {options.judge}"
-            )
-        return
-    if options.measure != "per-token":
-        raise UserError(f"--measure goes with a local judge, not with {options.judge}")
-    options.endpoint.check()
-    money(options)
-    if not options.dry_run:
-        options.endpoint.key()
+    has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
+    prices = (options.max_usd, options.price_in, options.price_out)
+    of_endpoint = (options.style, options.endpoint, *prices)
+    is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
+    refusals = {
+        "--seeds must be at least 1, --tasks at least 0": options.seeds < 1 or options.tasks < 0,
+        "--difficulty and --gamed go together: give both or neither": has_difficulty != has_gamed,
+        "--difficulty and --gamed are AlpacaEval's: give --benchmark alpaca-eval": (
+            has_difficulty and options.benchmark != "alpaca-eval"
+        ),
+        f"A and B are both {options.a}: there is nothing to compare": (
+            Path(options.a).resolve() == Path(options.b).resolve()
+        ),
+        "--style, --max-usd, --price-in, --price-out and how an endpoint is asked (--base-url, "
+        f"...) go with a judge there, not with {options.judge}": (
+            options.is_local and is_endpoint_asked
+        ),
+        f"--measure goes with a local judge, not with {options.judge}": (
+            not options.is_local and options.measure != "per-token"
+        ),
+    }
+    for words, is_wrong in refusals.items():
+        if is_wrong:
+            raise UserError(words)
+    if not options.is_local:
+        options.endpoint.check()
+        open_budget(options)
+        if not options.dry_run:
+            options.endpoint.key()
+            judge_endpoint.import_openai()
 
 
-def money(options: PairwiseOptions) -> tuple[Prices | None, SpendingLimit | None]:
-    """The judge's prices, None where they are not known, and what may be spent."""
+def open_budget(options: PairwiseOptions) -> Budget:
+    """The judge's prices, where they are known, and what may be spent."""
     url = options.endpoint.url()
-    prices = prices_of(options.judge, url, options.price_in, options.price_out)
-    if options.max_usd is None:
-        return prices, None
-    return prices, SpendingLimit(options.max_usd, prices, options.judge)
+    prices = judge_endpoint.prices_of(options.judge, url, options.price_in, options.price_out)
+    return Budget(prices, options.max_usd, options.judge)
 
 
 # A judge behind an endpoint.
@@ -221,14 +184,9 @@ class EndpointJudge:
 
     model: str
     style: Style
+    options: EndpointOptions
+    budget: Budget
     transcript: Transcript
-    place: str
-    """The endpoint's name: its base URL."""
-    endpoint: Endpoint | None
-    """None where nothing will be asked."""
-    limit: SpendingLimit | None = None
-    prices: Prices | None = None
-    """None: not known."""
 
     @property
     def label(self) -> str:
@@ -242,109 +200,105 @@ class EndpointJudge:
             self.style.write(pair, a_first),
             max_tokens=self.style.max_tokens,
             logprobs=self.style.logprobs,
-            endpoint=self.place,
+            endpoint=self.options.url(),
         )
 
-    def requests(self, pairs: Iterable[Pair]) -> list[ChatRequest]:
-        """Both orders of each pair; two equal answers need no judge."""
-        return [
-            self.request(pair, a_first) for pair in pairs if not pair.is_same for a_first in ORDERS
-        ]
+    def announce(self, pairs: Iterable[Pair]) -> list[ChatRequest]:
+        """Say what it will cost at most, and refuse what is too much; what has to be asked.
 
-    def judge(self, pairs: Sequence[Pair], progress: Progress = NO_PROGRESS) -> list[Judged]:
-        """Asks what was not asked before; all or an error that says how to go on.
+        Each pair in both orders; two equal answers need no judge.
+        """
+        different = [pair for pair in pairs if not pair.is_same]
+        requests = [self.request(pair, a_first) for pair in different for a_first in ORDERS]
+        missing = self.transcript.missing(requests)
+        print(self.budget.check(missing), flush=True)
+        return missing
+
+    def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
+        """Asks what was not asked before; all or an error that says how to continue.
 
         Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
         """
-        assert self.endpoint is not None
-        requests = self.requests(pairs)
-        failed = self.transcript.ask_all(requests, self.endpoint, progress)
+        missing, budget = self.announce(pairs), self.budget
+        try:
+            with (
+                closing(judge_endpoint.Endpoint(self.options, budget)) as endpoint,
+                progress_bar("judging", "verdicts") as progress,
+            ):
+                failed = self.transcript.ask_all(missing, endpoint, progress)
+        finally:  # money is gone after a failure, too
+            if budget.prices is not None and missing:
+                most = "" if budget.max_usd is None else f" of ${budget.max_usd:g}"
+                print(f"spent ${budget.spent:,.4f}{most}", flush=True)
         if failed:
-            raise EndpointError(
+            raise judge_endpoint.EndpointError(
                 f"{len(failed)} requests have no answer ({failed[0]}); the others are kept in "
                 f"{self.transcript.path}: the same command asks only for the rest"
             )
-        refusals = self.transcript.refusals(requests)
-        if refusals and not self.transcript.replies(requests):
+        judged = [self._judged(pair) for pair in pairs]
+        refusals = self._refusals(judged)
+        if refusals and len(refusals) == len(self._records(judged)):
             raise UserError(
-                f"the judge at {self.place} answers none of the requests: {refusals[0]}; that is "
-                f"kept in {self.transcript.path}: delete those lines to ask again"
+                f"the judge at {self.options.url()} answers none of the requests: {refusals[0]}; "
+                f"that is kept in {self.transcript.path}: delete those lines to ask again"
             )
-        return [
-            Judged(pair, SAME if pair.is_same else combine(*self._verdicts(pair))) for pair in pairs
-        ]
+        return judged
 
-    def _verdicts(self, pair: Pair) -> tuple[Verdict, Verdict]:
-        replies = [self.transcript.reply(self.request(pair, a_first)) for a_first in ORDERS]
+    def _judged(self, pair: Pair) -> Judged:
+        """The grounds are both verdicts and their keys in the transcript."""
+        if pair.is_same:
+            return Judged(pair, "tie", 0.5, {"verdicts": [], "requests": []})
+        keys = [self.request(pair, a_first).key for a_first in ORDERS]
         first, second = (
-            self.style.read(reply.text, reply.top_logprobs) if reply else UNREADABLE
-            for reply in replies
+            self.style.read(reply.text, reply.top_logprobs) if reply else judge_prompts.UNREADABLE
+            for reply in map(self.transcript.reply, keys)
         )
-        return first, second
+        grounds = {"verdicts": [first.choice, second.choice], "requests": keys}
+        return Judged(pair, *judge_prompts.combine(first, second), grounds)
 
-    def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """Place, prompts, liking for a place, and what all the answers took, whenever asked for."""
-        replies = self.transcript.replies(self.requests(pairs))
+    def _records(self, judged: Sequence[Judged]) -> list[dict[str, Any]]:
+        return self.transcript.records(key for one in judged for key in one.grounds["requests"])
+
+    def _refusals(self, judged: Sequence[Judged]) -> list[str]:
+        """Why the endpoint will never answer some requests (too long, filtered)."""
+        return [record["refused"] for record in self._records(judged) if "refused" in record]
+
+    def about(self, judged: Sequence[Judged]) -> dict[str, Any]:
+        """Place, prompts, share of choices for the answer shown first (one half: no preference for
+        a place), and what all the answers took, whenever asked for.
+        """
+        choices = [choice for one in judged for choice in one.grounds["verdicts"]]
+        first, second = choices.count("first"), choices.count("second")
+        replies = [record["reply"] for record in self._records(judged) if "reply" in record]
+        tokens_in = sum(reply["prompt_tokens"] for reply in replies)
+        tokens_out = sum(reply["completion_tokens"] for reply in replies)
+        usd = self.budget.usd(tokens_in, tokens_out)
         return {
-            "endpoint": self.place,
+            "endpoint": self.options.url(),
             "style": self.style.name,
             "style_identity": self.style.identity,
-            "first_share": first_share([self._verdicts(p) for p in pairs if not p.is_same]),
+            "first_share": first / (first + second) if first + second else None,
             "num_requests": len(replies),
-            "tokens_in": sum(reply.prompt_tokens for reply in replies),
-            "tokens_out": sum(reply.completion_tokens for reply in replies),
-            "usd": None if self.prices is None else self.prices.usd_of(replies),
+            "tokens_in": tokens_in,
+            "tokens_out": tokens_out,
+            "usd": None if self.budget.prices is None else usd,
         }
 
-    def announce(self, pairs: Sequence[Pair]) -> list[ChatRequest]:
-        """Say what it will cost at most, and refuse what is too much; what will be asked."""
-        missing = self.transcript.missing(self.requests(pairs))
-        words, usd = estimate(missing, self.prices)
-        print(words, flush=True)
-        if self.limit is not None and usd > self.limit.max_usd:
-            raise UserError(
-                f"--max-usd {self.limit.max_usd:g} is not enough; {words}. Raise it, or ask less; "
-                "nothing was sent"
-            )
-        return missing
-
-    def tell_spent(self, missing: Sequence[ChatRequest]) -> None:
-        """Say what this command has spent on requests that were missing, if prices are known.
-
-        A limit also counts attempts whose answer was lost, at their worst.
-        """
-        if self.prices is None or not missing:
-            return
-        words = f"spent ${self.prices.usd_of(self.transcript.replies(missing)):,.4f}"
-        if self.limit is not None:
-            words = f"spent ${self.limit.spent:,.4f} of ${self.limit.max_usd:g}"
-        print(words, flush=True)
-
-    def grounds(self, pair: Pair) -> dict[str, Any]:
-        """Both verdicts, A shown first and B shown first, and their keys in the transcript."""
-        if pair.is_same:
-            return {"verdicts": [], "requests": []}
-        return {
-            "verdicts": [verdict.choice for verdict in self._verdicts(pair)],
-            "requests": [self.request(pair, a_first).key for a_first in ORDERS],
-        }
-
-    def cautions(self, pairs: Sequence[Pair]) -> list[str]:
+    def cautions(self, judged: Sequence[Judged]) -> list[str]:
         """Of requests that were refused, and of those that were asked otherwise."""
-        requests, lines = self.requests(pairs), []
-        if refusals := self.transcript.refusals(requests):
+        lines, records = [], self._records(judged)
+        if refusals := self._refusals(judged):
             lines.append(f"The judge refused {len(refusals)} requests ({refusals[0]}): unreadable.")
-        records = self.transcript.of(requests)
         changed = {name for record in records for name in record.get("refused_settings", ())}
         # max_tokens is sent all the same, by its newer name
-        if names := ", ".join(n for n in CHANGEABLE[1:] if n in changed):
+        if names := ", ".join(n for n in judge_endpoint.CHANGEABLE[1:] if n in changed):
             lines.append(f"The judge does not take {names}: asked without.")
         return lines
 
 
 # A judge without an endpoint: which answer a causal LM finds likelier after the request.
 #
-# It measures how a language model would have gone on, not quality: fluent and common answers
+# It measures how a language model would have continued, not quality: fluent and common answers
 # win. Every result carries :data:`LABEL`. An answer's log-likelihood is that of request and answer
 # minus that of the request alone, which is exact wherever the tokens of the request stay what they
 # are when the answer follows; pairs where they do not are counted. There is no order of answers, so
@@ -355,116 +309,97 @@ TIE_MARGIN = 1e-5
 """Log-likelihoods, in nats per token, that differ by less are a tie: sums are no more exact."""
 LOCAL_CHUNK = 16
 """Pairs whose likelihoods are computed before they are kept."""
-Measure = Literal["per-token", "raw"]
 Score = dict[str, Any]
 """Of an answer: its log_likelihood in nats; num_tokens, 0 for an empty answer and where the request
 alone fills the model's context; is_exact: the request's tokens are the same with and without the
 answer; is_cut: tokens beyond the model's context were dropped."""
+EMPTY: Score = {"log_likelihood": 0.0, "num_tokens": 0, "is_exact": True, "is_cut": False}
 
 
 class LocalJudge:
     """A causal LM's likelihood; outcomes are kept, so that none is computed twice."""
 
-    def __init__(self, scorer: TextScorer, path: Path, measure: Measure = "per-token") -> None:
-        self._scorer, self._measure = scorer, measure
-        self._records = Store(path, _is_outcome)
+    def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
+        self._scorer, self._is_mean = scorer, measure == "per-token"
+        self._store = Store(path, _is_outcome)
         self.label = LABEL.format(name=scorer.name)
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
-    def judge(self, pairs: Sequence[Pair], progress: Progress = NO_PROGRESS) -> list[Judged]:
-        """Outcomes of before, then the others some at a time.
-
-        An empty answer (nothing but white space) loses to one that is not; two are a tie. Where the
-        request leaves no room for an answer in the model's context, nothing can be said.
-        """
+    def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
+        """Outcomes of before, then the others some at a time."""
         unique = {self._key(pair): pair for pair in pairs}
-        left = [(key, pair) for key, pair in unique.items() if key not in self._records]
-        progress.start(len(left))
-        for start in range(0, len(left), LOCAL_CHUNK):
-            chunk = left[start : start + LOCAL_CHUNK]
-            texts = _texts([pair for _, pair in chunk])
-            scores = self._scorer.score([(text,) for text in texts])
-            known = dict(zip(texts, scores, strict=True))
-            self._records.add({"key": key, **self._judged(pair, known)} for key, pair in chunk)
-            progress.advance(len(chunk))
-        records = [self._records[self._key(pair)] for pair in pairs]
+        missing = self._store.missing(unique)
+        with progress_bar("judging", "verdicts", len(missing)) as progress:
+            for start in range(0, len(missing), LOCAL_CHUNK):
+                chunk = missing[start : start + LOCAL_CHUNK]
+                known = self._scores([unique[key] for key in chunk])
+                self._store.add({"key": key, **self._outcome(unique[key], known)} for key in chunk)
+                progress.advance(len(chunk))
+        records = [self._store[self._key(pair)] for pair in pairs]
         return [
-            Judged(pair, PairOutcome(record["result"], record["preference"]))
+            Judged(
+                pair,
+                record["result"],
+                record["preference"],
+                {"likelihood_a": record["a"], "likelihood_b": record["b"]},
+            )
             for pair, record in zip(pairs, records, strict=True)
         ]
 
-    def _judged(self, pair: Pair, known: Mapping[str, TextScore]) -> dict[str, Any]:
-        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
-        outcome = self._outcome(pair, a, b)
-        return {
-            "task": pair.task.id,
-            "turn": pair.turn + 1,
-            "result": outcome.result,
-            "preference": outcome.preference,
-            "a": a,
-            "b": b,
-        }
+    def _scores(self, pairs: Sequence[Pair]) -> dict[str, TextScore]:
+        """Of each text once."""
+        said = [(pair, side) for pair in pairs for side in (pair.answers_a, pair.answers_b)]
+        both = [_with_and_without(*one) for one in said if one[1][-1].strip()]
+        texts = list(dict.fromkeys(text for texts in both for text in texts))
+        return dict(zip(texts, self._scorer.score([(text,) for text in texts]), strict=True))
 
-    def _outcome(self, pair: Pair, a: Score, b: Score) -> PairOutcome:
+    def _outcome(self, pair: Pair, known: Mapping[str, TextScore]) -> dict[str, Any]:
+        """An empty answer (nothing but white space) loses to one that is not; two are a tie. Where
+        the request leaves no room for an answer in the model's context, nothing can be said.
+        """
+        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
         has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
+        counts = (a["num_tokens"], b["num_tokens"])
         if pair.is_same or not (has_a or has_b):
-            return SAME
-        if (has_a and not a["num_tokens"]) or (has_b and not b["num_tokens"]):
-            return PairOutcome("unreadable", None)
-        if not (has_a and has_b):
-            return PairOutcome("win", 1.0) if has_a else PairOutcome("loss", 0.0)
-        is_mean = self._measure == "per-token"
-        value_a, value_b = (
-            one["log_likelihood"] / (one["num_tokens"] if is_mean else 1) for one in (a, b)
-        )
-        tokens = 1 if is_mean else max(a["num_tokens"], b["num_tokens"])
-        if abs(value_a - value_b) <= TIE_MARGIN * tokens:
-            return SAME
-        return PairOutcome("win", 1.0) if value_a > value_b else PairOutcome("loss", 0.0)
+            result = "tie"
+        elif (has_a and not counts[0]) or (has_b and not counts[1]):
+            result = "unreadable"
+        elif not (has_a and has_b):
+            result = "win" if has_a else "loss"
+        else:
+            sizes, margin = (1, 1), TIE_MARGIN * max(counts)
+            if self._is_mean:
+                sizes, margin = counts, TIE_MARGIN
+            gain = a["log_likelihood"] / sizes[0] - b["log_likelihood"] / sizes[1]
+            result = "tie" if abs(gain) <= margin else "win" if gain > 0 else "loss"
+        about = {"task": pair.task.id, "turn": pair.turn + 1, "a": a, "b": b}
+        return about | {"result": result, "preference": judge_prompts.VALUES[result]}
 
     def _key(self, pair: Pair) -> str:
         said = [pair.task.turns[: pair.turn + 1], pair.answers_a, pair.answers_b]
         return content_key("likelihood", self._fingerprint, said)
 
-    def about(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """There is no order, so no liking for a place."""
+    def about(self, judged: Sequence[Judged]) -> dict[str, Any]:
+        """There is no order, so no preference for a place."""
         return {"fingerprint": self._fingerprint}
 
-    def grounds(self, pair: Pair) -> dict[str, Any]:
-        """The answers' log-likelihoods and lengths in tokens."""
-        record = self._records[self._key(pair)]
-        return {f"likelihood_{side}": record[side] for side in "ab"}
-
-    def cautions(self, pairs: Sequence[Pair]) -> list[str]:
+    def cautions(self, judged: Sequence[Judged]) -> list[str]:
         """Of likelihoods that are not quite those of the answers."""
-        records = [self._records[self._key(pair)] for pair in pairs]
-        lines = []
-        if cut := sum(record["a"]["is_cut"] or record["b"]["is_cut"] for record in records):
-            lines.append(
-                f"{cut} of {len(pairs)} pairs did not fit into the judge's context: the end of "
-                "the answer was cut off and not counted (unreadable where nothing was left of it)."
-            )
-        other = sum(not (record["a"]["is_exact"] and record["b"]["is_exact"]) for record in records)
-        if other:
-            lines.append(
-                f"In {other} of {len(pairs)} pairs the request's tokens change when the answer "
-                "follows, so its likelihood is a little off."
-            )
-        return lines
+        both = [one.grounds.values() for one in judged]
+        num_cut = sum(any(score["is_cut"] for score in scores) for scores in both)
+        num_inexact = sum(not all(score["is_exact"] for score in scores) for scores in both)
+        lines = {
+            f"{num_cut} of {len(judged)} pairs did not fit into the judge's context: the end of "
+            "the answer was cut off and not counted (unreadable where nothing was left of it).": (
+                num_cut
+            ),
+            f"In {num_inexact} of {len(judged)} pairs the request's tokens change when the answer "
+            "follows, so its likelihood is a little off.": num_inexact,
+        }
+        return [line for line, count in lines.items() if count]
 
 
 Judge = EndpointJudge | LocalJudge
-
-
-def _texts(pairs: Sequence[Pair]) -> list[str]:
-    """Each text once, in order of appearance."""
-    both = [
-        _with_and_without(pair, said)
-        for pair in pairs
-        for said in (pair.answers_a, pair.answers_b)
-        if said[-1].strip()
-    ]
-    return list(dict.fromkeys(text for texts in both for text in texts))
 
 
 def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
@@ -481,7 +416,7 @@ def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
 
 def _answer_score(pair: Pair, said: Said, known: Mapping[str, TextScore]) -> Score:
     if not said[-1].strip():
-        return {"log_likelihood": 0.0, "num_tokens": 0, "is_exact": True, "is_cut": False}
+        return EMPTY
     before, whole = (known[text] for text in _with_and_without(pair, said))
     count = max(0, whole.num_tokens - before.num_tokens)
     return {
@@ -495,10 +430,8 @@ def _answer_score(pair: Pair, said: Said, known: Mapping[str, TextScore]) -> Sco
 def _is_outcome(record: dict[str, Any]) -> bool:
     """What a file of outcomes has under a key."""
     sides = {"is_cut": bool, "is_exact": bool}
-    value = record.get("preference")
-    is_value = value is None or (is_number(value) and 0 <= value <= 1)
-    is_result = isinstance(record.get("result"), str) and record["result"] in VALUES
-    return is_result and is_value and all(has_kinds(record.get(side), sides) for side in "ab")
+    is_result = judge_prompts.VALUES[record["result"]] == record["preference"]
+    return is_result and all(has_kinds(record.get(side), sides) for side in "ab")
 
 
 # The parts that options name: benchmark, calibration, sides and judge.
@@ -509,8 +442,8 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     paths = [Path(options.a), Path(options.b)]
     is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
     is_held = is_asked and all(path.is_file() for path in paths)
-    if is_held and not any(read_outputs(path).is_by_id for path in paths):
-        found = alpaca_of_outputs(paths[0])
+    if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
+        found = judge_prompts.alpaca_of_outputs(paths[0])
         print(
             f"note: judging answers to the {len(found.tasks)} instructions in {options.a}; for "
             "others give --data-dir or --benchmark FILE",
@@ -518,7 +451,7 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
         )
     else:
         cache = cache_folder(options.cache_dir)
-        found = open_benchmark(options.benchmark, options.data_dir, cache)
+        found = judge_prompts.open_benchmark(options.benchmark, options.data_dir, cache)
     return found.some(options.tasks) if options.tasks else found
 
 
@@ -542,42 +475,39 @@ def open_sides(options: PairwiseOptions) -> list[Side]:
     """A and B, under names that differ: files of outputs, or models that answer."""
     given = (options.a, options.b)
     short = [Path(name).resolve().name if Path(name).exists() else name for name in given]
-    sides: list[Side] = []
-    for name, label in zip(given, short if short[0] != short[1] else given, strict=True):
-        if Path(name).is_file():
-            sides.append(read_outputs(Path(name), label))
-            continue
-        folder, loaded = Path(options.out) / "answers", options.load(name)
-        sides.append(
-            RunSide(label, loaded, folder, sampling=options.sampling, length=options.length)
+    labels = short if short[0] != short[1] else given
+    return [
+        judge_prompts.read_outputs(Path(name), label)
+        if Path(name).is_file()
+        else judge_prompts.RunSide(
+            label,
+            options.load(name),
+            Path(options.out) / "answers",
+            sampling=options.sampling,
+            length=options.length,
         )
-    return sides
+        for name, label in zip(given, labels, strict=True)
+    ]
 
 
-@contextlib.contextmanager
-def opened_judge(options: PairwiseOptions, benchmark: Benchmark) -> Iterator[Judge]:
-    """The judge; its connections are closed at the end."""
-    if options.is_local:
-        name, option = options.judge.removeprefix(LOCAL), f"--judge {LOCAL}NAME"
-        scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
-        yield LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl", options.measure)
-        return
-    judge = endpoint_judge(options, benchmark)
-    with Endpoint(options.endpoint, judge.limit) as endpoint:
-        yield replace(judge, endpoint=endpoint)
+def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> Judge:
+    """An endpoint's, or a local one."""
+    if not options.is_local:
+        return endpoint_judge(options, benchmark)
+    name, option = options.judge.removeprefix(LOCAL), f"--judge {LOCAL}NAME"
+    scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
+    return LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl", options.measure)
 
 
 def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge:
     """Refuses tasks that cannot be asked about in a style, before they are answered."""
     name = benchmark.style if options.style == "auto" else options.style
-    style = open_style(name, options.data_dir, cache_folder(options.cache_dir))
+    style = judge_prompts.open_style(name, options.data_dir, cache_folder(options.cache_dir))
     empty = [("",) * len(task.turns) for task in benchmark.tasks]
-    for pair in pairs_of(benchmark.tasks, empty, empty):
+    for pair in judge_prompts.pairs_of(benchmark.tasks, empty, empty):
         style.write(pair, True)
-    prices, limit = money(options)
     transcript = Transcript(Path(options.out) / "transcript.jsonl")
-    url = options.endpoint.url()
-    return EndpointJudge(options.judge, style, transcript, url, None, limit, prices)
+    return EndpointJudge(options.judge, style, options.endpoint, open_budget(options), transcript)
 
 
 # Table 5's layout: win rates of A against B, on the screen and in Markdown.
@@ -642,9 +572,6 @@ def notes(numbers: Numbers) -> list[str]:
     """What a reader must know."""
     judge, results = numbers["judge"], numbers["results"]
     lines = [f"Benchmark: {numbers['benchmark']['name']}, {numbers['num_tasks']} tasks."]
-    lines += [f"Judge: {judge['label']}."]
-    if judge["is_local"]:
-        lines += ["A likelihood is no opinion: fluent, common answers win, whatever they say."]
     if judge.get("first_share") is not None:
         share = percent(judge["first_share"])
         lines += [f"Of its choices {share} % were for the answer shown first (fair: 50)."]
@@ -656,8 +583,6 @@ def notes(numbers: Numbers) -> list[str]:
         ]
     if unreadable := sum(result["counts"]["unreadable"] for result in results):
         lines += [f"{unreadable} pairs without a readable verdict are in no rate."]
-    if len(results) == 1:
-        lines += ["One seed: no deviation."]
     for name in ("length_controlled", "published_length_controlled"):
         why = dict.fromkeys((result.get(name) or {}).get("note") for result in results)
         lines += [f"Win rate, {TITLES[name]}: {note}." for note in why if note]
@@ -665,16 +590,6 @@ def notes(numbers: Numbers) -> list[str]:
 
 
 # The command
-
-HELP = """Judge models by their answers.
-
-usage: bellmask judge pairwise A B --judge MODEL [options]    (add --help for all of them)
-
-examples:
-  bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --dry-run
-  bellmask judge pairwise runs/bell runs/base --benchmark prompts.jsonl --judge local:smollm2
-"""
-BySeed = dict[int, list[Pair]]
 
 
 def seeds_of(options: PairwiseOptions) -> list[int]:
@@ -688,24 +603,25 @@ def _dry_run(options: PairwiseOptions, benchmark: Benchmark) -> None:
     if options.is_local:
         print("dry run: a likelihood costs no dollars; nothing was asked")
         return
-    judge = endpoint_judge(options, benchmark)
-    given = (options.a, options.b)
-    longest = {name: _longest_answer(name, options) for name in given if not Path(name).is_file()}
-
-    def answers(name: str, seed: int) -> list[Said]:
-        if name not in longest:
-            return read_outputs(Path(name)).answers(benchmark, seed)
-        size = CHARACTERS_PER_TOKEN * longest[name]  # no two are the same: each will be asked
-        return [
-            tuple(f"{seed}.{task.index}.{given.index(name)} ".ljust(size, "x") for _ in task.turns)
-            for task in benchmark.tasks
-        ]
-
-    sides = [[answers(name, seed) for name in given] for seed in seeds_of(options)]
-    judge.announce([pair for both in sides for pair in pairs_of(benchmark.tasks, *both)])
-    for name, length in longest.items():
-        print(f"answers of {name} count as {length} tokens each, the longest they may be")
-    print("dry run: no answer was written, nothing was asked")
+    seeds, sides, lines = seeds_of(options), [], []
+    for side in (options.a, options.b):
+        if Path(side).is_file():
+            sides.append(judge_prompts.read_outputs(Path(side)).answers(benchmark, seeds))
+            continue
+        length = _longest_answer(side, options)
+        size = judge_endpoint.CHARACTERS_PER_TOKEN * length
+        by_seed = {
+            seed: [  # no two are the same: each will be asked
+                tuple(f"{seed}.{task.index}.{len(sides)} ".ljust(size, "x") for _ in task.turns)
+                for task in benchmark.tasks
+            ]
+            for seed in seeds
+        }
+        sides.append(Answers(by_seed, {}))
+        lines.append(f"answers of {side} count as {length} tokens each, the longest they may be")
+    pairs = _pairs(benchmark, sides)
+    endpoint_judge(options, benchmark).announce(pair for mine in pairs.values() for pair in mine)
+    print_lines([*lines, "dry run: no answer was written, nothing was asked"])
 
 
 def _longest_answer(name: str, options: PairwiseOptions) -> int:
@@ -720,71 +636,25 @@ def _longest_answer(name: str, options: PairwiseOptions) -> int:
     return int(read_description(Path(name)).get("response_tokens") or DEFAULT_LENGTH)
 
 
-def _answered(sides: Sequence[Side], benchmark: Benchmark, seeds: Sequence[int]) -> BySeed:
-    """Pairs by seed; what has not been answered before is answered now."""
-    work = [(seed, side, side.missing(benchmark, seed)) for seed in seeds for side in sides]
-    said: dict[int, list[Any]] = {seed: [] for seed in seeds}
-    with progress_bar("answering", "answers", sum(count for *_, count in work)) as progress:
-        for seed, side, _ in work:
-            said[seed].append(side.answers(benchmark, seed, progress))
-    return {seed: pairs_of(benchmark.tasks, *both) for seed, both in said.items()}
+def _pairs(benchmark: Benchmark, sides: Sequence[Answers]) -> dict[int, list[Pair]]:
+    """By seed."""
+    a, b = (side.by_seed for side in sides)
+    return {seed: judge_prompts.pairs_of(benchmark.tasks, a[seed], b[seed]) for seed in a}
 
 
-@contextlib.contextmanager
-def _goes_on(what: str, folder: Path) -> Iterator[None]:
-    """Ctrl-C says what is kept."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        words = f"interrupted; {what} so far are kept in {folder}: the same command goes on"
-        raise KeyboardInterrupt(str(stop) or words) from None
-
-
-def _judged(judge: Judge, pairs: BySeed, folder: Path) -> dict[int, list[Judged]]:
-    """All seeds at once, so that threads are never idle between them; says what it will cost, and
-    what it did.
-    """
-    everything = [pair for mine in pairs.values() for pair in mine]
-    missing = judge.announce(everything) if isinstance(judge, EndpointJudge) else []
-    try:
-        with _goes_on("likelihoods", folder), progress_bar("judging", "verdicts") as progress:
-            found = iter(judge.judge(everything, progress))
-    finally:  # money is gone after a failure, too
-        if isinstance(judge, EndpointJudge):
-            judge.tell_spent(missing)
-    return {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
-
-
-def _cautions(options: PairwiseOptions, sides: Sequence[Side], benchmark: Benchmark) -> list[str]:
+def _cautions(options: PairwiseOptions, sides: Sequence[Answers], num_tasks: int) -> list[str]:
     """What a reader must know of the comparison itself."""
     lines = []
-    marks = [side.fingerprint for side in sides if isinstance(side, RunSide)]
-    if len(marks) == 2 and marks[0] == marks[1]:
+    if sides[0].about.get("answers", "a") == sides[1].about.get("answers", "b"):
         lines.append("A and B are the same model: all their answers are.")
     if options.difficulty is not None:
         lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
-        if (count := len(benchmark.tasks)) < NUM_INSTRUCTIONS:
+        if num_tasks < (every := judge_prompts.NUM_INSTRUCTIONS):
             lines.append(
-                f"AlpacaEval's full model is calibrated on all {NUM_INSTRUCTIONS} instructions; "
-                f"with {count} of them it is no leaderboard number."
+                f"AlpacaEval's full model is calibrated on all {every} instructions; "
+                f"with {num_tasks} of them it is no leaderboard number."
             )
     return lines
-
-
-def _verdict_line(judge: Judge, seed: int, one: Judged) -> str:
-    """What was said, who won, and what that rests on."""
-    record = {
-        "seed": seed,
-        "task": one.pair.task.id,
-        "turn": one.pair.turn + 1,
-        "category": one.pair.task.category,
-        "result": one.outcome.result,
-        "preference": one.outcome.preference,
-        "a": one.pair.answers_a[-1],
-        "b": one.pair.answers_b[-1],
-        **judge.grounds(one.pair),
-    }
-    return json.dumps(record) + "\n"
 
 
 def _pairwise(options: PairwiseOptions) -> None:
@@ -794,21 +664,27 @@ def _pairwise(options: PairwiseOptions) -> None:
     if options.dry_run:
         _dry_run(options, benchmark)
         return
-    seeds, folder = seeds_of(options), Path(options.out)
-    with opened_judge(options, benchmark) as judge:
-        sides = open_sides(options)
-        with _goes_on("answers", folder / "answers"):
-            pairs = _answered(sides, benchmark, seeds)
-        judged = _judged(judge, pairs, folder)
+    judge, seeds, folder = open_judge(options, benchmark), seeds_of(options), Path(options.out)
+    sides = open_sides(options)
+    try:
+        answers = [side.answers(benchmark, seeds) for side in sides]
+        pairs = _pairs(benchmark, answers)
+        # all seeds at once, so that threads are never idle between them
+        everything = judge.judge([pair for mine in pairs.values() for pair in mine])
+    except KeyboardInterrupt as stop:
+        words = f"interrupted; what was answered is kept in {folder}: the same command continues"
+        raise KeyboardInterrupt(str(stop) or words) from None
 
-    everything = [pair for seed in seeds for pair in pairs[seed]]
-    results = [seed_numbers(judged[seed], calibration) for seed in seeds]
-    cautions = [line for side in sides for line in side.cautions(benchmark, seeds)]
-    cautions += [*judge.cautions(everything), *_cautions(options, sides, benchmark)]
+    found = iter(everything)
+    judged = {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
+    results = [seed_numbers(mine, calibration) for mine in judged.values()]
+    cautions = [line for side in answers for line in side.cautions]
+    cautions += judge.cautions(everything)
+    cautions += _cautions(options, answers, len(benchmark.tasks))
     numbers = without_nan(
         {
-            "a": {"name": sides[0].name, "given": options.a, **sides[0].about},
-            "b": {"name": sides[1].name, "given": options.b, **sides[1].about},
+            "a": {"name": sides[0].name, "given": options.a, **answers[0].about},
+            "b": {"name": sides[1].name, "given": options.b, **answers[1].about},
             "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
             "num_tasks": len(benchmark.tasks),
             "judge": {
@@ -817,14 +693,28 @@ def _pairwise(options: PairwiseOptions) -> None:
                 **judge.about(everything),
             },
             "seeds": seeds,
-            "over_seeds": summarize(results, [judged[seed] for seed in seeds]),
+            "over_seeds": summarize(results, list(judged.values())),
             "results": results,
             "cautions": cautions,
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
-    verdicts = [_verdict_line(judge, seed, one) for seed, mine in judged.items() for one in mine]
-    write_text(folder / "verdicts.jsonl", "".join(verdicts))
+    verdicts = [
+        {
+            "seed": seed,
+            "task": one.pair.task.id,
+            "turn": one.pair.turn + 1,
+            "category": one.pair.task.category,
+            "result": one.result,
+            "preference": one.preference,
+            "a": one.pair.answers_a[-1],
+            "b": one.pair.answers_b[-1],
+            **one.grounds,
+        }
+        for seed, mine in judged.items()
+        for one in mine
+    ]
+    write_text(folder / "verdicts.jsonl", "".join(json.dumps(one) + "\n" for one in verdicts))
     main_table, *others = tables(numbers)
     with_notes = replace(main_table, title="", notes=notes(numbers))
     write_text(folder / "judge.md", markdown_page(main_table.title, with_notes, *others))
@@ -836,12 +726,11 @@ def _pairwise(options: PairwiseOptions) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Hand over to the kind of judgement."""
-    if not args or args[0] in ("-h", "--help"):
-        print(HELP)
-        return 0
-    kind, *rest = args
-    if kind != "pairwise":
+    """``judge pairwise ...``; pairwise is the one kind there is."""
+    kind, *rest = args or ["--help"]
+    if kind in ("-h", "--help"):
+        rest = ["--help"]
+    elif kind != "pairwise":
         raise UserError(f"there is one kind of judgement: bellmask judge pairwise A B; not {kind}")
     _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))
     return 0

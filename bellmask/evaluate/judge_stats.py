@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from bellmask.evaluate.judge_prompts import Judged
 from bellmask.utils.errors import UserError
-from bellmask.utils.stats import MIN_CLUSTERS, Floats, Labels, clustered_error
+from bellmask.utils.stats import MIN_CLUSTERS, Estimate, Floats, Labels, clustered_error
 
 # Win rates without the part that answers win by being longer: model against model, two terms.
 #
@@ -38,29 +39,30 @@ SURE = 1e-6
 SMALLEST_STEP = 1e-11
 """A fit ends when no coefficient moves by more."""
 MAX_STEPS = 100
+SAME_DIFFERENCE = "every length difference is the same: what length does cannot be told"
 
 
 @dataclass(frozen=True)
 class LengthControlled:
-    """A length-controlled win rate, between 0 and 1."""
+    """A length-controlled win rate, between 0 and 1, as it stands in judge.json."""
 
-    rate: float
+    value: float = float("nan")
     """nan where length and preference cannot be told apart."""
-    error: float
+    error: float = float("nan")
     """Standard error over tasks; nan where there is none."""
-    constant: float
-    slope: float
+    constant: float = float("nan")
+    slope: float = float("nan")
     """Of tanh(length difference / scale): above 0, longer answers win more often."""
-    scale: float
+    scale: float = 0.0
     """Standard deviation of the length differences, in characters."""
     note: str | None = None
     """What a reader must know about this number."""
-    is_separated: bool = False
-    """No finite fit exists: the rate rests on the ridge."""
+    is_usable: bool = True
+    """False where the rate rests on the ridge or lies beyond the data."""
 
 
 def two_term(
-    preference: Floats, length_a: Floats, length_b: Floats, cluster: Labels | None = None
+    preference: Floats, length_a: Floats, length_b: Floats, cluster: Labels
 ) -> LengthControlled:
     """Fit on preferences for A in [0, 1] and lengths of the answers in characters.
 
@@ -68,11 +70,33 @@ def two_term(
     delta method on a sandwich variance, sums their scores first.
     """
     y_N, difference_N = preference, length_a - length_b
-    cluster_N = np.arange(len(y_N)) if cluster is None else cluster
+    if not len(y_N):
+        return LengthControlled(note="nothing was judged", is_usable=False)
     scale = float(difference_N.std(ddof=1)) if len(y_N) > 1 else 0.0
-    if scale == 0:
-        return _without_slope(y_N, difference_N, cluster_N)
-    x_N2 = np.stack([np.ones(len(y_N)), np.tanh(difference_N / scale)], axis=1)
+    if scale:
+        found = _with_slope(y_N, difference_N / scale, cluster)
+    elif difference_N[0]:
+        found = LengthControlled(note=SAME_DIFFERENCE)
+    else:
+        rate = float(y_N.mean())
+        with np.errstate(divide="ignore"):
+            constant = float(np.log(rate) - np.log1p(-rate))
+        note = "all answers are as long as their rivals: the plain win rate"
+        found = LengthControlled(rate, clustered_error(y_N, cluster), constant, 0.0, note=note)
+    notes, is_usable = [found.note], found.is_usable
+    for word, is_beyond in (("shorter", difference_N < 0), ("longer", difference_N > 0)):
+        if is_beyond.all():
+            reach = "so equal length is out of the data's reach"
+            notes.append(f"A's answers are all {word} than B's, {reach}")
+            is_usable = False
+    if not is_usable and np.isfinite(found.value):
+        notes.append("the fitted rate is in judge.json only")
+    joined = "; ".join(filter(None, notes)) or None
+    return replace(found, scale=scale, note=joined, is_usable=is_usable)
+
+
+def _with_slope(y_N: Floats, difference_N: Floats, cluster: Labels) -> LengthControlled:
+    x_N2 = np.stack([np.ones(len(y_N)), np.tanh(difference_N)], axis=1)
     is_separated = separates(x_N2[:, 1], y_N)
     b_2 = fit(x_N2, y_N, ridge=RIDGE if is_separated else 0.0)
     rate, constant, slope = float(sigmoid(b_2[:1])[0]), float(b_2[0]), float(b_2[1])
@@ -81,22 +105,10 @@ def two_term(
             f"wins and losses separate perfectly, so no finite fit exists: fitted with a ridge of "
             f"{RIDGE}, without a standard error"
         )
-        return LengthControlled(rate, float("nan"), constant, slope, scale, note, True)
-    error = rate * (1 - rate) * float(np.sqrt(sandwich(x_N2, y_N, b_2, cluster_N)[0, 0]))
-    return LengthControlled(rate, error, constant, slope, scale)
-
-
-def _without_slope(y_N: Floats, difference_N: Floats, cluster_N: Labels) -> LengthControlled:
-    """All differences are one number: at 0 the plain win rate stands, elsewhere nothing can."""
-    nan = float("nan")
-    if difference_N[0] != 0:
-        note = "every length difference is the same: what length does cannot be told"
-        return LengthControlled(nan, nan, nan, nan, 0.0, note)
-    rate = float(y_N.mean())
-    with np.errstate(divide="ignore"):
-        constant = float(np.log(rate) - np.log1p(-rate))
-    note = "all answers are as long as their rivals: the plain win rate"
-    return LengthControlled(rate, clustered_error(y_N, cluster_N), constant, 0.0, 0.0, note)
+        nan = float("nan")
+        return LengthControlled(rate, nan, constant, slope, note=note, is_usable=False)
+    error = rate * (1 - rate) * float(np.sqrt(sandwich(x_N2, y_N, b_2, cluster)[0, 0]))
+    return LengthControlled(rate, error, constant, slope)
 
 
 def separates(x_N: Floats, y_N: Floats) -> bool:
@@ -206,74 +218,48 @@ class Calibration:
     """Features of the gamed rows; the constant's column is 0."""
     y_N: Floats
     """Their preferences, from 0 to 1."""
-    labels: dict[str, str]
-    """File → published, reconstructed, recovered or unknown."""
+    note: str | None
+    """What a reader must know when a file is not the published one."""
 
-    @property
-    def note(self) -> str | None:
-        """What a reader must know when a file is not the published one."""
-        other = [
-            f"{name} is {label}" for name, label in self.labels.items() if label != "published"
-        ]
-        return f"not with the published files: {', '.join(other)}" if other else None
+
+def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
+    """Read instruction_difficulty.csv and df_gamed.csv; stand-ins are labelled by their name."""
+    number_N, difficulty_N = _columns(difficulty, (FIRST, "instruction_difficulty"))
+    by_number = dict(zip(number_N.astype(int).tolist(), difficulty_N.tolist(), strict=True))
+    names = ("std_delta_len", "instruction_difficulty", "preference")
+    spread_N, difficulty_N, y_N = _columns(gamed, names)
+    if not 0 <= y_N.min() <= y_N.max() <= 1:
+        raise UserError(f"{gamed}: column 'preference' must lie between 0 and 1")
+    x_NK = np.stack([np.tanh(spread_N), difficulty_N, np.zeros(len(y_N))], axis=1)
+    labels = [_label(difficulty, DIFFICULTY_SHA256), _label(gamed, GAMED_SHA256)]
+    others = ", ".join(filter(None, labels))
+    note = f"not with the published files: {others}" if others else None
+    return Calibration(by_number, x_NK, y_N, note)
 
 
 FIRST = "the first column"
 """Whatever its name."""
 
 
-def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
-    """Read instruction_difficulty.csv and df_gamed.csv; stand-ins are labelled by their name."""
-    numbers, difficulties = _columns(difficulty, (FIRST, "instruction_difficulty"))
-    by_number = dict(zip(numbers.astype(int).tolist(), difficulties.tolist(), strict=True))
-    names = ("std_delta_len", "instruction_difficulty", "preference")
-    spread_N, difficulty_N, y_N = _columns(gamed, names)
-    if not 0 <= y_N.min() <= y_N.max() <= 1:
-        raise UserError(f"{gamed}: column 'preference' must lie between 0 and 1")
-    x_NK = np.stack([np.tanh(spread_N), difficulty_N, np.zeros(len(y_N))], axis=1)
-    marks = {
-        difficulty.name: _label(difficulty, DIFFICULTY_SHA256),
-        gamed.name: _label(gamed, GAMED_SHA256),
-    }
-    return Calibration(by_number, x_NK, y_N, marks)
-
-
 def _columns(path: Path, names: Sequence[str]) -> Floats:
     """[column, row] numbers of a table."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    needed = set(names) - {FIRST}
-    if not rows or not needed <= set(rows[0]):
-        found = ", ".join(map(str, rows[0])) if rows else "no rows"
-        raise UserError(f"{path} needs the columns {', '.join(sorted(needed))}; it has {found}")
-    columns = [next(iter(rows[0])) if name == FIRST else name for name in names]
-    return np.array(
-        [
-            [_number(row, name, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
-            for name in columns
-        ]
-    )
+            rows = [{FIRST: next(iter(row.values())), **row} for row in csv.DictReader(stream)]
+        found = np.array([[float(row[name]) for row in rows] for name in names])
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{path} needs numbers in {', '.join(names)}: {error}") from None
+    if not found.size or not np.isfinite(found).all():
+        raise UserError(f"{path} needs rows with a finite number in each of {', '.join(names)}")
+    return found
 
 
-def _number(row: dict[str, str], column: str, place: str) -> float:
-    try:
-        value = float(row[column])
-    except (TypeError, ValueError):
-        value = float("nan")
-    if not np.isfinite(value):
-        raise UserError(f"{place}: {column} is {row[column]!r}, not a number")
-    return value
-
-
-def _label(path: Path, sha256: str) -> str:
-    """By content; what is not the published file is told apart by its name."""
+def _label(path: Path, sha256: str) -> str | None:
+    """None for the published file, by content; others are told apart by their name."""
     if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
-        return "published"
+        return None
     named = (word for word in ("reconstructed", "recovered") if word in path.name)
-    return next(named, "another file than the published one")
+    return f"{path.name} is {next(named, 'another file than the published one')}"
 
 
 def published_length_controlled(
@@ -284,17 +270,14 @@ def published_length_controlled(
     The error is as published: the spread of predictions over instructions, not that of the fit.
     Where there is no rate, the note says why: the other rates stand.
     """
-    known = readable(judged)
-    y_N, index_N = preferences(known), tasks(known)
-    length_a, length_b = lengths(known)
+    y_N, length_a, length_b, index_N = columns(judged)
     difference_N = length_b - length_a
-    if len(known) < FOLDS or difference_N.std(ddof=1) == 0:
-        few = f"it needs at least {FOLDS} readable verdicts, got {len(known)}"
-        same = "every length difference is the same: what length does cannot be told"
-        note = few if len(known) < FOLDS else same
+    if len(y_N) < FOLDS or difference_N.std(ddof=1) == 0:
+        few = f"it needs at least {FOLDS} readable verdicts, got {len(y_N)}"
+        note = few if len(y_N) < FOLDS else SAME_DIFFERENCE
         return {"value": float("nan"), "error": float("nan"), "note": note}
     length_N = np.tanh(difference_N / difference_N.std(ddof=1))
-    difficulty_N = np.array([calibration.difficulty[number] for number in index_N])
+    difficulty_N = np.array([calibration.difficulty[number] for number in index_N.tolist()])
     x_NK = np.stack([length_N, difficulty_N, np.ones(len(y_N))], axis=1)
     all_x = np.concatenate([calibration.x_NK, x_NK])
     all_y = np.concatenate([calibration.y_N, y_N])
@@ -365,8 +348,6 @@ def _lowest_point(slope_K: Floats, bend_KK: Floats, b_K: Floats, price: float) -
 
 # Win rates of judged pairs → the numbers of judge.json: of each seed, and over seeds (Table 5).
 
-HEADLINES = ("win_rate", "non_tie", "length_controlled", "published_length_controlled")
-"""Table 5 has the first three; the last one only with AlpacaEval's files."""
 COUNTS = {"wins": "win", "losses": "loss", "ties": "tie", "unreadable": "unreadable"}
 PARTS: dict[str, Callable[[Judged], str]] = {
     "by_category": lambda one: one.pair.task.category,
@@ -374,56 +355,46 @@ PARTS: dict[str, Callable[[Judged], str]] = {
 }
 ZERO = 1e-12
 """Errors below are 0 but for rounding."""
-IN_FILE = "the fitted rate is in judge.json only"
 
 
-def readable(judged: Sequence[Judged]) -> list[Judged]:
-    """Those with an outcome."""
-    return [one for one in judged if one.outcome.preference is not None]
+def columns(judged: Sequence[Judged]) -> tuple[Floats, Floats, Floats, Labels]:
+    """Of what is readable: preferences for A, characters of A's and B's answers to the turn that
+    was judged, and tasks, the clusters of all errors.
+    """
+    rows = [
+        (one.preference, len(one.pair.answers_a[-1]), len(one.pair.answers_b[-1]))
+        for one in judged
+        if one.preference is not None
+    ]
+    task_N = [one.pair.task.index for one in judged if one.preference is not None]
+    y_N, length_a, length_b = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    return y_N, length_a, length_b, np.array(task_N, dtype=np.int64)
 
 
-def preferences(judged: Sequence[Judged]) -> Floats:
-    """For A, from 0 to 1."""
-    return np.array([one.outcome.preference for one in judged], dtype=np.float64)
-
-
-def tasks(judged: Sequence[Judged]) -> Labels:
-    """Places in the benchmark: the clusters of all errors."""
-    return np.array([one.pair.task.index for one in judged], dtype=np.int64)
-
-
-def lengths(judged: Sequence[Judged]) -> tuple[Floats, Floats]:
-    """Characters of A's and B's answers to the turns judged."""
-    a = np.array([len(one.pair.answers_a[-1]) for one in judged], dtype=np.float64)
-    b = np.array([len(one.pair.answers_b[-1]) for one in judged], dtype=np.float64)
-    return a, b
-
-
-def win_rates(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Counts and rates, these with their errors over tasks.
+def win_rates(judged: Sequence[Judged]) -> dict[str, Estimate]:
+    """Rates with their errors over tasks, of which there are ``n``.
 
     The win rate is the mean preference for A: ties count half, a judge's probabilities as they are.
     The non-tie rate is wins / (wins + losses), the paper's MT-Bench number (Tab. 5). What is
     unreadable is in no rate.
     """
-    results = [one.outcome.result for one in judged]
-    known, decided = readable(judged), _decided(judged)
-    won_N = np.array([one.outcome.result == "win" for one in decided], dtype=np.float64)
-    return {
-        **{name: results.count(result) for name, result in COUNTS.items()},  # type: ignore[arg-type]
-        "win_rate": _rate(preferences(known), tasks(known)),
-        "non_tie": _rate(won_N, tasks(decided)),
-    }
+    y_N, _, _, task_N = columns(judged)
+    decided = [one for one in judged if one.result in ("win", "loss")]
+    won_N = np.array([one.result == "win" for one in decided], dtype=np.float64)
+    return {"win_rate": _mean(y_N, task_N), "non_tie": _mean(won_N, columns(decided)[-1])}
 
 
-def _decided(judged: Sequence[Judged]) -> list[Judged]:
-    return [one for one in judged if one.outcome.result in ("win", "loss")]
-
-
-def _rate(value_N: Floats, cluster_N: Labels) -> dict[str, float]:
+def _mean(value_N: Floats, task_N: Labels) -> Estimate:
     if not len(value_N):
-        return {"value": float("nan"), "error": float("nan")}
-    return {"value": float(value_N.mean()), "error": clustered_error(value_N, cluster_N)}
+        return Estimate(float("nan"), float("nan"), 0)
+    error = clustered_error(value_N, task_N)
+    return Estimate(float(value_N.mean()), error, len(np.unique(task_N)))
+
+
+def count_results(judged: Sequence[Judged]) -> dict[str, int]:
+    """Wins, losses, ties, and what is unreadable."""
+    results = Counter(str(one.result) for one in judged)
+    return {name: results[result] for name, result in COUNTS.items()}
 
 
 def split(judged: Sequence[Judged], part: str) -> dict[str, list[Judged]]:
@@ -434,51 +405,26 @@ def split(judged: Sequence[Judged], part: str) -> dict[str, list[Judged]]:
     return groups
 
 
-def length_controlled(judged: Sequence[Judged]) -> LengthControlled | None:
-    """The two-term length-controlled win rate; None where nothing was judged."""
-    known = readable(judged)
-    if not known:
-        return None
-    return two_term(preferences(known), *lengths(known), tasks(known))
-
-
 def seed_numbers(judged: Sequence[Judged], calibration: Calibration | None) -> dict[str, Any]:
     """Rates of one seed; each headline has a value and its standard error over tasks."""
-    rates = win_rates(judged)
-    length_a, length_b = lengths(judged)
+
+    def rates(judged: Sequence[Judged]) -> dict[str, Any]:
+        found = win_rates(judged).items()
+        return {name: {"value": rate.value, "error": rate.se} for name, rate in found}
+
     numbers: dict[str, Any] = {
-        "counts": {name: rates.pop(name) for name in COUNTS},
-        **rates,
-        "length_controlled": _controlled(judged),
+        "counts": count_results(judged),
+        **rates(judged),
+        "length_controlled": asdict(two_term(*columns(judged))),
+        "mean_length_a": float(np.mean([len(one.pair.answers_a[-1]) for one in judged])),
+        "mean_length_b": float(np.mean([len(one.pair.answers_b[-1]) for one in judged])),
     }
     for part in PARTS:
-        numbers[part] = {name: win_rates(group) for name, group in split(judged, part).items()}
-    numbers |= {
-        "mean_length_a": float(length_a.mean()),
-        "mean_length_b": float(length_b.mean()),
-    }
+        groups = split(judged, part).items()
+        numbers[part] = {name: count_results(group) | rates(group) for name, group in groups}
     if calibration is not None:
         numbers["published_length_controlled"] = published_length_controlled(judged, calibration)
     return numbers
-
-
-def _controlled(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Two terms; nan where nothing was judged, not usable where the fit only reaches out."""
-    found = length_controlled(judged)
-    if found is None:
-        nan = float("nan")
-        return {"value": nan, "error": nan, "note": "nothing was judged", "is_usable": False}
-    length_a, length_b = lengths(readable(judged))
-    about = asdict(found)
-    is_usable = not about.pop("is_separated")
-    if (length_a < length_b).all() or (length_a > length_b).all():
-        word = "shorter" if length_a[0] < length_b[0] else "longer"
-        reach = f"A's answers are all {word} than B's, so equal length is out of the data's reach"
-        about["note"] = "; ".join(filter(None, (about["note"], reach)))
-        is_usable = False
-    if not is_usable and np.isfinite(found.rate):
-        about["note"] = f"{about['note']}; {IN_FILE}"
-    return {"value": about.pop("rate"), **about, "is_usable": is_usable}
 
 
 def summarize(
@@ -490,47 +436,36 @@ def summarize(
     around the rate of all. A task is one cluster, whichever the seed.
     """
     everything = [one for seed in judged for one in seed]
-    errors = _errors(everything)
-    controlled = length_controlled(everything)
-    errors["length_controlled"] = float("nan")
-    if controlled is not None:
-        errors["length_controlled"] = _known(controlled.error, readable(everything))
-    found: dict[str, Any] = {}
-    for name in (name for name in HEADLINES if name in results[0]):
-        mine = [result[name] for result in results]
+    rates, pooled = win_rates(everything), two_term(*columns(everything))
+    rates["length_controlled"] = Estimate(pooled.value, pooled.error, rates["win_rate"].n)
+    found = {
+        name: _over_seeds([result[name] for result in results], _known_error(rate))
+        for name, rate in rates.items()
+    }
+    is_usable = all(result["length_controlled"]["is_usable"] for result in results)
+    found["length_controlled"]["is_usable"] = is_usable
+    name = "published_length_controlled"
+    if full := [result[name] for result in results if name in result]:
         # the full model's error is a spread of predictions, one for each seed
-        spread = float(np.mean([one["error"] for one in mine]))
-        found[name] = _over_seeds(mine, errors.get(name, spread))
-    found["length_controlled"]["is_usable"] = all(
-        result["length_controlled"]["is_usable"] for result in results
-    )
+        spread = float(np.mean([one["error"] for one in full]))
+        found[name] = _over_seeds(full, spread)
     for part in PARTS:
         found[part] = {}
         for name, group in split(everything, part).items():
-            together = win_rates(group)
-            found[part][name] = {count: together[count] for count in COUNTS}
-            for rate, error in _errors(group).items():
-                mine = [result[part][name][rate] for result in results]
-                found[part][name][rate] = _over_seeds(mine, error)
+            found[part][name] = count_results(group) | {
+                rate: _over_seeds([one[part][name][rate] for one in results], _known_error(value))
+                for rate, value in win_rates(group).items()
+            }
     return found
 
 
-def _errors(judged: Sequence[Judged]) -> dict[str, float]:
-    """Of the win rate over its tasks, of the non-tie rate over those that have a winner."""
-    rates = win_rates(judged)
-    return {
-        "win_rate": _known(rates["win_rate"]["error"], readable(judged)),
-        "non_tie": _known(rates["non_tie"]["error"], _decided(judged)),
-    }
-
-
-def _known(error: float, judged: Sequence[Judged]) -> float:
+def _known_error(rate: Estimate) -> float | None:
     """nan for an error of 0 over few tasks: that they agree says little of the next one."""
-    num_tasks = len(set(tasks(judged).tolist()))
-    return float("nan") if error < ZERO and num_tasks < MIN_CLUSTERS else error
+    is_certain = rate.se is not None and rate.se < ZERO
+    return float("nan") if is_certain and rate.n < MIN_CLUSTERS else rate.se
 
 
-def _over_seeds(values: Sequence[dict[str, Any]], error: float) -> dict[str, Any]:
+def _over_seeds(values: Sequence[dict[str, Any]], error: float | None) -> dict[str, Any]:
     """Mean ± sample deviation of what is a number (Tab. 5 has five seeds); error over tasks."""
     known = np.array([one["value"] for one in values if np.isfinite(one["value"])])
     return {

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -16,15 +14,24 @@ from pathlib import Path
 
 import pytest
 from commands import bellmask, refuses
-from judge_rules import EveryKth, by_hash, chooses, longer, shown
-from judge_server import KEY, VARIABLE, JudgeServer, error, good, set_key
+from judge_server import (
+    ALPACA,
+    KEY,
+    VARIABLE,
+    JudgeServer,
+    by_length,
+    error,
+    good,
+    needs_alpaca,
+    script,
+    set_key,
+    shown,
+)  # fmt: skip
 from tuned_runs import tuned
 
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
 
-SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-ALPACA = SHARED / "alpaca_eval"
 NUM = 9
 A = ["x" * (5 + 3 * n) for n in range(NUM)]
 B = ["y" * (8 + 2 * n) for n in range(NUM - 1)] + [A[-1]]
@@ -116,7 +123,7 @@ def lines(path):
 
 def test_a_judge_that_likes_length(files, judge, tmp_path):
     out = tmp_path / "out"
-    with JudgeServer(chooses(longer)) as server:
+    with JudgeServer(by_length) as server:
         first = judge(*files, server=server)
         found = numbers(out)
         pairs = Counter(shown(body) for body in server.requests)
@@ -124,10 +131,9 @@ def test_a_judge_that_likes_length(files, judge, tmp_path):
         assert len(server.requests) == 16, "nothing is asked twice"
     assert pairs == Counter([*zip(A[:-1], B[:-1]), *zip(B[:-1], A[:-1])]), "both orders, once each"
     assert found["results"][0]["counts"] == BY_LENGTH
-    assert found["over_seeds"]["win_rate"]["mean"] == pytest.approx(5 / 9)
-    assert found["over_seeds"]["non_tie"]["mean"] == pytest.approx(4 / 7)
-    parts = found["over_seeds"]["by_category"]
-    assert [parts["odd"][name] for name in ("wins", "losses", "ties")] == [2, 1, 1]
+    over = found["over_seeds"]
+    assert (over["win_rate"]["mean"], over["non_tie"]["mean"]) == pytest.approx((5 / 9, 4 / 7))
+    assert over["by_category"]["odd"].items() >= {"wins": 2, "losses": 1, "ties": 1}.items()
     assert found["judge"]["first_share"] == 0.5
     assert found["seeds"] == [0], "files are the same with every seed"
     assert numbers(out) == found
@@ -136,37 +142,37 @@ def test_a_judge_that_likes_length(files, judge, tmp_path):
         assert text in first.out
         assert text in (out / "judge.md").read_text()
     verdicts = lines(out / "verdicts.jsonl")
-    assert [v["result"][0] for v in verdicts] == list("lll" + "t" + "wwww" + "t")
+    assert "".join(v["result"][0] for v in verdicts) == "llltwwwwt"
     keys = {line["key"] for line in lines(out / "transcript.jsonl")}
     assert {key for v in verdicts for key in v["requests"]} == keys
 
 
 def test_faults_change_no_number_and_refusals_are_told(files, judge, tmp_path):
-    """Every fourth question fails at first; both orders of the last pair that differs are too
-    long; a temperature is not taken."""
-    faults = iter([error(500, f"no {KEY}"), error(429, "slow", {"Retry-After": "0"})] * 2)
-    failing = EveryKth(chooses(longer), 4, lambda: next(faults))
+    """Two requests fail at first; both orders of the last pair that differs are too long; a
+    temperature is not taken."""
+    slow, long = error(429, "slow", {"Retry-After": "0"}), {"code": "context_length_exceeded"}
+    failing = script(*[by_length] * 3, error(500, f"no {KEY}"), *[by_length] * 3, slow, by_length)
+    too_long = script(error(413, "too long"), (400, {}, json.dumps({"error": long})))
 
     def reply(body):
         if "temperature" in body:
             return error(400, "temperature is not supported with this model")
-        return error(413, "too long") if A[-2] in shown(body) else failing(body)
+        return too_long(body) if A[-2] in shown(body) else failing(body)
 
-    out = tmp_path / "out"
     with JudgeServer(reply) as server:
+        said = judge(*files, server=server)
+        count = len(server.requests)
+        assert count >= 16 + 3
         judge(*files, server=server)
-        found, count = numbers(out), len(server.requests)
-        again = judge(*files, server=server)
-        assert len(server.requests) == count >= 16 + 3
-    assert "nothing to ask" in again.out
-    assert numbers(out) == found
+        assert len(server.requests) == count, "what was refused would be refused again"
+    found = numbers(tmp_path / "out")
     assert found["results"][0]["counts"] == BY_LENGTH | {"wins": 3, "unreadable": 1}
     refused, changed = found["cautions"]
-    assert "refused 2 requests (HTTP 413: too long)" in refused
+    assert "refused 2 requests (HTTP 4" in refused
     assert "temperature" in changed
-    for text in (again.out, (out / "judge.md").read_text()):
+    for text in (said.out, (tmp_path / "out" / "judge.md").read_text()):
         assert all(line in text for line in found["cautions"])
-    kept = lines(out / "transcript.jsonl")
+    kept = lines(tmp_path / "out" / "transcript.jsonl")
     assert len({line["key"] for line in kept}) == len(kept) == 16
 
 
@@ -181,7 +187,7 @@ def test_ended_in_the_middle(sign, files, judge, tmp_path, warm):
             if sign == signal.SIGINT:
                 signal.pthread_kill(threading.main_thread().ident, sign)
         time.sleep(0.1)
-        return chooses(by_hash)(body)
+        return by_length(body)
 
     with JudgeServer(slowly) as server:
         args = [*files, *at(server), "--num-threads", 2, "--out", out]
@@ -196,20 +202,16 @@ def test_ended_in_the_middle(sign, files, judge, tmp_path, warm):
             time.sleep(0.2)  # what was under way
             said = process.text()
         kept, before = len(lines(out / "transcript.jsonl")), len(server.requests)
-        if sign == signal.SIGINT:
-            assert kept == before < 16, "even what was under way"
-            assert f"{kept} of 16 answers came and are kept" in said
-        else:
-            assert before - 2 <= kept < 16
+        assert before - 2 * (sign == signal.SIGKILL) <= kept < 16, "even what was under way"
+        assert sign == signal.SIGKILL or f"{kept} of 16 answers came and are kept" in said
         assert KEY not in said
         assert not (out / "judge.json").exists()
-        server.reply = chooses(by_hash)
+        server.reply = by_length
         judge(*args)
         assert len(server.requests) == before + 16 - kept
-        judge(*files, "--out", tmp_path / "undisturbed", server=server)
     keys = [line["key"] for line in lines(out / "transcript.jsonl")]
     assert len(set(keys)) == len(keys) == 16
-    assert numbers(out) == numbers(tmp_path / "undisturbed")
+    assert numbers(out)["results"][0]["counts"] == BY_LENGTH, "as undisturbed"
 
 
 # --- models that answer ----------------------------------------------------------------------
@@ -217,51 +219,29 @@ def test_ended_in_the_middle(sign, files, judge, tmp_path, warm):
 
 def test_two_runs_and_two_turns(runs, talks, judge, tmp_path):
     out = tmp_path / "out"
-    with JudgeServer(chooses(longer)) as server:
+    with JudgeServer(by_length) as server:
         judge(runs["x"], runs["y"], *talks, server=server)
     found, verdicts = numbers(out), lines(out / "verdicts.jsonl")
     assert [found[side]["name"] for side in "ab"] == [str(runs["x"]), str(runs["y"])]
-    said = {
-        side: {
-            (line["seed"], line["task"], line["turn"]): line["text"]
-            for line in lines(out / "answers" / found[side]["answers"])
-        }
-        for side in "ab"
-    }
     turns = [("0", 1), ("1", 1), ("1", 2), ("2", 1), ("2", 2)]
     places = [(seed, *place) for seed in (0, 1) for place in turns]
     assert [(v["seed"], v["task"], v["turn"]) for v in verdicts] == places
-    asked = {"0": ["Say 1"], "1": ["Say 2", "Go"], "2": ["Say 3", "Go on"]}
-    expected, score = set(), Counter()
-    for seed, task, turn in places:
-        texts = [[said[side][seed, task, n] for n in range(1, turn + 1)] for side in "ab"]
-        a, b = (
-            "\n\n".join(f"User: {q}\n\nAssistant: {t}" for q, t in zip(asked[task], one))
-            if turn == 2
-            else one[0]
-            for one in texts
-        )
-        expected |= set() if a == b else {(a, b), (b, a)}
-        score["wins" if len(a) > len(b) else "losses" if len(a) < len(b) else "ties"] += 1
-    seen = Counter(shown(body) for body in server.requests)
-    assert seen == Counter(expected), "each different question once, over both seeds"
-    assert len(seen) >= 8, "the runs do differ"
-    assert sum((Counter(r["counts"]) for r in found["results"]), Counter()) == score
-
-
-def test_a_run_against_itself(runs, talks, judge, tmp_path):
-    shutil.copytree(runs["x"], tmp_path / "copy")
-    with JudgeServer(chooses(longer)) as server:
-        judge(runs["x"], tmp_path / "copy", *talks, server=server)
-        assert not server.requests, "equal answers are never sent"
-    counts = [result["counts"] for result in numbers(tmp_path / "out")["results"]]
-    assert counts == [{"wins": 0, "losses": 0, "ties": 5, "unreadable": 0}] * 2
+    texts = {
+        (line["seed"], line["task"], line["turn"]): line["text"]
+        for line in lines(out / "answers" / found["a"]["answers"])
+    }
+    assert [v["a"] for v in verdicts] == [texts[place] for place in places]
+    asked = {text for body in server.requests for text in shown(body) if text.startswith("User")}
+    first, second = texts[0, "1", 1], texts[0, "1", 2]
+    assert f"User: Say 2\n\nAssistant: {first}\n\nUser: Go\n\nAssistant: {second}" in asked
+    pairs = Counter(shown(body) for body in server.requests)
+    assert len(pairs) == len(server.requests) >= 8, "each different question once, over both seeds"
 
 
 # --- published benchmarks --------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not ALPACA.exists(), reason="needs alpaca_eval in $BELLMASK_TEST_DATA")
+@needs_alpaca
 def test_alpaca_eval_with_probabilities_and_its_full_length_control(judge, tmp_path):
     """A judge that says: the first one shown, with a probability that follows from its length."""
 
@@ -290,11 +270,14 @@ def test_alpaca_eval_with_probabilities_and_its_full_length_control(judge, tmp_p
     assert found["over_seeds"]["win_rate"]["mean"] == pytest.approx(sum(by_hand) / 40, abs=1e-9)
     controlled = found["results"][0]["published_length_controlled"]
     assert 0 < found["over_seeds"]["win_rate"]["mean"] < controlled["value"] < 1
-    for text in (said.out, (tmp_path / "out" / "judge.md").read_text()):
-        assert "recovered_instruction_difficulty.csv is recovered" in text
-        assert "df_gamed_reconstructed.csv is reconstructed" in text
-        assert "gpt4_1106_preview's outputs only" in text
-        assert "all 805 instructions; with 40 of them" in text
+    for text in (
+        "recovered_instruction_difficulty.csv is recovered",
+        "df_gamed_reconstructed.csv is reconstructed",
+        "gpt4_1106_preview's outputs only",
+        "all 805 instructions; with 40 of them",
+    ):
+        assert text in said.out
+        assert text in (tmp_path / "out" / "judge.md").read_text()
 
 
 def test_two_files_of_outputs_bring_their_instructions(files, judge, tmp_path, monkeypatch):
@@ -305,7 +288,7 @@ def test_two_files_of_outputs_bring_their_instructions(files, judge, tmp_path, m
 
     monkeypatch.setattr("bellmask.evaluate.judge_prompts._alpaca_from_hub", no_hub)
     write_lines(files[1], lines(files[1])[::-1])
-    with JudgeServer(chooses(longer)) as server:
+    with JudgeServer(by_length) as server:
         said = judge(*files[:2], "--style", "plain", server=server)
     assert f"the 9 instructions in {files[0]}" in said.err
     found = numbers(tmp_path / "out")
@@ -344,20 +327,20 @@ def test_money(files, judge, tmp_path):
     """$1 for each answer: 100,000 tokens at $10 a million, which no estimate foresees."""
 
     def reply(body):
-        return good(f"Verdict: {longer(*shown(body))}", usage=(100_000, 0))
+        status, headers, text = by_length(body)
+        body = json.loads(text) | {"usage": {"prompt_tokens": 100_000, "completion_tokens": 0}}
+        return status, headers, json.dumps(body)
 
     one = [*files, "--num-threads", 1, "--price-in", 10, "--price-out", 0]
     with JudgeServer(reply) as server:
-        said = judge(*one, "--max-usd", 0.01, server=server, code=2)
-        assert "--max-usd 0.01" in said.err
+        assert "--max-usd 0.01" in judge(*one, "--max-usd", 0.01, server=server, code=2).err
         assert not server.requests
         said = judge(*one, "--max-usd", 5, server=server, code=1)
         assert "5 of 16 answers came and are kept" in said.err
         assert "spent $5.0000 of $5" in said.out
         assert not (tmp_path / "out" / "judge.json").exists()
         assert len(server.requests) == 5
-        said = judge(*one, server=server)
-        assert "spent $11.0000" in said.out
+        assert "spent $11.0000" in judge(*one, server=server).out
         assert len(server.requests) == 16
         assert "spent" not in judge(*one, "--max-usd", 20, server=server).out
     assert numbers(tmp_path / "out")["judge"]["usd"] == pytest.approx(16.0)
@@ -369,7 +352,7 @@ def test_money(files, judge, tmp_path):
     [
         ("nowhere/a B", "nowhere/a"),
         ("A.json B", "A.json"),
-        ("TEXT B", "TEXT"),
+        ("TEXT B", "TEXT: records come as"),
         ("A A", "A and B are both"),
         ("A FIXED", "sigma-ARM"),
         ("A B --benchmark mtbench", "did you mean 'mt-bench'"),

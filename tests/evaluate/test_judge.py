@@ -1,73 +1,229 @@
-"""Judges whose mind is known: outcomes counted by hand, each request sent once, in both orders; and
-the likelihood judge against a slow reference, one forward pass per token by transformers."""
+"""Answers against the answerer asked directly, files of outputs by hand; judges whose mind is
+known; the likelihood judge against a slow reference, one forward pass per token."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 
 import pytest
 import torch
-from counted_progress import Counted
-from judge_rules import EveryKth, chooses, longer, shown
-from judge_server import VARIABLE, JudgeServer, error, good, script, set_key
+from judge_server import VARIABLE, JudgeServer, by_length, error, good, script, set_key, shown
 from pretrained_tools import save_lm
+from tuned_runs import tuned
 
 import bellmask.evaluate.judge as module
-from bellmask.evaluate.judge import EndpointJudge, LocalJudge, PairwiseOptions
-from bellmask.evaluate.judge_endpoint import (
-    Endpoint,
-    EndpointError,
-    EndpointOptions,
-    Transcript,
-)
+from bellmask.data.chat_templates import Message
+from bellmask.evaluate.judge import EndpointJudge, LocalJudge
+from bellmask.evaluate.judge_endpoint import Budget, EndpointError, EndpointOptions, Transcript
 from bellmask.evaluate.judge_prompts import (
+    VALUES,
     Benchmark,
     JudgeTask,
     Pair,
-    PairOutcome,
+    RunSide,
     open_style,
     pairs_of,
+    read_outputs,
 )
 from bellmask.evaluate.scorer import TextScore, load_scorer
+from bellmask.generate.answers import Answerer, Question
+from bellmask.generate.settings import Sampling
+from bellmask.model.pretrained import Backbone
+from bellmask.run import load_run
 from bellmask.utils.errors import UserError
-from bellmask.utils.store import content_key
+
+
+def benchmark(*turns):
+    tasks = [JudgeTask(f"t{n}", said, "all", None, n) for n, said in enumerate(turns)]
+    return Benchmark("some", tuple(tasks), "plain")
+
+
+FIVE = benchmark(("Say 1",), ("Say 2", "Go"), ("Say 3, slowly", "Go on"), ("Say 1",), ("Say 5",))
+SAMPLING = Sampling(steps=3)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- answers of runs -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(zoo, tmp_path_factory):
+    """Fine-tuned on conversations, on single prompts, on nothing, and an ARM."""
+    folder = tmp_path_factory.mktemp("answering")
+    made = {"turns": ("bell", True), "single": ("bell", False), "text": ("bell", None)}
+    made |= {"arm": ("arm", None)}
+    paths = {name: tuned(zoo / run, folder / name, kind) for name, (run, kind) in made.items()}
+    return {name: load_run(path) for name, path in paths.items()}
+
+
+@pytest.fixture
+def side(runs, tmp_path):
+    """``side("turns")``: answers of 6 tokens in 3 steps, kept in the test's folder."""
+
+    def build(name="turns", run=None, **changes):
+        named = {"sampling": SAMPLING, "length": 6, **changes}
+        return RunSide(name, run or runs[name], tmp_path / "answers", **named)
+
+    return build
+
+
+@pytest.mark.parametrize("name", ["turns", "single", "arm"])
+def test_answers_are_those_of_the_run_asked_one_by_one(name, side, runs):
+    """By the task's number, whatever else is asked; a second turn after the first's answer."""
+    found = side(name).answers(FIVE, [3]).by_seed[3]
+    answerer = Answerer(runs[name])
+    sampling = SAMPLING.for_causal() if name == "arm" else SAMPLING
+    for task, said in zip(FIVE.tasks, found, strict=True):
+        earlier = []
+        for turn, (asked, text) in enumerate(zip(task.turns, said, strict=True)):
+            question = Question((*earlier, Message("user", asked)), name == "turns" or turn > 0)
+            number = turn * 2**20 + task.index
+            (alone,) = answerer.answer(
+                [question], length=6, sampling=sampling, seed=3, samples=[number]
+            )
+            assert text == alone.text
+            earlier += [Message("user", asked), Message("assistant", text)]
+    assert len(set(found)) == len(FIVE.tasks), "the same request twice has two answers"
+
+
+def test_nothing_is_written_twice_whatever_is_asked_first(side, monkeypatch):
+    path = side()._store.path
+    everything = side().answers(FIVE, [0, 1]).by_seed
+    assert everything[0] != everything[1]
+    assert len(lines(path)) == 14
+    path.unlink()
+    some = replace(FIVE, tasks=(FIVE.tasks[4], FIVE.tasks[2]))
+    assert side().answers(some, [0]).by_seed[0] == [everything[0][4], everything[0][2]]
+    assert side().answers(FIVE, [0, 1]).by_seed == everything, "some of before, others now"
+    assert len(lines(path)) == 14
+    monkeypatch.delattr(Answerer, "answer")
+    assert side().answers(FIVE, [0, 1]).by_seed == everything
+
+
+def test_what_decides_an_answer_has_a_file_of_its_own(side, runs):
+    """Other lengths and sampling; the same weights used otherwise, or asked in other words."""
+    run, config = runs["turns"], runs["turns"].config
+    precise = replace(config, train=replace(config.train, precision="bf16"))
+    others = [
+        side(),
+        side(length=7),
+        side(sampling=Sampling(steps=4)),
+        side("single"),
+        side(run=replace(run, config=precise)),
+        side(run=replace(run, backbone=Backbone({}, "{{ messages[0].content }}"))),
+        side(run=replace(run, backbone=Backbone({}, "{{ messages[0].content }}!"))),
+    ]
+    assert len({other.fingerprint for other in others}) == len(others)
+    for one, same in (
+        (side(sampling=Sampling()), side(sampling=Sampling(steps=64))),
+        # steps and rules are the masked models'; they do not even change a causal one's file
+        (side("arm", sampling=Sampling(rule="most_confident", steps=3)), side("arm")),
+    ):
+        assert one.fingerprint == same.fingerprint
+    with pytest.raises(UserError, match="96"):
+        side(length=96)
+
+
+def test_cautions_of_answers(side):
+    short, long = benchmark(("Say 1",)), benchmark(("Say 2", "Go"), ("Say " + "x" * 200,))
+    for name, asked, expected in (
+        ("turns", FIVE, ""),
+        ("single", FIVE, "fine-tuned on single requests"),
+        ("single", short, ""),
+        ("text", short, "never fine-tuned"),
+        ("turns", long, "2 of 6 requests did not fit into rows of 96 tokens"),
+    ):
+        found = side(name).answers(asked, [0, 1]).cautions
+        assert len(found) == bool(expected)
+        assert expected in "".join(found)
+
+
+# --- answers of files ------------------------------------------------------------------------
+
+
+def write(path, *records):
+    path.write_text(json.dumps(records))
+    return path
+
+
+def test_outputs_go_to_their_tasks_whatever_their_order(tmp_path):
+    tasks = benchmark(("Add.\n\n1 2",), ("Say 2", "Go"), ("Say 2", "Stop"), ("Hm", "Well"))
+    path = write(
+        tmp_path / "out.json",
+        {"turns": ["Say 2", "Stop"], "outputs": ["c", "d"]},
+        {"prompt": "Hm", "response": ["e", "\ud800"]},
+        {"instruction": "Add.", "input": "1 2", "output": ""},
+        {"turns": ["Say 2", "Go"], "outputs": ["a", "b"]},
+        {"question": "Say 2", "answer": ["not", "this"]},
+    )
+    side = read_outputs(path)
+    found = side.answers(tasks, [7]).by_seed[7]
+    assert found == [("",), ("a", "b"), ("c", "d"), ("e", "?")]
+    assert (side.name, side.is_by_id) == ("out.json", False)
+    fastchat = [
+        {"question_id": f"t{n}", "choices": [{"index": 0, "turns": ["a", str(n)]}]}
+        for n in (3, 1, 2)
+    ]
+    side = read_outputs(write(tmp_path / "model.json", *fastchat))
+    said = side.answers(replace(tasks, tasks=tasks.tasks[1:]), [0]).by_seed[0]
+    assert (said, side.is_by_id) == ([("a", "1"), ("a", "2"), ("a", "3")], True)
+    with pytest.raises(UserError, match="1 of the 4 tasks of some, the first of them t0"):
+        side.answers(tasks, [0])
+    with pytest.raises(UserError, match=r"model\.json, task t1: 2 answers to 1 turns"):
+        side.answers(Benchmark("b", (JudgeTask("t1", ("x",), "all", None, 0),), "plain"), [0])
+
+
+@pytest.mark.parametrize(
+    ("records", "named"),
+    [
+        ([], "no outputs"),
+        ([{"instruction": "Say 1"}], "columns instruction"),
+        ([{"text": "Say 1", "output": "a"}], "columns text, output"),
+        ([{"instruction": "Say 1", "output": 3}], "record 1: the answer"),
+        ([{"instruction": "Say 1", "output": answer} for answer in "ab"], "record 2"),
+        ([{"question_id": 1, "choices": []}], "no choices with turns"),
+    ],
+)
+def test_files_that_hold_something_else(tmp_path, records, named):
+    with pytest.raises(UserError, match=named):
+        read_outputs(write(tmp_path / "o.json", *records))
+
+
+# --- a judge behind an endpoint --------------------------------------------------------------
 
 WORDS = ["a", "bb", "ccc", "dddd", "a", "ffffff", "g", "hhhhhhhh"]
 OTHERS = ["aaa", "b", "ccc", "d", "a", "f", "gg", "h h h h"]
 BY_LENGTH = ["loss", "win", "tie", "win", "tie", "win", "loss", "win"]
-TASKS = [JudgeTask(f"t{n}", (f"request {n}",), "all", None, n) for n in range(8)]
-PAIRS = pairs_of(TASKS, [[word] for word in WORDS], [[word] for word in OTHERS])
+TASKS = benchmark(*((f"request {n}",) for n in range(8))).tasks
+PAIRS = pairs_of(TASKS, [(word,) for word in WORDS], [(word,) for word in OTHERS])
 
 
 @pytest.fixture
 def judge_at(monkeypatch, tmp_path):
-    """``judge_at(server)``; connections are closed with the test."""
     set_key(monkeypatch)
-    with contextlib.ExitStack() as stack:
+    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda key, attempt: 0.0)
 
-        def build(server, folder=tmp_path, **named):
-            options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
-            endpoint = stack.enter_context(Endpoint(options, sleep=lambda seconds: None))
-            transcript = Transcript(folder / "transcript.jsonl")
-            style = open_style("plain", None, folder)
-            return EndpointJudge("j", style, transcript, endpoint.name, endpoint)
+    def build(server, **named):
+        options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
+        transcript = Transcript(tmp_path / "transcript.jsonl")
+        style = open_style("plain", None, tmp_path)
+        return EndpointJudge("j", style, options, Budget(None, None, "j"), transcript)
 
-        yield build
+    return build
 
 
 def results(judged):
-    return [one.outcome.result for one in judged]
-
-
-# --- behind an endpoint ----------------------------------------------------------------------
+    return [one.result for one in judged]
 
 
 def test_garbage_is_unreadable_kept_and_not_asked_again(judge_at):
     """Every third request; one thread, so that we know which."""
-    rule = EveryKth(chooses(longer), 3, lambda: good("Both are lovely."))
-    with JudgeServer(rule) as server:
+    rule = [by_length, by_length, good("Both are lovely.")] * 4
+    with JudgeServer(script(*rule)) as server:
         judged = judge_at(server, num_threads=1).judge(PAIRS)
         judge = judge_at(server)
         assert judge.judge(PAIRS) == judged
@@ -75,49 +231,29 @@ def test_garbage_is_unreadable_kept_and_not_asked_again(judge_at):
     # requests 3, 6, 9, 12 of the six pairs that differ: pairs 2, 3, 5, 6 of those
     bad = (1, 3, 6, 7)
     assert results(judged) == ["unreadable" if n in bad else BY_LENGTH[n] for n in range(8)]
-    assert judge.grounds(PAIRS[1])["verdicts"] == ["unreadable", "second"]
-    assert judge.grounds(PAIRS[2]) == {"verdicts": [], "requests": []}
-    lines = [json.loads(line) for line in judge.transcript.path.read_text().splitlines()]
-    by_key = {line["key"]: line["request"]["messages"][-1][1] for line in lines}
-    for key, order in zip(judge.grounds(PAIRS[0])["requests"], (("a", "aaa"), ("aaa", "a"))):
+    assert judged[1].grounds["verdicts"] == ["unreadable", "second"]
+    assert judged[2].grounds == {"verdicts": [], "requests": []}
+    by_key = {line["key"]: line["request"]["messages"][-1][1] for line in judge.transcript.store}
+    for key, order in zip(judged[0].grounds["requests"], (("a", "aaa"), ("aaa", "a"))):
         assert shown({"messages": [{"content": by_key[key]}]}) == order
 
 
-def test_what_fails_for_good_is_an_error_and_the_rest_is_kept(judge_at):
+def test_failures_are_asked_again_and_refusals_are_not(judge_at):
     def reply(body):
-        return error(500, "broken") if "ffffff" in str(body) else chooses(longer)(body)
+        return error(500, "broken") if "ffffff" in str(body) else by_length(body)
 
     with JudgeServer(reply) as server:
         with pytest.raises(EndpointError, match=r"2 requests have no answer .*HTTP 500: broken"):
             judge_at(server, max_attempts=2).judge(PAIRS)
         assert len(server.requests) == 10 + 2 * 2
-        server.reply = chooses(longer)
+        server.reply = by_length
         assert results(judge_at(server).judge(PAIRS)) == BY_LENGTH
         assert len(server.requests) == 14 + 2
-
-
-def test_tasks_that_a_style_cannot_ask_about_are_refused_first(tmp_path, monkeypatch):
-    plain = open_style("plain", None, tmp_path)
-
-    def write(one, a_first):
-        if one.turn:
-            raise UserError("single turns only")
-        return plain.write(one, a_first)
-
-    monkeypatch.setattr(module, "open_style", lambda *_: replace(plain, write=write))
-    options = PairwiseOptions(a="a", b="b", judge="j", out=str(tmp_path))
-    single, double = TASKS[0], JudgeTask("two", ("q", "r"), "all", None, 0)
-    module.endpoint_judge(options, Benchmark("b", (single,), "plain"))
-    with pytest.raises(UserError, match="single turns only"):
-        module.endpoint_judge(options, Benchmark("b", (single, double), "plain"))
-
-
-def test_a_judge_that_refuses_everything(judge_at):
-    with JudgeServer(script(error(413, "too large"))) as server:
+    with JudgeServer(lambda body: error(413, "too large")) as server:
         for _ in range(2):
             with pytest.raises(UserError, match="HTTP 413: too large"):
                 judge_at(server).judge(PAIRS)
-        assert len(server.requests) == 12, "it would be refused again"
+        assert len(server.requests) == 12
 
 
 # --- a likelihood ----------------------------------------------------------------------------
@@ -152,42 +288,28 @@ def test_likelihoods_of_a_language_model(tmp_path):
     folder = save_lm(tmp_path / "lm", "gpt2", TEXT, bos_token="<|begin|>")
     judge = LocalJudge(load_scorer(str(folder), device="cpu"), tmp_path / "l.jsonl")
     assert judge.label == "likelihood of lm, not a judgement of quality"
-    first, asked = ("the old dog.", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
-    second = ("it ran", "it sat")
-    pairs = [pair_of(*first), pair_of(*second, ("the mat ", "a dog"))]
-    befores = [
-        (asked, asked),
-        [f"{asked} {said}\n\nQuestion: and the dog\nAnswer:" for said in ("the mat", "a dog")],
-    ]
-    for one, answers, before in zip(judge.judge(pairs), (first, second), befores, strict=True):
-        scores, means = judge.grounds(one.pair), []
-        for side, answer, given in zip("ab", answers, before, strict=True):
-            score = scores[f"likelihood_{side}"]
-            total, count = slow_log_likelihood(folder, given, " " + answer)
-            assert score["log_likelihood"] == pytest.approx(total, abs=1e-3)
-            assert (score["num_tokens"], score["is_exact"], score["is_cut"]) == (count, True, False)
-            means.append(total / count)
-        assert one.outcome.result == ("win" if means[0] > means[1] else "loss")
-
-    words = ["the cat", "a dog saw it", "run", "old mat on the old mat", "dog dog"]
-    pairs = [pair_of(a, b) for a in words for b in words]
-    together = judge.judge(pairs)
-    swapped = judge.judge([pair_of(pair.answers_b[0], pair.answers_a[0]) for pair in pairs])
-    mirror = {"win": "loss", "loss": "win", "tie": "tie"}
-    assert [mirror[one] for one in results(swapped)] == results(together)
-    assert results(together).count("tie") == len(words)
+    answers, asked = ("it ran", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
+    (found,) = judge.judge([pair_of(*answers, ("the mat ", "a dog"))])
+    means = []
+    for score, earlier, answer in zip(found.grounds.values(), ("the mat", "a dog"), answers):
+        before = f"{asked} {earlier}\n\nQuestion: and the dog\nAnswer:"
+        total, count = slow_log_likelihood(folder, before, " " + answer)
+        assert score["log_likelihood"] == pytest.approx(total, abs=1e-3)
+        assert (score["num_tokens"], score["is_exact"], score["is_cut"]) == (count, True, False)
+        means.append(total / count)
+    assert found.result == ("win" if means[0] > means[1] else "loss")
 
 
 class Counting:
     """A scorer that knows how likely it finds what, and what it was asked."""
 
-    name, fingerprint, context, rule = "counting", "f", 100, ""
+    name, fingerprint = "counting", "f"
 
-    def __init__(self, nll_per_word=None, is_merging=False):
-        self.prices, self.is_merging = nll_per_word or {}, is_merging
+    def __init__(self, nll_per_word=None, is_merging=False, context=100):
+        self.prices, self.is_merging, self.context = nll_per_word or {}, is_merging, context
         self.asked = []
 
-    def score(self, samples, *, batch_size=8, progress=None):
+    def score(self, samples):
         self.asked += [sample[0] for sample in samples]
         found = []
         for (text,) in samples:
@@ -200,83 +322,93 @@ class Counting:
         return found
 
 
-@pytest.fixture
-def outcome(tmp_path):
-    def judged(a, b, measure="per-token", **prices):
-        path = tmp_path / content_key(a, b, measure, prices)
-        return LocalJudge(Counting(prices), path, measure).judge([pair_of(a, b)])[0].outcome
-
-    return judged
-
-
-def test_per_token_and_raw_can_disagree(outcome, tmp_path):
-    """Two tokens of 2 nats against five of 1: likelier per token, less likely as a whole."""
-    assert outcome("x x", "y y y y y", x=2.0) == PairOutcome("loss", 0.0)
-    assert outcome("x x", "y y y y y", "raw", x=2.0) == PairOutcome("win", 1.0)
-    raw, mean = (LocalJudge(Counting(), tmp_path / "l", m).about([]) for m in ("raw", "per-token"))
-    assert raw != mean
-
-
-def test_ties_and_empty_answers(outcome):
-    tie = PairOutcome("tie", 0.5)
-    assert outcome("x", "y", x=1.0 + 1e-7) == tie
-    assert outcome("x " * 10, "y " * 10, "raw", x=1.0 + 5e-6) == tie, "sums are less exact"
-    assert outcome("x", "y", x=1.001) == PairOutcome("loss", 0.0)
-    for measure in ("per-token", "raw"):
-        assert outcome("", "x", measure).result == "loss"
-        assert outcome("x", " \n", measure).result == "win"
-        assert outcome("", " ", measure) == outcome("", "", measure) == tie
-
-
-def test_a_request_that_fills_the_context_cannot_be_judged(tmp_path):
-    scorer = Counting()
-    scorer.context = 12  # the request has 7 words
-    long = pair_of("x", "y", turns=["w " * 20])
-    judge = LocalJudge(scorer, tmp_path / "l.jsonl")
-    cut, fits, none = judge.judge([pair_of("x " * 9, "y"), pair_of("x", "y z"), long])
-    scores = judge.grounds(cut.pair)
-    assert (scores["likelihood_a"]["num_tokens"], scores["likelihood_a"]["is_cut"]) == (5, True)
-    assert not scores["likelihood_b"]["is_cut"]
-    assert not judge.grounds(fits.pair)["likelihood_a"]["is_cut"]
-    assert none.outcome == PairOutcome("unreadable", None)
-
-
-def test_each_text_is_scored_once_and_merged_tokens_are_marked(tmp_path):
-    pairs = [pair_of("x", "y"), pair_of("y", "x"), pair_of("x", "")]
-    for is_merging in (False, True):
-        scorer = Counting(is_merging=is_merging)
-        judge = LocalJudge(scorer, tmp_path / f"{is_merging}.jsonl")
-        judge.judge(pairs)
-        assert judge.grounds(pairs[0])["likelihood_a"]["is_exact"] is not is_merging
-        assert len(scorer.asked) == len(set(scorer.asked)) == 3
+@pytest.mark.parametrize(
+    ("a", "b", "price", "per_token", "raw"),
+    [
+        ("x x", "y y y y y", 2.0, "loss", "win"),  # likelier per token, less likely as a whole
+        ("x", "y", 1.0 + 1e-7, "tie", "tie"),
+        ("x " * 10, "y " * 10, 1.0 + 5e-6, "tie", "tie"),  # sums are less exact
+        ("x", "y", 1.001, "loss", "loss"),
+        ("y", "x", 1.001, "win", "win"),
+        ("", "x", 9.0, "loss", "loss"),
+        ("x", " \n", 9.0, "win", "win"),
+        ("", " ", 9.0, "tie", "tie"),
+        ("x", "x", 9.0, "tie", "tie"),
+        ("x " * 99, "y", 2.0, "loss", "loss"),  # cut
+    ],
+)
+def test_the_likelier_answer_wins(a, b, price, per_token, raw, tmp_path):
+    """A word costs a nat; "x" has a price of its own. Both measures keep their outcomes apart."""
+    for measure, expected in (("per-token", per_token), ("raw", raw)):
+        judge = LocalJudge(Counting({"x": price}), tmp_path / "l.jsonl", measure)
+        (found,) = judge.judge([pair_of(a, b)])
+        assert (found.result, found.preference) == (expected, VALUES[expected])
+        is_cut = [score["is_cut"] for score in found.grounds.values()]
+        assert is_cut == [len(a) > 100, False]
 
 
 def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
     """Words cost a nat each, so none is likelier; "dddd" costs less, "ffffff" more."""
     monkeypatch.setattr(module, "LOCAL_CHUNK", 3)
-    path, progress, prices = tmp_path / "l.jsonl", Counted(), {"dddd": 0.5, "ffffff": 2.0}
+    path, prices = tmp_path / "l.jsonl", {"dddd": 0.5, "ffffff": 2.0}
     first, second = Counting(prices), Counting(prices)
-    judge = LocalJudge(first, path)
-    judged = judge.judge([*PAIRS, *PAIRS], progress)
+    judged = LocalJudge(first, path).judge([*PAIRS, *PAIRS])
     expected = ["tie", "tie", "tie", "win", "tie", "loss", "tie", "tie"]
     assert results(judged) == expected * 2
     assert len(first.asked) == len(set(first.asked))
-    assert (progress.totals, progress.seen) == ([8], [3, 6, 8])
-    with path.open("a") as stream:
-        stream.write('{"key"')
-    (more,) = pairs_of([JudgeTask("t99", ("request 99",), "all", None, 99)], [["ffffff"]], [["y"]])
+    assert judged[3].grounds["likelihood_a"]["log_likelihood"] == -0.5
+    (more,) = pairs_of([JudgeTask("t9", ("request 99",), "all", None, 9)], [("ffffff",)], [("y",)])
     again = LocalJudge(second, path)
     assert results(again.judge([more, *PAIRS])) == ["loss", *expected]
     assert all("request 99" in text for text in second.asked)
-    assert judge.grounds(PAIRS[3])["likelihood_a"]["log_likelihood"] == -0.5
-    assert judge.cautions(PAIRS) == []
+    assert again.cautions(judged) == []
 
 
 def test_cautions_of_likelihoods(tmp_path):
-    scorer = Counting(is_merging=True)
-    scorer.context = 7  # "Question: request 7 Answer:" and three words
-    judge = LocalJudge(scorer, tmp_path / "l.jsonl")
-    judge.judge(PAIRS)
-    cut, inexact = judge.cautions(PAIRS)
-    assert cut.startswith("1 of 8 pairs did not fit")
-    assert inexact.startswith("In 8 of 8 pairs")
+    """A context of "Question: request 7 Answer:" and three words."""
+    judge = LocalJudge(Counting(is_merging=True, context=7), tmp_path / "l.jsonl")
+    judged = judge.judge([*PAIRS, pair_of("x", "y", turns=["w " * 20])])
+    cut, inexact = judge.cautions(judged)
+    assert cut.startswith("2 of 9 pairs did not fit")
+    assert inexact.startswith("In 8 of 9 pairs")
+    assert (judged[-1].result, judged[-1].preference) == ("unreadable", None)
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def test_tables_and_notes():
+    """One seed has no deviation; what rests on no data, and the full model's spread, is hidden."""
+
+    def rate(mean, deviation=None, error=None, **more):
+        return {"mean": mean, "deviation": deviation, "error": error, **more}
+
+    counts = {"wins": 3, "losses": 1, "ties": 2, "unreadable": 3}
+    one = {**counts, "win_rate": rate(0.25), "non_tie": rate(None)}
+    result = {"counts": counts, "mean_length_a": 12.4, "mean_length_b": 100.6}
+    over = {
+        "win_rate": rate(0.7827, 0.0137, 0.05),
+        "non_tie": rate(0.5, 0.0, None),
+        "length_controlled": rate(1.0, 0.0, 0.0, is_usable=False),
+        "published_length_controlled": rate(0.058, None, 0.3),
+        "by_category": {"all": one},
+        "by_turn": {"1": one, "2": one | {"win_rate": rate(0.5, 0.125)}},
+    }
+    asked = {"num_requests": 1200, "tokens_in": 34567, "tokens_out": 89, "usd": 0.0169}
+    numbers = {name: {"name": name} for name in ("a", "b", "benchmark")} | {
+        "num_tasks": 80,
+        "judge": {"label": "j", "is_local": False, "first_share": 0.625, **asked},
+        "seeds": [0, 1],
+        "over_seeds": over,
+        "results": [result | {"length_controlled": {"note": "same"}}] * 2,
+        "cautions": ["x was never fine-tuned."],
+    }
+    rates, outcomes, by_turn = module.tables(numbers)  # one category is all of it
+    shown_rates = [["78.27 ± 1.37", "5.00"], ["50.00 ± 0.00", "-"], ["-", "-"], ["5.80", "-"]]
+    assert [row[1:] for row in rates.rows] == shown_rates
+    assert outcomes.rows == [[seed, "3", "1", "2", "3", "12", "101"] for seed in "01"]
+    assert [row[-2] for row in by_turn.rows] == ["25.00", "50.00 ± 12.50"]
+    text = "\n".join(module.notes(numbers))
+    for words in ("benchmark, 80 tasks", "62.50 %", "6 pairs without", "never fine-tuned", "same"):
+        assert text.count(words) == 1
+    assert "1,200 requests: 34,567 tokens in, 89 out, $0.0169" in text

@@ -1,15 +1,26 @@
-"""A chat-completions server on loopback that answers as a test wants and counts what it saw."""
+"""A chat-completions server on loopback that answers as a test wants and counts what it saw, and
+judges whose mind is known: they read our own ("plain") prompts."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
+import os
+import re
 import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import pytest
+
+SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+ALPACA = SHARED / "alpaca_eval"
+needs_alpaca = pytest.mark.skipif(
+    not ALPACA.exists(), reason="needs alpaca_eval in $BELLMASK_TEST_DATA"
+)
 KEY = "sk-a-very-secret-key-0123456789"
 VARIABLE = "TEST_JUDGE_KEY"
 """Environment variable of the key in tests."""
@@ -74,20 +85,12 @@ class JudgeServer:
 
     def __init__(self, reply=echo):
         self.reply = reply
-        self.requests, self.headers, self.paths = [], [], []
+        self.requests, self.headers = [], []
         self.most_at_once = self._at_once = 0
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"judge": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-
-    @property
-    def base_url(self):
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-
-    @property
-    def questions(self):
-        """The last message of each request."""
-        return [body["messages"][-1]["content"] for body in self.requests]
+        self.base_url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def __enter__(self):
         self._thread.start()
@@ -98,11 +101,10 @@ class JudgeServer:
         self._thread.join()
         self._server.server_close()
 
-    def answer(self, body, headers, path):
+    def answer(self, body, headers):
         with self._lock:
             self.requests.append(body)
             self.headers.append(headers)
-            self.paths.append(path)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         try:
@@ -120,38 +122,35 @@ class _Server(ThreadingHTTPServer):
         """Clients that went away are part of the tests."""
 
 
-def _handler(server):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = 10
-        disable_nagle_algorithm = True
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 10
+    disable_nagle_algorithm = True
 
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            try:
-                status, extra, text = server.answer(body, headers, self.path)
-            except Drop as drop:
-                self._send(200, {}, drop.part.encode(), missing=100)
-                self.close_connection = True
-                with contextlib.suppress(OSError):
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                return
-            self._send(status, extra, text.encode())
+    def do_POST(self):
+        assert self.path == "/v1/chat/completions"
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        try:
+            status, extra, text = self.judge.answer(body, headers)
+        except Drop as drop:
+            self._send(200, {}, drop.part.encode(), missing=100)
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self._send(status, extra, text.encode())
 
-        def _send(self, status, headers, body, missing=0):
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body) + missing))
-            self.end_headers()
-            self.wfile.write(body)
-            self.wfile.flush()
+    def _send(self, status, headers, body, missing=0):
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body) + missing)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
 
-        def log_message(self, *_):
-            """Quiet."""
-
-    return Handler
+    def log_message(self, *_):
+        """Quiet."""
 
 
 def set_key(monkeypatch):
@@ -186,3 +185,26 @@ class Clock:
         with self._lock:
             self.sleeps.append(seconds)
             self.time += seconds
+
+
+SHOWN = re.compile(
+    r"(?:=== Request\n(?P<request>.*?)\n\n)?"
+    r"=== (?:Answer|Conversation) A\n(?P<first>.*?)\n\n"
+    r"=== (?:Answer|Conversation) B\n(?P<second>.*?)\n\n"
+    r"(?:=== A right answer.*?\n\n)?=== Your task",
+    re.DOTALL,
+)
+
+
+def shown(body):
+    """What the judge sees as A and as B: an answer, or a conversation."""
+    found = SHOWN.fullmatch(body["messages"][-1]["content"].rpartition("\n")[0])
+    assert found is not None, body["messages"][-1]["content"]
+    return found["first"], found["second"]
+
+
+def by_length(body):
+    """The longer answer, in a thought or two."""
+    first, second = shown(body)
+    choice = "tie" if len(first) == len(second) else "A" if len(first) > len(second) else "B"
+    return good(f"I have thought.\nVerdict: {choice}", usage=(100, 10))
