@@ -11,16 +11,14 @@ import pytest
 import torch
 from changed_runs import change_run
 from counted_progress import Counted
+from plain_entropy import plain_entropy
 
 from bellmask.analyze.context import (
-    CONTEXT_CURVE,
     CONTEXT_DROP,
-    CurveOptions,
     DropOptions,
     context_bins,
     losses_by_bin,
 )
-from bellmask.analyze.decompose import enumerated_entropy
 from bellmask.data.blocks import Blocks
 from bellmask.data.packing import Row
 from bellmask.data.toys import ExactDenoiser, ToySource
@@ -71,7 +69,7 @@ def test_bins_hold_every_context_once_and_none_alone(length):
 
 @pytest.mark.parametrize("framework", [None, any_order()], ids=["mdm", "aoarm"])
 def test_the_exact_models_loss_in_a_bin_is_the_mean_entropy_of_its_contexts(framework):
-    truth = enumerated_entropy(UNEVEN).numpy()
+    truth = plain_entropy(UNEVEN).numpy()
     bins = [(0, 0), (1, 2), (3, 4), (1, 4)]
     exact = ExactDenoiser(UNEVEN, is_causal=framework is not None)
     scorer = BlockScorer(exact, UNEVEN.blocks(8000, seeded(1)), 3, framework)
@@ -135,38 +133,14 @@ def test_a_causal_bin_is_the_mean_of_its_slots(order):
 # runs
 
 
-@pytest.fixture(scope="module")
-def runs(zoo, tmp_path_factory):
-    """Documents are lines, which span blocks: errors are clustered.
-
-    steps has three checkpoints, the last one of other weights.
-    """
-    folder, line = tmp_path_factory.mktemp("runs"), {"data.documents": "line"}
-    change_run(zoo / "steps", folder / "steps", line)
-    checkpoint = "checkpoints/step-0000000"
-    shutil.copytree(zoo / "base" / f"{checkpoint}60", folder / "steps" / f"{checkpoint}90")
-    return folder
-
-
-def measured(analysis, runs, *names, **more):
-    kind = CurveOptions if analysis is CONTEXT_CURVE else DropOptions
-    folders = tuple(str(runs / name) for name in names)
-    options = kind(runs=folders, **{"bins": 3, "blocks": 40, **more})
-    progress = Counted()
-    found = analysis.measure(options, progress)
-    assert progress.totals == [progress.done]
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    return found
-
-
 def by_hand(folder, step, bins, count):
-    """(losses [C, B], documents [B], lengths [B]) of a run on rows spread over the text."""
+    """(losses [C, B], documents [B]) of a run on rows spread over the text."""
     run = load_run(folder, checkpoint=str(step))
     valid = run.blocks()[1]
     places = [round(number * (len(valid) - 1) / (count - 1)) for number in range(count)]
     tokens, length = valid.rows(torch.tensor(places)).numpy(), valid.lengths[places]
     blocks = Blocks(tokens, length, valid.documents[places], "by hand")
-    return losses_by_bin(run.scorer(blocks), bins, 1234, 64), blocks.documents, length
+    return losses_by_bin(run.scorer(blocks), bins, 1234, 64), blocks.documents
 
 
 def between_documents(value, document):
@@ -182,14 +156,23 @@ def between_documents(value, document):
 BINS = [(0, 0), (1, 5), (6, 10), (11, 15)]
 
 
-def test_a_drop_is_the_paired_difference_of_two_stages(runs):
-    """The rise: what the upper half of the bins learned until the end, less what N_c = 0 did."""
-    found = measured(CONTEXT_DROP, runs, "steps")
+def test_a_drop_is_the_paired_difference_of_two_stages(zoo, tmp_path):
+    """The rise: what the upper half of the bins learned until the end, less what N_c = 0 did.
+
+    Documents are lines, which span blocks: errors are clustered. The last checkpoint is another's.
+    """
+    folder = change_run(zoo / "steps", tmp_path / "steps", {"data.documents": "line"})
+    last = zoo / "base/checkpoints/step-000000060"
+    shutil.copytree(last, folder / "checkpoints/step-000000090")
+    progress = Counted()
+    options = DropOptions(runs=(str(folder),), bins=3, blocks=40)
+    found = CONTEXT_DROP.measure(options, progress)
+    assert (progress.totals, progress.done) == ([3], 3)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
     (run,) = found["runs"]
     steps = [stage["step"] for stage in run["stages"]]
     assert (found["blocks"], found["block_length"], steps) == (40, 16, [30, 60, 90])
-    values = [by_hand(runs / "steps", step, BINS, 40)[0] for step in steps]
-    document = by_hand(runs / "steps", 30, BINS, 40)[1]
+    values, (document, *_) = zip(*(by_hand(folder, step, BINS, 40) for step in steps))
     assert found["documents"] == len(set(document.tolist())) < 30
 
     def check(points, value_CB):
