@@ -19,9 +19,7 @@ from bellmask.analyze.gradients import (
     PARTS,
     AdditivityOptions,
     RadiusOptions,
-    additivity_similarities,
     gradient,
-    radius_similarities,
 )
 from bellmask.config.options import ModelOptions
 from bellmask.model.transformer import Denoiser
@@ -114,9 +112,10 @@ def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
 def radius_masks(length, radii, masks, keys):
     """(centre, {radius: other masked places}) for each key; also that only the centre is scored."""
     model, x0_L, found = denoiser(), row(length=length), []
+    options = RadiusOptions(runs=(), radii=radii, masks=masks)
     for key in keys:
         recorder = Recorder(model)
-        similarities = radius_similarities(recorder, x0_L, radii, masks, MASK, key)
+        similarities = options.similarities(recorder, x0_L, MASK, key)
         (centre,), sets = recorder.asked[0][1], []
         for x_BL, scored, targets in recorder.asked:
             assert (x_BL.shape, scored, targets) == ((1, length), [centre], [x0_L[centre]])
@@ -156,7 +155,7 @@ def test_eight_neighbours_within_the_radius_are_masked():
 def test_the_sum_of_single_masks_is_that_of_separate_passes():
     model, x0_L = denoiser(), row()
     recorder = Recorder(model)
-    found = additivity_similarities(recorder, x0_L, (2, 5), MASK, key=3)
+    found = AdditivityOptions(runs=(), counts=(2, 5)).similarities(recorder, x0_L, MASK, key=3)
     for number, count in enumerate((2, 5)):
         places = recorder.asked[2 * number + 1][1]  # of the joint mask
         assert len(set(places)) == count
