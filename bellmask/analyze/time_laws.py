@@ -157,7 +157,7 @@ def time_laws_figure(results: Mapping[str, Any]) -> Figure:
     laws, length = results["laws"], results["length"]
     looks = itertools.product(("-", "--", ":", "-."), COLOURS)
     for (text, law), (style, colour) in zip(laws.items(), itertools.cycle(looks)):
-        look = {"color": colour, "linestyle": style}
+        look: dict[str, Any] = {"color": colour, "linestyle": style}
         if law["density"] is None:
             left.axvline(law["mean"], label=text, **look)
         else:

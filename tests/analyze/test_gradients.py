@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counted_progress import Counted
-from torch import nn
 
 from bellmask.analyze.gradients import (
     GRADIENT_ADDITIVITY,
@@ -45,45 +44,35 @@ def row(seed=3, length=LENGTH):
     return torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed))
 
 
+PART = {"embedding.weight": "embedding", "head.weight": "head", "head.bias": "head"}
+
+
 def own_gradient(model, x0_L, masked, scored):
-    """The gradient of the scored places' cross-entropies, by parameter, from logits."""
+    """The gradient of the scored places' cross-entropies, by part, from logits."""
     x_L = x0_L.clone()
     x_L[masked] = model.mask_id
     logits = model(x_L[None], torch.tensor(scored), t_B=torch.tensor([len(masked) / len(x0_L)]))
     loss = F.cross_entropy(logits, x0_L[scored], reduction="sum")
-    found = torch.autograd.grad(loss, list(model.parameters()))
-    return {name: g for (name, _), g in zip(model.named_parameters(), found, strict=True)}
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    found = {part: [] for part in PARTS}
+    for (name, _), g in zip(model.named_parameters(), gradients, strict=True):
+        for part in ("whole", PART.get(name, "trunk")):
+            found[part].append(g.flatten())
+    return {part: torch.cat(parts).double() for part, parts in found.items()}
 
 
-def joined(named, part="whole"):
-    """One part's gradient as a vector."""
-    wanted = {
-        "whole": lambda name: True,
-        "embedding": lambda name: name == "embedding.weight",
-        "head": lambda name: name in ("head.weight", "head.bias"),
-        "trunk": lambda name: name.split(".")[0] not in ("embedding", "head"),
-    }[part]
-    return torch.cat([g.flatten() for name, g in named.items() if wanted(name)]).double()
+def check_cosines(found, left, right):
+    for part in PARTS:
+        expected = float(F.cosine_similarity(left[part], right[part], dim=0))
+        assert found[part] == pytest.approx(expected, abs=1e-5)
+        assert found[part] < 0.9999
 
 
-def own_cosine(left, right, part="whole"):
-    a, b = joined(left, part), joined(right, part)
-    return float((a * b).sum() / ((a * a).sum().sqrt() * (b * b).sum().sqrt()))
-
-
-class Recorder(nn.Module):
-    """A model that remembers what it was asked."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.asked = model, []
-
-    def named_parameters(self, *args, **more):
-        return self.model.named_parameters(*args, **more)
-
-    def forward(self, x_BL, rows_N, targets_N, **more):
-        self.asked.append((x_BL.clone(), rows_N.tolist(), targets_N.tolist()))
-        return self.model(x_BL, rows_N, targets_N, **more)
+def recorded(model):
+    """(masked tokens, rows, targets) of every call from now on."""
+    asked = []
+    model.register_forward_pre_hook(lambda _, args: asked.append(args))
+    return asked
 
 
 # one gradient
@@ -102,7 +91,7 @@ def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
     assert set(found) == set(PARTS)
     assert len(found["whole"]) == sum(len(found[part]) for part in PARTS[1:])
     for part in PARTS:
-        torch.testing.assert_close(found[part].double(), joined(expected, part), **CLOSE)
+        torch.testing.assert_close(found[part].double(), expected[part], **CLOSE)
         assert float(found[part].norm()) > 0.1
 
 
@@ -112,13 +101,14 @@ def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
 def radius_masks(length, radii, masks, keys):
     """(centre, {radius: other masked places}) for each key; also that only the centre is scored."""
     model, x0_L, found = denoiser(), row(length=length), []
+    asked = recorded(model)
     options = RadiusOptions(runs=(), radii=radii, masks=masks)
     for key in keys:
-        recorder = Recorder(model)
-        similarities = options.similarities(recorder, x0_L, MASK, key)
-        (centre,), sets = recorder.asked[0][1], []
-        for x_BL, scored, targets in recorder.asked:
-            assert (x_BL.shape, scored, targets) == ((1, length), [centre], [x0_L[centre]])
+        asked.clear()
+        similarities = options.similarities(model, x0_L, MASK, key)
+        (centre,), sets = asked[0][1].tolist(), []
+        for x_BL, scored, targets in asked:
+            assert (scored.tolist(), targets.tolist()) == ([centre], [x0_L[centre]])
             hidden = (x_BL[0] == MASK).nonzero().squeeze(1).tolist()
             assert all(x_BL[0, i] == x0_L[i] for i in range(length) if i not in hidden)
             sets.append({*hidden} - {centre})
@@ -127,8 +117,7 @@ def radius_masks(length, radii, masks, keys):
     alone = own_gradient(model, x0_L, [centre], [centre])
     for radius, places in found[-1][1].items():
         after = own_gradient(model, x0_L, [centre, *places], [centre])
-        for part, value in similarities[radius].items():
-            assert value == pytest.approx(own_cosine(alone, after, part), abs=1e-5)
+        check_cosines(similarities[radius], alone, after)
     return found
 
 
@@ -154,18 +143,14 @@ def test_eight_neighbours_within_the_radius_are_masked():
 
 def test_the_sum_of_single_masks_is_that_of_separate_passes():
     model, x0_L = denoiser(), row()
-    recorder = Recorder(model)
-    found = AdditivityOptions(runs=(), counts=(2, 5)).similarities(recorder, x0_L, MASK, key=3)
-    for number, count in enumerate((2, 5)):
-        places = recorder.asked[2 * number + 1][1]  # of the joint mask
+    asked = recorded(model)
+    found = AdditivityOptions(runs=(), counts=(2, 5)).similarities(model, x0_L, MASK, key=3)
+    joint = [asked[1][1].tolist(), asked[3][1].tolist()]
+    for count, places in zip((2, 5), joint, strict=True):
         assert len(set(places)) == count
         apart = [own_gradient(model, x0_L, [place], [place]) for place in places]
-        total = {name: sum(one[name] for one in apart) for name in apart[0]}
-        together = own_gradient(model, x0_L, places, places)
-        for part in PARTS:
-            expected = own_cosine(total, together, part)
-            assert found[count][part] == pytest.approx(expected, abs=1e-5)
-            assert found[count][part] < 0.9999
+        total = {part: sum(one[part] for one in apart) for part in PARTS}
+        check_cosines(found[count], total, own_gradient(model, x0_L, places, places))
 
 
 # runs
