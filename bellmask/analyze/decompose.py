@@ -13,8 +13,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from bellmask.analyze.base import Analysis, StageOptions, describe_run
 from bellmask.analyze.context import CONTEXT_LABEL
 from bellmask.data.corpora import is_toy
 from bellmask.data.toys import ExactDenoiser, ToySource, toy_source
-from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Problem, sigma_arm
+from bellmask.diffusion.frameworks import Framework, Ordered
 from bellmask.diffusion.laws import TruncatedGaussian
 from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.theory import context_weights
@@ -34,7 +33,7 @@ from bellmask.report.figures import COLOURS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError
-from bellmask.utils.progress import NO_PROGRESS, Progress
+from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
@@ -68,8 +67,6 @@ class DecomposeOptions(StageOptions):
 # where context and target are drawn at random; AoARM, which averages over all orders, has the same
 # H^n. For each framework the H^n add up to H(X).
 
-MOST_SUMMANDS = 1 << 27
-"""Enumeration adds V^L probabilities for each of 2^L sets of places: some seconds at this many."""
 BATCH_ROWS = 64
 """Rows of a Monte Carlo batch."""
 
@@ -102,64 +99,13 @@ def ordered_chain_entropy(source: ToySource, order_L: Tensor) -> Tensor:
     length, h = source.length, _entropy_at_distance(source).tolist()
     seen: list[int] = []
     found = []
-    for place in _checked(order_L, length):
+    for place in order_L.tolist():
         at = bisect.bisect(seen, place)
         a = place - seen[at - 1] if at > 0 else length
         b = seen[at] - place if at < len(seen) else length
         found.append(h[a] + h[b] - h[min(a + b, length)])
         seen.insert(at, place)
     return torch.tensor(found, dtype=torch.float64)
-
-
-def enumerated_entropy(source: ToySource, order_L: Tensor | None = None) -> Tensor:
-    """H^n of any small source from the table of all its rows, float64 [L]; they add up to H(X).
-
-    A target drawn at random joins its context to a random set of n + 1 places, so H^n of MDM is
-    the mean entropy of n + 1 places less that of n.
-    """
-    length, kinds = source.length, source.num_tokens
-    if (2 * kinds) ** length > MOST_SUMMANDS:
-        raise UserError(
-            f"{kinds} symbols at {length} places are too many to enumerate; use sampled_entropy"
-        )
-    rows = torch.cartesian_prod(*[torch.arange(kinds)] * length).view(-1, length)
-    table = source.log_probability(rows).exp().view([kinds] * length)
-
-    def entropy_of(places: Sequence[int]) -> float:
-        others = [place for place in range(length) if place not in places]
-        return float(entropy((table.sum(others) if others else table).flatten()))
-
-    total = []
-    for count in range(length + 1):
-        known = itertools.combinations(range(length), count)
-        sets = known if order_L is None else [_checked(order_L, length)[:count]]
-        total.append(statistics.fmean(map(entropy_of, sets)))
-    return torch.tensor(total, dtype=torch.float64).diff()
-
-
-def sampled_entropy(
-    source: ToySource,
-    order_L: Tensor | None = None,
-    *,
-    num_rows: int = 256,
-    seed: int = 0,
-    progress: Progress = NO_PROGRESS,
-) -> tuple[Tensor, Tensor]:
-    """(H^n, its standard error over rows), float64 [L] each, of any source by Monte Carlo.
-
-    Only rows and contexts are drawn; at each context the entropy of the exact conditional is
-    taken, not -log p of a drawn symbol. For MDM every row goes through a random order of its own,
-    and all masked places of a context count. Row r depends on the seed and r alone.
-    """
-    if order_L is not None:
-        _checked(order_L, source.length)
-    framework = Mdm() if order_L is None else sigma_arm(order_L)
-    found = []
-    for rows in torch.arange(num_rows).split(BATCH_ROWS):
-        x_BL, u_BL = _draw(source, rows, seed, "entropy")
-        found += _by_context(framework, source, x_BL, u_BL, lambda _, p_NV: [entropy(p_NV)])
-        progress.advance(len(rows))
-    return _mean_and_error(torch.cat(found))
 
 
 def row_entropy(
@@ -176,12 +122,6 @@ def row_entropy(
     return float(mean), float(error)
 
 
-def _draw(source: ToySource, rows: Tensor, seed: int, what: str) -> tuple[Tensor, Tensor]:
-    """(rows of the source by number, uniform numbers for their contexts)."""
-    x_BL = source.draw(uniform_rows(stream_key(seed, f"{what} rows"), rows, source.num_uniforms))
-    return x_BL, uniform_rows(stream_key(seed, f"{what} contexts"), rows, source.length)
-
-
 def _mean_and_error(values_B: Tensor) -> tuple[Tensor, Tensor]:
     """Over the first axis."""
     return values_B.mean(0), values_B.std(0) / math.sqrt(len(values_B))
@@ -189,7 +129,7 @@ def _mean_and_error(values_B: Tensor) -> tuple[Tensor, Tensor]:
 
 def _entropy_at_distance(source: ToySource) -> Tensor:
     """h(d) = H(X^d | X^0) for d = 0 .. L - 1, then h(L) = H(X): a neighbour that is not there."""
-    start_V, move_VV = _stationary_chain(source)
+    start_V, move_VV = _chain(source)
     power, found = torch.eye(len(start_V), dtype=torch.float64), []
     for _ in range(source.length):
         found.append(start_V @ entropy(power))
@@ -197,23 +137,11 @@ def _entropy_at_distance(source: ToySource) -> Tensor:
     return torch.stack([*found, entropy(start_V)])
 
 
-def _stationary_chain(source: ToySource) -> tuple[Tensor, Tensor]:
+def _chain(source: ToySource) -> tuple[Tensor, Tensor]:
     """(distribution of a symbol, transitions) of a source that is a stationary order-1 chain."""
-    if source.order != 1:
-        kind = "hidden" if source.order is None else f"of order {source.order}"
-        raise UserError(
-            f"the closed form is for chains of order 1, and this source is {kind}; "
-            "use sampled_entropy or enumerated_entropy"
-        )
     state_VS = (source.emission_SV.T > 0).double()
-    start_V = source.initial_S @ source.emission_SV
     move_VV = state_VS @ source.transition_SS @ source.emission_SV
-    if not torch.allclose(start_V @ move_VV, start_V, rtol=0, atol=1e-9):
-        raise UserError(
-            "the closed form is for stationary chains, and this one's first symbol is distributed "
-            "unlike its second; start it from its stationary distribution, or use sampled_entropy"
-        )
-    return start_V, move_VV
+    return source.initial_S @ source.emission_SV, move_VV
 
 
 def _log_binomial(m: Tensor, k: Tensor) -> Tensor:
@@ -222,13 +150,6 @@ def _log_binomial(m: Tensor, k: Tensor) -> Tensor:
     m, k = m.double().clamp(min=0), k.double().clamp(min=0)
     log_c = torch.lgamma(m + 1) - torch.lgamma(k + 1) - torch.lgamma((m - k).clamp(min=0) + 1)
     return torch.where(is_zero, -math.inf, log_c)
-
-
-def _checked(order_L: Tensor, length: int) -> list[int]:
-    order = order_L.tolist()
-    if sorted(order) != list(range(length)):
-        raise UserError(f"an order is a permutation of the places 0 to {length - 1}, not {order}")
-    return order
 
 
 # Where a time law spends its rows, when the reducible loss at each context count is known exactly
@@ -240,105 +161,77 @@ def _checked(order_L: Tensor, length: int) -> list[int]:
 SPENT_BELOW = 0.05
 """Weight counts as spent on nothing where less than this share of the loss can still be learned."""
 
-
 LAWS = {"base": Nelbo(time_floor=0.0), "bell": Bell(TruncatedGaussian())}
 
 
-def _num_targets(length: int) -> Tensor:
-    """L - N_c for N_c = 0 .. L-1."""
-    return length - torch.arange(length, dtype=torch.float64)
-
-
-def law_weights(length: int) -> dict[str, Tensor]:
-    """Weights on N_c = 0 .. L-1 in the loss of base and default bell, each summing to one."""
-    found = {name: context_weights(objective, length) for name, objective in LAWS.items()}
-    return {name: omega / omega.sum() for name, omega in found.items()}
-
-
-def law_draws(length: int) -> dict[str, Tensor]:
-    """Shares of rows that base and default bell draw at N_c = 0 .. L-1 (what is missing: N_c = L).
-
-    A uniform time makes all L + 1 counts alike; an unweighted objective's weight is rows times
-    targets.
-    """
-    bell = context_weights(LAWS["bell"], length) / _num_targets(length)
-    return {"base": torch.full((length,), 1 / (length + 1), dtype=torch.float64), "bell": bell}
-
-
-def oracle_draws(blue_L: Tensor) -> Tensor:
-    """Rows in proportion to the reducible nats they hold."""
-    held = blue_L.clamp(min=0) * _num_targets(len(blue_L))
-    return held / held.sum()
-
-
 def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
-    """What base and bell meet per unit of weight, and what all three meet per row drawn."""
-    length, targets_L = len(red_L), _num_targets(len(red_L))
-    is_spent_L = blue_L < SPENT_BELOW * (red_L + blue_L)
-    found: dict[str, Any] = {}
-    for name, weight_L in law_weights(length).items():
-        red, blue = float((weight_L * red_L).sum()), float((weight_L * blue_L).sum())
+    """What base and bell meet per unit of weight, and what all three meet per row drawn.
+
+    Weights on N_c = 0 .. L-1 sum to one; shares of rows drawn there lack those at N_c = L. A
+    uniform time makes all L + 1 counts alike; the bell's weight is rows times targets.
+    """
+    length = len(red_L)
+    targets_L = length - torch.arange(length, dtype=torch.float64)
+    held_L, rate_L = targets_L * blue_L, targets_L / length
+    omega = {name: context_weights(objective, length) for name, objective in LAWS.items()}
+    draws = {
+        "base": torch.full((length,), 1 / (length + 1), dtype=torch.float64),
+        "bell": omega["bell"] / targets_L,
+        "oracle": held_L.clamp(min=0) / held_L.clamp(min=0).sum(),
+    }
+    found: dict[str, Any] = {"most_per_row": float(held_L.max())}
+    for name, draw_L in draws.items():
+        total = float(draw_L.sum())
+        mean = float((draw_L * rate_L).sum()) / total
         found[name] = {
+            "reducible_per_row": float((draw_L * held_L).sum()),
+            "mask_rate_mean": mean,
+            "mask_rate_sd": (float((draw_L * (rate_L - mean) ** 2).sum()) / total) ** 0.5,
+            "draws": draw_L.tolist(),
+        }
+    is_spent_L = blue_L < SPENT_BELOW * (red_L + blue_L)
+    for name, omega_L in omega.items():
+        weight_L = omega_L / omega_L.sum()
+        red, blue = float((weight_L * red_L).sum()), float((weight_L * blue_L).sum())
+        found[name] |= {
             "irreducible": red,
             "reducible": blue,
             "reducible_share": blue / (red + blue),
             "spent_on_nothing": float((weight_L * is_spent_L).sum()),
             "weights": weight_L.tolist(),
         }
-    found["most_per_row"] = float((targets_L * blue_L).max())
-    rate_L = targets_L / length
-    for name, draw_L in {**law_draws(length), "oracle": oracle_draws(blue_L)}.items():
-        total = float(draw_L.sum())
-        mean = float((draw_L * rate_L).sum()) / total
-        found.setdefault(name, {}).update(
-            reducible_per_row=float((draw_L * targets_L * blue_L).sum()),
-            mask_rate_mean=mean,
-            mask_rate_sd=(float((draw_L * (rate_L - mean) ** 2).sum()) / total) ** 0.5,
-            draws=draw_L.tolist(),
-        )
     return found
 
 
 # Measurement: both terms at every checkpoint of every run
 
-Score = Callable[[Problem, Tensor], list[Tensor]]
-"""A problem and the exact distributions [N, V] of its predictions → values [N]."""
-
 
 @torch.no_grad()
-def _by_context(
-    framework: Framework, source: ToySource, x_BL: Tensor, u_BL: Tensor, score: Score
-) -> list[Tensor]:
-    """Mean values of each row at each context count, float64 [B, L] each.
-
-    All counts come from one pass for causal frameworks, else from L.
-    """
-    batch, length = x_BL.shape
-    exact, mask_id = ExactDenoiser(source, framework.is_causal), source.num_tokens
-    if isinstance(framework, Ordered):
-        problems = [framework.every_context(x_BL, u_BL, mask_id=mask_id)]
-    else:
-        counts = torch.arange(length)[:, None].expand(-1, batch)
-        problems = [framework.given(x_BL, n_B, u_BL, mask_id=mask_id) for n_B in counts]
-    context_N = torch.cat([p.rows_N // length * length + p.context_N for p in problems])
-    scores = [score(p, p.logits(exact, torch.device("cpu")).exp()) for p in problems]
-    number_N = context_N.bincount(minlength=batch * length).view(batch, length)
-    sums = [context_N.bincount(torch.cat(parts), batch * length) for parts in zip(*scores)]
-    return [value.view(batch, length) / number_N for value in sums]
-
-
 def split_losses(
     run: Loaded, source: ToySource, x_BL: Tensor, u_BL: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(red, blue): entropy of the data and KL(data || model) of each row at each context count."""
+    """(red, blue): entropy of the data and KL(data || model) of each row at each context count.
 
-    def split(problem: Problem, p_NV: Tensor) -> list[Tensor]:
+    Means over the predictions at that count, float64 [B, L] each. All counts come from one pass for
+    causal frameworks, else from L.
+    """
+    batch, length = x_BL.shape
+    exact, mask_id = ExactDenoiser(source, run.framework.is_causal), source.num_tokens
+    if isinstance(run.framework, Ordered):
+        problems = [run.framework.every_context(x_BL, u_BL, mask_id=mask_id)]
+    else:
+        counts = torch.arange(length)[:, None].expand(-1, batch)
+        problems = [run.framework.given(x_BL, n_B, u_BL, mask_id=mask_id) for n_B in counts]
+    number, red, blue = torch.zeros(3, batch * length, dtype=torch.float64)
+    for problem in problems:
+        p_NV = problem.logits(exact, torch.device("cpu")).exp()
         log_q_NV = problem.logits(run.model, run.device).double().log_softmax(-1).cpu()
         kl_N = (torch.xlogy(p_NV, p_NV) - p_NV * log_q_NV).sum(-1)
-        return [entropy(p_NV), kl_N]
-
-    red_BL, blue_BL = _by_context(run.framework, source, x_BL, u_BL, split)
-    return red_BL, blue_BL
+        place_N = problem.rows_N // length * length + problem.context_N
+        number.index_add_(0, place_N, torch.ones_like(kl_N))
+        red.index_add_(0, place_N, entropy(p_NV))
+        blue.index_add_(0, place_N, kl_N)
+    return (red / number).view(batch, length), (blue / number).view(batch, length)
 
 
 def exact_red(source: ToySource, framework: Framework) -> Tensor | None:
@@ -356,7 +249,9 @@ def _stage(
     """Red and blue at one checkpoint, with errors over rows."""
     parts = []
     for rows in torch.arange(options.rows).split(BATCH_ROWS):
-        parts.append(split_losses(run, source, *_draw(source, rows, options.seed, "decompose")))
+        u_row = uniform_rows(stream_key(options.seed, "decompose rows"), rows, source.num_uniforms)
+        u_BL = uniform_rows(stream_key(options.seed, "decompose contexts"), rows, source.length)
+        parts.append(split_losses(run, source, source.draw(u_row), u_BL))
         progress.advance(len(rows))
     stage: dict[str, Any] = {"step": run.step}
     for name, values in zip(("red", "blue"), zip(*parts)):

@@ -37,80 +37,9 @@ Similarities = dict[int, dict[str, float]]
 """Setting → part of the model → cosine similarity."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientOptions(RunsOptions, LoadOptions):
-    """Gradients of masked models."""
-
-    draws: int = 128
-    """Sequences, each with its own masks; at least 64 for a useful error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RadiusOptions(GradientOptions):
-    """Does masking tokens far from a mask change its gradient? Table 1, Finding 3 (Sec. 3.3).
-
-    Cosine similarity between the gradient of a masked token's cross-entropy before and after 8 more
-    tokens within a radius are masked. Low for small radii and high for large ones: only nearby
-    tokens matter to what is learned. Masked runs only.
-
-    Examples:
-    bellmask analyze gradient-radius runs/base
-
-    bellmask analyze gradient-radius runs/base --radii 4 8 16 --draws 256
-    """
-
-    radii: tuple[int, ...] = (4, 8, 16, 32, 128)
-    """Radii; one beyond the block means all of it."""
-    masks: int = 8
-    """Tokens masked besides the centre."""
-
-    def row_length(self) -> int:
-        """Tokens that a row needs; UserError for radii with too few positions for the masks."""
-        if self.masks < 1 or not self.radii or 2 * min(self.radii) < self.masks:
-            raise UserError(
-                f"--radii {' '.join(map(str, self.radii))}: each must have at least --masks "
-                f"{self.masks} positions around a centre, 2 per unit of radius"
-            )
-        return 2 * margin_of(self.masks) + 1
-
-    def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
-        """Of one row, by radius."""
-        return radius_similarities(model, x0_L, self.radii, self.masks, mask_id, key)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdditivityOptions(GradientOptions):
-    """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
-    (Sec. 3.3).
-
-    Cosine similarity between the two. Near one: rows with a single mask teach nothing that a row
-    with many masks does not. Masked runs only.
-
-    Examples:
-    bellmask analyze gradient-additivity runs/base
-
-    bellmask analyze gradient-additivity runs/base --counts 2 4 8 --draws 256
-    """
-
-    counts: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """Numbers of masks."""
-
-    def row_length(self) -> int:
-        """Tokens that a row needs; UserError for counts below 1."""
-        if not self.counts or min(self.counts) < 1:
-            raise UserError("--counts needs numbers of masks of at least 1")
-        return max(self.counts)
-
-    def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
-        """Of one row, by number of masks."""
-        return additivity_similarities(model, x0_L, self.counts, mask_id, key)
-
-
 # Gradients under different masks of the same row, and how alike they are
 
 PARTS = ("whole", "embedding", "trunk", "head")
-MARGIN = 4
-"""A centre is at least this far from both ends, so that radius 4 has 8 neighbours."""
 
 
 def parts_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -149,49 +78,105 @@ def cosines(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str
     return found
 
 
-def margin_of(masks: int) -> int:
-    """How far a centre is from both ends, so that a radius of half as many has all neighbours."""
-    return max(MARGIN, math.ceil(masks / 2))
+# Options, each with its measurement on one row
 
 
-def radius_similarities(
-    model: nn.Module, x0_L: Tensor, radii: Sequence[int], masks: int, mask_id: int, key: int
-) -> Similarities:
-    """cos(g({c}), g({c} and 8 more)) for a random centre c, at each radius."""
-    length = len(x0_L)
-    spread = float(uniform(key, torch.arange(1)))
-    margin = margin_of(masks)
-    centre = margin + int(spread * (length - 2 * margin))
-    alone = torch.zeros(1, length, dtype=torch.bool, device=x0_L.device)
-    alone[0, centre] = True
-    scored = torch.tensor([centre], device=x0_L.device)
-    before = gradient(model, x0_L[None], alone, scored, mask_id)
-    found = {}
-    for radius in radii:
-        inside = range(max(0, centre - radius), min(length, centre + radius + 1))
-        near = [place for place in inside if place != centre]
-        chosen = [near[i] for i in shuffle(stream_key(key, "radius", radius), len(near))[:masks]]
-        more = alone.clone()
-        more[0, chosen] = True
-        after = gradient(model, x0_L[None], more, scored, mask_id)
-        found[radius] = cosines(before, after)
-    return found
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions(RunsOptions, LoadOptions):
+    """Gradients of masked models."""
+
+    draws: int = 128
+    """Sequences, each with its own masks; at least 64 for a useful error."""
 
 
-def additivity_similarities(
-    model: nn.Module, x0_L: Tensor, counts: Sequence[int], mask_id: int, key: int
-) -> Similarities:
-    """cos(sum of single-mask gradients, gradient of the joint mask) for each number of masks."""
-    length, found = len(x0_L), {}
-    for count in counts:
-        places = shuffle(stream_key(key, "count", count), length)[:count].to(x0_L.device)
-        single = torch.zeros(count, length, dtype=torch.bool, device=x0_L.device)
-        single[torch.arange(count), places] = True
-        rows = torch.arange(count, device=x0_L.device) * length + places
-        apart = gradient(model, x0_L.expand(count, -1), single, rows, mask_id)
-        joint = gradient(model, x0_L[None], single.any(0, keepdim=True), places, mask_id)
-        found[count] = cosines(apart, joint)
-    return found
+@dataclass(frozen=True, kw_only=True)
+class RadiusOptions(GradientOptions):
+    """Does masking tokens far from a mask change its gradient? Table 1, Finding 3 (Sec. 3.3).
+
+    Cosine similarity between the gradient of a masked token's cross-entropy before and after 8 more
+    tokens within a radius are masked. Low for small radii and high for large ones: only nearby
+    tokens matter to what is learned. Masked runs only.
+
+    Examples:
+    bellmask analyze gradient-radius runs/base
+
+    bellmask analyze gradient-radius runs/base --radii 4 8 16 --draws 256
+    """
+
+    radii: tuple[int, ...] = (4, 8, 16, 32, 128)
+    """Radii; one beyond the block means all of it."""
+    masks: int = 8
+    """Tokens masked besides the centre."""
+
+    @property
+    def margin(self) -> int:
+        """How far a centre is from both ends, so that the smallest radius has all neighbours."""
+        return max(4, math.ceil(self.masks / 2))
+
+    def row_length(self) -> int:
+        """Tokens that a row needs; UserError for radii with too few positions for the masks."""
+        if self.masks < 1 or not self.radii or 2 * min(self.radii) < self.masks:
+            raise UserError(
+                f"--radii {' '.join(map(str, self.radii))}: each must have at least --masks "
+                f"{self.masks} positions around a centre, 2 per unit of radius"
+            )
+        return 2 * self.margin + 1
+
+    def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
+        """cos(g({c}), g({c} and 8 more)) for a random centre c of the row, at each radius."""
+        length = len(x0_L)
+        spread = float(uniform(key, torch.arange(1)))
+        centre = self.margin + int(spread * (length - 2 * self.margin))
+        alone = torch.zeros(1, length, dtype=torch.bool, device=x0_L.device)
+        alone[0, centre] = True
+        scored = torch.tensor([centre], device=x0_L.device)
+        before, found = gradient(model, x0_L[None], alone, scored, mask_id), {}
+        for radius in self.radii:
+            inside = range(max(0, centre - radius), min(length, centre + radius + 1))
+            near = [place for place in inside if place != centre]
+            order = shuffle(stream_key(key, "radius", radius), len(near))
+            more = alone.clone()
+            more[0, [near[i] for i in order[: self.masks]]] = True
+            after = gradient(model, x0_L[None], more, scored, mask_id)
+            found[radius] = cosines(before, after)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditivityOptions(GradientOptions):
+    """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
+    (Sec. 3.3).
+
+    Cosine similarity between the two. Near one: rows with a single mask teach nothing that a row
+    with many masks does not. Masked runs only.
+
+    Examples:
+    bellmask analyze gradient-additivity runs/base
+
+    bellmask analyze gradient-additivity runs/base --counts 2 4 8 --draws 256
+    """
+
+    counts: tuple[int, ...] = (2, 4, 8, 16, 32)
+    """Numbers of masks."""
+
+    def row_length(self) -> int:
+        """Tokens that a row needs; UserError for counts below 1."""
+        if not self.counts or min(self.counts) < 1:
+            raise UserError("--counts needs numbers of masks of at least 1")
+        return max(self.counts)
+
+    def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
+        """cos(sum of single-mask gradients, gradient of the joint mask), by number of masks."""
+        length, found = len(x0_L), {}
+        for count in self.counts:
+            places = shuffle(stream_key(key, "count", count), length)[:count].to(x0_L.device)
+            single = torch.zeros(count, length, dtype=torch.bool, device=x0_L.device)
+            single[torch.arange(count), places] = True
+            rows = torch.arange(count, device=x0_L.device) * length + places
+            apart = gradient(model, x0_L.expand(count, -1), single, rows, mask_id)
+            joint = gradient(model, x0_L[None], single.any(0, keepdim=True), places, mask_id)
+            found[count] = cosines(apart, joint)
+        return found
 
 
 # Measurement

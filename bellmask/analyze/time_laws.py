@@ -151,15 +151,13 @@ def time_laws_tables(results: dict[str, Any]) -> list[Table]:
     ]
 
 
-STYLES = ["-", "--", ":", "-."]
-
-
 def time_laws_figure(results: Mapping[str, Any]) -> Figure:
     """Densities (Table 3), and the weight of each context count relative to the NELBO's."""
     figure, (left, middle, right) = new_figure(12.5, 4.6, 3)
     laws, length = results["laws"], results["length"]
-    for text, look in _looks(list(laws)).items():
-        law = laws[text]
+    looks = itertools.product(("-", "--", ":", "-."), COLOURS)
+    for (text, law), (style, colour) in zip(laws.items(), itertools.cycle(looks)):
+        look: dict[str, Any] = {"color": colour, "linestyle": style}
         if law["density"] is None:
             left.axvline(law["mean"], label=text, **look)
         else:
@@ -178,26 +176,6 @@ def time_laws_figure(results: Mapping[str, Any]) -> Figure:
     right.set_ylim(bottom=max(1e-9, 0.5 * smallest))  # below, a run of millions sees nothing
     figure.legend(loc="outside lower center", ncols=min(5, len(laws)), fontsize=8)
     return figure
-
-
-def _looks(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A colour for each name and scale; within it a line style by location, solid nearest 1/2."""
-    families: dict[str, list[str]] = {}
-    for text in texts:
-        name, _, numbers = text.partition(":")
-        families.setdefault(f"{name} {numbers.partition(',')[2]}", []).append(text)
-    looks = {}
-    for colour, family in zip(itertools.cycle(COLOURS), families.values()):
-        for place, text in enumerate(sorted(family, key=_distance)):
-            style, width = STYLES[place % len(STYLES)], 1.1 if place else 1.7
-            looks[text] = {"color": colour, "linestyle": style, "linewidth": width}
-    return {text: looks[text] for text in texts}
-
-
-def _distance(text: str) -> float:
-    """How far the location in ``name:mu,scale`` is from 1/2, where one is given."""
-    location = text.partition(":")[2].partition(",")[0]
-    return abs(float(location) - 0.5) if location else 0.0
 
 
 # Schedules (App. C.4)
@@ -283,14 +261,13 @@ def describe_schedule(schedule: Schedule, times: Tensor, batch_size: int) -> dic
     """
     edges = torch.linspace(0, 1, batch_size + 1, dtype=torch.float64)
     widths = -torch.diff(schedule.alpha(edges))
-    histogram, deviation = _histogram(schedule, times)
+    counts, _ = np.histogram(schedule.alpha(times).numpy(), BINS, range=(0, 1))
     return {
         "name": str(schedule),
         "alpha": schedule.alpha(TIMES).tolist(),
         "density": (-1 / schedule.derivative(schedule.inverse(SHARES))).tolist(),
         "weight": _steepness(schedule, SHARES).tolist(),
-        "histogram": histogram,
-        "histogram_deviation": deviation,
+        "histogram": (counts * BINS / len(times)).tolist(),
         "mean_mask_rate": Uniform().expectation(lambda t: 1 - schedule.alpha(t)),
         "second_moment": second_moment(schedule),
         "widest_two": float(widths.topk(min(2, batch_size)).values.sum()),
@@ -303,16 +280,6 @@ def _steepness(schedule: Schedule, alpha: Tensor) -> Tensor:
     if isinstance(schedule, MiddleFlat):
         return 1 / schedule.law.pdf(alpha)
     return -schedule.derivative(schedule.inverse(alpha))
-
-
-def _histogram(schedule: Schedule, times: Tensor) -> tuple[list[float], float]:
-    """Drawn visible shares as a density, and their largest deviation in standard errors."""
-    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
-    counts = torch.from_numpy(np.histogram(schedule.alpha(times).numpy(), edges.numpy())[0])
-    share = -torch.diff(schedule.inverse(edges))
-    error = torch.sqrt(len(times) * share * (1 - share)).clamp(min=1.0)  # one draw, where rarer
-    deviation = float(((counts - len(times) * share).abs() / error).max())
-    return (counts * BINS / len(times)).tolist(), deviation
 
 
 def second_moment(schedule: Schedule) -> float:
@@ -330,10 +297,9 @@ def schedules_tables(results: dict[str, Any]) -> list[Table]:
     for name, schedule in results["schedules"].items():
         rate = f"{schedule['mean_mask_rate']:.4f}"
         noise = [f"{schedule['second_moment']:.5g}", f"{100 * schedule['widest_two']:.3g} %"]
-        drawn = f"{schedule['histogram_deviation']:.1f}"
-        rows.append([name, rate, *_bell(schedule["bell_test"]), *noise, drawn])
+        rows.append([name, rate, *_bell(schedule["bell_test"]), *noise])
     columns = ["schedule", "mean mask rate", *BELL_COLUMNS, "E[(w(1-alpha))^2]"]
-    columns += [f"axis on 2 of {results['batch_size']}", "draws off by (SE)"]
+    columns.append(f"axis on 2 of {results['batch_size']}")
     return [Table("mask rates and NELBO weights under uniform times (App. C.4)", columns, rows)]
 
 
@@ -589,9 +555,10 @@ def masks_tables(results: dict[str, Any]) -> list[Table]:
         if text != "uniform":
             found = {at["k"]: at["laws"][text] for at in by_k}
             least = [_least(found, name) for name in ("margin", "relative")]
-            undecided = _where("below double precision", found, "undecided")
-            verdict = "; ".join([*_where("fails", found, "fails"), *undecided])
-            verdict = verdict or f"holds at all {len(found)} k"
+            where = {"fails": "fails", "undecided": "below double precision"}
+            ks = {word: [str(k) for k in found if found[k]["verdict"] == word] for word in where}
+            said = [f"{where[word]} at k={', '.join(at)}" for word, at in ks.items() if at]
+            verdict = "; ".join(said) or f"holds at all {len(found)} k"
             proposition.append([text, "yes" if is_bell else "no", *least, verdict])
     lemmas = []
     for text, key in LEMMAS.items():
@@ -622,12 +589,6 @@ def _least(found: dict[int, dict[str, Any]], name: str) -> str:
     k = min(found, key=lambda k: found[k][name])
     underflows = found[k][name] == 0 and found[k]["relative"] > 0
     return f"{'< 1e-323' if underflows else format(found[k][name], '.3g')} (k={k})"
-
-
-def _where(what: str, found: dict[int, dict[str, Any]], verdict: str) -> list[str]:
-    """``fails at k=3, 4``, or nothing."""
-    ks = [str(k) for k, at in found.items() if at["verdict"] == verdict]
-    return [f"{what} at k={', '.join(ks)}"] if ks else []
 
 
 # Figure

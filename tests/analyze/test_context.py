@@ -11,16 +11,14 @@ import pytest
 import torch
 from changed_runs import change_run
 from counted_progress import Counted
+from plain_entropy import plain_entropy
 
 from bellmask.analyze.context import (
-    CONTEXT_CURVE,
     CONTEXT_DROP,
-    CurveOptions,
     DropOptions,
     context_bins,
     losses_by_bin,
 )
-from bellmask.analyze.decompose import enumerated_entropy
 from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
@@ -51,9 +49,6 @@ def masks_as_loss(x_BL, rows_N, targets_N, **_):
     return (x_BL == MASK).sum(1).double()[rows_N // x_BL.shape[1]]
 
 
-# bins
-
-
 @pytest.mark.parametrize("length", [1, 2, 5, 16, 37])
 def test_bins_hold_every_context_once_and_none_alone(length):
     for num_bins in (1, 2, 3, 7, 200):
@@ -65,12 +60,9 @@ def test_bins_hold_every_context_once_and_none_alone(length):
         assert not sizes or max(sizes) - min(sizes) <= 1
 
 
-# losses
-
-
 @pytest.mark.parametrize("framework", [None, any_order()], ids=["mdm", "aoarm"])
 def test_the_exact_models_loss_in_a_bin_is_the_mean_entropy_of_its_contexts(framework):
-    truth = enumerated_entropy(UNEVEN).numpy()
+    truth = plain_entropy(UNEVEN).numpy()
     bins = [(0, 0), (1, 2), (3, 4), (1, 4)]
     exact = ExactDenoiser(UNEVEN, is_causal=framework is not None)
     scorer = BlockScorer(exact, UNEVEN.blocks(8000, seeded(1)), 3, framework)
@@ -87,16 +79,13 @@ def test_a_short_block_is_asked_what_it_can_be_and_left_out_beyond():
     """Lengths 1, 3, 8: the contexts of a bin end at L_b - 1."""
     lengths = [1, 3, 8] * 200
     rows = [[0] * n + [PAD] * (8 - n) for n in lengths]
-    bins = [(0, 0), (1, 4), (5, 7)]
     scorer = BlockScorer(masks_as_loss, rows_of(rows, lengths), MASK)
-    values = losses_by_bin(scorer, bins, seed=3, batch_size=64)
-    for start, length in enumerate((1, 3, 8)):
-        for value, (low, high) in zip(values[:, start::3], bins):
-            if length <= low:
-                assert np.isnan(value).all()
-            else:
-                expected = set(range(low, min(high, length - 1) + 1))
-                assert set((length - value).tolist()) == expected
+    values = losses_by_bin(scorer, [(0, 0), (1, 4), (5, 7)], seed=3, batch_size=64)
+    expected = {1: [{0}, set(), set()], 3: [{0}, {1, 2}, set()], 8: [{0}, {1, 2, 3, 4}, {5, 6, 7}]}
+    for start, (length, contexts) in enumerate(expected.items()):
+        found = [value[~np.isnan(value)] for value in values[:, start::3]]
+        assert [set((length - value).tolist()) for value in found] == contexts
+        assert all(len(value) in (0, 200) for value in found)
 
 
 def chain_rule(source, x_L, order):
@@ -131,41 +120,14 @@ def test_a_causal_bin_is_the_mean_of_its_slots(order):
                 assert math.isnan(found)
 
 
-# runs
-
-
-@pytest.fixture(scope="module")
-def runs(zoo, tmp_path_factory):
-    """Documents are lines, which span blocks: errors are clustered.
-
-    steps has three checkpoints, the last one of other weights.
-    """
-    folder, line = tmp_path_factory.mktemp("runs"), {"data.documents": "line"}
-    change_run(zoo / "steps", folder / "steps", line)
-    checkpoint = "checkpoints/step-0000000"
-    shutil.copytree(zoo / "base" / f"{checkpoint}60", folder / "steps" / f"{checkpoint}90")
-    return folder
-
-
-def measured(analysis, runs, *names, **more):
-    kind = CurveOptions if analysis is CONTEXT_CURVE else DropOptions
-    folders = tuple(str(runs / name) for name in names)
-    options = kind(runs=folders, **{"bins": 3, "blocks": 40, **more})
-    progress = Counted()
-    found = analysis.measure(options, progress)
-    assert progress.totals == [progress.done]
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    return found
-
-
 def by_hand(folder, step, bins, count):
-    """(losses [C, B], documents [B], lengths [B]) of a run on rows spread over the text."""
+    """(losses [C, B], documents [B]) of a run on rows spread over the text."""
     run = load_run(folder, checkpoint=str(step))
     valid = run.blocks()[1]
     places = [round(number * (len(valid) - 1) / (count - 1)) for number in range(count)]
     tokens, length = valid.rows(torch.tensor(places)).numpy(), valid.lengths[places]
     blocks = Blocks(tokens, length, valid.documents[places], "by hand")
-    return losses_by_bin(run.scorer(blocks), bins, 1234, 64), blocks.documents, length
+    return losses_by_bin(run.scorer(blocks), bins, 1234, 64), blocks.documents
 
 
 def between_documents(value, document):
@@ -181,14 +143,23 @@ def between_documents(value, document):
 BINS = [(0, 0), (1, 5), (6, 10), (11, 15)]
 
 
-def test_a_drop_is_the_paired_difference_of_two_stages(runs):
-    """The rise: what the upper half of the bins learned until the end, less what N_c = 0 did."""
-    found = measured(CONTEXT_DROP, runs, "steps")
+def test_a_drop_is_the_paired_difference_of_two_stages(zoo, tmp_path):
+    """The rise: what the upper half of the bins learned until the end, less what N_c = 0 did.
+
+    Documents are lines, which span blocks: errors are clustered. The last checkpoint is another's.
+    """
+    folder = change_run(zoo / "steps", tmp_path / "steps", {"data.documents": "line"})
+    last = zoo / "base/checkpoints/step-000000060"
+    shutil.copytree(last, folder / "checkpoints/step-000000090")
+    progress = Counted()
+    options = DropOptions(runs=(str(folder),), bins=3, blocks=40)
+    found = CONTEXT_DROP.measure(options, progress)
+    assert (progress.totals, progress.done) == ([3], 3)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
     (run,) = found["runs"]
     steps = [stage["step"] for stage in run["stages"]]
     assert (found["blocks"], found["block_length"], steps) == (40, 16, [30, 60, 90])
-    values = [by_hand(runs / "steps", step, BINS, 40)[0] for step in steps]
-    document = by_hand(runs / "steps", 30, BINS, 40)[1]
+    values, (document, *_) = zip(*(by_hand(folder, step, BINS, 40) for step in steps))
     assert found["documents"] == len(set(document.tolist())) < 30
 
     def check(points, value_CB):

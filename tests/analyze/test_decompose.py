@@ -1,4 +1,4 @@
-"""Red and blue against sums over all rows of a tiny source; budgets by hand and by scipy."""
+"""Entropies, red and blue against sums over all rows of tiny sources; budgets by hand and scipy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 import torch
 from changed_runs import change_run
 from counted_progress import Counted
+from plain_entropy import plain_entropy, table_of
 from scipy import integrate, stats
 
 from bellmask.analyze.decompose import (
     DECOMPOSE,
     DecomposeOptions,
-    law_draws,
-    law_weights,
+    chain_entropy,
+    ordered_chain_entropy,
+    row_entropy,
     spend,
     split_losses,
 )
@@ -27,45 +29,83 @@ from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
 
-ORDERS = {"arm": torch.arange(4), "sigma_arm": torch.tensor([0, 3, 1, 2])}
-FIXED = {"arm": arm(4), "sigma_arm": sigma_arm(ORDERS["sigma_arm"])}
-FRAMEWORKS = {"mdm": Mdm(), **FIXED, "aoarm": any_order()}
-SOURCES = {
-    "sticky": ToySource.sticky(3, 4, stay=0.7),
-    "order2": ToySource.order_two(3, 4, sharpness=4.0),
-    "hidden": ToySource.hidden(3, 4, num_states=3, stay=0.8),
+FRAMEWORKS = {
+    "mdm": Mdm(),
+    "arm": arm(4),
+    "sigma_arm": sigma_arm(torch.tensor([0, 3, 1, 2])),
+    "aoarm": any_order(),
 }
-every_framework = pytest.mark.parametrize("name", list(FRAMEWORKS))
 
 
 def float64(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def model_for(name, seed=1):
+def started(transition, length):
+    """A chain that starts from its stationary distribution, found by walking on."""
+    return ToySource.markov(torch.linalg.matrix_power(transition, 300)[0], transition, length)
+
+
+SKEWED = float64([[0.6, 0.3, 0.1], [0.05, 0.15, 0.8], [0.5, 0.1, 0.4]])
+"""Not reversible: left and right neighbours are not alike."""
+REGISTER = float64([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]])
+STATES = float64([[0.9, 0.1], [0.25, 0.75]])
+CHAINS = {
+    **{f"skewed {length}": started(SKEWED, length) for length in (1, 2, 5)},
+    "register": started(REGISTER, 4),
+    "sticky": ToySource.sticky(3, 4, stay=0.7),
+    "shared symbols": ToySource(  # state 0 has two symbols of its own
+        float64([5 / 7, 2 / 7]), STATES, float64([[0.4, 0.6, 0], [0, 0, 1]]), length=4
+    ),
+}
+NOISY = ToySource(
+    float64([0.3, 0.7]), STATES, float64([[0.5, 0.3, 0.2], [0.05, 0.15, 0.8]]), length=4
+)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_closed_forms_are_plain_sums_and_add_up_to_the_entropy_of_a_row(name):
+    source = CHAINS[name]
+    torch.testing.assert_close(chain_entropy(source), plain_entropy(source), atol=1e-12, rtol=0)
+    every = list(itertools.permutations(range(source.length)))
+    for order in every[:: max(1, len(every) // 8)]:
+        found, truth = (
+            ordered_chain_entropy(source, torch.tensor(order)),
+            plain_entropy(source, order),
+        )
+        torch.testing.assert_close(found, truth, atol=1e-12, rtol=0)
+        assert row_entropy(source) == (pytest.approx(float(found.sum()), abs=1e-12), 0.0)
+
+
+def test_the_entropy_of_a_source_without_an_order_is_sampled():
+    truth = -sum(p * math.log(p) for p in table_of(NOISY).values())
+    found, error = row_entropy(NOISY)
+    assert 0 < error < 0.02
+    assert abs(found - truth) < 4 * error
+    assert float(plain_entropy(NOISY).sum()) == pytest.approx(truth)
+
+
+# splits
+
+
+def model_for(name):
     """A causal or masked model with random weights; AoARM's is told what it predicts."""
     options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
     encoding = "literal" if name == "aoarm" else "source"
     model = Denoiser(options, 3, is_causal=name != "mdm", encoding=encoding).eval()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter.data = 0.5 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
-def run_of(name, model):
-    """What a split needs of a run."""
-    known = {"tokenizer": SimpleNamespace(mask_id=3), "device": torch.device("cpu")}
-    return SimpleNamespace(framework=FRAMEWORKS[name], model=model, **known)
-
-
-def drawn(source, count, seed=1):
+def split(name, model, source, count):
+    """(rows, red, blue), with what a split needs of a run."""
+    run = SimpleNamespace(framework=FRAMEWORKS[name], model=model, device=torch.device("cpu"))
     rows = torch.arange(count)
-    x_BL = source.draw(uniform_rows(stream_key(seed, "rows"), rows, source.num_uniforms))
-    return x_BL, uniform_rows(stream_key(seed, "contexts"), rows, source.length)
-
-
-# splits
+    x_BL = source.draw(uniform_rows(stream_key(1, "rows"), rows, source.num_uniforms))
+    u_BL = uniform_rows(stream_key(1, "contexts"), rows, source.length)
+    return x_BL, *split_losses(run, source, x_BL, u_BL)
 
 
 class Watched:
@@ -96,24 +136,23 @@ def predictions(calls, length):
                 yield b, {place - 1: symbol for place, symbol in held}, target - 1, log_q_V
 
 
-@every_framework
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_red_and_blue_add_up_to_the_expected_cross_entropy(name):
     """E over p_data(. | context) of -log q, from the probabilities of all 81 rows."""
-    source = SOURCES["hidden"]
-    rows = torch.tensor(list(itertools.product(range(3), repeat=4)))
-    p = source.log_probability(rows).exp()
-    x_BL, u_BL = drawn(source, 5)
-    watched = Watched(model_for(name))
-    red_BL, blue_BL = split_losses(run_of(name, watched), source, x_BL, u_BL)
+    source, watched, found = (
+        ToySource.hidden(3, 4, num_states=3, stay=0.8),
+        Watched(model_for(name)),
+        {},
+    )
+    table = table_of(source)
+    x_BL, red_BL, blue_BL = split(name, watched, source, 5)
     assert red_BL.dtype == blue_BL.dtype == torch.float64
-    found = {}
     for b, seen, place, log_q_V in predictions(watched.calls, 4):
         assert all(x_BL[b, i] == symbol for i, symbol in seen.items())
         assert place not in seen
-        fits = torch.ones(len(rows), dtype=torch.bool)
-        for i, symbol in seen.items():
-            fits &= rows[:, i] == symbol
-        p_V = torch.stack([p[fits & (rows[:, place] == v)].sum() for v in range(3)]) / p[fits].sum()
+        fits = [row for row in table if all(row[i] == symbol for i, symbol in seen.items())]
+        p_V = float64([sum(table[row] for row in fits if row[place] == v) for v in range(3)])
+        p_V /= p_V.sum()
         values = (-(p_V * p_V.log()).sum(), -(p_V * log_q_V).sum())
         found.setdefault((b, len(seen)), []).append((place, torch.stack(values)))
     assert set(found) == set(itertools.product(range(5), range(4)))
@@ -127,17 +166,12 @@ def test_red_and_blue_add_up_to_the_expected_cross_entropy(name):
 
 def test_symbols_that_cannot_be_cost_nothing():
     """A shift register: half of all moves have probability 0, log 0 in the KL."""
-    move = float64([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]])
-    source = ToySource.markov(float64([0.25] * 4), move, 4)
-
-    def even(x_BL, rows_N, **_):
-        return torch.zeros(len(rows_N), 4)
-
-    red_BL, blue_BL = split_losses(run_of("arm", even), source, *drawn(source, 3))
-    own = [math.log(4), *[math.log(2)] * 3]
-    for red, blue in zip(red_BL.tolist(), blue_BL.tolist()):
-        assert red == pytest.approx(own, abs=1e-12)
-        assert blue == pytest.approx([math.log(4) - h for h in own], abs=1e-6)
+    _, red_BL, blue_BL = split(
+        "arm", lambda x_BL, rows_N, **_: torch.zeros(len(rows_N), 4), CHAINS["register"], 3
+    )
+    own = float64([math.log(4), *[math.log(2)] * 3]).expand(3, -1)
+    torch.testing.assert_close(red_BL, own)
+    torch.testing.assert_close(blue_BL, math.log(4) - own, atol=1e-6, rtol=0)
 
 
 # budgets
@@ -153,76 +187,43 @@ def context_probability(length, context):
     return integrate.quad(density, 0, 1, points=[0.3, 0.5, 0.7], epsabs=1e-13)[0]
 
 
-def test_draws_and_weights_are_those_of_the_laws():
-    length = 12
-    assert law_weights(length)["base"].tolist() == pytest.approx([1 / 12] * 12)
-    assert law_draws(length)["base"].tolist() == pytest.approx([1 / 13] * 12)
-    draws = np.array([context_probability(length, context) for context in range(length)])
-    assert law_draws(length)["bell"].tolist() == pytest.approx(draws.tolist(), rel=1e-8)
-    targets = draws * (length - np.arange(length))
-    expected = (targets / targets.sum()).tolist()
-    assert law_weights(length)["bell"].tolist() == pytest.approx(expected, rel=1e-8)
-
-
 def test_spending_by_hand():
     """Base: all contexts alike; the share counts as spent where blue < 5 % of the loss."""
     red, blue = [2.0, 1.9, 0.5, 0.5], [0.103, 0.15, 0.5, 1.5]
+    rates, held = np.array([1, 3 / 4, 1 / 2, 1 / 4]), np.array([4 * 0.103, 3 * 0.15, 1.0, 1.5])
+    bell = np.array([context_probability(4, context) for context in range(4)])
+    draws = {"base": np.full(4, 1 / 5), "bell": bell, "oracle": held / held.sum()}
+    weights = {"base": np.full(4, 1 / 4), "bell": bell * rates / (bell @ rates)}
     found = spend(float64(red), float64(blue))
-    base = found["base"]
-    assert base["irreducible"] == pytest.approx(4.9 / 4)
-    assert base["reducible"] == pytest.approx(2.253 / 4)
-    assert base["reducible_share"] == pytest.approx(2.253 / 7.153)
-    assert base["spent_on_nothing"] == pytest.approx(1 / 4)  # 0.103 of 2.103, not 0.15 of 2.05
-    held = [4 * 0.103, 3 * 0.15, 2 * 0.5, 1 * 1.5]
-    assert base["reducible_per_row"] == pytest.approx(sum(held) / 5)
-    rates = [1, 3 / 4, 1 / 2, 1 / 4]
-    assert base["mask_rate_mean"] == pytest.approx(0.625)
-    assert base["mask_rate_sd"] == pytest.approx(np.std(rates))
-    bell, weight = found["bell"], law_weights(4)["bell"].tolist()
-    draw = [context_probability(4, context) for context in range(4)]
-    assert bell["reducible"] == pytest.approx(np.dot(weight, blue))
-    assert bell["spent_on_nothing"] == pytest.approx(weight[0])
-    assert bell["reducible_per_row"] == pytest.approx(np.dot(draw, held), rel=1e-8)
-    assert bell["mask_rate_mean"] == pytest.approx(np.dot(draw, rates) / sum(draw), rel=1e-8)
-    oracle = found["oracle"]
-    share = np.array(held) / sum(held)
-    assert oracle["draws"] == pytest.approx(share.tolist())
-    assert oracle["reducible_per_row"] == pytest.approx(np.dot(share, held))
-    mean = np.dot(share, rates)
-    assert oracle["mask_rate_mean"] == pytest.approx(mean)
-    assert oracle["mask_rate_sd"] == pytest.approx(np.dot(share, np.square(rates - mean)) ** 0.5)
-    assert "reducible" not in oracle  # it has rows, but no weights
+    assert found["most_per_row"] == pytest.approx(1.5)
+    for name, weight in weights.items():
+        assert found[name]["weights"] == pytest.approx(weight.tolist(), rel=1e-8)
+        shares = {key: weight @ np.array(part) for key, part in (("red", red), ("blue", blue))}
+        assert found[name]["irreducible"] == pytest.approx(shares["red"])
+        assert found[name]["reducible"] == pytest.approx(shares["blue"])
+        assert found[name]["reducible_share"] == pytest.approx(
+            shares["blue"] / sum(shares.values())
+        )
+        # 0.103 of 2.103, not 0.15 of 2.05
+        assert found[name]["spent_on_nothing"] == pytest.approx(weight[0])
+    for name, draw in draws.items():
+        share = draw / draw.sum()
+        deviation = math.sqrt(share @ (rates - share @ rates) ** 2)
+        assert found[name]["draws"] == pytest.approx(draw.tolist(), rel=1e-8)
+        assert found[name]["reducible_per_row"] == pytest.approx(draw @ held, rel=1e-8)
+        assert found[name]["mask_rate_mean"] == pytest.approx(share @ rates, rel=1e-8)
+        assert found[name]["mask_rate_sd"] == pytest.approx(deviation, rel=1e-7)
+    assert "reducible" not in found["oracle"]  # it has rows, but no weights
 
 
-# runs
-
-
-@pytest.fixture(scope="module")
-def runs(zoo, tmp_path_factory):
-    """The zoo's run on a sticky chain of 8 symbols and 8 places, also as other runs."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name in ("mdm", "arm", "sigma_arm", "aoarm"):
-        change_run(zoo / "toy", folder / name, {"framework.name": name})
-    return folder
-
-
-def measured(runs, *names):
-    options = DecomposeOptions(runs=tuple(str(runs / name) for name in names), rows=80)
-    progress = Counted()
-    found = DECOMPOSE.measure(options, progress)
-    total = 80 * len(names)
-    steps = [n + done for n in range(0, total, 80) for done in (64, 80)]
-    assert (progress.totals, progress.seen) == ([total], [*steps])
-    return found
-
-
-@pytest.fixture(scope="module")
-def numbers(runs):
-    return measured(runs, *FRAMEWORKS)
-
-
-def test_every_framework_has_the_same_red_sum(numbers):
+def test_every_framework_has_the_same_red_sum(zoo, tmp_path):
     """H(X) of the sticky chain by hand: ln 8, then 7 moves that stay with 0.8 + 0.2 / 8."""
+    for name in FRAMEWORKS:
+        change_run(zoo / "toy", tmp_path / name, {"framework.name": name})
+    folders = tuple(str(tmp_path / name) for name in FRAMEWORKS)
+    progress = Counted()
+    numbers = DECOMPOSE.measure(DecomposeOptions(runs=folders, rows=80), progress)
+    assert (progress.totals, progress.seen[:3]) == ([4 * 80], [64, 80, 80 + 64])
     stay, move = 0.825, 0.025
     step = -stay * math.log(stay) - 7 * move * math.log(move)
     truth = math.log(8) + 7 * step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counted_progress import Counted
-from torch import nn
 
 from bellmask.analyze.gradients import (
     GRADIENT_ADDITIVITY,
@@ -18,9 +18,7 @@ from bellmask.analyze.gradients import (
     PARTS,
     AdditivityOptions,
     RadiusOptions,
-    additivity_similarities,
     gradient,
-    radius_similarities,
 )
 from bellmask.config.options import ModelOptions
 from bellmask.model.transformer import Denoiser
@@ -46,68 +44,35 @@ def row(seed=3, length=LENGTH):
     return torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed))
 
 
+PART = {"embedding.weight": "embedding", "head.weight": "head", "head.bias": "head"}
+
+
 def own_gradient(model, x0_L, masked, scored):
-    """The gradient of the scored places' cross-entropies, by parameter, from logits."""
+    """The gradient of the scored places' cross-entropies, by part, from logits."""
     x_L = x0_L.clone()
     x_L[masked] = model.mask_id
     logits = model(x_L[None], torch.tensor(scored), t_B=torch.tensor([len(masked) / len(x0_L)]))
     loss = F.cross_entropy(logits, x0_L[scored], reduction="sum")
-    found = torch.autograd.grad(loss, list(model.parameters()))
-    return {name: g for (name, _), g in zip(model.named_parameters(), found, strict=True)}
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    found = {part: [] for part in PARTS}
+    for (name, _), g in zip(model.named_parameters(), gradients, strict=True):
+        for part in ("whole", PART.get(name, "trunk")):
+            found[part].append(g.flatten())
+    return {part: torch.cat(parts).double() for part, parts in found.items()}
 
 
-def joined(named, part="whole"):
-    """One part's gradient as a vector."""
-    wanted = {
-        "whole": lambda name: True,
-        "embedding": lambda name: name == "embedding.weight",
-        "head": lambda name: name in ("head.weight", "head.bias"),
-        "trunk": lambda name: name.split(".")[0] not in ("embedding", "head"),
-    }[part]
-    return torch.cat([g.flatten() for name, g in named.items() if wanted(name)]).double()
+def check_cosines(found, left, right):
+    for part in PARTS:
+        expected = float(F.cosine_similarity(left[part], right[part], dim=0))
+        assert found[part] == pytest.approx(expected, abs=1e-5)
+        assert found[part] < 0.9999
 
 
-def own_cosine(left, right, part="whole"):
-    a, b = joined(left, part), joined(right, part)
-    return float((a * b).sum() / ((a * a).sum().sqrt() * (b * b).sum().sqrt()))
-
-
-def is_masked(masked):
-    found = torch.zeros(1, LENGTH, dtype=torch.bool)
-    found[0, masked] = True
-    return found
-
-
-class Recorder(nn.Module):
-    """A model that remembers what it was asked."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.asked = model, []
-
-    def named_parameters(self, *args, **more):
-        return self.model.named_parameters(*args, **more)
-
-    def forward(self, x_BL, rows_N, targets_N, **more):
-        self.asked.append((x_BL.clone(), rows_N.tolist(), targets_N.tolist()))
-        return self.model(x_BL, rows_N, targets_N, **more)
-
-
-class PlaceByPlace(nn.Module):
-    """Open to all parts, but blind to the context."""
-
-    def __init__(self):
-        super().__init__()
-        generator = torch.Generator().manual_seed(5)
-        self.embedding = nn.Embedding(VOCABULARY + 1, 6)
-        self.middle = nn.Linear(6, 6)
-        self.head = nn.Linear(6, VOCABULARY)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator)
-
-    def forward(self, x_BL, rows_N, targets_N, *, t_B):
-        h = self.embedding(x_BL).flatten(0, 1)[rows_N]
-        return F.cross_entropy(self.head(self.middle(h).tanh()), targets_N, reduction="sum")
+def recorded(model):
+    """(masked tokens, rows, targets) of every call from now on."""
+    asked = []
+    model.register_forward_pre_hook(lambda _, args: asked.append(args))
+    return asked
 
 
 # one gradient
@@ -117,14 +82,16 @@ class PlaceByPlace(nn.Module):
 def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
     model, x0_L = denoiser(modulation=modulation), row()
     masked, scored = [2, 5, 6, 9], [2, 6, 9]
-    gradient(model, row(4)[None], is_masked([2]), torch.tensor([2]), MASK)  # must not pile up
+    is_masked = torch.zeros(1, LENGTH, dtype=torch.bool)
+    is_masked[0, masked] = True
     with torch.no_grad():
-        found = gradient(model, x0_L[None], is_masked(masked), torch.tensor(scored), MASK)
+        for x_L in (row(4), x0_L):  # the first must not pile up
+            found = gradient(model, x_L[None], is_masked, torch.tensor(scored), MASK)
     expected = own_gradient(model, x0_L, masked, scored)
     assert set(found) == set(PARTS)
     assert len(found["whole"]) == sum(len(found[part]) for part in PARTS[1:])
     for part in PARTS:
-        torch.testing.assert_close(found[part].double(), joined(expected, part), **CLOSE)
+        torch.testing.assert_close(found[part].double(), expected[part], **CLOSE)
         assert float(found[part].norm()) > 0.1
 
 
@@ -133,38 +100,36 @@ def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
 
 def radius_masks(length, radii, masks, keys):
     """(centre, {radius: other masked places}) for each key; also that only the centre is scored."""
-    x0_L, found = row(length=length), []
+    model, x0_L, found = denoiser(), row(length=length), []
+    asked = recorded(model)
+    options = RadiusOptions(runs=(), radii=radii, masks=masks)
     for key in keys:
-        model = Recorder(PlaceByPlace())
-        similarities = radius_similarities(model, x0_L, radii, masks, MASK, key)
-        # blind to the context: no neighbour changes its gradient
-        ones = dict.fromkeys(PARTS, pytest.approx(1, abs=1e-6))
-        assert similarities == dict.fromkeys(radii, ones)
-        (centre,) = model.asked[0][1]
-        sets = []
-        for x_BL, scored, targets in model.asked:
-            assert (x_BL.shape, scored, targets) == ((1, length), [centre], [x0_L[centre]])
+        asked.clear()
+        similarities = options.similarities(model, x0_L, MASK, key)
+        (centre,), sets = asked[0][1].tolist(), []
+        for x_BL, scored, targets in asked:
+            assert (scored.tolist(), targets.tolist()) == ([centre], [x0_L[centre]])
             hidden = (x_BL[0] == MASK).nonzero().squeeze(1).tolist()
             assert all(x_BL[0, i] == x0_L[i] for i in range(length) if i not in hidden)
-            assert centre in hidden
-            sets.append({i for i in hidden if i != centre})
+            sets.append({*hidden} - {centre})
         assert sets[0] == set()
         found.append((centre, dict(zip(radii, sets[1:], strict=True))))
+    alone = own_gradient(model, x0_L, [centre], [centre])
+    for radius, places in found[-1][1].items():
+        after = own_gradient(model, x0_L, [centre, *places], [centre])
+        check_cosines(similarities[radius], alone, after)
     return found
 
 
 def test_eight_neighbours_within_the_radius_are_masked():
-    draws = radius_masks(24, (4, 6, 16, 128), 8, range(80))
+    draws = radius_masks(24, (4, 16, 128), 8, range(60))
     assert {centre for centre, _ in draws} == set(range(4, 20))
     for centre, chosen in draws:
         assert chosen[4] == {*range(centre - 4, centre + 5)} - {centre}
         assert all(len(places) == 8 for places in chosen.values())
         assert all(abs(i - centre) <= r for r, places in chosen.items() for i in places)
     # all of the region is used, not its first places only
-    reach = [max(abs(i - centre) for i in chosen[16]) for centre, chosen in draws]
-    assert max(reach) == 16
-    left = sum(i < centre for centre, chosen in draws for i in chosen[6])
-    assert 0.4 < left / (8 * 80) < 0.6
+    assert max(abs(i - centre) for centre, chosen in draws for i in chosen[16]) == 16
     assert {i for _, chosen in draws for i in chosen[128]} == set(range(24))
     # 16 masks within radius 8 need 8 places on both sides; the shortest block has one centre
     wide = radius_masks(24, (8, 128), 16, range(60))
@@ -178,67 +143,47 @@ def test_eight_neighbours_within_the_radius_are_masked():
 
 def test_the_sum_of_single_masks_is_that_of_separate_passes():
     model, x0_L = denoiser(), row()
-    recorder = Recorder(model)
-    found = additivity_similarities(recorder, x0_L, (2, 5), MASK, key=3)
-    assert list(found) == [2, 5]
-    for number, count in enumerate((2, 5)):
-        singles, joint = recorder.asked[2 * number : 2 * number + 2]
-        places = [index % LENGTH for index in singles[1]]
-        assert [index // LENGTH for index in singles[1]] == list(range(count))
+    asked = recorded(model)
+    found = AdditivityOptions(runs=(), counts=(2, 5)).similarities(model, x0_L, MASK, key=3)
+    joint = [asked[1][1].tolist(), asked[3][1].tolist()]
+    for count, places in zip((2, 5), joint, strict=True):
         assert len(set(places)) == count
-        assert singles[2] == joint[2] == x0_L[places].tolist()
-        assert joint[1] == places
-        for place, x_L in zip(places, singles[0]):
-            assert (x_L == MASK).nonzero().flatten().tolist() == [place]
-        assert (joint[0][0] == MASK).nonzero().flatten().tolist() == sorted(places)
         apart = [own_gradient(model, x0_L, [place], [place]) for place in places]
-        total = {name: sum(one[name] for one in apart) for name in apart[0]}
-        together = own_gradient(model, x0_L, places, places)
-        for part in PARTS:
-            expected = own_cosine(total, together, part)
-            assert found[count][part] == pytest.approx(expected, abs=1e-5)
-            assert found[count][part] < 0.9999
+        total = {part: sum(one[part] for one in apart) for part in PARTS}
+        check_cosines(found[count], total, own_gradient(model, x0_L, places, places))
 
 
 # runs
-
-
-def spread_rows(run, count):
-    """Rows at even distances over the validation text."""
-    valid = run.blocks()[1]
-    return valid.rows(slice(None))[:: len(valid) // count][:count]
 
 
 @pytest.mark.parametrize("kind", ["additivity", "radius"])
 def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
     """At the checkpoint asked for; the untrained model beside it, the paper's numbers too."""
     progress, run = Counted(), load_run(zoo / "steps", checkpoint="30")
-    common = {"checkpoint": "30", "draws": 5, "seed": 8}
-    if kind == "additivity":
-        analysis, settings, similarities = GRADIENT_ADDITIVITY, (2, 6), additivity_similarities
-        options, more = AdditivityOptions(runs=(str(zoo / "steps"),), counts=settings, **common), ()
-    else:
-        analysis, settings, similarities = GRADIENT_RADIUS, (4, 6), radius_similarities
-        options, more = RadiusOptions(runs=(str(zoo / "steps"),), radii=settings, **common), (8,)
+    common = {"runs": (str(zoo / "steps"),), "checkpoint": "30", "draws": 5, "seed": 8}
+    analysis, settings = GRADIENT_ADDITIVITY, (2, 6)
+    options = AdditivityOptions(counts=settings, **common)
+    if kind == "radius":
+        analysis, settings = GRADIENT_RADIUS, (4, 6)
+        options = RadiusOptions(radii=settings, **common)
     found = analysis.measure(options, progress)
     assert (progress.totals, progress.done) == ([10], 10)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [model["step"] for model in found["models"]] == [30, 0]
+    valid, mask_id = run.blocks()[1], run.tokenizer.mask_id
+    spread = valid.rows(slice(None))[:: len(valid) // 5][:5]
     draws = [
-        similarities(
-            run.model, x0_L, settings, *more, run.tokenizer.mask_id, stream_key(8, "gradients", n)
-        )
-        for n, x0_L in enumerate(spread_rows(run, 5))
+        options.similarities(run.model, x0_L, mask_id, stream_key(8, "gradients", n))
+        for n, x0_L in enumerate(spread)
     ]
     trained, untrained = (model["rows"] for model in found["models"])
     assert [line["setting"] for line in trained] == list(settings)
-    for line in trained:
-        for part in PARTS:
-            values = np.array([draw[line["setting"]][part] for draw in draws])
-            assert line[part]["mean"] == pytest.approx(values.mean(), abs=1e-6)
-            expected = values.std(ddof=1) / math.sqrt(5)
-            assert line[part]["se"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
-            assert line[part]["draws"] == 5
+    for line, part in itertools.product(trained, PARTS):
+        values = np.array([draw[line["setting"]][part] for draw in draws])
+        assert line[part]["mean"] == pytest.approx(values.mean(), abs=1e-6)
+        expected = values.std(ddof=1) / math.sqrt(5)
+        assert line[part]["se"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
+        assert line[part]["draws"] == 5
     for line in untrained:
         assert line["trunk"] == line["embedding"] == {"mean": None, "se": None, "draws": 0}
         assert line["whole"]["mean"] == pytest.approx(1, abs=1e-6)

@@ -27,15 +27,12 @@ KINDS = (TruncatedGaussian, TruncatedLaplace)
 BELLS = [kind(mu, s) for kind in KINDS for mu in (0.4, 0.5, 0.6) for s in (0.1, 0.2)]
 
 
-def longest_run(bits):
-    return max(len(list(group)) for _, group in itertools.groupby(bits))
-
-
 def brute_counts(length, k):
     """Strings without a run of k, by number of masks."""
     found = [0] * (length + 1)
     for bits in itertools.product((0, 1), repeat=length):
-        found[sum(bits)] += longest_run(bits) < k
+        longest = max(len(list(group)) for _, group in itertools.groupby(bits))
+        found[sum(bits)] += longest < k
     return found
 
 
@@ -58,71 +55,54 @@ def test_counts_are_those_of_all_strings():
         assert efficient_counts(64, k) == run_by_run(64, k)
 
 
-def density(law):
-    mu = mpmath.mpf(law.mu)
-    if isinstance(law, TruncatedGaussian):
-        return lambda t: mpmath.exp(-((t - mu) ** 2) / 2 / mpmath.mpf(law.sigma) ** 2)
-    return lambda t: mpmath.exp(-abs(t - mu) / mpmath.mpf(law.b))
-
-
-@pytest.mark.parametrize(
-    ("law", "length"),
-    [
-        (TruncatedGaussian(0.4, 0.1), 3),
-        (TruncatedLaplace(0.6, 0.2), 128),
-        pytest.param(TruncatedGaussian(0.4, 0.1), 1024, marks=pytest.mark.long),
-        pytest.param(TruncatedLaplace(0.6, 0.2), 1024, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("length", [3, 128, pytest.param(1024, marks=pytest.mark.long)])
+@pytest.mark.parametrize("law", [TruncatedGaussian(0.4, 0.1), TruncatedLaplace(0.6, 0.2)])
 def test_the_law_of_mask_counts_is_that_of_40_digits(law, length):
     got = mask_count_law(law, length)
     assert float(got.sum()) == pytest.approx(1, abs=ACCURACY)
+
+    def density(t):
+        distance = abs(t - mpmath.mpf(law.mu))
+        if isinstance(law, TruncatedGaussian):
+            return mpmath.exp(-(distance**2) / 2 / mpmath.mpf(law.sigma) ** 2)
+        return mpmath.exp(-distance / mpmath.mpf(law.b))
+
     with mpmath.workdps(40):
-        f = density(law)
-        edges = sorted({*(mpmath.mpf(i) / 16 for i in range(17)), mpmath.mpf(law.mu)})
-        total = mpmath.quad(f, edges)
+        edges = {*(mpmath.mpf(i) / 16 for i in range(17)), mpmath.mpf(law.mu)}
+        total = mpmath.quad(density, sorted(edges))
         for n in {0, 1, length // 3, length // 2, length}:
-            peak = mpmath.mpf(n) / length
-            near = sorted({*edges, *(peak + d / mpmath.mpf(100) for d in range(-9, 10, 3))})
-            near = [edge for edge in near if 0 <= edge <= 1]
+            near = {mpmath.mpf(n) / length + d / mpmath.mpf(100) for d in range(-9, 10, 3)}
+            near = sorted(edge for edge in edges | near if 0 <= edge <= 1)
             ways = mpmath.binomial(length, n)  # inside the integral, whose error is absolute
             exact = mpmath.quad(
-                lambda t, n=n, ways=ways: ways * t**n * (1 - t) ** (length - n) * f(t) / total, near
+                lambda t, n=n, ways=ways: ways * t**n * (1 - t) ** (length - n) * density(t), near
             )
-            assert abs(float(got[n]) / exact - 1) < ACCURACY / 4
+            assert abs(float(got[n]) * total / exact - 1) < ACCURACY / 4
 
 
 def exact_q(length, k):
     return [Fraction(c, math.comb(length, n)) for n, c in enumerate(run_by_run(length, k))]
 
 
-@pytest.mark.parametrize("length", [2, 5, 12])
-def test_probabilities_are_exact_fractions(length):
+@pytest.mark.parametrize("length", [2, 3, 9, 12])
+def test_probabilities_and_lemmas_hold_in_fractions(length):
+    weights = time_weights(length)
     for k in range(2, length + 1):
-        q = exact_q(length, k)
-        efficiency = Efficiency.from_counts(run_by_run(length, k))
-        half = Fraction(sum(run_by_run(length, k)), 2**length)
+        q, counts = exact_q(length, k), efficient_counts(length, k)
+        half = Fraction(sum(counts), 2**length)
         truth = {Uniform(): sum(q, Fraction(0)) / (length + 1), Dirac(0.5): half}
         for law, expected in truth.items():
-            got = efficiency.probability(mask_count_law(law, length))
+            got = Efficiency.from_counts(counts).probability(mask_count_law(law, length))
             assert got["efficient"] == pytest.approx(float(expected), rel=1e-13)
             assert got["inefficient"] == pytest.approx(float(1 - expected), rel=1e-13)
             assert got["log10_efficient"] == pytest.approx(math.log10(expected), abs=1e-12)
-
-
-@pytest.mark.parametrize("length", [2, 3, 9, 16])
-def test_lemmas_hold_in_fractions_and_are_reported(length):
-    weights = time_weights(length)
-    for k in range(2, length + 1):
-        q = exact_q(length, k)
         up = [(q[n], q[n + 1]) for n in range(length) if 2 * n < length]
-        assert q == q[::-1]
-        assert all(a <= b for a, b in up)
-        found = check_counts(efficient_counts(length, k))
-        assert found["is_symmetric"]
-        assert found["rises_to_the_middle"]
-        assert found["level_steps"] == sum(a == b and a > 0 for a, b in up)
-        assert rises_in_time(efficient_counts(length, k), weights)
+        assert check_counts(counts) == {
+            "is_symmetric": q == q[::-1],
+            "rises_to_the_middle": all(a <= b for a, b in up),
+            "level_steps": sum(a == b and a > 0 for a, b in up),
+        }
+        assert rises_in_time(counts, weights)
 
 
 def test_checks_can_fail():
@@ -140,19 +120,16 @@ def test_checks_can_fail():
     assert not rises_in_time([1, 0, 0, 0, 0, 0, 0, 0, 1], time_weights(8))
 
 
-@pytest.mark.parametrize("length", [2, 7, 65])
-def test_prop_44_holds_for_every_bell(length):
-    uniform = mask_count_law(Uniform(), length)
-    weights = {law: mask_count_law(law, length) for law in [Dirac(0.5), *BELLS]}
-    for k in sorted({2, 3, 4, 8, length // 2, length - 1, length} & set(range(2, length + 1))):
-        efficiency = Efficiency.from_counts(efficient_counts(length, k))
-        for law, w in weights.items():
-            assert efficiency.margin(w, uniform)["verdict"] == "holds", (k, law)
-
-
 def margin(length, k, law):
     efficiency = Efficiency.from_counts(efficient_counts(length, k))
     return efficiency.margin(mask_count_law(law, length), mask_count_law(Uniform(), length))
+
+
+@pytest.mark.parametrize("length", [2, 7, 65])
+def test_prop_44_holds_for_every_bell(length):
+    for law in [Dirac(0.5), *BELLS]:
+        for k in {2, 3, 8, length // 2, length} & set(range(2, length + 1)):
+            assert margin(length, k, law)["verdict"] == "holds", (k, law)
 
 
 def test_margins_near_one_and_near_zero_keep_their_digits():

@@ -39,11 +39,9 @@ def runs(zoo, tmp_path_factory):
         "sigma-crossed": ("sigma_arm", CROSSED, "sigma_arm"),
         "bell": ("bell", {}, "bell"),
     }.items():
-        change_run(zoo / source, folder / name, options)
-        shutil.copy(zoo / records / "metrics.jsonl", folder / name)
-        shutil.copytree(
-            zoo / records / "validation", folder / name / "validation", dirs_exist_ok=True
-        )
+        run = change_run(zoo / source, folder / name, options)
+        shutil.copy(zoo / records / "metrics.jsonl", run)
+        shutil.copytree(zoo / records / "validation", run / "validation", dirs_exist_ok=True)
     return folder
 
 
@@ -81,8 +79,6 @@ def test_a_group_has_the_mean_and_spread_of_its_runs(runs, numbers):
     assert group["final_se"] == [curve(runs / name, "nll_se")[-1] for name in group["runs"]]
     alone = groups["aoarm"]
     assert (alone["nll"], alone["sd_over_runs"]) == (curve(runs / "aoarm"), [None, None])
-    about = json.loads((runs / "arm" / "run.json").read_text())
-    assert numbers["unigram_nll"] == about["unigram_nll"]
 
 
 def last_blocks(folder):
@@ -91,32 +87,24 @@ def last_blocks(folder):
 
 
 def test_gaps_have_the_errors_of_runs_or_of_validation(runs, numbers):
-    sigma = np.array([curve(runs / f"sigma-{seed}")[-1] for seed in (1, 2)])
-    names = [name for group in GROUPS.values() for name in group]
-    value = {name: curve(runs / name)[-1] for name in names} | {"sigma": sigma.mean()}
-    error = {name: curve(runs / name, "nll_se")[-1] for name in names}
-    error["sigma"] = sigma.std(ddof=1) / math.sqrt(2)
-    expected = {
-        "sigma_arm minus arm": ("sigma", "arm"),
-        "sigma_arm+crossed minus arm": ("sigma-crossed", "arm"),
-        "aoarm+crossed minus sigma_arm+crossed": ("aoarm-crossed", "sigma-crossed"),
-        "aoarm minus sigma_arm": ("aoarm", "sigma"),
-        "aoarm+crossed minus aoarm": ("aoarm-crossed", "aoarm"),
-        "sigma_arm+crossed minus sigma_arm": ("sigma-crossed", "sigma"),
-    }
-    found = {gap["name"].split(": ")[1]: gap for gap in numbers["gaps"]}
-    assert list(found) == list(expected)
-    for name, (left, right) in expected.items():
-        gap = found[name]
-        assert gap["gap"] == pytest.approx(value[left] - value[right], abs=1e-6)
+    final = {name: [curve(runs / run)[-1] for run in group] for name, group in GROUPS.items()}
+    gaps = "sigma_arm arm, sigma_arm+crossed arm, aoarm+crossed sigma_arm+crossed, aoarm sigma_arm"
+    gaps += ", aoarm+crossed aoarm, sigma_arm+crossed sigma_arm"
+    pairs = [tuple(pair.split()) for pair in gaps.split(", ")]
+    found = [gap["name"].split(": ")[1] for gap in numbers["gaps"]]
+    assert found == [f"{left} minus {right}" for left, right in pairs]
+    for gap, (left, right) in zip(numbers["gaps"], pairs):
+        assert gap["gap"] == pytest.approx(np.mean(final[left]) - np.mean(final[right]), abs=1e-6)
         assert abs(gap["gap"]) > 1e-4  # so that its sign is seen
-        if "sigma" in (left, right):
-            assert gap["over"] == "runs"
-            wanted = math.hypot(error[left], error[right])
+        if "sigma_arm" in (left, right):
+            other = GROUPS[right if left == "sigma_arm" else left][0]
+            over_seeds = np.std(final["sigma_arm"], ddof=1) / math.sqrt(2)
+            wanted = math.hypot(over_seeds, curve(runs / other, "nll_se")[-1])
         else:  # the same blocks: what they share cancels
-            assert gap["over"] == "blocks, paired"
-            difference = last_blocks(runs / left) - last_blocks(runs / right)
-            wanted = np.std(difference, ddof=1) / math.sqrt(len(difference))
+            blocks = [last_blocks(runs / GROUPS[name][0]) for name in (left, right)]
+            wanted = np.std(blocks[0] - blocks[1], ddof=1) / math.sqrt(len(blocks[0]))
+        is_paired = "sigma_arm" not in (left, right)
+        assert gap["over"] == ("blocks, paired" if is_paired else "runs")
         assert gap["se"] == pytest.approx(wanted, rel=1e-6)
 
 

@@ -52,11 +52,6 @@ def timeless(value):
     return [timeless(part) for part in value] if isinstance(value, list) else value
 
 
-def stamps(folder):
-    """When each file and folder was last changed."""
-    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in sorted(folder.rglob("*"))}
-
-
 def run_folders(place):
     return sorted(p for p in (place / "runs").iterdir() if p.name != ".locks")
 
@@ -84,44 +79,36 @@ def test_a_comparison_writes_what_it_promises(undisturbed):
     assert {p.suffix for p in out.iterdir()} == {".json", ".png", ".svg", ".html"}
     assert (out / "report.html").read_text().count("<svg") == 2 + len(VARIANTS)
     variants = results_of(undisturbed)["variants"]
-    assert list(variants) == ["base", "bell", "same", "ema"]
-    changed = {"law.name": "gaussian", "law.mu": 0.5, "law.scale": 0.1, "objective.name": "bell"}
-    assert variants["bell"]["options"] == changed
-    assert (variants["same"]["options"], variants["ema"]["options"]) == ({}, {"optim.ema": 0.5})
+    bell = {"law.name": "gaussian", "law.mu": 0.5, "law.scale": 0.1, "objective.name": "bell"}
+    changed = {"base": {}, "bell": bell, "same": {}, "ema": {"optim.ema": 0.5}}
+    assert {name: variant["options"] for name, variant in variants.items()} == changed
     same = variants["same"]["comparison"]
     assert (same["gap"], same["gap_se"], same["speed_up"]["mean"]) == (0, 0, pytest.approx(1))
     # a shorter average is nearer to the weights now, and these improve at every step
     assert variants["ema"]["comparison"]["speed_up"]["mean"] > 1
+    lines = {}
     for name, variant in variants.items():
-        (run,), lines = (
-            variant["runs"],
-            read_metrics(folder_of(undisturbed, name) / "metrics.jsonl"),
-        )
-        assert run["nll"] == [line["nll"] for line in lines if line["kind"] == "validation"]
-        assert variant["nll"] == run["nll"][-1]
-        assert len(variant["samples"]) == 2
-
-
-def test_equal_options_share_a_run_and_others_share_the_start(undisturbed):
+        (run,) = variant["runs"]
+        made = timeless(read_metrics(folder_of(undisturbed, name) / "metrics.jsonl"))
+        lines[name] = [line for line in made if line["kind"] == "train"]
+        assert run["nll"] == [line["nll"] for line in made if line["kind"] == "validation"]
+        assert (variant["nll"], len(variant["samples"])) == (run["nll"][-1], 2)
     assert len(run_folders(undisturbed)) == 3
     assert folder_of(undisturbed, "same") == folder_of(undisturbed, "base")
-    base, bell, ema = (folder_of(undisturbed, name) for name in ("base", "bell", "ema"))
     # averages do not act on training: same initial weights, data order and noise, or these differ
-    lines = [
-        timeless([r for r in read_metrics(run / "metrics.jsonl") if r["kind"] == "train"])
-        for run in (base, bell, ema)
-    ]
-    assert len(lines[0]) == 6
-    assert lines[0] == lines[2] != lines[1]
+    assert lines["base"] == lines["ema"] != lines["bell"]
+    assert len(lines["base"]) == 6
 
 
 def test_repeating_trains_nothing_and_report_says_the_same(undisturbed, compare_args, tmp_path):
     """Nothing but the report is left to do. Harmless options may change."""
-    out, runs = undisturbed / "out", stamps(undisturbed / "runs")
+    out, files = undisturbed / "out", list((undisturbed / "runs").rglob("*"))
+    stamps = [path.stat().st_mtime_ns for path in files]
     before = {p.name: p.read_bytes() for p in out.iterdir()}
     harmless = ["--jobs", "2", "--checkpoint.every", "never"]
     succeeds(*compare_args(VARIANTS, undisturbed, *SHORT, *harmless))
-    assert stamps(undisturbed / "runs") == runs
+    assert [path.stat().st_mtime_ns for path in files] == stamps
+    assert list((undisturbed / "runs").rglob("*")) == files
     assert (out / "results.json").read_bytes() == before["results.json"]
     # from the run folders, also after all was moved together
     moved = shutil.copytree(undisturbed, tmp_path / "moved") / "out"
@@ -132,7 +119,6 @@ def test_repeating_trains_nothing_and_report_says_the_same(undisturbed, compare_
     assert {p.name for p in moved.iterdir()} == before.keys()
     folder = folder_of(tmp_path / "moved", "bell")
     run = PlannedRun("bell", "", load_config(folder / "config.json"), folder)
-    assert is_finished(run)
     shutil.rmtree(folder / "checkpoints" / "step-000000012")
     assert not is_finished(run), "validated, but not saved"
     # the two runs alone, the other way round
@@ -179,19 +165,15 @@ def test_a_training_that_fails_alone_is_one_message(
     ("args", "names"),
     [
         ("compare", "preset"),
-        ("compare tinny base bell", "'tinny'; did you mean 'tiny'"),
-        ("compare tiny base bel", "'bel'; did you mean 'bell'"),
         ("compare tiny base", "variants"),
         ("compare tiny --suite famlies", "'famlies'; did you mean 'families'"),
         ("compare tiny base bell --suite families", "--suite"),
         ("compare tiny base bell --seeds 0", "--seeds"),
-        ("compare tiny base bell --jobs two", "--jobs"),
         ("compare tiny base bell --law dirac", "--law"),
         ("compare tiny base bell --reference bel", "'bel'"),
         ("compare tiny base bell --grid optim.lrr=1,2 --data.train {text}", "optim.lrr"),
         ("compare tiny base bell --data.train none.txt", "none.txt"),
         ("report", "folder"),
-        ("report nowhere", "nowhere"),
         ("report {zoo}/base", "base"),
         ("report {zoo}/base {zoo}/base", "base with seed"),
         ("report {zoo}/bell {zoo}/toy", "cannot be compared: their tokenizers differ"),
@@ -233,15 +215,11 @@ def workers_in(place: Path) -> list[int]:
     return found
 
 
-def wait_until(is_true, seconds=600):
-    deadline = time.monotonic() + seconds
+def wait_until(is_true):
+    deadline = time.monotonic() + 600
     while not is_true():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
-
-
-def to_its_end(process):
-    assert process.wait(1200) == 0, process.text()
 
 
 needs_proc = pytest.mark.skipif(
@@ -269,8 +247,7 @@ def test_an_interrupt_saves_and_ends_with_130(whom, compare_args, tmp_path, warm
     assert "Traceback" not in process.text()
     assert not workers_in(tmp_path), "no worker is left behind"
     (run,) = run_folders(tmp_path)
-    latest = (run / "checkpoints" / "latest").read_text().strip()
-    step = int(latest.split("-")[1])
+    step = int((run / "checkpoints" / "latest").read_text().split("-")[1])
     assert 0 < step < 100000
     assert not (tmp_path / "out" / "results.json").exists()
     resumed = ["train", run, "--out", run, "--resume", "yes", "--quiet"]
@@ -285,9 +262,8 @@ LONGER = "--train.steps=600 --validation.every=100 --checkpoint.every=50".split(
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_kills_change_nothing(jobs, compare_args, tmp_path, warm):
     """SIGKILL for the parent alone, at random moments; workers notice, save and end."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    variants = ["base", "bell"]
-    to_its_end(warm.start(compare_args(variants, whole, *LONGER)))
+    whole, parts, variants = tmp_path / "whole", tmp_path / "parts", ["base", "bell"]
+    assert warm.start(compare_args(variants, whole, *LONGER)).wait(1200) == 0
     args = compare_args(variants, parts, *LONGER, "--jobs", jobs)
     draw, kills = random.Random(5), 0
     for attempt in range(5):
@@ -305,13 +281,10 @@ def test_kills_change_nothing(jobs, compare_args, tmp_path, warm):
         wait_until(lambda: not workers_in(parts))
     assert kills >= 2
     assert list((parts / "runs").glob("*/checkpoints/step-*"))
-    to_its_end(warm.start(args))
+    assert warm.start(args).wait(1200) == 0
     assert timeless(results_of(parts)) == timeless(results_of(whole))
     names = [folder.name for folder in run_folders(whole)]
     assert [folder.name for folder in run_folders(parts)] == names
-    for name in names:
-        mine, theirs = (read_metrics(p / "runs" / name / "metrics.jsonl") for p in (parts, whole))
-        assert timeless(mine) == timeless(theirs)
 
 
 @pytest.mark.long
@@ -319,8 +292,7 @@ def test_two_comparisons_at_once_share_their_runs(compare_args, undisturbed, tmp
     """A lock keeps the second out of a folder until the first is done with it."""
     args = compare_args(VARIANTS, tmp_path, *SHORT, "--jobs", "2")
     both = [warm.start([*args, "--out", tmp_path / name / "out"]) for name in ("a", "b")]
-    for process in both:
-        to_its_end(process)
+    assert [process.wait(1200) for process in both] == [0, 0]
     for name in ("a", "b"):
         assert timeless(results_of(tmp_path / name)) == timeless(results_of(undisturbed))
     assert len(run_folders(tmp_path)) == 3

@@ -68,18 +68,11 @@ def test_an_estimate_is_unbiased_but_for_the_floor(kind, floor):
     assert expected(0.0) == pytest.approx(np.mean(LOSSES), abs=1e-12)
 
 
-@pytest.mark.parametrize("group", [4, 5, 64])
-def test_each_group_has_one_rate_in_each_stratum(group):
-    rate = mask_rates(22, 3, kind="stratified", group=group, time_floor=0.1)
-    assert float(rate.min()) >= 0.1
-    level = (rate - 0.1) / 0.9
-    orders = []
-    for part in level.split(group):
-        place = (part * len(part)).floor().long()
-        assert sorted(place.tolist()) == list(range(len(part)))
-        orders.append(place.tolist())
-    if group == 5:
-        assert len({tuple(order) for order in orders[:4]}) > 1, "each group has its own order"
+def test_each_group_has_one_rate_in_each_stratum():
+    rate = mask_rates(22, 3, kind="stratified", group=5, time_floor=0.1)
+    orders = [((part - 0.1) / 0.9 * len(part)).long().tolist() for part in rate.split(5)]
+    assert [sorted(order) for order in orders] == [[0, 1, 2, 3, 4]] * 4 + [[0, 1]]
+    assert len({tuple(order) for order in orders[:4]}) > 1, "each group has its own order"
 
 
 @pytest.mark.parametrize("kind", ["stratified", "independent"])
