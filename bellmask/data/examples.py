@@ -44,7 +44,6 @@ from bellmask.data.chat_templates import (
 )
 from bellmask.data.readers import (
     Record,
-    RecordSource,
     file_source,
     is_word,
     open_records,
@@ -60,18 +59,18 @@ from bellmask.utils.rng import IndexPermutation, hash_counters, stream_key
 # Examples by name.
 
 
-def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSource:
+def open_examples(source: str, counts: tuple[str, ...] = ()) -> ExampleSource:
     """The examples that ``--sft.train`` or ``--sft.valid`` names, not read yet.
 
-    Of the options only ``counts`` is read, and only for the task mix.
+    ``counts`` (``--sft.counts``) is for the task mix.
     """
     kind, sign, rest = source.partition(":")
     if source == "tasks":
-        return open_tasks(None, options.counts)
-    if sign and kind in _OPENERS and not Path(source).exists():
+        return open_tasks(None, counts)
+    if kind in ("tasks", *_OPENERS) and sign and not Path(source).exists():
         if not rest:
             raise UserError(f"{source!r}: what comes after {kind}: is missing")
-        return _OPENERS[kind](rest, options)
+        return open_tasks(rest, counts) if kind == "tasks" else _OPENERS[kind](rest)
     if is_word(source):
         raise UserError(
             f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
@@ -79,14 +78,6 @@ def open_examples(source: str, options: SftOptions, cache: Path) -> ExampleSourc
             ".json or .parquet file)"
         )
     return example_files(source)
-
-
-_OPENERS = {
-    "tasks": lambda rest, options: open_tasks(rest, options.counts),
-    "sharegpt": lambda rest, options: from_sharegpt(open_records(rest, f"sharegpt:{rest}")),
-    "toy": lambda rest, options: open_toy(rest),
-    "stories": lambda rest, options: open_stories(rest),
-}
 
 
 def turns(messages: Sequence[Message]) -> tuple[Example, ...]:
@@ -200,8 +191,9 @@ def clean_conversation(record: Record, counts: Counter[str]) -> tuple[Message, .
     return tidy(said, counts, clean_text)
 
 
-def from_sharegpt(source: RecordSource) -> ExampleSource:
+def open_sharegpt(address: str) -> ExampleSource:
     """One example per answer; parts of one conversation are one document."""
+    source = open_records(address, f"sharegpt:{address}")
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
         numbers: dict[str, int] = {}
@@ -249,8 +241,9 @@ def examples_of(record: Record, counts: Counter[str], place: str) -> tuple[Examp
     )
 
 
-def from_records(source: RecordSource) -> ExampleSource:
-    """Examples of records by their columns."""
+def example_files(address: str) -> ExampleSource:
+    """Examples of local files (path or glob) or of a data set on the hub, by their columns."""
+    source = open_records(address, address)
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
         for number, record in enumerate(source.read()):
@@ -259,11 +252,6 @@ def from_records(source: RecordSource) -> ExampleSource:
                 yield number, example
 
     return ExampleSource(source.name, f"records-1/{source.identity}", read, source.origin)
-
-
-def example_files(address: str) -> ExampleSource:
-    """Examples of local files (path or glob) or of a data set on the hub."""
-    return from_records(open_records(address, address))
 
 
 # ``stories:FILE``: questions whose answer stands in the story, for text like TinyStories.
@@ -432,6 +420,9 @@ def open_toy(name: str) -> ExampleSource:
     return ExampleSource(f"toy:{name}", f"toy-examples-{VERSION}/{kind}/{sizes}", read, {})
 
 
+_OPENERS = {"sharegpt": open_sharegpt, "toy": open_toy, "stories": open_stories}
+
+
 # One example → one row: the prompt is given, the response and the EOS after it can be masked.
 #
 # A row is [BOS], prompt, response, EOS up to a multiple of ``round_to`` tokens (one at least), pads
@@ -527,7 +518,7 @@ def load_example_blocks(
         raise UserError("examples end with EOS, which symbols do not have; use another tokenizer")
     encoder = PromptEncoder(tokenizer, make_template(sft.template, tokenizer, chat_template))
     cache = writable_cache(data)
-    sources = [open_examples(name, sft, cache) for name in (sft.train, sft.valid) if name]
+    sources = [open_examples(name, sft.counts) for name in (sft.train, sft.valid) if name]
     if len({source.identity for source in sources}) < len(sources):
         raise UserError(
             f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from bellmask.utils.errors import UserError
 
 
 def opened(source):
-    return open_examples(str(source), SftOptions(train=str(source)), Path("unused"))
+    return open_examples(str(source))
 
 
 def pairs(source):

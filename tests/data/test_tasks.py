@@ -6,12 +6,10 @@ import json
 import re
 import sys
 import types
-from pathlib import Path
 
 import pandas
 import pytest
 
-from bellmask.config.options import SftOptions
 from bellmask.data import tasks
 from bellmask.data.examples import open_examples
 from bellmask.data.readers import HubSplit, RecordSource, cache_folder
@@ -144,7 +142,7 @@ def test_the_mix_comes_from_the_hub(monkeypatch):
         return RecordSource(name, f"{name}@1", lambda: iter(()), {})
 
     monkeypatch.setattr(tasks, "hub_records", hub)
-    open_examples("tasks", SftOptions(train="tasks", counts=("hellaswag=0",)), Path())
+    open_examples("tasks", ("hellaswag=0",))
     assert {*asked_for} == {*MIX} - {"hellaswag"}
     assert asked_for["piqa"] == HubSplit("ybisk/piqa", "train", None, "refs/convert/parquet")
     assert asked_for["lambada"] == HubSplit("cimec/lambada", "train", "plain_text")
