@@ -382,7 +382,6 @@ def main(args: Sequence[str]) -> int:
         raise UserError("--private is about the repository that --push makes")
     check_free(out, "the export", is_file=is_mdlm)
     loaded = options.load(options.run)
-    check_exportable(loaded, options.format)
     print(f"writing {out} ...", file=sys.stderr)
     if is_mdlm:
         export_mdlm(loaded, out)

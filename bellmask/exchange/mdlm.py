@@ -581,19 +581,16 @@ def main(args: Sequence[str]) -> int:
     write_import(imported, Path(options.out))
 
     model, data = imported.config.model, imported.config.data
-    read = imported.stored.weights.values()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in read)
     time = {"constant": "none (AdaLN folded into constants)", "time": "kept (sigma)"}
     average = "" if imported.ema is None else ", moving average"
     rows = {
-        "tensors read": f"{len(read)} ({size / 1e6:,.1f} MB)",
         "blocks, width, heads": f"{model.num_layers}, {model.width}, {model.num_heads}",
         "tokenizer": f"{data.tokenizer}, {imported.tokenizer.num_tokens:,} tokens",
         "row length": f"{data.block_length}",
         "time input": time[model.modulation],
         "weights": f"trained weights{average}",
         "step": f"{imported.stored.step:,}",
-        "parameters here": f"{imported.num_parameters:,}",
+        "parameters": f"{imported.num_parameters:,}",
     }
     Table(f"imported {imported.origin}", ["quantity", "value"], list(rows.items())).print()
     print(f"run folder {options.out}; evaluate it: bellmask evaluate {options.out} --data TEXT")

@@ -163,18 +163,19 @@ def too_old(input, weight, target, bias, reduction): ...
 
 
 @pytest.mark.parametrize(
-    ("option", "device", "precision", "is_installed", "expected"),
+    ("option", "device", "precision", "function", "expected"),
     [
-        ("auto", CPU, FULL, True, "torch"),
-        ("auto", CPU, HALF, True, "chunked"),
-        ("auto", GPU, FULL, False, "torch"),
-        ("auto", GPU, HALF, True, "liger"),
-        ("liger", GPU, HALF, True, "liger"),
-        ("torch", GPU, FULL, True, "torch"),
+        ("auto", CPU, FULL, new_enough, "torch"),
+        ("auto", CPU, HALF, new_enough, "chunked"),
+        ("auto", GPU, FULL, None, "torch"),
+        ("auto", GPU, HALF, too_old, "chunked"),
+        ("auto", GPU, HALF, new_enough, "liger"),
+        ("liger", GPU, HALF, new_enough, "liger"),
+        ("torch", GPU, FULL, new_enough, "torch"),
     ],
 )
-def test_picked(option, device, precision, is_installed, expected, monkeypatch):
-    fake_liger(monkeypatch, new_enough if is_installed else None)
+def test_picked(option, device, precision, function, expected, monkeypatch):
+    fake_liger(monkeypatch, function)
     assert pick_loss_kernel(option, device, precision) == expected
 
 
@@ -192,8 +193,6 @@ def test_refused_with_what_to_change(option, device, precision, function, names,
     fake_liger(monkeypatch, function)
     with pytest.raises(UserError, match=names):
         pick_loss_kernel(option, device, precision)
-    if function is too_old:
-        assert pick_loss_kernel("auto", GPU, HALF) == "chunked"
 
 
 # liger

@@ -18,16 +18,11 @@ L = 10
 ROWS = torch.arange(1, L)
 
 
-def with_lora(kind, rank=3):
-    model = make_denoiser(kind)
-    torch.manual_seed(4)
-    add_lora(model, rank, 6.0)
-    return model
-
-
 @each_kind
 def test_updates_begin_at_nothing_learn_alone_and_merge_into_scaled_products(kind):
-    model, plain, x_BL = with_lora(kind), make_denoiser(kind), token_rows(2, L)
+    model, plain, x_BL = make_denoiser(kind), make_denoiser(kind), token_rows(2, L)
+    torch.manual_seed(4)
+    add_lora(model, 3, 6.0)
     x_BL[:, ::3] = V
     with torch.no_grad():
         bare = plain(x_BL, ROWS)
@@ -73,7 +68,8 @@ def test_models_without_updates_need_no_peft(monkeypatch):
 
 
 def test_a_run_with_updates_is_resumed_loaded_and_started_from(small_config, tmp_path, zoo):
-    options = ["--start.model", str(zoo / "gpt2"), "--start.lora-rank", "2", "--optim.ema", "0.5"]
+    options = ["--start.model", str(zoo / "gpt2"), "--start.lora-rank", "2"]
+    options += ["--optim.ema", "0.5", "--optim.weight-decay", "0.1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     config = small_config(*options, "--train.steps", "4")
     train_run(config, whole, is_quiet=True)
