@@ -93,8 +93,12 @@ def test_unusable_text_is_refused_and_leaves_nothing(tmp_path, text, changes, wo
     assert len(left) == (words == "--data.valid"), "blocks that are too few are still blocks"
 
 
+CARDS = [{"fingerprint": "0" * 64}, {"dtype": "O"}, {"dtype": "float64"}]
+CARDS += [{"rows_per_shard": 0}, {"num_blocks": 10**18}]
+
+
 @pytest.mark.parametrize(
-    "damage", ["tokens-00000.bin", "lengths.bin", "documents.bin", "card.json", "long", "no card"]
+    "damage", ["tokens-00000.bin", "lengths.bin", "documents.bin", "long", "no card", *CARDS]
 )
 def test_a_damaged_cache_is_refused(tmp_path, damage):
     data = options(tmp_path, "hello world " * 9)
@@ -106,8 +110,8 @@ def test_a_damaged_cache_is_refused(tmp_path, damage):
             stream.write(bytes(16))
     elif damage == "no card":
         card.unlink()
-    elif damage == "card.json":
-        card.write_text(json.dumps(json.loads(card.read_text()) | {"fingerprint": "0" * 64}))
+    elif isinstance(damage, dict):
+        card.write_text(json.dumps(json.loads(card.read_text()) | damage))
     else:
         content = (folder / damage).read_bytes()
         (folder / damage).write_bytes(content[: len(content) // 2])
