@@ -112,16 +112,16 @@ def test_every_layout_learns_the_same(cases, train_all, tmp_path, text_file):
         name: str(save_lm(tmp_path / kind, kind, text_file.read_text()))
         for name, kind in (("TIED", "gpt2"), ("OTHER", "llama"))
     }
-    jobs = {1: {}, 2: {}, 4: {}}
+    jobs = {1: {}}
     for number, (options, ways) in enumerate(cases):
         for name, place in places.items():
             options = options.replace(name, place)
         jobs[1][f"{number}"] = options
         for n, (way, processes) in enumerate(ways.items()):
-            jobs[processes][f"{number}-{n}"] = f"{options} {way}"
+            jobs.setdefault(processes, {})[f"{number}-{n}"] = f"{options} {way}"
     for processes, some in jobs.items():
         train_all(some, processes)
-    for name, options in (jobs[1] | jobs[2] | jobs[4]).items():
+    for name, options in (pair for some in jobs.values() for pair in some.items()):
         # of bfloat16 weights are rounded when gathered instead of when multiplied
         rel = 5e-3 if "bfloat16" in options else 1e-4 if "compile" in options else 2e-5
         rel = max(rel, 1e-4) if "start.model" in options else rel
