@@ -84,11 +84,7 @@ class LoadOptions:
 
 
 def load(
-    name: str | Path,
-    *,
-    checkpoint: str = "latest",
-    weights: Weights = "auto",
-    device: str = "auto",
+    name: str | Path, *, checkpoint: str = "latest", weights: Weights = "auto", device: str = "auto"
 ) -> Loaded:
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 

@@ -7,6 +7,7 @@ values are a function of the run's options, apart from ``seconds`` and ``tokens_
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -93,28 +94,24 @@ def _tensorboard(config: RunConfig, folder: Path, run_id: str, step: int) -> Tra
     return Tracker(log, writer.close)
 
 
-def _wandb(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
-    """A wandb run named after the folder, continued on resume."""
-    import wandb
+def _hosted(package: str) -> Callable[[RunConfig, Path, str, int], Tracker]:
+    """A run of wandb or trackio named after the folder, continued on resume."""
 
-    about = {"project": config.log.project, "config": config.to_dict(), "resume": "allow"}
-    run = wandb.init(name=folder.name, id=run_id, **about)
-    return Tracker(lambda values, step: run.log(values, step=step), run.finish)
+    def start(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
+        library = importlib.import_module(package)
+        name = {"name": folder.name, "id": run_id}
+        if package == "trackio":  # knows runs by their names alone
+            name = {"name": f"{folder.name}-{run_id}"}
+        library.init(project=config.log.project, config=config.to_dict(), resume="allow", **name)
+        return Tracker(lambda values, step: library.log(values, step=step), library.finish)
 
-
-def _trackio(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
-    """A trackio run named after the folder."""
-    import trackio
-
-    about = {"project": config.log.project, "config": config.to_dict(), "resume": "allow"}
-    trackio.init(name=f"{folder.name}-{run_id}", **about)
-    return Tracker(lambda values, step: trackio.log(values, step=step), trackio.finish)
+    return start
 
 
 TRACKERS: dict[str, Callable[[RunConfig, Path, str, int], Tracker]] = {
     "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "trackio": _trackio,
+    "wandb": _hosted("wandb"),
+    "trackio": _hosted("trackio"),
 }
 
 

@@ -164,30 +164,27 @@ def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _repeated(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    options: dict[str, Any] = {"use_reentrant": False}
-    if mode == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
-
-    @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, **options, **kwargs)
-
-    return run
-
-
 def recompute_blocks(blocks: Sequence[nn.Module], mode: str) -> None:
     """Let blocks forget what is inside them (``block``), or all that is cheap (``selective``).
 
     Their inputs are kept, and the names of their weights stay. To be called before compiling and
     sharding, so that the repeated pass finds the gathered weights.
     """
-    if mode == "none":
-        return
-    for block in blocks:
-        block.forward = _repeated(block.forward, mode)  # type: ignore[method-assign]
+    options: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+
+    def repeated(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            return checkpoint(forward, *args, **options, **kwargs)
+
+        return run
+
+    for block in blocks if mode != "none" else ():
+        block.forward = repeated(block.forward)  # type: ignore[method-assign]
 
 
 # The choices for a run, and what they do to its network.

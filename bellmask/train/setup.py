@@ -135,9 +135,7 @@ def _begin(
             dropout = 0.0
     name = config.data.tokenizer if config.start.model is None else FROM_START
     adopted = replace(
-        config,
-        model=replace(model, dropout=dropout),
-        data=replace(config.data, tokenizer=name),
+        config, model=replace(model, dropout=dropout), data=replace(config.data, tokenizer=name)
     )
     return Start(adopted.check(), tokenizer, backbone, fill, fingerprint, tuple(notes))
 

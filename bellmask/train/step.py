@@ -22,11 +22,7 @@ from bellmask.utils.rng import stream_key, torch_seed
 
 
 def microbatch_loss(
-    model: nn.Module,
-    batch: Microbatch,
-    framework: Framework,
-    mask_id: int,
-    device: torch.device,
+    model: nn.Module, batch: Microbatch, framework: Framework, mask_id: int, device: torch.device
 ) -> tuple[Tensor, int, float]:
     """(sum of w(t) * cross-entropy over scored rows, number of them, largest weight)."""
     x0_BL, u_BL, maskable = batch.x0_BL, batch.u_BL, batch.is_maskable_BL

@@ -334,15 +334,6 @@ SEPARATOR = "\n\n--------\n\n"
 # Where a run starts: anew or from a checkpoint, and which options may differ then.
 
 
-def _may_change(option: str, config: RunConfig) -> bool:
-    """Some options affect the result only beside others."""
-    if option == "train.microbatch_size":
-        return config.model.dropout == 0
-    if option == "train.steps":
-        return config.optim.curve == "constant"
-    return is_free_option(option)
-
-
 def check_same_run(
     before: dict[str, Any], now: dict[str, Any], config: RunConfig, folder: Path
 ) -> None:
@@ -372,8 +363,12 @@ def check_same_run(
 
 def check_resumable(path: Path, config: RunConfig) -> None:
     """Refuse, naming them, options that differ from the run's and would change its course."""
+    beside = {  # these affect the result only beside others
+        "train.microbatch_size": config.model.dropout == 0,
+        "train.steps": config.optim.curve == "constant",
+    }
     before, now = load_config(path).resolved().flat(), config.resolved().flat()
-    changed = [o for o in now if now[o] != before[o] and not _may_change(o, config)]
+    changed = [o for o in now if now[o] != before[o] and not beside.get(o, is_free_option(o))]
     if changed:
         lines = [f"  {o}: was {before[o]}, now {now[o]}" for o in changed]
         raise UserError(

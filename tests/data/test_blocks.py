@@ -88,17 +88,28 @@ def test_unusable_text_is_refused_and_leaves_nothing(tmp_path, text, changes, wo
     assert len(left) == (words == "--data.valid"), "blocks that are too few are still blocks"
 
 
-@pytest.mark.parametrize("name", ["tokens-00000.bin", "lengths.bin", "documents.bin", "card.json"])
-@pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda c: c * 2])
-def test_a_damaged_cache_is_refused(tmp_path, name, damage):
+CARDS = [{"fingerprint": "0" * 64}, {"dtype": "O"}, {"dtype": "float64"}]
+CARDS += [{"rows_per_shard": 0}, {"num_blocks": 10**18}]
+
+
+@pytest.mark.parametrize(
+    "damage", ["tokens-00000.bin", "lengths.bin", "documents.bin", "long", "no card", *CARDS]
+)
+def test_a_damaged_cache_is_refused(tmp_path, damage):
     data = options(tmp_path, "hello world " * 9)
     prepare(data, BYTES, "train")
     (folder,) = folders(tmp_path)
-    (folder / name).write_bytes(damage((folder / name).read_bytes()))
-    with pytest.raises(UserError, match=folder.name):
-        prepare(data, BYTES, "train")
     card = folder / "card.json"
-    card.unlink()
+    if damage == "long":
+        with (folder / "tokens-00000.bin").open("ab") as stream:
+            stream.write(bytes(16))
+    elif damage == "no card":
+        card.unlink()
+    elif isinstance(damage, dict):
+        card.write_text(json.dumps(json.loads(card.read_text()) | damage))
+    else:
+        content = (folder / damage).read_bytes()
+        (folder / damage).write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=folder.name):
         prepare(data, BYTES, "train")
 

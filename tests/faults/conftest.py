@@ -1,22 +1,26 @@
-"""Fixtures of the fault tests: a run to disturb, and one to damage."""
+"""A run to disturb, and the undisturbed ones it is compared with."""
 
 from __future__ import annotations
 
 import pytest
-from fault_tools import Damaged, Lab
+from fault_tools import Lab, command
 
 
 @pytest.fixture(scope="session")
-def truths(tmp_path_factory):
-    """Undisturbed runs by config and number of processes, and where they are."""
-    return {}, tmp_path_factory.mktemp("truths")
+def undisturbed(warm, tmp_path_factory):
+    """``undisturbed(config, size)``: a run folder, trained once for all tests."""
+    made = {}
+
+    def train(config, size):
+        key = (str(config.to_dict()), size)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("undisturbed") / "run"
+            warm.run(command(config, made[key]), size)
+        return made[key]
+
+    return train
 
 
 @pytest.fixture
-def lab(small_config, warm, tmp_path, truths):
-    return Lab(small_config, warm, tmp_path, *truths)
-
-
-@pytest.fixture
-def damaged(small_config, warm, tmp_path, truths):
-    return Damaged(small_config, warm, tmp_path, *truths)
+def lab(small_config, warm, tmp_path, undisturbed):
+    return Lab(small_config, warm, tmp_path, undisturbed)

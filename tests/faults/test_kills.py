@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -10,7 +11,8 @@ import time
 from functools import partial
 
 import pytest
-from fault_tools import assert_same, kill_worker, last_step, torchrun, wait_for
+from fault_tools import Torchrun, assert_same, kill_worker, last_step, lines_of, wait_for
+from warm_processes import free_port
 
 LONG = pytest.mark.long
 STEPS = 30
@@ -52,7 +54,7 @@ def moment(kind, run, draw, alive):
 def kill_and_finish(lab, kinds, draw, *options):
     """Kill once in each way; then torchrun must end well, and every kill must have hit."""
     old, killed = set(), []
-    with torchrun(lab.args, *options, log=lab.folder / "log") as agent:
+    with Torchrun(lab.args, *options, log=lab.folder / "log") as agent:
         for kind in kinds:
             wait = partial(moment, kind, lab.run, draw)
             killed.append(kill_worker([agent], 2, lab.run, wait, draw, old))
@@ -78,13 +80,7 @@ def test_kills_at_random_moments(launcher, sharding, saving, lab, draw):
 
 
 @pytest.mark.parametrize(
-    ("size", "options"),
-    [
-        (1, WAIT),
-        pytest.param(1, BACKGROUND, marks=LONG),
-        pytest.param(2, FULL, marks=LONG),
-        pytest.param(2, NONE, marks=LONG),
-    ],
+    ("size", "options"), [(1, WAIT), *(pytest.param(2, way, marks=LONG) for way in (FULL, NONE))]
 )
 def test_all_processes_killed_then_the_same_command_again(lab, size, options, draw):
     """Between saves and inside one."""
@@ -105,3 +101,38 @@ def test_the_survivor_of_a_kill_says_so_in_one_line(lab, draw):
     group[1].signal(signal.SIGKILL)
     said = lab.ends(1, group[:1])
     assert said.count("error: another process of this run is gone") == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [0, 2])
+@pytest.mark.parametrize(
+    ("sharding", "size", "copies"), [("full", 1, "1 x 2"), ("hybrid", 2, "2 x 2")]
+)
+def test_two_machines_go_on_after_a_kill(lab, sharding, size, copies, kills, draw, monkeypatch):
+    """Here two torchrun agents with ``size`` workers each; weights are cut over both, or in each.
+
+    Any worker is killed; both machines restart theirs and finish.
+    """
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    lab.plan(*OPTIONS, "--model.dropout", "0", "--scale.sharding", sharding)
+    meet = f"--rdzv-backend c10d --rdzv-id test --rdzv-endpoint localhost:{free_port()}".split()
+    options, old = ["--nnodes", "2", "--max-restarts", str(kills + 2), *meet], set()
+    with (
+        Torchrun(lab.args, *options, log=lab.folder / "first", size=size) as first,
+        Torchrun(lab.args, *options, log=lab.folder / "second", size=size) as second,
+    ):
+        for _ in range(kills):
+            wait = partial(moment, "step", lab.run, draw)
+            kill_worker([first, second], 2 * size, lab.run, wait, draw, old)
+        codes = [agent.wait(300) for agent in (first, second)]
+    said = first.text() + second.text()
+    assert codes == [0, 0], said
+    assert said.count("resuming from step") == kills
+    layout = json.loads((lab.run / "run.json").read_text())["sharding"]
+    assert f"{sharding}, copies x processes per copy {copies}" in layout
+    if sharding == "full":  # bit by bit where both cut alike, else nearly
+        lab.size = 2
+        return assert_same(lab.run, lab.truth())
+    for mine, other in zip(lines_of(lab.run), lines_of(lab.truth()), strict=True):
+        assert mine.get("loss") == pytest.approx(other.get("loss"), rel=1e-4)
+        assert (mine["step"], mine["tokens"]) == (other["step"], other["tokens"])

@@ -6,7 +6,7 @@ import shlex
 import signal
 
 import pytest
-from fault_tools import last_step, lines_of, mark_of, torchrun, wait_for
+from fault_tools import Torchrun, last_step, lines_of, mark_of, wait_for
 
 LONG = pytest.mark.long
 STEPS, EVERY = 20, 5
@@ -16,6 +16,7 @@ OPTIONS = (
 ).split()
 TERM, INT = signal.SIGTERM, signal.SIGINT
 WAIT, BACKGROUND = "--checkpoint.saving wait", "--checkpoint.saving background"
+FULL = "--scale.sharding full"
 
 
 def check_stopped(lab, number):
@@ -32,54 +33,42 @@ def check_stopped(lab, number):
     lab.finish(*words[len(launcher) :])
 
 
-def stop(lab, number, rank=0, hook="hold_in_step"):
-    """The signal comes to one process of a run that is in its twelfth step."""
-    go = lab.folder / "go"
-    group = lab.start(f"fault_hooks.{hook}", 11, str(lab.folder / "held"), str(go))
-    for n, process in enumerate(group):
-        wait_for((lab.folder / f"held-{n}").exists, process.is_alive)
-    assert mark_of(lab.run)["state"] == "running"
-    group[rank].signal(number)
-    go.touch()
-    said = lab.ends(128 + number, group)
-    check_stopped(lab, number)
-    return said
-
-
 @pytest.mark.parametrize(
-    ("number", "saving"),
+    ("number", "options", "size", "hook"),
     [
-        (TERM, WAIT),
-        pytest.param(INT, BACKGROUND, marks=LONG),
-        pytest.param(TERM, BACKGROUND, marks=LONG),
-        pytest.param(INT, WAIT, marks=LONG),
+        (TERM, WAIT, 1, "hold_in_step"),
+        (INT, "", 1, "nobody_reads"),
+        (TERM, FULL, 2, "hold_in_step"),
+        pytest.param(TERM, "--scale.sharding none", 2, "hold_in_step", marks=LONG),
+        pytest.param(INT, BACKGROUND, 1, "hold_in_step", marks=LONG),
     ],
 )
-def test_one_process_stops_and_goes_on(lab, number, saving):
-    assert "stopped at step 12" in stop(lab.plan(*OPTIONS, *saving.split()), number)
-
-
-def test_a_stop_that_nobody_reads_of_is_a_stop(lab):
-    """As in ``bellmask train ... | tee log`` after Ctrl-C, which ends tee too."""
-    assert stop(lab.plan(*OPTIONS), INT, hook="nobody_reads") == ""
-
-
-@pytest.mark.parametrize("sharding", ["full", pytest.param("none", marks=LONG)])
-def test_a_signal_to_one_worker_stops_all(lab, sharding):
-    stop(lab.plan(*OPTIONS, "--scale.sharding", sharding, size=2), TERM, rank=1)
+def test_a_signal_to_one_worker_stops_all(lab, number, options, size, hook):
+    """Nobody reads after ``bellmask train ... | tee log`` and Ctrl-C, which ends tee too."""
+    go, held = lab.folder / "go", str(lab.folder / "held")
+    group = lab.plan(*OPTIONS, *options.split(), size=size).start(
+        f"fault_hooks.{hook}", 11, held, str(go)
+    )
+    for rank, process in enumerate(group):
+        wait_for((lab.folder / f"held-{rank}").exists, process.is_alive)
+    assert mark_of(lab.run)["state"] == "running"
+    group[-1].signal(number)
+    go.touch()
+    said = lab.ends(128 + number, group)
+    assert said == "" if hook == "nobody_reads" else "stopped at step 12" in said
+    check_stopped(lab, number)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "saving", "options"),
-    [(TERM, BACKGROUND, ()), (INT, WAIT, ("--standalone",))],
+    ("number", "saving", "options"), [(TERM, BACKGROUND, ()), (INT, WAIT, ("--standalone",))]
 )
 def test_torchrun_stops_and_goes_on(lab, number, saving, options):
     """torchrun's exit code says nothing (always 1), the mark does. It does not restart either."""
-    lab.plan(*OPTIONS, "--scale.sharding", "full", *saving.split(), size=2)
+    lab.plan(*OPTIONS, *FULL.split(), *saving.split(), size=2)
     options = (*options, "--max-restarts", "3")
-    with torchrun(lab.args, *options, log=lab.folder / "log") as agent:
-        wait_for(lambda: steps_logged(lab.run) >= 10, agent.is_alive)
+    with Torchrun(lab.args, *options, log=lab.folder / "log") as agent:
+        wait_for(lambda: last_step(lab.run) >= 2 * EVERY, agent.is_alive)
         agent.process.send_signal(number)
         assert agent.wait(60) == 1
     assert agent.text().count("stopping after this step") >= 1
@@ -87,24 +76,17 @@ def test_torchrun_stops_and_goes_on(lab, number, saving, options):
     check_stopped(lab, number)
 
 
-def steps_logged(run):
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 @pytest.mark.parametrize("number", [TERM, pytest.param(INT, marks=LONG)])
 def test_a_second_signal_acts_at_once(lab, number):
     """In a step that would never end: only steps since the last save are lost."""
-    held = lab.folder / "held"
-    never = lab.folder / "never"
-    (process,) = lab.plan(*OPTIONS).start("fault_hooks.hold_in_step", 17, str(held), str(never))
+    held, never = str(lab.folder / "held"), str(lab.folder / "never")
+    (process,) = lab.plan(*OPTIONS).start("fault_hooks.hold_in_step", 17, held, never)
     wait_for((lab.folder / "held-0").exists, process.is_alive)
     process.signal(number)
     wait_for(lambda: "stopping after this step" in process.text(), process.is_alive)
     process.signal(number)
     assert process.wait() in (-number, 128 + number)
     assert "Traceback" not in process.text()
-    assert last_step(lab.run) == 3 * EVERY
-    assert mark_of(lab.run)["state"] == "running"
-    assert mark_of(lab.run)["step"] == 3 * EVERY  # it follows what is saved
+    mark = mark_of(lab.run)
+    assert (mark["state"], mark["step"], last_step(lab.run)) == ("running", 15, 15)
     lab.finish()

@@ -12,21 +12,11 @@ import pytest
 from fuzz_tools import SIZES, TAKEN, as_json, damaged, fuzz, json_files, texts
 from hypothesis import strategies as st
 
-from bellmask.evaluate.judge_endpoint import (
-    BadBody,
-    ChatRequest,
-    read_reply,
-)
+from bellmask.evaluate.judge_endpoint import BadBody, ChatRequest, read_reply
 from bellmask.evaluate.judge_prompts import read_alpaca
 from bellmask.evaluate.likelihood import Likelihood
 from bellmask.generate.generate import SideBySide
-from bellmask.generate.trace import (
-    Change,
-    Trace,
-    TracedSample,
-    load_trace,
-    render_trace_page,
-)
+from bellmask.generate.trace import Change, Trace, TracedSample, load_trace, render_trace_page
 from bellmask.utils.console import visible, visible_lines
 from bellmask.utils.errors import UserError
 from bellmask.utils.table import Table, in_latex

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 
-import numpy as np
 import pytest
 import torch
 from commands import refuses, succeeds
+from fault_tools import sign
 from fuzz_tools import SIZES, as_json, changed, damaged, fuzz, json_files, values
 from hypothesis import strategies as st
 from safetensors.torch import save
@@ -88,16 +87,10 @@ def test_checkpoint_files(size, run):
 
     def check(case):
         (name, content), fits = case
-        now = {**files, name: content}
-        if fits and name != "manifest.json":
-            about = {
-                n: {"bytes": len(held), "sha256": hashlib.sha256(held).hexdigest()}
-                for n, held in now.items()
-                if n != "manifest.json"
-            }
-            now["manifest.json"] = as_json(about)
-        for other, held in now.items():
+        for other, held in {**files, name: content}.items():
             (place / other).write_bytes(held)
+        if fits and name != "manifest.json":
+            sign(place)
         assert type(load_run(run).step) is int
 
     fuzz(10 * size, st.tuples(one, st.booleans()), check)
@@ -169,20 +162,24 @@ def test_a_config_has_options_of_a_run_and_no_others(more, run, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("section", "value"),
     [
-        ("model.width", 2**40),  # more than the weights that are there, and than memory
-        ("validation.every", f"{'9' * 400} steps"),
-        ("data.cache", "a\0b"),
+        ("model", {"width": 2**40}),
+        ("validation", {"every": f"{'9' * 400} steps"}),
+        ("data", {"cache": "a\0b"}),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_options_have_limits(option, value, run):
-    section, name = option.split(".")
-    change(run / "config.json", **{section: {name: value}})
-    refuses("config", "show", run / "config.json", names=option)
+def test_options_have_limits(section, value, run):
+    change(run / "config.json", **{section: value})
+    refuses("config", "show", run / "config.json", names=f"{section}.{next(iter(value))}")
     with pytest.raises(UserError):
         load_run(run)  # not built
+
+
+def test_a_config_larger_than_the_weights_is_refused_unbuilt(run):
+    change(run / "config.json", model={"width": 1 << 20})
+    refuses("generate", run, names="larger model")
 
 
 def test_files_that_are_links_or_pipes(run, tmp_path):
@@ -218,33 +215,16 @@ def test_a_pickled_index_beside_a_checkpoint_is_not_opened(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    [
-        ("nll", -1e308, "step 30"),
-        ("nll", "x", "nll"),
-        ("seconds", None, "seconds"),
-        ("ce_BR", np.inf, "step 60"),
-    ],
+    [("nll", -1e308, "step 30"), ("nll", "x", "nll"), ("seconds", None, "seconds")],
 )
 def test_numbers_that_cannot_be_calculated_with_are_named(field, value, words, run, tmp_path):
-    if field == "ce_BR":
-        path = run / "validation" / "step-000000060.npz"
-        with np.load(path) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        np.savez(path, **{**arrays, "ce_BR": np.full_like(arrays["ce_BR"], value)})
-    else:
-        path = run / "metrics.jsonl"
-        lines = map(json.loads, path.read_text().splitlines())
-        lines = [{**one, field: value} if one["kind"] == "validation" else one for one in lines]
-        path.write_text("\n".join(map(json.dumps, lines)))
+    path = run / "metrics.jsonl"
+    lines = map(json.loads, path.read_text().splitlines())
+    lines = [{**one, field: value} if one["kind"] == "validation" else one for one in lines]
+    path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(UserError, match=words):
         write_report(tmp_path / "report", [Entry("base", "", read_run(run))], "base", "", [])
     assert not (tmp_path / "report").exists()
-
-
-def test_a_config_larger_than_the_weights_is_refused_unbuilt(run):
-    change(run / "config.json", model={"width": 1 << 30})
-    with pytest.raises(UserError):
-        load_run(run)
 
 
 def test_an_export_does_not_say_where_caches_go(run, tmp_path):

@@ -21,7 +21,6 @@ from torch.distributed import checkpoint
 
 from bellmask.storage.run_folder import MetricsFile
 from bellmask.train.step import TrainStep
-from bellmask.train.trainer import Trainer
 from bellmask.utils.distributed import World
 
 RANK = os.environ.get("RANK", "0")
@@ -37,46 +36,32 @@ def instead_of(owner, name):
     return replace
 
 
-def limit_file_size(size, rank=None):
-    """No file may grow beyond ``size`` bytes: writes fail as on a full disk (EFBIG)."""
-    if rank is None or int(RANK) == rank:
+def limit_file_size(size):
+    """No file of the main process may grow beyond this: writes fail as on a full disk (EFBIG)."""
+    if RANK == "0":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def hold_in_step(step, note, go, first=None):
+def hold_in_step(step, note, go, first=lambda: None):
     """One step waits until the file ``go`` is there; ``note`` appears when it has begun."""
 
     @instead_of(TrainStep, "__call__")
     def held(call, self, number):
         if number == step:
-            if first is not None:
-                first()
+            first()
             Path(f"{note}-{RANK}").touch()
             while not Path(go).exists():
                 time.sleep(0.01)
         return call(self, number)
 
 
-def nobody_reads(step=None, note="", go=""):
-    """Output goes into a pipe whose reader leaves now, or when :func:`hold_in_step` waits."""
+def nobody_reads(step, note, go):
+    """Output goes into a pipe whose reader leaves when :func:`hold_in_step` waits."""
     reader, writer = os.pipe()
     for stream in (1, 2):
         os.dup2(writer, stream)
-    if step is None:
-        os.close(reader)
-    else:
-        hold_in_step(step, note, go, lambda: os.close(reader))
-
-
-def leave_late(rank, seconds):
-    """One process comes late to the end of its training."""
-
-    @instead_of(Trainer, "fit")
-    def slow(fit, self):
-        stopped_by = fit(self)
-        time.sleep(seconds if self.world.rank == rank else 0)
-        return stopped_by
+    hold_in_step(step, note, go, lambda: os.close(reader))
 
 
 def hear_late(rank, seconds):

@@ -1,8 +1,7 @@
 """Runs that are disturbed, and what an undisturbed one must equal.
 
-The truth is an undisturbed run of the same command: every tensor of its last checkpoint (put
-together from the shards by our own reader, not by the one under test) and every line of
-metrics.jsonl but for times.
+The truth is an undisturbed run of the same command: every tensor of its last checkpoint and every
+line of metrics.jsonl but for times.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import random
 import shutil
@@ -18,13 +16,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from commands import bellmask
-from safetensors import safe_open
+from commands import bellmask, refuses, succeeds
+from safetensors.torch import load_file
 from torch import Tensor
 from warm_processes import WarmProcess, free_port
 
@@ -50,25 +48,13 @@ def last_step(run: Path) -> int:
 
 
 def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
-    """Whole tensors by name, whatever number of processes wrote parts of them."""
-    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
-    for shard in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(shard, "pt") as stream:
-            places = json.loads((stream.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
-            for name in stream.keys():  # noqa: SIM118  (not a dictionary)
-                tensor = stream.get_tensor(name)
-                place = places.get(name, {}).get("saved_offsets", [0] * tensor.ndim)
-                parts.setdefault(name, []).append((place, tensor))
-    return {name: _assemble(found) for name, found in parts.items()}
-
-
-def _assemble(parts: list[tuple[list[int], Tensor]]) -> Tensor:
-    ends = [[o + n for o, n in zip(place, t.shape, strict=True)] for place, t in parts]
-    whole = torch.empty([max(sizes) for sizes in zip(*ends, strict=True)], dtype=parts[0][1].dtype)
-    for place, tensor in parts:
-        whole[tuple(slice(o, o + n) for o, n in zip(place, tensor.shape, strict=True))] = tensor
-    assert math.prod(whole.shape) <= sum(t.numel() for _, t in parts)
-    return whole
+    """Tensors, or the parts that each process wrote, by name."""
+    shards = sorted(checkpoint.glob("*.safetensors"))
+    return {
+        f"{name} {n}" if len(shards) > 1 else name: tensor
+        for n, shard in enumerate(shards)
+        for name, tensor in load_file(shard).items()
+    }
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
@@ -139,10 +125,12 @@ def wait_for(what: Callable[[], Any], alive: Callable[[], bool], seconds: float 
 class Lab:
     """One run that a test disturbs, and the undisturbed one that it must end like."""
 
-    def __init__(self, configure, warm, folder, truths, place):
-        """``truths``: undisturbed runs made so far, each in a folder of ``place``."""
+    OPTIONS = "--train.steps 6 --checkpoint.every 2 --log.every 1 --checkpoint.keep-last 3".split()
+    """Of a run whose newest checkpoint is damaged."""
+
+    def __init__(self, configure, warm, folder, undisturbed):
         self.configure, self.warm, self.folder = configure, warm, folder
-        self.truths, self.place = truths, place
+        self.undisturbed = undisturbed
         self.run = folder / "my run"
         """With a space: the command that continues it must work all the same."""
 
@@ -150,6 +138,12 @@ class Lab:
         """What is trained, and in how many processes."""
         self.config, self.size = self.configure(*options), size
         return self
+
+    def begin(self, *options: str, size: int = 1) -> Path:
+        """A finished run of three checkpoints; the newest, to be damaged."""
+        self.plan(*self.OPTIONS, *options, size=size)
+        shutil.copytree(self.truth(), self.run)
+        return checkpoints(self.run)[-1]
 
     @property
     def args(self) -> list[str]:
@@ -169,13 +163,8 @@ class Lab:
         return said
 
     def truth(self) -> Path:
-        """The folder of an undisturbed run, made once for all tests and ways to save it."""
-        key = (str(self.config.with_options({"checkpoint.saving": "auto"}).to_dict()), self.size)
-        if key not in self.truths:
-            folder = self.place / str(len(self.truths))
-            self.warm.run(command(self.config, folder), self.size)
-            self.truths[key] = folder
-        return self.truths[key]
+        """The folder of an undisturbed run; how it is saved makes no difference."""
+        return self.undisturbed(self.config.with_options({"checkpoint.saving": "auto"}), self.size)
 
     def finish(self, *args: str, aside: Sequence[str] = ()) -> str:
         """The same command (or another) once more: the run ends as if nothing had been."""
@@ -183,64 +172,33 @@ class Lab:
         assert_same(self.run, self.truth(), aside)
         return said
 
-
-class Damaged(Lab):
-    """A finished run of three checkpoints whose newest a test damages."""
-
-    OPTIONS = "--train.steps 6 --checkpoint.every 2 --log.every 1 --checkpoint.keep-last 3".split()
-
-    def begin(self, *options: str, size: int = 1) -> Damaged:
-        """The run, as it was."""
-        self.plan(*self.OPTIONS, *options, size=size)
-        shutil.copytree(self.truth(), self.run)
-        return self
-
-    @property
-    def newest(self) -> Path:
-        """The checkpoint to damage."""
-        return checkpoints(self.run)[-1]
-
-    def part(self, pattern: str) -> Path:
-        """One of its files."""
-        return next(self.newest.glob(pattern))
-
-    def train(self, *args: str) -> tuple[int, str]:
-        """The same command again: exit code, and what it says. A traceback fails the test."""
-        said = bellmask(*self.args, "--quiet", *args)
-        return said.code, said.err
-
-    def expect_older(self, damaged: int = 1) -> None:
-        """A warning for each damaged checkpoint; the end of the run is as it should be."""
-        names = [c.name for c in checkpoints(self.run)]
-        before = [fingerprint(c) for c in checkpoints(self.run)[-damaged:]]
-        code, said = self.train()
-        assert code == 0, said
+    def uses_older(self, num_damaged: int = 1) -> None:
+        """A warning for each damaged checkpoint, which is kept; the end is as it should be."""
+        folders = checkpoints(self.run)[-num_damaged:]
+        before = [fingerprint(folder) for folder in folders]
+        said = succeeds(*self.args, "--quiet").err
         warnings = [line for line in said.splitlines() if line.startswith("warning: ")]
-        assert len(warnings) == damaged, said
-        for name, warning in zip(reversed(names), warnings, strict=False):
-            assert f"{name} is damaged: " in warning
-        assert_same(self.run, self.truth(), names[-damaged:])
-        kept = [self.run / "checkpoints" / f".damaged-{name}" for name in names[-damaged:]]
-        assert [fingerprint(c) for c in kept] == before
+        for folder, warning in zip(reversed(folders), warnings, strict=True):
+            assert f"{folder.name} is damaged: " in warning
+        assert_same(self.run, self.truth(), [folder.name for folder in folders])
+        kept = [folder.with_name(f".damaged-{folder.name}") for folder in folders]
+        assert [fingerprint(folder) for folder in kept] == before
 
-    def expect_error(self, *args: str, says: str) -> None:
+    def refused(self, *args: str, names: str) -> None:
         """One message, exit code 2, and the folder as it was."""
         before = fingerprint(self.run)
-        code, said = self.train(*args)
-        assert code == 2, said
-        assert said.startswith("error: ")
-        assert says in said
+        refuses(*self.args, "--quiet", *args, names=names)
         assert fingerprint(self.run) == before
 
-    def expect_harmless(self) -> None:
+    def unharmed(self) -> None:
         """Nothing that counts is damaged, or an older one is used, or there is a clear error."""
-        newest = self.newest.name
-        code, said = self.train()
-        assert code in (0, 2), said
-        if code == 0:
-            assert_same(self.run, self.truth(), [newest] if "is damaged" in said else [])
+        newest = checkpoints(self.run)[-1].name
+        said = bellmask(*self.args, "--quiet")
+        assert said.code in (0, 2), said.err
+        if said.code == 0:
+            assert_same(self.run, self.truth(), [newest] if "is damaged" in said.err else [])
         else:
-            assert said.startswith("error: ")
+            assert said.err.startswith("error: ")
 
 
 def sign(checkpoint: Path) -> None:
@@ -262,7 +220,7 @@ def flip(path: Path, seed: int) -> None:
 
 
 class Torchrun:
-    """One torchrun agent and its workers, as a user starts them."""
+    """One torchrun agent and its workers, as a user starts them; a block that ends ends them."""
 
     def __init__(self, args: Sequence[str], *options: str, log: Path, size: int = 2) -> None:
         self.log = log
@@ -270,14 +228,20 @@ class Torchrun:
         start += ["--nproc-per-node", str(size), "-m", "bellmask", *args]
         # tests run side by side: without --standalone torchrun would always take port 29500
         port = {} if "--standalone" in options else {"PET_MASTER_PORT": str(free_port())}
-        with log.open("a") as stream:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **port}
+        with log.open("a") as out:
             self.process = subprocess.Popen(
-                start,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **port},
-                start_new_session=True,
+                start, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
+
+    def __enter__(self) -> Torchrun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in [*self.workers().values(), self.process.pid] if self.is_alive() else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(30)
 
     def is_alive(self) -> bool:
         """True until torchrun has ended."""
@@ -296,34 +260,12 @@ class Torchrun:
         return found
 
     def wait(self, seconds: float = LONGEST) -> int:
-        """The exit code; a hang ends in an assertion, and in the end of all processes."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.kill_all()
-            raise AssertionError(f"still running after {seconds} s:\n{self.text()}") from None
-
-    def kill_all(self) -> None:
-        """SIGKILL to torchrun and to all workers at once."""
-        for pid in [*self.workers().values(), self.process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(30)
+        """The exit code; a hang raises."""
+        return self.process.wait(seconds)
 
     def text(self) -> str:
         """What all processes have said."""
         return self.log.read_text(errors="replace")
-
-
-@contextlib.contextmanager
-def torchrun(args: Sequence[str], *options: str, log: Path, size: int = 2) -> Iterator[Torchrun]:
-    """A torchrun that is ended, with its workers, whatever happens in the block."""
-    agent = Torchrun(args, *options, log=log, size=size)
-    try:
-        yield agent
-    finally:
-        if agent.is_alive():
-            agent.kill_all()
 
 
 def kill_worker(agents, total, run, moment, draw, old) -> int:

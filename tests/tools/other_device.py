@@ -11,6 +11,7 @@ often each kind of work waits, or what went wrong.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections import Counter
@@ -29,13 +30,10 @@ from torch.utils.backend_registration import (
 
 
 class _Backend(_DummyBackendModule):
-    """What torch asks a device's module for."""
+    """What torch asks a device's module for; a fake tensor has no values to seed."""
 
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Nothing to seed: a fake tensor has no values."""
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
+    manual_seed_all = staticmethod(lambda seed: None)
 
 
 _setup_privateuseone_for_python_backend("other", backend_module=_Backend())
@@ -109,14 +107,14 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _per_unit(mode: OtherDevice, work: Callable[[int], object], few: int, many: int) -> Any:
-    """Waits per step (batch, ...): of many less those of few, so that set-up does not count."""
+def _per_unit(mode: OtherDevice, work: Callable[[int], object], few: int) -> Any:
+    """Waits per step (batch, ...): of twice as many less those of few, so without set-up."""
     found = []
-    for number in (few, many):
+    for number in (few, 2 * few):
         mode.waits.clear()
         work(number)
         found.append(mode.waits.copy())
-    return {name: (found[1][name] - found[0][name]) / (many - few) for name in found[1]}
+    return {name: (count - found[0][name]) / few for name, count in found[1].items()}
 
 
 def training_waits(name: str) -> Any:
@@ -136,7 +134,7 @@ def training_waits(name: str) -> Any:
         bellmask.train_run(config, f"trained/{name}-{steps}", is_quiet=True)
 
     with OtherDevice() as mode:
-        return _per_unit(mode, train, 1, 2)
+        return _per_unit(mode, train, 1)
 
 
 def run_waits(name: str) -> dict[str, Any]:
@@ -144,22 +142,22 @@ def run_waits(name: str) -> dict[str, Any]:
     import bellmask
 
     run = bellmask.load_run(name, device="cpu")
-    blocks = run.blocks()[1]
+    blocks, found = run.blocks()[1], {}
     with OtherDevice() as mode:
         run.model.to(OTHER)
         run = replace(run, device=OTHER)
-
-        def scored(count: int) -> object:
-            return run.evaluate(blocks.slice(0, 8 * count), batch_size=8)
-
-        found = {f"evaluate {name}": _per_unit(mode, scored, 1, 2)}
+        works: dict[str, tuple[Callable[[int], object], int]] = {
+            f"evaluate {name}": (lambda n: run.evaluate(blocks.slice(0, 8 * n), batch_size=8), 1)
+        }
         if run.framework.is_causal:
-            work = lambda length: run.sample(2, length=length)  # noqa: E731
-            return found | {f"sample {name}": _per_unit(mode, work, 4, 8)}
-        for kind, settings in SAMPLINGS.items():
-            if kind != "cache" or name == "bell":  # a causal LM caches nothing
-                work = lambda n, given=settings: run.sample(8, length=16, steps=n, **given)  # noqa: E731
-                found[f"sample {name} {kind}"] = _per_unit(mode, work, 2, 4)
+            works[f"sample {name}"] = (lambda n: run.sample(2, length=n), 4)
+        else:
+            for kind, settings in SAMPLINGS.items():
+                if kind != "cache" or name == "bell":  # a causal LM caches nothing
+                    sample = functools.partial(run.sample, 8, length=16, **settings)
+                    works[f"sample {name} {kind}"] = (lambda n, sample=sample: sample(steps=n), 2)
+        for what, (work, few) in works.items():
+            found[what] = _per_unit(mode, work, few)
         return found
 
 

@@ -9,29 +9,17 @@ from torch import nn
 
 from bellmask.config.options import ModelOptions, OptimOptions
 from bellmask.model.transformer import Denoiser
-from bellmask.train.optim import (
-    Ema,
-    Muon,
-    Optimizer,
-    is_hidden_matrix,
-    learning_rate,
-)
+from bellmask.train.optim import Ema, Muon, Optimizer, is_hidden_matrix, learning_rate
 
 
-def test_warm_up_starts_near_zero_and_reaches_the_peak():
-    options = OptimOptions(lr=3e-4, warmup_steps=2500)
-    rates = [learning_rate(options, s, 10_000) for s in range(3000)]
-    assert rates[0] == pytest.approx(3e-4 / 2500)
-    assert rates[1249] == pytest.approx(1.5e-4)
-    assert rates[2499] == rates[2999] == 3e-4
-
-
-def test_the_cosine_curve_ends_at_the_final_rate():
-    options = OptimOptions(lr=1.0, warmup_steps=10, curve="cosine", final_lr=0.1)
-    assert learning_rate(options, 10, 111) == 1.0
-    assert learning_rate(options, 60, 111) == pytest.approx(0.55)
-    assert learning_rate(options, 110, 111) == pytest.approx(0.1)
-    assert learning_rate(replace(options, warmup_steps=500), 5, 6) > 0, "shorter than its warm-up"
+def test_warm_up_then_the_curve():
+    options = OptimOptions(lr=1.0, final_lr=0.1, warmup_steps=10)
+    rates = [learning_rate(options, step, 111) for step in (0, 4, 9, 99)]
+    assert rates == pytest.approx([0.1, 0.5, 1, 1])
+    cosine = replace(options, curve="cosine")
+    rates = [learning_rate(cosine, step, 111) for step in (9, 10, 60, 110)]
+    assert rates == pytest.approx([1, 1, 0.55, 0.1])
+    assert learning_rate(replace(cosine, warmup_steps=500), 5, 6) == pytest.approx(0.012)
 
 
 def test_muon_takes_the_steps_of_torchs_muon():

@@ -1,6 +1,7 @@
+"""A step's batch, times and masks, its loss and its gradient, against formulas written out."""
+
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from dataclasses import replace
@@ -8,47 +9,37 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pretrained_tools import Recorder
+import torch.nn.functional as F
 from torch import nn
 
 from bellmask.config.options import ModelOptions, TrainOptions
 from bellmask.data.blocks import Blocks, Row
-from bellmask.diffusion.frameworks import Mdm
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
-from bellmask.diffusion.objectives import Bell, Importance, Nelbo
+from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedules import Cosine, MiddleFlat
 from bellmask.model.transformer import Denoiser
-from bellmask.storage.build import build_model, build_objective
 from bellmask.train.planning import Recipe, StepPlanner
-from bellmask.train.step import Prefetch, TrainStep, microbatch_loss
+from bellmask.train.step import Prefetch, TrainStep
 from bellmask.utils.distributed import World
+from bellmask.utils.rng import stream_key, uniform_rows
 
 WIDE = TruncatedGaussian(0.5, 0.3)
-OBJECTIVES = [Nelbo(), Nelbo(law=WIDE), Nelbo(schedule=MiddleFlat(WIDE)), Nelbo(time_floor=1e-3)]
-OBJECTIVES += [
-    Bell(),
-    Bell(Uniform()),
-    Bell(Dirac(0.3)),
-    Bell(TruncatedLaplace(0.4, 0.2), Cosine()),
-]
-OBJECTIVES += [
-    Nelbo(schedule=Cosine(), time_floor=1e-2),
-    Importance(),
-    Importance(divide_by_t=True),
-]
-
-
-def blocks(count=40, length=12, is_padded=False):
-    draw = np.random.default_rng(5)
-    return Blocks.from_rows(
-        Row(draw.integers(0, 9, length), int(draw.integers(3, length)) if is_padded else length, n)
-        for n in range(count)
-    )
+OBJECTIVES = [
+    Nelbo(), Nelbo(law=WIDE), Nelbo(schedule=MiddleFlat(WIDE)), Nelbo(time_floor=1e-3),
+    Bell(), Bell(Uniform()), Bell(Dirac(0.3)), Bell(TruncatedLaplace(0.4, 0.2), Cosine()),
+    Nelbo(schedule=Cosine(), time_floor=1e-2), Importance(), Importance(divide_by_t=True),
+]  # fmt: skip
+LENGTH = 12
 
 
 def planner(world=None, is_padded=False, objective=None, **options):
+    draw = np.random.default_rng(5)
+    rows = Blocks.from_rows(
+        Row(draw.integers(0, 9, LENGTH), int(draw.integers(3, LENGTH)) if is_padded else LENGTH, n)
+        for n in range(40)
+    )
     settings = replace(TrainOptions(batch_size=16, seed=4), **options)
-    rows = blocks(is_padded=is_padded)
     return StepPlanner(rows, objective or Bell(), settings, world or World())
 
 
@@ -122,49 +113,88 @@ def test_without_c_the_scale_is_mdlms():
     assert mdlm == pytest.approx(ours / 2, rel=1e-9)
 
 
-def test_gradient_of_a_step_is_the_gradient_of_the_formula(small_config):
-    """Accumulated microbatches against one autograd pass over all logits, written out plainly."""
-    config = small_config("--objective", "nelbo", "--law", "uniform")
-    model = build_model(config, 9)
+def awake(**options):
+    """A network whose every weight matters."""
+    model = Denoiser(ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0), 9, **options)
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    plan = planner(objective=build_objective(config), microbatch_size=4)
-    result = train_step(model, plan)(2)
-    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return model
+
+
+def gradient(model):
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     model.zero_grad()
+    return found
+
+
+def test_gradient_of_a_step_is_the_gradient_of_the_formula():
+    """Accumulated microbatches against one autograd pass over all logits, written out plainly."""
+    model, plan = awake(), planner(objective=Nelbo(), microbatch_size=4)
+    result, found = train_step(model, plan)(2), gradient(model)
     total = torch.zeros(())
     for m in plan(2).microbatches:
         is_masked = m.u_BL < m.t_B[:, None]
         x = torch.where(is_masked, 9, m.x0_BL)
         log_p = (model.hidden(x) @ model.head.weight.T + model.head.bias).log_softmax(-1)
         ce = -log_p.gather(-1, m.x0_BL[..., None]).squeeze(-1)
-        total = total + (ce * is_masked / m.t_B[:, None]).sum().float() / (16 * 12)
+        total = total + (ce * is_masked / m.t_B[:, None]).sum().float() / (16 * LENGTH)
     total.backward()
     assert result.loss == pytest.approx(float(total.detach()), rel=1e-5)
-    for a, p in zip(found, model.parameters(), strict=True):
-        torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=2e-5)
-    norm = math.sqrt(sum(float(g.square().sum()) for g in found))
+    torch.testing.assert_close(found, gradient(model), rtol=2e-4, atol=2e-5)
+    norm = float(found.norm())
     assert result.gradient_norm == pytest.approx(norm, rel=1e-4)
     assert not result.is_clipped
     for clip in (norm / 2, norm * 2):
-        model.zero_grad()
         assert train_step(model, plan, clip=clip)(2).is_clipped == (clip < norm)
-        left = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
-        assert left == pytest.approx(min(clip, norm), rel=1e-4)
+        assert float(gradient(model).norm()) == pytest.approx(min(clip, norm), rel=1e-4)
 
 
-def test_what_is_under_a_mask_changes_nothing_but_its_target():
-    """Same times and masks, other tokens under the masks: the network's input is the same."""
-    recorder = Recorder()
-    batch = planner()(0).microbatches[0]
-    is_masked = batch.u_BL < batch.t_B[:, None]
-    other = replace(batch, x0_BL=torch.where(is_masked, (batch.x0_BL + 1) % 9, batch.x0_BL))
-    for b in (batch, other):
-        microbatch_loss(recorder, b, Mdm(), 9, torch.device("cpu"))
-    (x, _, targets), (other_x, _, other_targets) = recorder.calls
-    assert torch.equal(x, other_x)
-    assert not torch.equal(targets, other_targets)
+SIGMA = [3, 1, 11, 5, 0, 7, 2, 10, 6, 4, 9, 8]
+CAUSAL = {"arm": arm(LENGTH), "sigma_arm": sigma_arm(torch.tensor(SIGMA)), "aoarm": any_order()}
+
+
+def by_hand(model, name, plan, step):
+    """Mean next-token cross-entropy of the step's rows, one row after another, without pads."""
+    length, losses = plan.length(step), []
+    u = uniform_rows(stream_key(4, "masks", step), torch.arange(16), LENGTH)
+    for sample, row in enumerate(plan.batches.rows(step).tolist()):
+        n = min(int(plan.blocks.lengths[row]), length)
+        tokens = torch.from_numpy(np.array(plan.blocks.tokens[row], dtype=np.int64))
+        order = {
+            "arm": torch.arange(n),
+            "sigma_arm": torch.tensor([i for i in SIGMA if i < n]),
+            "aoarm": u[sample, :n].argsort(),
+        }[name]
+        logits = model(
+            torch.cat([torch.tensor([9]), tokens[order[:-1]]])[None],
+            torch.arange(n),
+            positions=torch.cat([torch.tensor([0]), order[:-1] + 1]),
+            target_positions=order + 1,
+        )
+        losses.append(F.cross_entropy(logits, tokens[order], reduction="none"))
+    return torch.cat(losses).mean()
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("encoding", ["source", "crossed"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_step_is_the_mean_next_token_cross_entropy(name, encoding, is_padded):
+    """Accumulated or not; short rows and full ones."""
+    model = awake(is_causal=True, encoding=encoding)
+    whole, parts = (
+        planner(is_padded=is_padded, objective=ChainRule(), random_length_fraction=0.5, **more)
+        for more in ({}, {"microbatch_size": 4})
+    )
+    short = next(s for s in range(50) if 2 < parts.length(s) < LENGTH)
+    full = next(s for s in range(50) if parts.length(s) == LENGTH)
+    for step, plan in ((short, parts), (full, parts), (full, whole)):
+        result = TrainStep(model, plan, CAUSAL[name], mask_id=9)(step)
+        found, loss = gradient(model), by_hand(model, name, plan, step)
+        loss.backward()
+        assert result.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+        assert (result.num_masked, result.largest_weight) == (result.num_maskable, 1)
+        torch.testing.assert_close(found, gradient(model), rtol=1e-3, atol=2e-5)
 
 
 def test_a_non_finite_loss_is_seen_and_its_first_place_named():
@@ -191,58 +221,36 @@ def test_prefetching_gives_the_same_plans_and_errors_and_begins_early():
 
     def make(step):
         has_begun[step].set()
-        if step in (3, 11):
-            raise ValueError(f"step {step}")
+        if step == 3:
+            raise ValueError("three")
         return step, threading.current_thread() is threading.main_thread()
 
-    def outcome(step):
-        try:
-            return prefetch(step)[0]
-        except ValueError as error:
-            return str(error)
-
     prefetch = Prefetch(make)
-    steps = [0, 1, 2, 3, 4, 9, 10, 11, 3, 0, 0, 1]
-    expected = [f"step {step}" if step in (3, 11) else step for step in steps]
-    assert [outcome(step) for step in steps] == expected
+    assert [prefetch(step)[0] for step in (0, 1, 2)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        prefetch(3)
+    assert [prefetch(step)[0] for step in (4, 9, 10, 0, 0, 1)] == [4, 9, 10, 0, 0, 1]
     assert prefetch(5) == (5, True)
     assert has_begun[6].wait(60)
     assert prefetch(6) == (6, False), "made in a thread"
 
 
+JOINT = torch.tensor([8, 2, 3, 4, 2, 5, 4, 8])
+"""Rows of {0,1}^3 in lexicographic order, each that many times in the data."""
+CUBE, CONTEXTS = (torch.cartesian_prod(*[torch.arange(n)] * 3) for n in (2, 3))
+
+
 class Tabular(nn.Module):
-    """Its own free logits for every masked context and position: infinite capacity (Prop 4.2)."""
+    """Its own free logits for every context of 0, 1 and mask (2): infinite capacity."""
 
-    def __init__(self, num_tokens, length):
+    def __init__(self):
         super().__init__()
-        self.num_tokens, self.length = num_tokens, length
-        self.table = nn.Parameter(torch.zeros((num_tokens + 1) ** length, length, num_tokens))
-
-    def context(self, x):
-        return (x * (self.num_tokens + 1) ** torch.arange(self.length)).sum(-1)
+        self.table = nn.Parameter(torch.zeros(27, 3, 2))
 
     def forward(self, x, rows, targets, weight_N=None, **_):
-        log_p = self.table[self.context(x)].flatten(0, 1)[rows].log_softmax(-1)
-        ce = -log_p.gather(1, targets[:, None]).squeeze(1)
+        logits = self.table[(x * torch.tensor([9, 3, 1])).sum(-1)].flatten(0, 1)[rows]
+        ce = F.cross_entropy(logits, targets, reduction="none")
         return (ce if weight_N is None else ce * weight_N).sum()
-
-
-JOINT = np.array([8, 2, 3, 4, 2, 5, 4, 8])
-"""Rows of {0,1}^3 in lexicographic order, each that many times in the data."""
-
-
-def true_conditionals():
-    """p(x^i = 1 | context) by counting, for every context of 0, 1 and mask (2) with x^i masked."""
-    cube = list(itertools.product([0, 1], repeat=3))
-    table = torch.full((27, 3), torch.nan)
-    for context in itertools.product([0, 1, 2], repeat=3):
-        number = sum(v * 3**i for i, v in enumerate(context))
-        fits = [all(c in (2, v) for c, v in zip(context, row, strict=True)) for row in cube]
-        for i in range(3):
-            if context[i] == 2:
-                weight = JOINT * np.array(fits)
-                table[number, i] = float(weight @ [row[i] for row in cube]) / weight.sum()
-    return table
 
 
 @pytest.mark.parametrize(
@@ -255,13 +263,11 @@ def true_conditionals():
 )
 def test_every_objective_has_the_same_minimiser(objective):
     """Prop 4.2: a tabular model learns the true conditionals under any law with mass in (0, 1)."""
-    cube = np.array(list(itertools.product([0, 1], repeat=3)))
-    rows = np.repeat(cube, JOINT * 80, axis=0)
+    rows = CUBE.repeat_interleave(JOINT * 80, dim=0).numpy()
     data = Blocks.from_rows(Row(ids, 3, n) for n, ids in enumerate(rows))
-    model = Tabular(2, 3)
     plan = StepPlanner(data, objective, TrainOptions(batch_size=len(rows), seed=2), World())
-    step = train_step(model, plan, mask_id=2)
-    average = torch.zeros_like(model.table)
+    model = Tabular()
+    step, average = train_step(model, plan, mask_id=2), torch.zeros(27, 3, 2)
     for s in range(500):
         step(s)
         with torch.no_grad():
@@ -269,8 +275,9 @@ def test_every_objective_has_the_same_minimiser(objective):
         model.zero_grad()
         if s >= 250:
             average += model.table.detach() / 250
-    learned = average.softmax(-1)[..., 1]
-    truth = true_conditionals()
-    known = ~truth.isnan()
-    assert (learned[known] - truth[known]).abs().max() < 0.035
-    assert (truth[known] - 0.5).abs().max() > 0.2, "the truth must not be trivial"
+    # p(x^i = 1 | context) by counting the rows of the cube that fit
+    fits = ((CONTEXTS[:, None] == CUBE) | (CONTEXTS[:, None] == 2)).all(-1) * JOINT
+    truth = (fits @ CUBE / fits.sum(1, keepdim=True))[CONTEXTS == 2]
+    learned = average.softmax(-1)[..., 1][CONTEXTS == 2]
+    assert (learned - truth).abs().max() < 0.035
+    assert (truth - 0.5).abs().max() > 0.2, "the truth must not be trivial"
