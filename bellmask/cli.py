@@ -135,7 +135,6 @@ class CompletionOptions:
 
 
 def completion_main(args: Sequence[str]) -> int:
-    """Print the script."""
     options = parse_command(CompletionOptions, args, command="completion")
     os.environ["COLUMNS"] = "300"  # help without broken lines
     words = {name: _words(name) for name in COMMANDS}
@@ -219,7 +218,6 @@ def _fish_script(words: dict[str, list[str]]) -> str:
 
 
 def main() -> None:
-    """Entry point."""
     from bellmask.utils.allocator import keep_freed_memory
 
     keep_freed_memory()

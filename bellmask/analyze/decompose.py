@@ -123,7 +123,6 @@ def row_entropy(
 
 
 def _mean_and_error(values_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Over the first axis."""
     return values_B.mean(0), values_B.std(0) / math.sqrt(len(values_B))
 
 

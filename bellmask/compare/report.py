@@ -350,7 +350,6 @@ def _pre(texts: Sequence[str]) -> str:
 
 
 def render_page(results: Results, title: str) -> str:
-    """The whole page."""
     variants, tables = results["variants"], comparison_tables(results)
     curves = (
         "Validation NLL bound on the same blocks and masks. Thick: mean over seeds; thin: each "

@@ -220,11 +220,9 @@ class RunRecord:
 
     @property
     def curve(self) -> Curve:
-        """For the speed-up."""
         return self.steps, self.nll, self.seconds
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of results.json."""
         lines = {key: [line[key] for line in self.train_lines] for key in _NUMBERS["train"]}
         norms = [line["gradient_norm"] for line in self.train_lines]
         norms = [math.log(max(norm, 1e-30)) for norm in norms if norm is not None]

@@ -443,7 +443,6 @@ def _title(results: Mapping[str, Any]) -> str:
 
 
 def stage_markdown(results: Mapping[str, Any]) -> str:
-    """table.md."""
     about = f"The rows of the paper's Table 4, here {in_markdown(_title(results))}."
     return markdown_page(
         "Continual pretraining and fine-tuning, base and bell",
@@ -482,7 +481,6 @@ def is_meant(args: Sequence[str]) -> bool:
 
 
 def main(args: Sequence[str]) -> int:
-    """Parse, check, run, print."""
     if args and not args[0].startswith("-"):
         raise UserError(
             f"--suite {SUITE} has two presets: give them as --cpt and --sft, not {args[0]!r}"

@@ -267,7 +267,6 @@ class PresetsOptions:
 
 
 def presets_main(args: Sequence[str]) -> int:
-    """List the presets."""
     parse_command(PresetsOptions, args, command="presets")
     for name in families():
         print(f"{name:<15} {(PRESETS[name].__doc__ or '').strip().splitlines()[0]}")

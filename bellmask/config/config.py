@@ -160,7 +160,6 @@ class RunConfig:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def flat(self) -> dict[str, Any]:
-        """``{"optim.lr": 0.0003, ...}``."""
         return dict(_flatten(self.to_dict()))
 
     def key_options(self, *affecting: Affects) -> dict[str, Any]:

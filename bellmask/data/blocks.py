@@ -151,7 +151,6 @@ class ShardedTokens:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, L)."""
         return len(self._span), self._shards[0].shape[1]
 
     def __len__(self) -> int:
@@ -263,7 +262,6 @@ class Blocks:
 
     @staticmethod
     def from_rows(rows: Iterable[Row], num_bytes: float = 0.0) -> Blocks:
-        """Blocks held in memory."""
         kept = list(rows)
         tokens = np.stack([row.ids for row in kept])
         lengths = np.array([row.length for row in kept], dtype=np.int64)

@@ -57,7 +57,6 @@ class Example:
 
     @property
     def prompt_messages(self) -> tuple[Message, ...]:
-        """All but the response."""
         return self.messages[:-1]
 
     @property
@@ -187,7 +186,6 @@ def ask_plainly(prompt: str) -> str:
 
 
 def join(parts: Sequence[PromptPart]) -> str:
-    """Parts as one text."""
     return "".join(part.text for part in parts)
 
 

@@ -317,7 +317,6 @@ def questions(story: str) -> Iterator[tuple[str, Example]]:
 
 
 def _ask(text: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, question, answer)."""
     named = _named(text)
     kinds, names = (Counter(column) for column in (zip(*named) if named else ((), ())))
     for kind, name in named:
@@ -401,7 +400,6 @@ def _toy_questions(kind: str, size: int, most: int) -> list[tuple[str, str]]:
 
 
 def open_toy(name: str) -> ExampleSource:
-    """``copy``, ``reverse:6``, ``sums:3``."""
     kind, sign, size = name.partition(":")
     title, sizes, most = look_up("toy task", kind, TOY_TASKS)
     if sign:

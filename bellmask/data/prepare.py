@@ -140,7 +140,6 @@ class Preparation:
             yield batch
 
     def _take(self, batch: list[Piece]) -> None:
-        """Encode, pack and write."""
         adds_eos = self.rules.insert_eos if self.rules.is_packed else not self.rules.wrap
         encoded = self.tokenizer.encode_batch([piece.text for piece in batch])
         rows: list[Row] = []
@@ -475,7 +474,6 @@ def _show(args: Sequence[str]) -> int:
 
 
 def data_main(args: Sequence[str]) -> int:
-    """List or show."""
     if not args or args[0] in ("-h", "--help"):
         print(DATA_HELP)
         return 0

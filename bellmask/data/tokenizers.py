@@ -72,11 +72,9 @@ class ByteTokenizer(Tokenizer):
     fingerprint = "bytes-1"
 
     def description(self) -> dict[str, Any]:
-        """Just the kind."""
         return {"kind": "bytes"}
 
     def encode(self, text: str) -> Ids:
-        """The text's UTF-8 bytes."""
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int64)
 
     def decode(self, ids: Ids) -> str:
@@ -102,11 +100,9 @@ class SymbolTokenizer(Tokenizer):
         self._letters = string.ascii_letters[:num_tokens]
 
     def description(self) -> dict[str, Any]:
-        """Kind and size."""
         return {"kind": "symbols", "num_tokens": self.num_tokens}
 
     def encode(self, text: str) -> Ids:
-        """One id per letter."""
         letters = "".join(text.split())
         if odd := sorted(set(letters) - set(self._letters)):
             raise UserError(
@@ -115,7 +111,6 @@ class SymbolTokenizer(Tokenizer):
         return np.array([self._letters.index(letter) for letter in letters], dtype=np.int64)
 
     def decode(self, ids: Ids) -> str:
-        """One letter per id."""
         return "".join((self._letters + MASK_SIGN)[token] for token in ids.tolist())
 
 

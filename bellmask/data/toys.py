@@ -110,7 +110,6 @@ class ToySource:
 
     @property
     def num_tokens(self) -> int:
-        """V."""
         return self.emission_SV.shape[1]
 
     @cached_property
@@ -325,7 +324,6 @@ TOYS = {
 
 
 def _parse(train: str) -> tuple[str, float]:
-    """(name, number) of ``toy:NAME[:NUMBER]``."""
     name, colon, text = train.removeprefix(TOY_PREFIX).partition(":")
     toy = look_up("toy corpus", name, TOYS)
     if colon and not toy.number:

@@ -530,7 +530,6 @@ def _describe(sampling: Sampling) -> str:
 
 
 def main(args: Sequence[str]) -> int:
-    """Sample, score, write."""
     options = parse_command(GenerativeOptions, args, command="evaluate --suite generative")
     _check(options)
 

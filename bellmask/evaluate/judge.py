@@ -347,7 +347,6 @@ class LocalJudge:
         ]
 
     def _scores(self, pairs: Sequence[Pair]) -> dict[str, TextScore]:
-        """Of each text once."""
         said = [(pair, side) for pair in pairs for side in (pair.answers_a, pair.answers_b)]
         both = [_with_and_without(*one) for one in said if one[1][-1].strip()]
         texts = list(dict.fromkeys(text for texts in both for text in texts))
@@ -637,7 +636,6 @@ def _longest_answer(name: str, options: PairwiseOptions) -> int:
 
 
 def _pairs(benchmark: Benchmark, sides: Sequence[Answers]) -> dict[int, list[Pair]]:
-    """By seed."""
     a, b = (side.by_seed for side in sides)
     return {seed: judge_prompts.pairs_of(benchmark.tasks, a[seed], b[seed]) for seed in a}
 

@@ -59,7 +59,6 @@ class EndpointOptions:
     """Seconds: an endpoint that asks to wait longer (Retry-After) ends the command."""
 
     def check(self) -> None:
-        """Refuse what cannot work."""
         for name, value in asdict(self).items():
             if isinstance(value, int | float) and not 0 < value < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')} must be above 0, got {value}")
@@ -362,7 +361,6 @@ class Endpoint:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End all connections."""
         self._client.close()
 
     def ask(self, request: ChatRequest, stop: threading.Event | None = None) -> dict[str, Any]:
@@ -425,7 +423,6 @@ class Endpoint:
         print(f"note: {words}", file=sys.stderr, flush=True)
 
     def _most(self) -> int:
-        """Attempts."""
         has_default = self.options.max_attempts == EndpointOptions.max_attempts
         is_short = has_default and not self._was_reached
         return ATTEMPTS_AT_NOBODY if is_short else self.options.max_attempts

@@ -596,7 +596,6 @@ class RunSide:
         )
 
     def answers(self, benchmark: Benchmark, seeds: Sequence[int]) -> Answers:
-        """Written now or before."""
         places = [
             (seed, task, turn)
             for seed in seeds

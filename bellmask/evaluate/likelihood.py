@@ -137,7 +137,6 @@ class Likelihood:
 
     @property
     def num_tokens(self) -> int:
-        """Scored tokens."""
         return int(self.length_B.sum())
 
     @property
@@ -158,7 +157,6 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        """exp(nll)."""
         return perplexity_of(self.nll)
 
     @property
@@ -468,7 +466,6 @@ class TextNll:
 
     @property
     def per_token(self) -> float:
-        """Nats per token."""
         return self.nll / self.num_tokens
 
 

@@ -191,7 +191,6 @@ def write_overlay(
 
 
 def stock_folder() -> Path:
-    """lm-eval's own tasks."""
     spec = importlib.util.find_spec("lm_eval")
     assert spec is not None
     assert spec.origin is not None
@@ -289,7 +288,6 @@ def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
 
 
 def _request_options(options: HarnessOptions) -> dict[str, Any]:
-    """Arguments of the model."""
     return {field.name: getattr(options, field.name) for field in fields(RequestOptions)}
 
 

@@ -262,7 +262,6 @@ class BellmaskLM(LM):
         return self.scorer.is_exact(window)
 
     def score(self, windows: Sequence[Request], progress: Progress) -> list[Score]:
-        """Log-probabilities with this seed."""
         return self.scorer.score(windows, seed=self.seed, progress=progress)
 
     def _scores(
@@ -583,16 +582,13 @@ class UnigramLM(BellmaskLM):
         return UnigramLM(run, np.log(count_V / count_V.sum()))
 
     def is_exact(self, window: Request) -> bool:
-        """There is no noise."""
         return True
 
     def score(self, windows: Sequence[Request], progress: Progress) -> list[Score]:
-        """Sums of log-frequencies."""
         sums = [float(self.log_p_V[list(window.target)].sum()) for window in windows]
         return [Score(s, 0.0, len(w.target), 0, True) for s, w in zip(sums, windows)]
 
     def fill(self, gaps: Sequence[Gap], progress: Progress) -> list[list[int]]:
-        """Tokens drawn by frequency."""
         share_V = np.cumsum(np.exp(self.log_p_V))
         made = []
         for gap in gaps:
@@ -608,12 +604,10 @@ class RandomLM(UnigramLM):
 
     @staticmethod
     def of(run: Loaded) -> RandomLM:
-        """With the run's tokens."""
         size = run.tokenizer.num_tokens
         return RandomLM(run, np.full(size, -np.log(size)))
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """The same for all."""
         alike = Score(0.0, 0.0, 1, 0, True)
         return [ScoredChoice.of(alike, False, request.args[1]) for request in requests]
 

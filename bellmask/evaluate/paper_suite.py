@@ -363,7 +363,6 @@ class Suite:
         )
 
     def _measure(self, model: BellmaskLM) -> dict[str, Values]:
-        """By task."""
         values: dict[str, dict[str, list[list[float]]]] = {task: {} for task in self._records}
         for seed in self._seeds:
             model.seed = seed
@@ -638,7 +637,6 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
 
 
 def main(args: Sequence[str]) -> int:
-    """Measure, print, write."""
     options = parse_command(PaperOptions, args, command="evaluate MODEL... --suite paper")
     options = replace(options, tasks=tuple(task_names(options.tasks)))
     _check(options)

@@ -120,7 +120,6 @@ class Request:
 
     @property
     def tokens(self) -> Tokens:
-        """The whole row."""
         return self.given + self.target + self.after
 
     @property
@@ -185,7 +184,6 @@ class RequestMaker:
         return self.windows((), ids, (), noise) if ids else []
 
     def encode(self, text: str) -> Tokens:
-        """Tokens of a text."""
         return tuple(self.tokenizer.encode(sanitize(text)).tolist())
 
     def split(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:

@@ -30,7 +30,6 @@ class SuiteOptions(LoadOptions):
 
     @property
     def all_seeds(self) -> list[int]:
-        """Evaluation seeds."""
         return list(range(self.seed, self.seed + self.seeds))
 
     def check(self, at_least_one: Sequence[str] = ()) -> None:

@@ -122,7 +122,6 @@ TUNED = (
 
 
 def model_card(run: Loaded, name: str, *, weights: str) -> str:
-    """README.md of an export."""
     is_masked, is_tuned = run.config.framework.name == "mdm", run.config.sft.train is not None
     introduction, row = CAUSAL, 'tokenizer.bos_token + "Some text"'
     if is_masked:

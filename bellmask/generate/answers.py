@@ -45,7 +45,6 @@ class Question:
 
     @staticmethod
     def plain(prompt: str) -> Question:
-        """A single prompt."""
         return Question((Message("user", prompt),))
 
     @property

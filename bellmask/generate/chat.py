@@ -103,7 +103,6 @@ class Talk:
         self.sampling = self.answerer.sampling(asked.check())
 
     def reset(self) -> None:
-        """Forget what was said."""
         self.said, self._last = (), None
 
     def ask(self, text: str, on_step: OnStep | None = None) -> Answer:

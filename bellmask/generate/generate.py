@@ -379,7 +379,6 @@ class SideBySide:
 
     @property
     def title(self) -> str:
-        """Names the runs."""
         return f"{' and '.join(self.runs)} side by side"
 
     def show(self, console: Console | None = None) -> None:
@@ -406,7 +405,6 @@ class SideBySide:
         return (prompt, text[len(prompt) :]) if text.startswith(prompt) else ("", text)
 
     def page(self) -> str:
-        """A self-contained page."""
         body = f"<p>{page_text(self.settings)}</p>"
         for number in range(len(self.prompts)):
             body += f"<h2><small>{number + 1}.</small> {page_text(self._asked(number))}</h2>"
@@ -489,7 +487,6 @@ def _side_by_side(options: GenerateOptions) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Generate and write."""
     options = parse_command(GenerateOptions, args, command="generate")
     _check(options)
     if options.side_by_side:

@@ -162,7 +162,6 @@ class Watch(LiveView):
         self._print()
 
     def __call__(self, step: Step) -> None:
-        """Show one step."""
         if step.number == 0:
             self._print()  # where the batch before it ended
         frame = self._take(step)

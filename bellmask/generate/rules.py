@@ -84,7 +84,6 @@ class Ancestral(Rule):
         return moment.is_open_BL & (moment.u_BL < moment.alpha_s)
 
     def times(self, moment: Moment) -> Tensor:
-        """The step's time."""
         return moment.t_B
 
 
@@ -140,11 +139,9 @@ class Remasking(Rule):
         return moment.is_open_BL & (moment.fresh("reveal") < revealed)
 
     def times(self, moment: Moment) -> Tensor:
-        """The step's time."""
         return moment.t_B
 
     def forgotten(self, moment: Moment) -> Tensor:
-        """Each with probability sigma."""
         return moment.is_made_BL & (moment.fresh("forget") < self.sigma(moment))
 
 

@@ -235,7 +235,6 @@ class Noise:
         return uniform(self.key(step, name), self.place_BL)
 
     def key(self, step: int | None, name: str) -> int:
-        """Of that stream."""
         return stream_key(self.seed, name, *([] if step is None else [step]))
 
 

@@ -103,7 +103,6 @@ class TimeEmbedding(nn.Module):
         self.out = nn.Linear(CONDITION_WIDTH, CONDITION_WIDTH)
 
     def forward(self, t_B: Tensor) -> Tensor:
-        """[B, 128]."""
         half = NUM_SINUSOIDS // 2
         rate = torch.exp(-math.log(1e4) / half * torch.arange(half, device=t_B.device))
         angle = self.time_input(t_B.float())[:, None] * rate

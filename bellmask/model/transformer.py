@@ -113,7 +113,6 @@ class Denoiser(nn.Module):
         return KeyValues(keep)
 
     def block_modules(self) -> list[nn.Module]:
-        """The transformer blocks."""
         return list(self.blocks)
 
     def forward(

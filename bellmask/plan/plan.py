@@ -77,7 +77,6 @@ class Device:
 
     @property
     def precision(self) -> str:
-        """What ``train.precision=auto`` picks there."""
         return "bfloat16" if self.is_gpu and self.bfloat16 is not None else "float32"
 
 
@@ -445,7 +444,6 @@ class Plan:
 
     @cached_property
     def memory(self) -> Memory:
-        """Of one device."""
         return self.memory_at(self.microbatch)
 
     def advice(self) -> tuple[str, ...]:
@@ -543,7 +541,6 @@ class Plan:
         return found
 
     def to_dict(self) -> Section:
-        """Everything, ready for JSON."""
         config, size, timing = self.config, self.cost.sizes[0], self.timing()
         length, batch_size = config.data.block_length, config.train.batch_size
         tokens, num_devices = batch_size * length, self.cluster.world.size
@@ -639,7 +636,6 @@ def split_batch(config: RunConfig, num_devices: int) -> int:
 
 
 def show_count(number: float, base: float = 1000, units: str = "TBMK", digits: str = ".3g") -> str:
-    """``1.23 M``."""
     for power, unit in zip(range(len(units), 0, -1), units):
         if number >= base**power:
             return f"{number / base**power:{digits}} {unit}"
@@ -647,12 +643,10 @@ def show_count(number: float, base: float = 1000, units: str = "TBMK", digits: s
 
 
 def show_bytes(count: float) -> str:
-    """``12.3 GiB``."""
     return f"{show_count(count, 1024, 'TGMK', ',.1f')}iB"
 
 
 def show_seconds(seconds: float) -> str:
-    """The unit that suits."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 600:
@@ -763,7 +757,6 @@ class PlanOptions(PresetOptions):
 
 
 def main(args: Sequence[str]) -> int:
-    """Plan and print."""
     options, rest = parse_run_command(PlanOptions, args, command="plan")
     name, config = resolve(options, rest, "bellmask plan")
     if options.devices is None and not options.probe:

@@ -331,7 +331,6 @@ class MicrobatchTrace:
 
     @property
     def flops(self) -> int:
-        """Of all matrix products."""
         return sum(kernel.flops * number for kernel, number in self.kernels.items())
 
 
@@ -392,7 +391,6 @@ class MicrobatchCost:
 def trace_cost(
     planned: PlannedNetwork, microbatch: int, precision: str, *, is_sharded: bool
 ) -> MicrobatchCost:
-    """Two microbatches, traced."""
     small = max(1, -(-TRACED_ROWS // scored_rows(planned, 1)))
     sizes = (small, 2 * small) if microbatch > 2 * small else (max(1, microbatch // 2), microbatch)
     sizes = (1, 2) if sizes[0] == sizes[1] else sizes
@@ -415,7 +413,6 @@ def update(state: TrainState, options: OptimOptions) -> None:
 
 
 def train_state(network: Network, options: OptimOptions) -> TrainState:
-    """What a checkpoint holds."""
     ema = Ema(network, options.ema) if options.ema else None
     return TrainState(network, Optimizer(network, options), ema)
 

@@ -103,7 +103,6 @@ def step_of(folder: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoint folders, oldest first."""
     return sorted(path for path in folder.glob("step-*") if _NAME.match(path.name))
 
 
@@ -129,7 +128,6 @@ class CheckpointStore:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def all(self) -> list[Path]:
-        """Checkpoint folders, oldest first."""
         return list_checkpoints(self.folder)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:

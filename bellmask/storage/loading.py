@@ -333,7 +333,6 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
 def is_hub_name(text: str) -> bool:
-    """True for OWNER/NAME."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -44,7 +44,6 @@ def _now() -> str:
 
 
 def write_backbone(folder: Path, backbone: Backbone) -> None:
-    """As backbone.json."""
     _write(folder / "backbone.json", asdict(backbone))
 
 
@@ -97,7 +96,6 @@ def is_free(folder: Path) -> bool:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What run.json says."""
     return read_object(folder / "run.json")
 
 
@@ -136,7 +134,6 @@ class MetricsFile:
         self.path = path
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line."""
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
 

@@ -168,7 +168,6 @@ class Display:
         self._progress.stop()
 
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Show a finished step."""
         parts = (f"loss {loss:.3f}", self._nll, f"{tokens_per_second:,.0f} tokens/s")
         note = "  ".join(filter(None, parts))
         self._progress.update(self._task, completed=step, note=note)
@@ -177,7 +176,6 @@ class Display:
             self.say(f"step {step:>7} of {self._total}  {note}")
 
     def validated(self, step: int, nll: float, error: float) -> None:
-        """Show a validation."""
         self._nll = f"nll {nll:.4f} ± {error:.4f}"
         self.say(f"step {step:>7}  validation {self._nll} nats/token")
 

@@ -134,7 +134,6 @@ class Optimizer:
             part.step()
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 

@@ -44,7 +44,6 @@ class TrainCommand(PresetOptions):
 
 
 def main(args: Sequence[str]) -> int:
-    """Train a model."""
     options, rest = parse_run_command(TrainCommand, args, command="train")
     name, config = resolve(options, rest, "bellmask train")
     folder = Path(options.out or Path("runs") / f"{name}-{config.fingerprint()}")

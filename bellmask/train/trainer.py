@@ -51,7 +51,6 @@ class TrainState:
 
     @staticmethod
     def begin(model: nn.Module, options: OptimOptions) -> TrainState:
-        """Before the first step."""
         return TrainState(
             model, Optimizer(model, options), Ema(model, options.ema) if options.ema else None
         )

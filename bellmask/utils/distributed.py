@@ -79,7 +79,6 @@ class World:
         return bool(self.all_reduce_max(flag))
 
     def all_reduce_max(self, value: float) -> float:
-        """The maximum over ranks."""
         if self.size == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
@@ -145,7 +144,6 @@ class World:
         return self._calls[-1]
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         if self.size > 1:
             dist.barrier(group=self.group)
 

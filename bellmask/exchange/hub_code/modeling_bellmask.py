@@ -64,7 +64,6 @@ class BellmaskForMaskedLM(PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token embedding."""
         return self.embedding
 
     def forward(

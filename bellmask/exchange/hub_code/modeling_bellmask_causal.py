@@ -69,7 +69,6 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
         self.language_model.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head."""
         return self.language_model.get_output_embeddings()
 
     def set_output_embeddings(self, value: nn.Module) -> None:
