@@ -62,11 +62,7 @@ class Run(Loaded):
 
 
 def load(
-    name: str | Path,
-    *,
-    checkpoint: str = "latest",
-    weights: Weights = "auto",
-    device: str = "auto",
+    name: str | Path, *, checkpoint: str = "latest", weights: Weights = "auto", device: str = "auto"
 ) -> Run:
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 

@@ -18,15 +18,7 @@ from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
 from bellmask.model.causal_lm import ARCHITECTURES
 from bellmask.plan import tracer as trace
-from bellmask.plan.plan import (
-    USABLE,
-    Cluster,
-    Device,
-    Plan,
-    checkpoint_sizes,
-    data_size,
-    plan,
-)
+from bellmask.plan.plan import USABLE, Cluster, Device, Plan, checkpoint_sizes, data_size, plan
 from bellmask.plan.tracer import Parameters, count, plan_network
 from bellmask.storage.build import build_law
 from bellmask.train.parallel import Layout
