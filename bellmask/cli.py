@@ -24,13 +24,7 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.config.presets import PRESETS
 from bellmask.utils.console import finish_telling, tell, visible_lines
-from bellmask.utils.errors import (
-    LostProcessError,
-    SavingError,
-    TrainingError,
-    UserError,
-    look_up,
-)
+from bellmask.utils.errors import LostProcessError, SavingError, TrainingError, UserError, look_up
 
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Of an OSError: not what the user gave, so the exit code is 1."""

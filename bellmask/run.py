@@ -59,16 +59,8 @@ class Run(Loaded):
         return [answer.text for answer in answers]
 
 
-def _as_run(loaded: Loaded) -> Run:
-    return Run(*(getattr(loaded, field.name) for field in fields(loaded)))
-
-
 def load(
-    name: str | Path,
-    *,
-    checkpoint: str = "latest",
-    weights: Weights = "auto",
-    device: str = "auto",
+    name: str | Path, *, checkpoint: str = "latest", weights: Weights = "auto", device: str = "auto"
 ) -> Run:
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 
@@ -76,15 +68,9 @@ def load(
     is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind; asking
     it for others is an error.
     """
-    return _as_run(loading.load(name, checkpoint=checkpoint, weights=weights, device=device))
+    loaded = loading.load(name, checkpoint=checkpoint, weights=weights, device=device)
+    return Run(*(getattr(loaded, field.name) for field in fields(loaded)))
 
 
-def load_run(
-    folder: str | Path,
-    *,
-    checkpoint: str = "latest",
-    weights: Weights = "auto",
-    device: str = "auto",
-) -> Run:
-    """Load a run folder; see :func:`load`."""
-    return load(folder, checkpoint=checkpoint, weights=weights, device=device)
+load_run = load
+"""For scripts that say what they load: a run folder."""

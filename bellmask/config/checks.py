@@ -60,12 +60,8 @@ def _marked(option: Option, values: Mapping[str, Any]) -> Iterator[str]:
 
 def _start(config: RunConfig) -> Iterator[str]:
     """What is wrong with where the weights come from, and with fine-tuning."""
-    start, sft, name, tokenizer = (
-        config.start,
-        config.sft,
-        config.framework.name,
-        config.data.tokenizer,
-    )
+    start, sft, tokenizer = config.start, config.sft, config.data.tokenizer
+    name = config.framework.name
     if start.model is not None and start.architecture is not None:
         yield "start.model brings its own architecture: leave start.architecture out"
     if "" in (start.model, start.architecture):

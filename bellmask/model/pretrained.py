@@ -140,27 +140,23 @@ def dropout_rates(config: Mapping[str, Any]) -> list[str]:
 
 
 def make_language_model(config: Mapping[str, Any], dropout: float) -> Any:
-    """A causal LM of this Hugging Face config with random weights; probed.
+    """A causal LM of this Hugging Face config with random weights; probed where it has numbers.
 
     ``dropout`` replaces those rates of the config that are above 0.
     """
-    made = from_architecture(config, dropout)
-    probe(made, str(config.get("model_type")))
-    return made
-
-
-def from_architecture(config: Mapping[str, Any], dropout: float) -> Any:
-    """The same, not probed: also on devices without numbers (meta)."""
     transformers = import_transformers("a pretrained backbone")
     values = {**config, **dict.fromkeys(dropout_rates(config), dropout)}
     kind = values.pop("model_type", None)
     with quiet(f"{kind} cannot become a masked model"):
-        return transformers.AutoModelForCausalLM.from_config(
+        made = transformers.AutoModelForCausalLM.from_config(
             transformers.AutoConfig.for_model(kind, **values),
             attn_implementation="sdpa",
             dtype=torch.float32,
             trust_remote_code=False,
         )
+    if not next(made.parameters()).is_meta:  # the planner's have shapes only
+        probe(made, str(kind))
+    return made
 
 
 @torch.no_grad()

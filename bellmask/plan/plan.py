@@ -7,17 +7,16 @@ data sheets, or from microbatches that are timed here.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 from torch.utils.benchmark import Timer
 
 from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
@@ -30,10 +29,11 @@ from bellmask.plan import tracer
 from bellmask.plan.tracer import Parameters, TracedKernel, Update
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.parallel import Layout, pick_layout
+from bellmask.train.trainer import TrainState
 from bellmask.utils import distributed
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of, write_text
-from bellmask.utils.libraries import first_line
+from bellmask.utils.libraries import quiet
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import Table
 
@@ -47,7 +47,6 @@ from bellmask.utils.table import Table
 Section = dict[str, Any]
 """A part of what is written as JSON and shown on the screen."""
 GIB = 2**30
-MOST_DEVICES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,24 @@ class Device:
         return "bfloat16" if self.is_gpu and self.bfloat16 is not None else "float32"
 
 
-# bfloat16, float32 (TFLOP/s); bandwidth (GB/s), memory (GiB: what makers call 80 GB are 80 GiB);
-# link, network (GB/s)
-_GPUS = {
-    "B200": (2250, 75, 8000, 180, 900, 50),
-    "H200": (989, 67, 4800, 141, 450, 50),
-    "H100": (989, 67, 3350, 80, 450, 50),
-    "H100-PCIe": (756, 51, 2000, 80, 64, 25),
-    "H800": (989, 67, 3350, 80, 200, 50),
-    "A100": (312, 19.5, 2039, 80, 300, 25),
-    "A100-40GB": (312, 19.5, 1555, 40, 300, 25),
-    "MI300X": (1307, 163, 5300, 192, 448, 50),
-    "L40S": (362, 91.6, 864, 48, 32, 12.5),
-    "A6000": (155, 38.7, 768, 48, 32, 12.5),
-    "4090": (165, 82.6, 1008, 24, 32, 12.5),
-    "V100": (None, 15.7, 900, 32, 150, 12.5),
-}
-DEVICES = {
-    name: Device(
-        name, bf16 and bf16 * 1e12, fp32 * 1e12, speed * 1e9, size * GIB, link * 1e9, network * 1e9
-    )
-    for name, (bf16, fp32, speed, size, link, network) in _GPUS.items()
-}
-# stands for any server: about 16 cores; measure yours with ``--probe``
-DEVICES["CPU"] = Device("CPU", None, 1e12, 100e9, 64e9, 10e9, 3e9, is_gpu=False)
+# bfloat16, float32, bandwidth, memory (GiB: what makers call 80 GB are 80 GiB), link, network
+_KNOWN = (
+    Device("B200", 2250e12, 75e12, 8000e9, 180 * GIB, 900e9, 50e9),
+    Device("H200", 989e12, 67e12, 4800e9, 141 * GIB, 450e9, 50e9),
+    Device("H100", 989e12, 67e12, 3350e9, 80 * GIB, 450e9, 50e9),
+    Device("H100-PCIe", 756e12, 51e12, 2000e9, 80 * GIB, 64e9, 25e9),
+    Device("H800", 989e12, 67e12, 3350e9, 80 * GIB, 200e9, 50e9),
+    Device("A100", 312e12, 19.5e12, 2039e9, 80 * GIB, 300e9, 25e9),
+    Device("A100-40GB", 312e12, 19.5e12, 1555e9, 40 * GIB, 300e9, 25e9),
+    Device("MI300X", 1307e12, 163e12, 5300e9, 192 * GIB, 448e9, 50e9),
+    Device("L40S", 362e12, 91.6e12, 864e9, 48 * GIB, 32e9, 12.5e9),
+    Device("A6000", 155e12, 38.7e12, 768e9, 48 * GIB, 32e9, 12.5e9),
+    Device("4090", 165e12, 82.6e12, 1008e9, 24 * GIB, 32e9, 12.5e9),
+    Device("V100", None, 15.7e12, 900e9, 32 * GIB, 150e9, 12.5e9),
+    # stands for any server: about 16 cores; measure yours with ``--probe``
+    Device("CPU", None, 1e12, 100e9, 64e9, 10e9, 3e9, is_gpu=False),
+)
+DEVICES = {device.name: device for device in _KNOWN}
 
 
 @dataclass(frozen=True)
@@ -117,10 +110,8 @@ class Cluster:
     @property
     def world(self) -> distributed.World:
         """What a process there would know."""
-        device = torch.device("cuda" if self.device.is_gpu else "cpu")
-        return distributed.World(
-            0, self.machine_size * self.machines, device, machine_size=self.machine_size
-        )
+        device, size = "cuda" if self.device.is_gpu else "cpu", self.machine_size * self.machines
+        return distributed.World(0, size, torch.device(device), machine_size=self.machine_size)
 
     def __str__(self) -> str:
         inside = f"{self.machine_size}x{self.device.name}"
@@ -134,15 +125,12 @@ def parse_devices(text: str, nodes: int | None = None) -> Cluster:
     """
     match = re.fullmatch(r"(?:(?:(\d+)x)?(\d+)x)?([A-Za-z0-9][A-Za-z0-9-]*)", text.strip())
     machines, machine_size = ((match and count_of(match[n] or "1")) or 0 for n in (1, 2))
-    if nodes is not None and match is not None:
-        if match[1] is not None:
-            raise UserError(f"--devices {text} names the machines already: leave --nodes out")
-        machines = nodes
-    if match is None or not 1 <= machines * machine_size <= MOST_DEVICES:
-        raise UserError(
-            f"--devices {text!r}: write 4xH100, or 16x8xH100 for 16 machines of 8, with at least 1 "
-            f"device on 1 machine and no more than {MOST_DEVICES:,} in all"
-        )
+    if match is not None and match[1] and nodes is not None:
+        raise UserError(f"--devices {text} names the machines already: leave --nodes out")
+    machines = machines if nodes is None else nodes
+    if match is None or not 1 <= machines * machine_size <= 10**6:
+        example = "write 4xH100, or 16x8xH100 for 16 machines of 8"
+        raise UserError(f"--devices {text!r}: {example}, with 1,000,000 devices at most")
     by_name = {name.lower(): name for name in DEVICES}
     device = look_up("device", by_name.get(match[3].lower(), match[3]), DEVICES)
     return Cluster(device, machine_size, machines)
@@ -153,10 +141,9 @@ def local_device(option: str = "auto") -> Device:
     device = distributed.pick_device(option)
     if device.type == "cpu":
         cpu, size = DEVICES["CPU"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        short = (
-            2 * cpu.float32 if distributed.has_native_bfloat16(device) else None
-        )  # at least twice as fast
-        return replace(cpu, memory=float(size), bfloat16=short)
+        # bfloat16 is at least twice as fast where it is native
+        bfloat16 = 2 * cpu.float32 if distributed.has_native_bfloat16(device) else None
+        return replace(cpu, memory=float(size), bfloat16=bfloat16)
     name = torch.cuda.get_device_name(device)
     for known in sorted(DEVICES.values(), key=lambda d: -len(d.name)):
         pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is no H200
@@ -193,7 +180,7 @@ def checkpoint_sizes(config: RunConfig, parameters: Parameters, update: Update) 
     tokens_per_step = config.train.batch_size * config.data.block_length
     per_save = {"steps": interval.amount, "tokens": interval.amount / tokens_per_step}
     every = per_save.get(interval.unit, 1.0)  # by the clock: as many as the rules can keep
-    made = math.ceil(steps / every) if every else 1  # the last step is always saved
+    made = int(-(-steps // every)) if every else 1  # the last step is always saved
     by_step = steps // options.keep_every if options.keep_every else 0
     kept = min(options.keep_last + options.keep_best + by_step, made) + len(options.keep_steps)
     return {"each": each, "kept": kept, "total": each * (kept + 1)}  # one is being written
@@ -201,23 +188,21 @@ def checkpoint_sizes(config: RunConfig, parameters: Parameters, update: Update) 
 
 def data_size(config: RunConfig, num_tokens: int) -> Section:
     """Prepared training rows; None where nothing is known before the data is prepared."""
-    data, examples = config.data, config.sft.train
+    data, examples, rows = config.data, config.sft.train, None
     row_bytes = data.block_length * (2 if num_tokens < 2**16 else 4) + BYTES_PER_ROW
+    source = "published counts of documents and tokens"
     if examples is not None:
         rows, row_bytes = EXAMPLE_COUNTS.get(examples.partition(":")[0]), row_bytes + 8
-        source, unknown = "examples: App. C.1", f"{examples}: known after it is prepared"
-    else:
-        tokenizer = config.start.model or data.tokenizer
-        family = tokenizer.rsplit("/", 1)[-1].partition("-")[0]
-        is_plain = not data.mixture and not data.from_files
-        rows, tokens = CORPUS_SIZES.get((data.train, family), (None, 0)) if is_plain else (None, 0)
+        source = "examples: App. C.1"
+    elif not data.mixture and not data.from_files:
+        family = (config.start.model or data.tokenizer).rsplit("/", 1)[-1].partition("-")[0]
+        rows, tokens = CORPUS_SIZES.get((data.train, family), (None, 0))
         if rows and data.packing == "packed":
             wrapping = 2 if find_policy(data, data.train).wrap else 0
             rows = int(tokens / (data.block_length - wrapping))
-        source = "published counts of documents and tokens"
-        unknown = f"{data.train} in {tokenizer}: 'bellmask data show' counts it"
-    num_bytes = None if rows is None else rows * row_bytes
-    return {"rows": rows, "num_bytes": num_bytes, "source": unknown if rows is None else source}
+    if rows is None:
+        return {"rows": None, "num_bytes": None, "source": "unknown until it is prepared"}
+    return {"rows": rows, "num_bytes": rows * row_bytes, "source": source}
 
 
 # Seconds of a step: kernels at a share of the data sheet's speeds, launches, communication
@@ -253,10 +238,8 @@ def device_seconds(ideal: float, num_kernels: float, device: Device, efficiency:
     return max(ideal / efficiency, launches)
 
 
-def gather_seconds(
-    num_bytes: float, group: int, cluster: Cluster, *, is_spread: bool = False
-) -> float:
-    """A ring over ``group`` processes in which each ends up with ``num_bytes``.
+def gather_seconds(size: float, group: int, cluster: Cluster, *, is_spread: bool = False) -> float:
+    """A ring over ``group`` processes in which each ends up with ``size`` bytes.
 
     ``is_spread``: one process of each machine, as the copies of a hybrid layout; else machines are
     filled one after another, and all devices of a machine share the work between machines.
@@ -268,7 +251,7 @@ def gather_seconds(
     if machines > 1:
         speed = min(speed, cluster.device.network * (1 if is_spread else cluster.machine_size))
     hops = HOP_SECONDS["machine"] * (group - machines) + HOP_SECONDS["network"] * (machines - 1)
-    return num_bytes * (group - 1) / group / (speed * LINK_SHARE) + hops
+    return size * (group - 1) / group / (speed * LINK_SHARE) + hops
 
 
 # Real microbatches of the run on this machine's device, timed
@@ -281,22 +264,7 @@ MATMUL = {"cpu": 1024, "cuda": 8192}
 """Size of the square product that tells the device's own speed."""
 
 
-@dataclass(frozen=True)
-class ProbeResult:
-    """What the device does."""
-
-    device: str
-    microbatch: int
-    """Rows of the measured microbatches."""
-    row_seconds: float
-    """Forward and backward, per row."""
-    update_seconds: float
-    """Optimizer and average."""
-    matmul_flops: float
-    """FLOP/s of a large matrix product, alone."""
-
-
-def probe(config: RunConfig, microbatch: int) -> ProbeResult:
+def probe(config: RunConfig, microbatch: int) -> Section:
     """Time microbatches and updates of the run, with random weights and tokens."""
     device = distributed.pick_device(config.train.device)
     planned = tracer.plan_network(config, is_real=True)
@@ -310,7 +278,7 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
     precision = distributed.pick_precision(config.train.precision, device)
     network.loss_kernel = pick_loss_kernel(config.scale.loss, device, precision)
-    state = tracer.train_state(network, config.optim)
+    state = TrainState.begin(network, config.optim)
     square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=precision)
 
     def passes() -> None:
@@ -324,10 +292,13 @@ def probe(config: RunConfig, microbatch: int) -> ProbeResult:
         return timer.timeit(ROUNDS).median
 
     with progress_bar("probing", "measurements", 3) as progress:
-        forward_and_backward = seconds(passes)
-        update = seconds(lambda: tracer.update(state, config.optim))
-        flops = 2 * MATMUL[device.type] ** 3 / seconds(lambda: square @ square)
-    return ProbeResult(str(device), size, forward_and_backward / size, update, flops)
+        return {
+            "device": str(device),
+            "microbatch": size,
+            "row_seconds": seconds(passes) / size,
+            "update_seconds": seconds(lambda: tracer.update(state, config.optim)),
+            "matmul_flops": 2 * MATMUL[device.type] ** 3 / seconds(lambda: square @ square),
+        }
 
 
 # The plan
@@ -340,129 +311,97 @@ GATHERED_BLOCKS = 2
 
 
 @dataclass(frozen=True)
-class MemoryPart:
-    """One use of a device's memory."""
-
-    name: str
-    num_bytes: int
-    note: str
-
-
-@dataclass(frozen=True)
-class Memory:
-    """A device's memory in use, and what it has."""
-
-    parts: tuple[MemoryPart, ...]
-    capacity: float
-    host_bytes: int
-    """Copy in the machine's own memory while a checkpoint is written beside training."""
-    total: int
-    fits: bool
-    """True when tensors leave room for the rest."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """A run on its devices, and everything the planner says of it."""
 
     config: RunConfig
     cluster: Cluster
-    layout: Layout
     precision: str
     efficiency: float
     microbatch: int
+    measured: Section | None
+    """What :func:`probe` found, where it was asked for."""
+    layout: Layout
     network: tracer.PlannedNetwork
+    cost: tracer.MicrobatchCost
     parameters: Parameters
     update: Update
-    cost: tracer.MicrobatchCost
-    measured: ProbeResult | None = None
 
     @property
     def share(self) -> int:
         """Rows of a step on one process."""
         return self.config.train.batch_size // self.cluster.world.size
 
-    def memory_at(self, microbatch: int) -> Memory:
-        """Of one device, at a microbatch size."""
+    def memory(self, microbatch: int) -> Section:
+        """Of one device at a microbatch size, and what it has.
+
+        ``host_bytes``: the copy in the machine's own memory while a checkpoint is written beside
+        training.
+        """
         p, update, held_by = self.parameters, self.update, self.layout.processes_per_copy
         cut = f"1/{held_by} of" if held_by > 1 else "all of"
-        parts = [
-            MemoryPart(name, -(-size // held_by), f"{cut} {note}")
-            for name, size, note in (
-                ("weights", 4 * p.total, f"{p.total:,}, float32"),
-                ("gradients", 4 * p.trained, f"{p.trained:,}, float32"),
-                ("optimizer", update.optimizer_bytes, "its state"),
-                ("moving average", update.average_bytes, "it"),
-            )
-            if size
-        ]
-        saved = sum(part.num_bytes for part in parts if part.name != "gradients")
+        state = {
+            "weights": (4 * p.total, f"{p.total:,}, float32"),
+            "gradients": (4 * p.trained, f"{p.trained:,}, float32"),
+            "optimizer": (update.optimizer_bytes, "its state"),
+            "moving average": (update.average_bytes, "it"),
+        }
+        parts = {k: (-(-size // held_by), f"{cut} {of}") for k, (size, of) in state.items() if size}
+        saved = sum(size for name, (size, _) in parts.items() if name != "gradients")
         if self.layout.is_sharded:
-            parts += self._gathered(microbatch)
+            parts |= self._gathered(microbatch)
         rows = tracer.scored_rows(self.network, microbatch)
         number_bytes = 6 if self.precision == "bfloat16" else 4  # products, and them in float32
         logits = min(CHUNK_ROWS, rows) * self.network.num_tokens * number_bytes
         kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
         peak = round(self.cost.at(microbatch, lambda trace: trace.peak))
-        other, note = max(0, peak - kept - logits), "at the worst moment of a microbatch"
-        parts += [
-            MemoryPart("activations", kept, f"of {microbatch} rows, kept for the backward pass"),
-            MemoryPart("head's logits", logits, f"{CHUNK_ROWS} rows at a time"),
-            MemoryPart("other work", other, note),
-        ]
-        total, capacity = sum(part.num_bytes for part in parts), self.cluster.device.memory
+        parts |= {
+            "activations": (kept, f"of {microbatch} rows, kept for the backward pass"),
+            "head's logits": (logits, f"{CHUNK_ROWS} rows at a time"),
+            "other work": (max(0, peak - kept - logits), "at the worst moment of a microbatch"),
+        }
+        total, capacity = sum(size for size, _ in parts.values()), self.cluster.device.memory
         is_copied = saves_in_background(self.config.checkpoint.saving, self.cluster.world)
-        fits = total <= USABLE * capacity
-        return Memory(tuple(parts), capacity, saved if is_copied else 0, total, fits)
+        named = [{"name": k, "num_bytes": size, "note": note} for k, (size, note) in parts.items()]
+        found = {"parts": named, "capacity": capacity, "host_bytes": saved if is_copied else 0}
+        return {**found, "total": total, "fits": total <= USABLE * capacity}
 
-    def _gathered(self, microbatch: int) -> list[MemoryPart]:
+    def _gathered(self, microbatch: int) -> dict[str, tuple[int, str]]:
         """FSDP2: weights that are whole for a while, and gradients before they are cut."""
         p, (weight_bytes, gradient_bytes) = self.parameters, self._sharded_bytes
-        root = p.total - p.blocks
+        root, size = p.total - p.blocks, gradient_bytes * p.trained
         whole = root + min(GATHERED_BLOCKS, p.num_blocks) * p.largest_block
         note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
-        weights = MemoryPart("gathered weights", weight_bytes * whole, note)
-        size = gradient_bytes * p.trained
+        found = {"gathered weights": (weight_bytes * whole, note)}
         if microbatch < self.share:
             note = "whole while a step has microbatches to come"
-            return [weights, MemoryPart("accumulated gradients", size, note)]
+            return found | {"accumulated gradients": (size, note)}
         size = round(size / p.total * (root + p.largest_block))
-        note = "embedding, head and one block"
-        return [weights, MemoryPart("gradients not yet cut", size, note)]
+        return found | {"gradients not yet cut": (size, "embedding, head and one block")}
 
     @property
     def _sharded_bytes(self) -> tuple[int, int]:
         """Of one weight that is gathered, and of one gradient that is added up (FSDP2)."""
-        is_short = self.precision == "bfloat16"
+        is_short = self.precision == "bfloat16" and self.layout.is_sharded
         return 2 if is_short else 4, 2 if is_short and self.config.scale.reduce != "float32" else 4
 
-    @cached_property
     def largest_microbatch(self) -> int | None:
         """The largest divisor of a process's rows that fits; None: not even one row."""
         sizes = (n for n in range(self.share, 0, -1) if self.share % n == 0)
-        return next((size for size in sizes if self.memory_at(size).fits), None)
-
-    @cached_property
-    def memory(self) -> Memory:
-        return self.memory_at(self.microbatch)
+        return next((size for size in sizes if self.memory(size)["fits"]), None)
 
     def advice(self) -> tuple[str, ...]:
         """What to change where it does not fit: options tried one after another."""
-        if self.memory.fits:
+        if self.memory(self.microbatch)["fits"]:
             return ()
-        if self.largest_microbatch is not None:
-            return (f"--train.microbatch-size {self.largest_microbatch}",)
         block, full = "--scale.recompute block", "--scale.sharding full"
         if self.config.scale.shard_size is not None:
             full += " --scale.shard-size None"
-        for options in (block, full, f"{full} {block}"):
+        for options in ("", block, full, f"{full} {block}"):
             config = override(self.config, options.split())
-            layout = pick_layout(config.scale, self.cluster.world)
-            network = tracer.plan_network(config)
-            cost = tracer.trace_cost(network, 1, self.precision, is_sharded=layout.is_sharded)
-            size = replace(self, config=config, layout=layout, cost=cost).largest_microbatch
-            if size is not None:
-                return (f"{options} --train.microbatch-size {size}",)
+            traced = trace_run(config, self.cluster, self.precision, self.microbatch)
+            if size := replace(self, config=config, **traced).largest_microbatch():
+                return (f"{options} --train.microbatch-size {size}".strip(),)
         return ("more devices, or ones with more memory: no option here makes it fit",)
 
     def timing(self) -> Section:
@@ -470,7 +409,7 @@ class Plan:
         device, told, steps = self.cluster.device, self.measured, self.config.train.steps
         calls, is_hidden = self._communication(), self.layout.is_sharded
         if told is not None:
-            passes, update = told.row_seconds * self.share, told.update_seconds
+            passes, update = told["row_seconds"] * self.share, told["update_seconds"]
         else:
             size, at = self.microbatch, self.cost.at
             ideal = at(size, lambda trace: ideal_seconds(trace.kernels, device, self.precision))
@@ -500,8 +439,6 @@ class Plan:
         p, layout, cluster = self.parameters, self.layout, self.cluster
         share, calls = layout.processes_per_copy, p.num_blocks + 1
         weight_bytes, gradient_bytes = self._sharded_bytes
-        if not layout.is_sharded:
-            gradient_bytes = 4
         # blocks are gathered for both passes, what is outside them once
         each = gather_seconds(weight_bytes * p.total / calls, share, cluster)
         gathering = self.share // self.microbatch * each * (2 * calls - 1)
@@ -514,30 +451,12 @@ class Plan:
 
     def assumptions(self) -> list[str]:
         """What the numbers rest on."""
-        config, device, found = self.config, self.cluster.device, []
-        if self.measured is None:
-            found.append(
-                f"kernels at {self.efficiency:.0%} of the data sheet's speeds (--efficiency), at "
-                f"least {1e6 * LAUNCH_SECONDS:.0f} us per kernel on a GPU; --probe measures this "
-                "machine"
-            )
-            if config.train.compile:
-                found.append("compiled blocks are counted as if they were not: expect less time")
-        if self.cluster.world.size > 1:
-            hops = [f"{1e6 * t:.0f} us per hop ({where})" for where, t in HOP_SECONDS.items()]
-            is_hidden = self.layout.is_sharded
-            found.append(
-                f"links at {LINK_SHARE:.0%} of {device.link / 1e9:g} GB/s in a machine and "
-                f"{device.network / 1e9:g} GB/s per device between machines, {', '.join(hops)}; "
-                + ("hidden behind the passes" if is_hidden else "after the backward pass")
-            )
+        assumed = f"{self.efficiency:.0%} of the data sheet's"
+        speeds = assumed if self.measured is None else "as measured here"
+        found = [f"speed of kernels {speeds}, of links {LINK_SHARE:.0%} of the data sheet's"]
         found.append("validation, saving and waiting for data are not in the time")
-        if config.sft.train is not None:
+        if self.config.sft.train is not None:
             found.append("every row has block_length tokens, all of them maskable: an upper bound")
-        if config.start.anneal_steps > 1:
-            found.append("attention counted as open: the mask of the annealing steps is left out")
-        if self.measured is None and not device.is_gpu:
-            found.append("CPU is a server of about 16 cores; yours may be very different: --probe")
         return found
 
     def to_dict(self) -> Section:
@@ -549,28 +468,22 @@ class Plan:
         training = self.cost.at(self.microbatch, lambda trace: trace.flops)
         training /= self.microbatch * length
         peak = self.cluster.device.peak(self.precision) * num_devices
-        return {
+        flops = {"forward": forward.flops / (size * length), "training": training}
+        as_they_are = ("precision", "efficiency", "microbatch", "measured")
+        return {name: getattr(self, name) for name in as_they_are} | {
             "devices": str(self.cluster),
             "options": config.resolved().to_dict(),
             "layout": asdict(self.layout),
-            "precision": self.precision,
-            "efficiency": self.efficiency,
-            "microbatch": self.microbatch,
             "microbatches": self.share // self.microbatch,
             "parameters": asdict(self.parameters),
-            "flops": {
-                "forward": forward.flops / (size * length),
-                "training": training,
-                "masked_share": self.network.masked_share,
-            },
-            "memory": asdict(self.memory),
-            "largest_microbatch": self.largest_microbatch,
+            "flops": {**flops, "masked_share": self.network.masked_share},
+            "memory": self.memory(self.microbatch),
+            "largest_microbatch": self.largest_microbatch(),
             "advice": self.advice(),
             "checkpoints": checkpoint_sizes(config, self.parameters, self.update),
             "data": data,
             "timing": timing,
-            "measured": self.measured and asdict(self.measured),
-            "notes": self.network.notes,
+            "notes": list(self.network.notes),
             "assumptions": self.assumptions(),
             "tokens_per_step": tokens,
             "tokens": tokens * timing["steps"],
@@ -595,27 +508,26 @@ def plan(
     if is_probed:
         here = local_device(config.train.device)
         if here.name != cluster.device.name:
-            raise UserError(
-                f"--probe measures this machine's device, {here.name}, and the plan is for "
-                f"{cluster.device.name}: leave --probe out, or plan for {here.name}"
-            )
+            raise UserError(f"--probe measures {here.name}, and --devices is {cluster.device.name}")
         cluster = replace(cluster, device=here)  # with its own memory
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else asked
     cluster.device.peak(precision)  # refuses a type that it has no units for
     microbatch = split_batch(config, cluster.world.size)
-    layout = pick_layout(config.scale, cluster.world)
-    network = tracer.plan_network(config)
-    try:
+    traced = trace_run(config, cluster, precision, microbatch)
+    measured = probe(config, microbatch) if is_probed else None
+    return Plan(config, cluster, precision, efficiency, microbatch, measured, **traced)
+
+
+def trace_run(config: RunConfig, cluster: Cluster, precision: str, microbatch: int) -> Section:
+    """What a plan counts on: the layout, the network, and its passes and update, traced."""
+    layout, network = pick_layout(config.scale, cluster.world), tracer.plan_network(config)
+    is_pretrained = isinstance(network.network, PretrainedDenoiser)
+    with quiet("this causal LM cannot be planned" if is_pretrained else ""):
         update = tracer.trace_update(network)
         cost = tracer.trace_cost(network, microbatch, precision, is_sharded=layout.is_sharded)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        if not isinstance(network.network, PretrainedDenoiser):
-            raise
-        raise UserError(f"this causal LM cannot be planned: {first_line(error)}") from None
-    measured = probe(config, microbatch) if is_probed else None
-    counted = (network, tracer.count(network.network), update, cost)
-    return Plan(config, cluster, layout, precision, efficiency, microbatch, *counted, measured)
+    known = {"layout": layout, "network": network, "parameters": tracer.count(network.network)}
+    return {**known, "update": update, "cost": cost}
 
 
 def split_batch(config: RunConfig, num_devices: int) -> int:
@@ -623,11 +535,9 @@ def split_batch(config: RunConfig, num_devices: int) -> int:
     batch, size = config.train.batch_size, config.train.microbatch_size
     unit = num_devices * (size or 1)
     if batch % unit:
-        near = " or ".join(str(n) for n in (batch // unit * unit, batch // unit * unit + unit) if n)
-        each = f" times train.microbatch_size={size}" if size else ""
         raise UserError(
-            f"train.batch_size={batch} is not a multiple of {num_devices} devices{each}; use "
-            f"--train.batch-size {near}, or other devices"
+            f"train.batch_size={batch} is not a multiple of {unit}: {num_devices} devices times "
+            f"train.microbatch_size={size or 1}"
         )
     return size or batch // num_devices
 
@@ -635,87 +545,31 @@ def split_batch(config: RunConfig, num_devices: int) -> int:
 # A plan on the screen
 
 
-def show_count(number: float, base: float = 1000, units: str = "TBMK", digits: str = ".3g") -> str:
-    for power, unit in zip(range(len(units), 0, -1), units):
-        if number >= base**power:
-            return f"{number / base**power:{digits}} {unit}"
-    return f"{number:{digits}}"
-
-
-def show_bytes(count: float) -> str:
-    return f"{show_count(count, 1024, 'TGMK', ',.1f')}iB"
-
-
-def show_seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 600:
-        return f"{seconds:.3g} s"
-    if seconds < 3 * 3600:
-        return f"{seconds / 60:.3g} min"
-    hours = seconds / 3600
-    return f"{hours:,.0f} h" if hours < 1000 else f"{hours:,.0f} h ({hours / 24:,.0f} days)"
-
-
-def print_plan(plan: Plan, told: Section, name: str) -> None:
-    """All tables, then what was assumed."""
-    config, p, flops, memory = plan.config, plan.parameters, told["flops"], plan.memory
-    saved, data, timing = told["checkpoints"], told["data"], told["timing"]
-    *seconds, is_hidden = timing["communication"].values()
-    length, average = config.data.block_length, " and moving average" * bool(config.optim.ema)
-    size = "unknown" if data["num_bytes"] is None else show_bytes(data["num_bytes"])
-    peak = [f"{told['utilisation']:.1%}", "matrix products over the data sheet"]
-    if plan.measured is not None:
-        here = flops["training"] * length / plan.measured.row_seconds
-        peak = [f"{here / plan.measured.matmul_flops:.1%}", "of a large product alone, here"]
-    network = [
-        ["parameters", f"{p.total:,}", f"{p.trained:,} trained"],
-        ["  embedding", f"{p.embedding:,}", ""],
-        ["  blocks", f"{p.blocks:,}", f"{p.num_blocks} blocks"],
-        ["  head", f"{p.head:,}", "and the norm before it"],
-        ["FLOPs per token, forward", show_count(flops["forward"]), "matrix products"],
-        ["  training", show_count(flops["training"]), f"recompute={config.scale.recompute}"],
-        ["rows that meet the head", f"{flops['masked_share']:.1%}", "mean over the time law"],
-    ]
-    limit = f"of {show_bytes(memory.capacity)}, {USABLE:.0%} of which tensors may fill"
-    parts = [[part.name, show_bytes(part.num_bytes), part.note] for part in memory.parts]
-    parts.append(["together", show_bytes(memory.total), limit])
-    if memory.host_bytes:
-        note = "per process, in the machine's memory, during a save"
-        parts.append(["copy for a checkpoint", show_bytes(memory.host_bytes), note])
-    split = f"{plan.cluster} x {told['microbatches']} x {plan.microbatch} rows of {length}"
-    storage = [
-        ["one checkpoint", show_bytes(saved["each"]), f"weights, optimizer{average}"],
-        ["all of them", show_bytes(saved["total"]), f"{saved['kept']} kept, 1 being written"],
-        ["prepared data", size, data["source"]],
-        ["tokens per step", f"{told['tokens_per_step']:,}", split],
-        ["tokens in all", show_count(told["tokens"]), f"{timing['steps']:,} steps"],
-    ]
-    if told["epochs"] is not None:
-        storage.append(["epochs", f"{told['epochs']:.3g}", f"of {data['rows']:,} rows"])
-    speed = f"{show_count(told['tokens_per_step'] / timing['step'])} tokens/s"
-    times = [
-        ["forward and backward", show_seconds(timing["passes"]), timing["source"]],
-        ["update", show_seconds(timing["update"]), "clipping, optimizer, average"],
-        ["communication", show_seconds(sum(seconds)), "overlaps the passes" * is_hidden],
-        ["  not hidden", show_seconds(timing["exposed"]), ""],
-        ["one step", show_seconds(timing["step"]), speed],
-        ["share of peak", *peak],
-        ["all steps", show_seconds(timing["hours"] * 3600), ""],
-        ["device hours", show_count(told["device_hours"]), ""],
-    ]
-    advice = f"does not fit; try: {'; '.join(told['advice'])}"
-    fits = f"fits; largest microbatch that does: {plan.largest_microbatch}"
-    notes = [f"note: {text}" for text in told["notes"]]
-    notes += [f"assumed: {text}" for text in told["assumptions"]]
-    title = f"memory per device, {plan.precision}, sharding {plan.layout}"
-    for table in (
-        Table(f"{name} on {plan.cluster}", ["network", "", ""], network),
-        Table(title, ["for", "", ""], parts, [fits if memory.fits else advice]),
-        Table("storage and data", ["", "", ""], storage),
-        Table("expected time", ["", "", ""], times, notes),
-    ):
-        table.print()
+def print_plan(told: Section, name: str) -> None:
+    """The figures, memory part by part, then what was assumed."""
+    p, flops, timing, memory = (told[k] for k in ("parameters", "flops", "timing", "memory"))
+    saved, data = told["checkpoints"], told["data"]
+    seconds = [f"{timing[part]:.3g} s" for part in ("passes", "update", "exposed")]
+    rows = {
+        "parameters": f"{p['total']:,}, {p['trained']:,} of them trained",
+        "FLOPs per token": f"{flops['forward']:.3g} forward, {flops['training']:.3g} training",
+        "checkpoints": f"{saved['kept']} of {decimal(saved['each'])}, and 1 being written",
+        "prepared data": f"{decimal(data['num_bytes'] or 0)}, {data['source']}",
+        "tokens": f"{told['tokens_per_step']:,} per step, {told['tokens']:,} in all",
+        "microbatches": f"{told['microbatches']} of {told['microbatch']} rows per device and step",
+        "epochs": "unknown" if told["epochs"] is None else f"{told['epochs']:.3g}",
+        "one step": f"{timing['step']:.3g} s, {told['utilisation']:.1%} of peak",
+        "passes, update, communication": f"{', '.join(seconds)} ({timing['source']})",
+        "all steps": f"{timing['hours']:,.1f} h, {told['device_hours']:,.1f} device hours",
+    }
+    Table(f"{name} on {told['devices']}", ["", ""], [*rows.items()]).print()
+    parts = [[p["name"], decimal(p["num_bytes"]), p["note"]] for p in memory["parts"]]
+    limit = f"of {decimal(int(memory['capacity']))}, {USABLE:.0%} of which tensors may fill"
+    parts.append(["together", decimal(memory["total"]), limit])
+    notes = [f"does not fit; try: {text}" for text in told["advice"]]
+    notes = notes or [f"fits; largest microbatch that does: {told['largest_microbatch']}"]
+    notes += told["notes"] + [f"assumed: {text}" for text in told["assumptions"]]
+    Table(f"memory per device, {told['precision']}", ["for", "", ""], parts, notes).print()
 
 
 # ``bellmask plan``: what a run will need, before it is started.
@@ -763,9 +617,8 @@ def main(args: Sequence[str]) -> int:
         raise UserError("bellmask plan needs --devices, as in --devices 4xH100 (or --probe)")
     devices = options.devices or local_device(config.train.device).name
     cluster = parse_devices(devices, options.nodes)
-    made = plan(config, cluster, efficiency=options.efficiency, is_probed=options.probe)
-    told = made.to_dict()
-    print_plan(made, told, name)
+    told = plan(config, cluster, efficiency=options.efficiency, is_probed=options.probe).to_dict()
+    print_plan(told, name)
     if options.out is not None:
         write_text(Path(options.out), json.dumps(told, indent=1) + "\n")
         print(f"numbers: {options.out}")

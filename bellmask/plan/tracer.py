@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +33,6 @@ from bellmask.data.tokenizers import VOCABULARIES, load_tokenizer
 from bellmask.model import pretrained
 from bellmask.model.causal_lm import ARCHITECTURES, read_architecture
 from bellmask.storage.build import Network, build_model, build_objective
-from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.parallel import recompute_blocks
 from bellmask.train.setup import Start, check_length, open_start
 from bellmask.train.trainer import TrainState
@@ -58,28 +56,25 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
             sized = {**start.backbone.language_model, "vocab_size": num_tokens}
             start = replace(start, backbone=pretrained.Backbone(sized))
         return start, num_tokens
-    notes: tuple[str, ...] = ()
     is_local, last = (folder / "config.json").exists(), name.rsplit("/", 1)[-1]
     if not is_local and folder.parts[:1] == ("runs",) and last in PRESETS:
         before, num_tokens = plan_start(preset(last))
-        backbone, notes, model = before.backbone, before.notes, before.config.model
+        backbone, model = before.backbone, before.config.model
         note = f"{name} is not there yet: planned as what the preset {last} will leave"
     elif is_local or last in ARCHITECTURES:
         backbone, _ = read_architecture(name if is_local else last)
-        model, num_tokens = (
-            ModelOptions(backbone="causal_lm"),
-            backbone.language_model["vocab_size"],
-        )
-        note = f"the sizes of {name} are those of a table; nothing was fetched"
-        if is_local:
-            note = f"{name} has no tokenizer: all {num_tokens:,} rows of its embedding are tokens"
+        model = ModelOptions(backbone="causal_lm")
+        num_tokens = backbone.language_model["vocab_size"]
+        check_length(config, backbone, name)
+        note = f"{name}: planned by its sizes alone; nothing was fetched"
     else:
-        raise UserError(
-            f"start.model={name}: planning fetches nothing; give a local folder that holds its "
-            f"config.json, a run folder, or one of {', '.join(ARCHITECTURES)}"
-        )
+        raise _not_here(f"start.model={name}", ARCHITECTURES)
     config = replace(config, model=replace(model, dropout=config.model.dropout))
-    return Start(config, backbone=backbone, notes=(*notes, note)), num_tokens
+    return Start(config, backbone=backbone, notes=(note,)), num_tokens
+
+
+def _not_here(given: str, known: Iterable[str]) -> UserError:
+    return UserError(f"{given}: planning fetches nothing; give a local folder, {', '.join(known)}")
 
 
 def count_tokens(config: RunConfig) -> int:
@@ -89,10 +84,7 @@ def count_tokens(config: RunConfig) -> int:
     if size is not None:
         return size
     if ":" not in name and not Path(name).exists():
-        raise UserError(
-            f"data.tokenizer={name}: planning fetches nothing; give a local folder, bpe:N, or one "
-            f"of {', '.join(VOCABULARIES)}"
-        )
+        raise _not_here(f"data.tokenizer={name}", ["bpe:N", *VOCABULARIES])
     return load_tokenizer(name, cache_folder(config.data.cache)).num_tokens
 
 
@@ -118,52 +110,28 @@ class PlannedNetwork:
 def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
     """The network that the options describe; ``is_real``: with random weights, to be measured."""
     start, num_tokens = plan_start(config)
-    config, dropout = start.config, start.config.model.dropout
-    with torch.device("cpu" if is_real else "meta"), torch.random.fork_rng(devices=[]):
-        if start.backbone is None:
-            network: Network = build_model(config, num_tokens)
-        else:  # as build_model, without the probe that needs numbers
-            options, sizes = config.start, dict(start.backbone.language_model)
-            check_length(config, start.backbone, options.model or str(options.architecture))
-            if not is_real:  # fused attention keeps nothing for its dropout; this would unfuse it
-                sizes |= {
-                    rate: 0.0 for rate in pretrained.dropout_rates(sizes) if rate.startswith("att")
-                }
-            inner = pretrained.from_architecture(sizes, dropout)
-            is_causal = config.framework.name != "mdm"
-            network = pretrained.PretrainedDenoiser(inner, num_tokens, is_causal=is_causal)
-            if options.lora_rank:
-                pretrained.add_lora(network, options.lora_rank, options.lora_alpha)
-    network.train()
-    network.loss_kernel = "chunked"
-    mode = contextlib.nullcontext() if is_real else FakeTensorMode()
+    config, backbone, dropout = start.config, start.backbone, start.config.model.dropout
+    mode = contextlib.nullcontext() if is_real else FakeTensorMode(allow_non_fake_inputs=True)
+    if backbone is not None and not is_real:
+        # fused attention keeps nothing for its dropout; this would unfuse it
+        sizes = backbone.language_model
+        rates = [rate for rate in pretrained.dropout_rates(sizes) if rate.startswith("att")]
+        backbone = pretrained.Backbone({**sizes, **dict.fromkeys(rates, 0.0)})
+    with torch.device("cpu" if is_real else "meta"):
+        network = build_model(config, num_tokens, backbone)
     if not is_real:
         with mode:
-            _leave_meta(network)
-        # as on GPUs: a CPU's generator would give numbers
-        draw = partial(_draw_kept, dropout)
-        network._draw_kept = draw  # type: ignore[method-assign, assignment]
+            network.to_empty(device="cpu")
+            if backbone is not None:
+                network.language_model.tie_weights()  # type: ignore[operator, union-attr]
+    network.loss_kernel = "chunked"
+    if dropout and not is_real:  # as on GPUs: a CPU's generator would give numbers
+        network._draw_kept = lambda shape, like: [  # type: ignore[method-assign, assignment]
+            torch.rand(tuple(shape)) >= dropout for _ in range(2)
+        ]
     recompute_blocks(network.block_modules(), config.scale.recompute)
-    is_weighted = not build_objective(config).is_unweighted
-    found = (num_tokens, start.notes, masked_share(config), is_weighted)
-    return PlannedNetwork(config, network, *found, mode)
-
-
-def _leave_meta(network: nn.Module) -> None:
-    """Tensors of device meta by ones that pass for a CPU's; tied weights stay tied."""
-    made: dict[Tensor | None, Any] = {None: None}
-    for part in network.modules():
-        for held in (part._parameters, part._buffers):
-            for name, old in held.items():
-                if old is not None and old not in made:
-                    new = torch.empty(old.shape, dtype=old.dtype)
-                    is_weight = isinstance(old, nn.Parameter)
-                    made[old] = nn.Parameter(new, old.requires_grad) if is_weight else new
-                held[name] = made[old]
-
-
-def _draw_kept(rate: float, shape: Sequence[int], like: Tensor) -> list[Tensor | None]:
-    return [torch.rand(tuple(shape)) >= rate if rate else None for _ in range(2)]
+    loss = (masked_share(config), not build_objective(config).is_unweighted)
+    return PlannedNetwork(config, network, num_tokens, start.notes, *loss, mode)
 
 
 @dataclass(frozen=True)
@@ -186,14 +154,13 @@ def count(network: Network) -> Parameters:
     """By part: embedding, blocks, the rest."""
     named = dict(network.named_parameters())
     tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
-    first = ("mask_row", "time_embedding.")
+    tables |= {id(named[n]) for n in named if n.startswith(("mask_row", "time_embedding."))}
+    inside = [sum(p.numel() for p in block.parameters()) for block in network.block_modules()]
     total = sum(p.numel() for p in named.values())
     trained = sum(p.numel() for p in named.values() if p.requires_grad)
-    embedding = sum(p.numel() for n, p in named.items() if id(p) in tables or n.startswith(first))
-    inside = [sum(p.numel() for p in block.parameters()) for block in network.block_modules()]
-    blocks, largest = sum(inside), max(inside, default=0)
-    head = total - embedding - blocks
-    return Parameters(total, trained, embedding, blocks, head, len(inside), largest, len(named))
+    embedding = sum(p.numel() for p in named.values() if id(p) in tables)
+    parts = (embedding, sum(inside), total - embedding - sum(inside))
+    return Parameters(total, trained, *parts, len(inside), max(inside, default=0), len(named))
 
 
 # Every operation of a piece of code: floating-point operations, bytes moved, bytes alive
@@ -228,33 +195,33 @@ class Tracer(TorchDispatchMode):
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.kernels: Counter[TracedKernel] = Counter()
-        self.alive = self.peak = 0
-        """Bytes at this moment, and the most there were."""
+        self.alive = self.peak = self.kept = 0
+        """Bytes at this moment, the most there were, and those between the two passes."""
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
+
+    @property
+    def flops(self) -> int:
+        """Of all matrix products."""
+        return sum(kernel.flops * number for kernel, number in self.kernels.items())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and note it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        for tensor in _tensors(out):
-            self._note_memory(tensor.untyped_storage())
-        packet = func._overloadpacket
-        if packet.__name__ not in _NO_KERNEL and not func.is_view:
+        for storage in (tensor.untyped_storage() for tensor in _tensors(out)):
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self._known:  # memory that is new counts until it goes
+                self._known.add(key)
+                self.alive += size
+                self.peak = max(self.peak, self.alive)
+                weakref.finalize(storage, self._forget, key, size)
+        packet, name = func._overloadpacket, func._overloadpacket.__name__
+        if name not in _NO_KERNEL and not func.is_view:
             rule = flop_registry.get(_COUNTED_AS.get(packet, packet))
             flops = 0 if rule is None else int(rule(*args, **kwargs, out_val=out))
-            is_by_index = packet.__name__ in _BY_INDEX
-            size = 2 * _bytes_of(out) if is_by_index else _bytes_of((args, kwargs, out))
+            size = 2 * _bytes_of(out) if name in _BY_INDEX else _bytes_of((args, kwargs, out))
             self.kernels[TracedKernel(flops, size)] += 1
         return out
-
-    def _note_memory(self, storage: torch.UntypedStorage) -> None:
-        """Count memory that is new, until it goes."""
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._known:
-            self._known.add(key)
-            self.alive += size
-            self.peak = max(self.peak, self.alive)
-            weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
@@ -314,24 +281,9 @@ def inputs(planned: PlannedNetwork, batch_size: int) -> dict[str, Any]:
             given["mask"] = torch.ones(batch_size, 1, height, length, dtype=torch.bool)
     elif config.model.backbone == "dit":
         shape = (batch_size, length) if config.framework.name == "aoarm" else (length,)
-        for name in ("positions", "target_positions"):
-            given[name] = torch.zeros(shape, dtype=torch.long)
+        places = torch.zeros(shape, dtype=torch.long)
+        given |= {"positions": places, "target_positions": places}
     return given
-
-
-@dataclass(frozen=True)
-class MicrobatchTrace:
-    """What the passes of a microbatch do, and hold besides weights and gradients."""
-
-    kernels: Counter[TracedKernel]
-    kept: int
-    """Bytes alive between the forward and the backward pass."""
-    peak: int
-    """Most bytes alive at any moment."""
-
-    @property
-    def flops(self) -> int:
-        return sum(kernel.flops * number for kernel, number in self.kernels.items())
 
 
 def trace_microbatch(
@@ -341,7 +293,7 @@ def trace_microbatch(
     *,
     is_sharded: bool = False,
     is_training: bool = True,
-) -> MicrobatchTrace:
+) -> Tracer:
     """A forward and a backward pass, with gradients that are there already; or evaluation's pass.
 
     ``is_sharded``: weights come gathered in the type of the products, as FSDP2 gives them.
@@ -355,18 +307,17 @@ def trace_microbatch(
         _cast(network, dtype if is_sharded else torch.float32)
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
-        gradients = [p.grad for p in trained]
-        known = _tensors([*network.parameters(), *network.buffers(), gradients, given])
+        held = [*network.parameters(), *network.buffers(), *(p.grad for p in trained)]
+        known = _tensors([held, given])
         with Tracer(known) as tracer:
             with autocast(CPU, dtype):
                 loss = network(**given)
-            kept = tracer.alive
+            tracer.kept = tracer.alive
             if is_training:
                 loss.backward()
-        for parameter in trained:
-            parameter.grad = None
+        network.zero_grad()
         _cast(network, torch.float32)
-    return MicrobatchTrace(tracer.kernels, kept, tracer.peak)
+    return tracer
 
 
 def _cast(network: Network, dtype: torch.dtype) -> None:
@@ -379,9 +330,9 @@ class MicrobatchCost:
     """A microbatch of any size, on the straight line through two traced ones."""
 
     sizes: tuple[int, int]
-    traces: tuple[MicrobatchTrace, MicrobatchTrace]
+    traces: tuple[Tracer, Tracer]
 
-    def at(self, size: int, read: Callable[[MicrobatchTrace], float]) -> float:
+    def at(self, size: int, read: Callable[[Tracer], float]) -> float:
         """The value at a microbatch size."""
         low, high = (read(trace) for trace in self.traces)
         slope = (high - low) / (self.sizes[1] - self.sizes[0])
@@ -404,17 +355,13 @@ def trace_cost(
 def update(state: TrainState, options: OptimOptions) -> None:
     """Norm, clipping, optimizer and moving average; needs gradients."""
     trained = [p for p in state.model.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
     if options.clip:
-        nn.utils.clip_grads_with_norm_(trained, options.clip, norm)
+        nn.utils.clip_grad_norm_(trained, options.clip)
+    else:
+        nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
     state.optimizer.step(0.0)
     if state.ema is not None:
         state.ema.update(1)
-
-
-def train_state(network: Network, options: OptimOptions) -> TrainState:
-    ema = Ema(network, options.ema) if options.ema else None
-    return TrainState(network, Optimizer(network, options), ema)
 
 
 @dataclass(frozen=True)
@@ -432,7 +379,7 @@ def trace_update(planned: PlannedNetwork) -> Update:
     """What one takes, and what it holds."""
     options = planned.config.optim
     with planned.mode:
-        state = train_state(planned.network, options)
+        state = TrainState.begin(planned.network, options)
         for parameter in planned.network.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         tensors = state.tensors()  # the optimizer's are made when they are asked for

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,19 +18,9 @@ from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
 from bellmask.model.causal_lm import ARCHITECTURES
 from bellmask.plan import tracer as trace
-from bellmask.plan.plan import (
-    USABLE,
-    Cluster,
-    Device,
-    Plan,
-    checkpoint_sizes,
-    data_size,
-    plan,
-    split_batch,
-)
-from bellmask.plan.tracer import MicrobatchTrace, Parameters, count, plan_network
+from bellmask.plan.plan import USABLE, Cluster, Device, Plan, checkpoint_sizes, data_size, plan
+from bellmask.plan.tracer import Parameters, count, plan_network
 from bellmask.storage.build import build_law
-from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.parallel import Layout
 from bellmask.train.train_run import train_run
 from bellmask.train.trainer import TrainState
@@ -263,17 +254,17 @@ def plan_of(layout, config=None, *, precision="float32", capacity=1e9, **known):
     network = replace(plan_network(config), num_tokens=1)
     device = Device("small", 1e12, 1e12, 1e11, capacity, 1e10, 1e9, is_gpu=False)
     # 1100 KB per row and 600 at the worst moment, 1000 and 500 of which are kept
-    traces = (
-        MicrobatchTrace({}, n * 10**6 + 5 * 10**5, n * 11 * 10**5 + 6 * 10**5) for n in (1, 2)
-    )
+    traces = [
+        SimpleNamespace(kept=n * 10**6 + 5 * 10**5, peak=n * 11 * 10**5 + 6 * 10**5) for n in (1, 2)
+    ]
     given = {"parameters": SOME, "update": STATE, "microbatch": config.train.batch_size} | known
-    cost = trace.MicrobatchCost((1, 2), tuple(traces))
-    kind = {"layout": layout, "precision": precision, "efficiency": 0.2}
-    return Plan(config, Cluster(device, 1), **kind, network=network, cost=cost, **given)
+    given |= {"layout": layout, "precision": precision, "efficiency": 0.2, "measured": None}
+    cost = trace.MicrobatchCost((1, 2), traces)
+    return Plan(config, Cluster(device, 1), network=network, cost=cost, **given)
 
 
 def bytes_of(memory):
-    return {part.name: part.num_bytes for part in memory.parts}
+    return {part["name"]: part["num_bytes"] for part in memory["parts"]}
 
 
 def test_weights_gradients_optimizer_and_average_are_real_bytes():
@@ -281,12 +272,10 @@ def test_weights_gradients_optimizer_and_average_are_real_bytes():
         config = options(f"{SMALL} {text}")
         planned = plan_network(config)
         known = {"parameters": count(planned.network), "update": trace.trace_update(planned)}
-        found = bytes_of(plan_of(Layout(1, 1, ""), config, **known).memory)
+        found = bytes_of(plan_of(Layout(1, 1, ""), config, **known).memory(1))
         network = plan_network(config, is_real=True).network
-        average = Ema(network, config.optim.ema) if config.optim.ema else None
         sizes = dict.fromkeys(("model", "optimizer", "ema"), 0)
-        state = TrainState(network, Optimizer(network, config.optim), average)
-        for name, tensor in state.tensors().items():
+        for name, tensor in TrainState.begin(network, config.optim).tensors().items():
             sizes[name.split(".")[0]] += tensor.nbytes
         assert found["weights"] == found["gradients"] == sizes["model"]
         assert found["optimizer"] == sizes["optimizer"]
@@ -305,7 +294,7 @@ def test_a_checkpoint_has_the_planned_size(small_config, tmp_path):
 
 def test_sharding_divides_state_and_gathers_weights():
     def parts_of(layout, *, accumulates, precision="bfloat16"):
-        found = plan_of(layout, precision=precision).memory_at(32 if accumulates else 64)
+        found = plan_of(layout, precision=precision).memory(32 if accumulates else 64)
         work = ("activations", "head's logits", "other work")
         return {name: size for name, size in bytes_of(found).items() if name not in work}
 
@@ -325,16 +314,16 @@ def test_the_largest_microbatch_fits_and_the_next_does_not():
     alone, cut = Layout(1, 1, ""), Layout(1, 4, "")
     for capacity in (5e6, 20e6, 200e6):
         made = plan_of(alone, capacity=capacity)
-        size = made.largest_microbatch
-        assert made.memory_at(size).fits
-        assert size == 64 or not made.memory_at(2 * size).fits
-    assert plan_of(alone, capacity=1000).largest_microbatch is None
+        size = made.largest_microbatch()
+        assert made.memory(size)["fits"]
+        assert size == 64 or not made.memory(2 * size)["fits"]
+    assert plan_of(alone, capacity=1000).largest_microbatch() is None
     # a single one accumulates no gradients
     enough = (5000 + 1600 + 1200 + 64 * 1_100_000 + 600_000) / USABLE
-    assert plan_of(cut, capacity=enough + 1).largest_microbatch == 64
+    assert plan_of(cut, capacity=enough + 1).largest_microbatch() == 64
     background = options("--train.batch-size 64 --checkpoint.saving background")
-    memory = plan_of(alone, background).memory_at(8)
-    assert (memory.total, memory.host_bytes) == (20_000 + (8 * 1_100_000 + 600_000), 16_000)
+    memory = plan_of(alone, background).memory(8)
+    assert (memory["total"], memory["host_bytes"]) == (20_000 + (8 * 1_100_000 + 600_000), 16_000)
 
 
 def test_kept_checkpoints_follow_the_rules():
@@ -367,23 +356,18 @@ def cluster_of(memory, number=4):
 def test_what_does_not_fit_gets_advice_that_does():
     config = options(f"{SMALL} --scale.sharding none --train.batch-size 512")
     state = 16 * count(plan_network(config).network).total + 4 * 259 * 512
-    told = plan(config, cluster_of(8 * state))
-    assert not told.memory.fits
-    assert told.advice() == (f"--train.microbatch-size {told.largest_microbatch}",)
-    assert plan(override(config, told.advice()[0].split()), told.cluster).memory.fits
+    made = plan(config, cluster_of(8 * state))
+    told = made.to_dict()
+    assert not told["memory"]["fits"]
+    assert told["advice"] == (f"--train.microbatch-size {told['largest_microbatch']}",)
+    again = plan(override(config, told["advice"][0].split()), made.cluster)
+    assert again.memory(again.microbatch)["fits"]
     # not even one row fits: it is sharded
     for before, share in (("none", 0.95), ("hybrid --scale.shard-size 2", 0.5)):
         config = options(f"--scale.sharding {before} --data.block-length 16 --model.mlp-ratio 8")
         state = 16 * count(plan_network(config).network).total
-        told = plan(config, cluster_of(share * state, 8))
-        assert told.largest_microbatch is None
-        assert "--scale.sharding full" in told.advice()[0]
-        assert plan(override(config, told.advice()[0].split()), told.cluster).memory.fits
-
-
-def test_batches_are_divided_over_devices():
-    config = options("--train.batch-size 32 --train.microbatch-size 8")
-    assert (split_batch(config, 2), split_batch(options("--train.batch-size 32"), 4)) == (8, 8)
-    for number, named in ((3, "batch_size=32"), (8, "microbatch_size=8")):
-        with pytest.raises(ValueError, match=named):
-            split_batch(config, number)
+        made = plan(config, cluster_of(share * state, 8))
+        assert made.largest_microbatch() is None
+        assert "--scale.sharding full" in made.advice()[0]
+        again = plan(override(config, made.advice()[0].split()), made.cluster)
+        assert again.memory(again.microbatch)["fits"]

@@ -5,8 +5,8 @@
 Trains, evaluates, samples and scores the runs of ``tests/frozen/cases.py`` with both, side by side
 on this machine, one thread each, and reports every value that differs: losses, likelihoods,
 samples, scores, options, and digests of all weights, optimizer states and values per block. Each
-checkout runs its own list of cases, so that a renamed option is no difference; one that has no list
-runs the other's. Both start from the stored runs of the new checkout. Needs an environment with
+checkout runs its own list of cases, so that a renamed option is no difference. Both
+start from the stored runs of the new checkout. Needs an environment with
 the project's dependencies (``make setup``); exit code 1 when something differs.
 """
 
@@ -26,8 +26,9 @@ MOST_SHOWN = 12
 """Differences of one case on the screen."""
 
 
-def start(checkout: Path, cases: Path, zoo: Path, out: Path, only: str) -> subprocess.Popen[bytes]:
+def start(checkout: Path, zoo: Path, out: Path, only: str) -> subprocess.Popen[bytes]:
     """All results of a checkout, into a file."""
+    cases = checkout / "tests" / "frozen" / "cases.py"
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(checkout), str(cases.parent)]),
@@ -81,19 +82,12 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for both results (old.json, new.json)")
     options = parser.parse_args()
     checkouts = {"old": options.old.resolve(), "new": options.new.resolve()}
-    lists = {side: path / "tests" / "frozen" / "cases.py" for side, path in checkouts.items()}
-    spare = lists["new"] if lists["new"].exists() else lists["old"]
     with tempfile.TemporaryDirectory(prefix="same-numbers-") as made:
         folder = Path(made) if options.keep is None else options.keep.resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        zoo = checkouts["new"] / "tests" / "frozen" / "zoo"
         running = {
-            side: start(
-                checkout,
-                lists[side] if lists[side].exists() else spare,
-                spare.parent / "zoo",
-                folder / f"{side}.json",
-                options.only,
-            )
+            side: start(checkout, zoo, folder / f"{side}.json", options.only)
             for side, checkout in checkouts.items()
         }
         if failed := [side for side, process in running.items() if process.wait() != 0]:

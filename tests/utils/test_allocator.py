@@ -5,11 +5,8 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-import types
 
 import pytest
-
-from bellmask.utils import allocator
 
 IS_GLIBC = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc"
 COUNT_FAULTS = """
@@ -37,13 +34,3 @@ def test_allocating_again_and_again_faults_hardly_any_page():
     )
     assert without > 200, "the default gives memory back"
     assert with_it < without / 10
-
-
-@pytest.mark.parametrize("system", ["darwin", "linux"])
-def test_other_systems_and_c_libraries_are_left_alone(system, monkeypatch):
-    def refuse(name):
-        raise OSError("no mallopt") if system == "linux" else AssertionError("not even asked for")
-
-    monkeypatch.setattr(allocator, "sys", types.SimpleNamespace(platform=system))
-    monkeypatch.setattr(allocator.ctypes, "CDLL", refuse)
-    assert allocator.keep_freed_memory() is False

@@ -130,15 +130,6 @@ def test_index_permutation_is_a_bijection():
         assert torch.equal(image.sort().values, torch.arange(size)), size
 
 
-def test_index_permutation_of_a_huge_corpus_needs_no_array():
-    size = 10**15 + 37
-    image = IndexPermutation(size, key=2)(torch.arange(size - 5000, size))
-    assert int(image.min()) >= 0
-    assert int(image.max()) < size
-    assert len(image.unique()) == 5000
-    assert stats.kstest(image.numpy() / size, "uniform").pvalue > 1e-3
-
-
 @pytest.mark.parametrize("size", [16, 64])
 def test_index_permutation_sends_each_index_everywhere_equally_often(size):
     """A table of counts whose rows and columns are fixed: chi-square, (size - 1)^2 degrees."""
@@ -149,12 +140,6 @@ def test_index_permutation_sends_each_index_everywhere_equally_often(size):
     expected = num_keys / size
     statistic = float(((count - expected) ** 2 / expected).sum()) * (size - 1) / size
     assert stats.chi2((size - 1) ** 2).sf(statistic) > 1e-3
-
-
-def test_an_empty_permutation_is_refused():
-    for size in (0, -3):
-        with pytest.raises(ValueError, match=f"size={size}"):
-            IndexPermutation(size, key=0)
 
 
 def test_keys_give_other_permutations_and_seeds_that_torch_takes():

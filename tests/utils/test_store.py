@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 from bellmask.utils.errors import UserError
 from bellmask.utils.store import Store, content_key
-
-WRITER = """
-import sys
-from pathlib import Path
-from bellmask.utils.store import Store
-kept = Store(Path(sys.argv[1]))
-start = int(sys.argv[2])
-print("open", len(kept), flush=True)
-for number in range(start, start + 100_000):
-    kept.add([{"key": f"k{number}", "value": "x" * (number % 700)}])
-    print(number, flush=True)
-"""
 
 
 def test_kept_is_there_again(tmp_path):
@@ -107,25 +91,6 @@ def test_a_damaged_line_is_named(tmp_path, line):
     with pytest.raises(UserError, match=r"kept\.jsonl, line 2"):
         Store(path)
     assert path.read_bytes() == content, "nothing is thrown away"
-
-
-@pytest.mark.parametrize("turns", [1, pytest.param(5, marks=pytest.mark.long)])
-def test_a_killed_writer_loses_nothing_that_was_added(tmp_path, turns):
-    path, start = tmp_path / "kept.jsonl", 0
-    for turn in range(turns):
-        args = [sys.executable, "-c", WRITER, str(path), str(start)]
-        with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == f"open {start}\n"
-            first = process.stdout.readline()  # at least one record was added
-            time.sleep(0.05 + 0.03 * turn)
-            process.send_signal(signal.SIGKILL)
-            said = [*first.split(), *process.stdout.read().split()]
-        kept = Store(path)
-        promised = int(said[-1]) + 1 if said else start
-        assert promised <= len(kept) <= promised + 1
-        start = len(kept)
-    for number in range(start):
-        assert kept[f"k{number}"]["value"] == "x" * (number % 700)
 
 
 def test_equal_content_equal_key():
