@@ -44,7 +44,7 @@ from bellmask.utils.progress import progress_bar
 
 TRAINING_FORMAT = 1
 """Raised when code changes what a run with the same options learns: old runs are not reused."""
-_SAME_FOR_ALL = ("data.", "validation.", "train.batch_size")
+_SAME_FOR_ALL = ("data.", "validation.", "train.batch_size", "train.seed", "train.steps")
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
     """Refuse, before anything is trained, variants that could not be compared afterwards."""
     mine, theirs = config.flat(), shared.flat()
     for option in mine:
-        is_fixed = option.startswith(_SAME_FOR_ALL) or option in ("train.seed", "train.steps")
-        if is_fixed and mine[option] != theirs[option]:
+        if option.startswith(_SAME_FOR_ALL) and mine[option] != theirs[option]:
             raise UserError(
                 f"variant {name} changes {option}, which must be the same for all"
                 + ("; use --seeds" if option == "train.seed" else "")

@@ -93,8 +93,8 @@ def comparison_tables(results: Results) -> list[Table]:
     columns = ["variant", "final NLL", "difference", "speed-up (steps)", "speed-up (time)"]
     note = (
         "Bootstrap of the speed-up over validation blocks; NLL (nats) with the fewest and the most "
+        "tokens seen; spreads about a smooth trend."
     )
-    note += "tokens seen; spreads about a smooth trend."
     spreads = ["bootstrap, seed 1", "NLL few seen", "NLL many seen", "NLL spread"]
     tables = [
         Table(title, [*columns, "tokens/s"], main),
@@ -353,8 +353,8 @@ def render_page(results: Results, title: str) -> str:
     variants, tables = results["variants"], comparison_tables(results)
     curves = (
         "Validation NLL bound on the same blocks and masks. Thick: mean over seeds; thin: each "
+        "seed. Dashed: the reference's NLL at its last step."
     )
-    curves += "seed. Dashed: the reference's NLL at its last step."
     laws = [
         _figure(law_figure(results, name), f"{name}: {variant['law']['name']}", f"law{number}")
         for number, (name, variant) in enumerate(variants.items())

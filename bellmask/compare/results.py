@@ -26,12 +26,7 @@ from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.diffusion.theory import context_weights
 from bellmask.evaluate.likelihood import Likelihood, binned_curve
-from bellmask.storage.build import (
-    build_law,
-    build_objective,
-    build_schedule,
-    describe_learning,
-)
+from bellmask.storage.build import build_law, build_objective, build_schedule, describe_learning
 from bellmask.storage.run_folder import read_description, read_metrics
 from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World

@@ -13,12 +13,7 @@ from changed_runs import change_run
 from counted_progress import Counted
 from plain_entropy import plain_entropy
 
-from bellmask.analyze.context import (
-    CONTEXT_DROP,
-    DropOptions,
-    context_bins,
-    losses_by_bin,
-)
+from bellmask.analyze.context import CONTEXT_DROP, DropOptions, context_bins, losses_by_bin
 from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bellmask.compare.results import (
-    arrival,
-    detrended_spread,
-    paired_bootstrap,
-    speed_up,
-)
+from bellmask.compare.results import arrival, detrended_spread, paired_bootstrap, speed_up
 
 STEPS = [100.0, 200.0, 300.0, 500.0, 700.0, 1000.0]
 A, B = 6.0, 0.4

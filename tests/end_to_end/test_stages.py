@@ -19,6 +19,7 @@ from bellmask.evaluate import exact_match as exam
 from bellmask.evaluate.exact_match import ask
 from bellmask.run import load_run
 from bellmask.storage.run_folder import read_metrics
+from bellmask.train.trainer import Trainer
 
 SMALL = (
     "--data.block-length 32 --train.batch-size 8 --optim.warmup-steps 1 --optim.ema 0.5 "
@@ -199,9 +200,7 @@ def test_only_what_is_new_or_damaged_is_asked(undisturbed, suite, tmp_path):
 @pytest.mark.long
 def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path, monkeypatch):
     """Stopped inside the fourth training, then among the answers."""
-    import bellmask.train.trainer as trainer
-
-    calls, record = [], trainer.Trainer.record
+    record, asking, calls = Trainer.record, exam.ask, []
 
     def recording(self, kind, values):
         calls.append(kind)
@@ -209,27 +208,23 @@ def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path
             raise KeyboardInterrupt
         return record(self, kind, values)
 
-    suite.trained.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "record", recording)
-        said = bellmask(*suite.args(tmp_path))
-    assert said.code == 130
-    assert "interrupted" in said.err
-    assert not (tmp_path / "out" / "results.json").exists()
-    assert suite.trained == ["CPT base", "CPT bell", *NAMES[2:4]]
-    suite.trained.clear()
-    suite.asked.clear()
-
-    def failing(*args, seed, **more):
+    def failing(*args, **more):
         if len(suite.asked) == 5:
             raise KeyboardInterrupt
-        suite.asked.append(seed)
-        return ask(*args, seed=seed, **more)
+        return asking(*args, **more)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(exam, "ask", failing)
-        assert bellmask(*suite.args(tmp_path)).code == 130
-    assert suite.trained == NAMES[3:]
+    for place, name, stopping, trained in (
+        (Trainer, "record", recording, NAMES[:4]),
+        (exam, "ask", failing, NAMES[3:]),
+    ):
+        suite.trained.clear()
+        suite.asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, stopping)
+            said = bellmask(*suite.args(tmp_path))
+        assert (said.code, suite.trained) == (130, trained)
+        assert "interrupted" in said.err
+        assert not (tmp_path / "out" / "results.json").exists()
     assert suite.run(tmp_path)[:2] == ([], [1, *[0, 1] * 3])
     whole = (undisturbed / "out/results.json").read_bytes()
     assert (tmp_path / "out/results.json").read_bytes() == whole

@@ -6,14 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from choices import (
-    Curve,
-    Repeats,
-    fit_line,
-    noise_at,
-    passes_needed,
-    two_best,
-)
+from choices import Curve, Repeats, fit_line, noise_at, passes_needed, two_best
 
 
 def test_repeats_by_hand():
