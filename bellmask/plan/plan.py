@@ -550,17 +550,18 @@ def print_plan(told: Section, name: str) -> None:
     p, flops, timing, memory = (told[k] for k in ("parameters", "flops", "timing", "memory"))
     saved, data = told["checkpoints"], told["data"]
     seconds = [f"{timing[part]:.3g} s" for part in ("passes", "update", "exposed")]
+    size = f"{decimal(data['num_bytes'])}, " if data["num_bytes"] else ""
     rows = {
         "parameters": f"{p['total']:,}, {p['trained']:,} of them trained",
         "FLOPs per token": f"{flops['forward']:.3g} forward, {flops['training']:.3g} training",
         "checkpoints": f"{saved['kept']} of {decimal(saved['each'])}, and 1 being written",
-        "prepared data": f"{decimal(data['num_bytes'] or 0)}, {data['source']}",
+        "prepared data": size + data["source"],
         "tokens": f"{told['tokens_per_step']:,} per step, {told['tokens']:,} in all",
         "microbatches": f"{told['microbatches']} of {told['microbatch']} rows per device and step",
         "epochs": "unknown" if told["epochs"] is None else f"{told['epochs']:.3g}",
         "one step": f"{timing['step']:.3g} s, {told['utilisation']:.1%} of peak",
         "passes, update, communication": f"{', '.join(seconds)} ({timing['source']})",
-        "all steps": f"{timing['hours']:,.1f} h, {told['device_hours']:,.1f} device hours",
+        "all steps": f"{timing['hours']:,.3g} h, {told['device_hours']:,.3g} device hours",
     }
     Table(f"{name} on {told['devices']}", ["", ""], [*rows.items()]).print()
     parts = [[p["name"], decimal(p["num_bytes"]), p["note"]] for p in memory["parts"]]
