@@ -94,6 +94,7 @@ def test_help_lists_all_and_its_examples_parse():
         ("decompose toy hidden", "toy and hidden"),
         ("decompose toy --rows 1", "--rows"),
         ("time-laws --laws gausian:0.5", "did you mean 'gaussian'"),
+        ("time-laws --laws", "law"),
         ("time-laws --length 5000", "5000"),
         ("inefficient-masks --length 8 --ks 9", "--ks 9"),
         ("schedules --power 0.5", "power"),

@@ -235,6 +235,7 @@ def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path
     [
         ("", "runs/arm_tiny"),
         ("--cpt '' --start {arm}", "--cpt"),
+        ("--cpt 'cpt_tiny \"x'", "quotation"),
         ("--cpt 'cpt_tiny --law dirac'", "--cpt: --law"),
         ("--sft 'sft_tiny --start.fresh'", "--sft: --start.fresh"),
         ("--seeds 0 --start {arm}", "--seeds"),
