@@ -7,7 +7,6 @@ stopped by a signal (the run can be resumed).
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import re
@@ -24,10 +23,15 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.config.presets import PRESETS
 from bellmask.utils.console import finish_telling, tell, visible_lines
-from bellmask.utils.errors import LostProcessError, SavingError, TrainingError, UserError, look_up
+from bellmask.utils.errors import (
+    DISK_FAILURES,
+    LostProcessError,
+    SavingError,
+    TrainingError,
+    UserError,
+    look_up,
+)
 
-DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Of an OSError: not what the user gave, so the exit code is 1."""
 OUT_OF_MEMORY = r"out of memory|can't allocate memory"
 """What torch says, on GPUs and on CPUs."""
 LESS_MEMORY = (
@@ -130,7 +134,7 @@ class CompletionOptions:
 
 def completion_main(args: Sequence[str]) -> int:
     options = parse_command(CompletionOptions, args, command="completion")
-    os.environ["COLUMNS"] = "300"  # help without broken lines
+    os.environ["COLUMNS"] = "80"  # help in one column: a row begins with its option
     words = {name: _words(name) for name in COMMANDS}
     scripts = {"bash": _bash_script, "zsh": _zsh_script, "fish": _fish_script}
     print(scripts[options.shell](words))
@@ -154,10 +158,12 @@ def _words(name: str) -> list[str]:
     texts += [_help(name, "--suite", suite) for suite in named]
     words = [*actions, *named]
     if named:
+        words += ["--suite"]
         words += import_module(f"bellmask.{COMMANDS[name][0].partition(':')[0]}").SUITES
     words += PRESETS if " PRESET" in about else []
     words += ["bash", "zsh", "fish"] if name == "completion" else []
-    words += re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", "\n".join(texts))
+    for row in re.findall(r"^\W (-.*?)(?:  |\n)", "\n".join(texts), re.MULTILINE):
+        words += re.findall(r"--[a-z][\w.-]*\w", row)  # descriptions name other commands' too
     return list(dict.fromkeys(words))
 
 

@@ -33,7 +33,7 @@ from bellmask.storage.run_folder import read_metrics
 from bellmask.train.setup import open_start
 from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.console import tell
-from bellmask.utils.errors import SavingError, TrainingError, UserError
+from bellmask.utils.errors import DISK_FAILURES, SavingError, TrainingError, UserError
 from bellmask.utils.progress import progress_bar
 
 # Which trainings a comparison needs, and the folder each one has: a key of its content
@@ -317,6 +317,8 @@ def work(folder: Path) -> int:
             result = train_run(config, folder, resume="auto", is_quiet=True)
     except (UserError, TrainingError, SavingError, OSError) as error:
         print(error, file=sys.stderr)
+        if isinstance(error, OSError) and error.errno in DISK_FAILURES:
+            return 1
         codes: dict[type, int] = {SavingError: 1, TrainingError: BROKE_DOWN}
         return codes.get(type(error), 2)
     return 0 if result.stopped_by is None else 128 + result.stopped_by

@@ -138,6 +138,9 @@ def check_options(options: PairwiseOptions) -> None:
     of_endpoint = (options.style, options.endpoint, *prices)
     is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
     refusals = {
+        "--judge needs a name: MODEL at an endpoint, or local:MODEL": (
+            not options.judge.removeprefix(LOCAL).strip()
+        ),
         "--seeds must be at least 1, --tasks at least 0": options.seeds < 1 or options.tasks < 0,
         "--difficulty and --gamed go together: give both or neither": has_difficulty != has_gamed,
         "--difficulty and --gamed are AlpacaEval's: give --benchmark alpaca-eval": (

@@ -183,6 +183,8 @@ class Chat:
 
     def _obey(self, name: str, rest: str) -> bool:
         look_up("command", name, SLASH_COMMANDS)
+        if rest and name in ("/reset", "/retry", "/help", "/quit"):
+            raise UserError(f"{name} takes nothing, got {rest!r}")
         match name:
             case "/reset":
                 self.talk.reset()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
 from bellmask.generate.canvas import Canvas, OnStep, canvas_from_pieces, read_gaps
-from bellmask.generate.rules import RULES, Remasking
+from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.sampler import (
     GRIDS,
     Generation,
@@ -78,13 +78,14 @@ def fill(
         # blocks of one token; what is masked behind them a causal LM cannot see
         return generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
     assert isinstance(framework, Mdm)
-    if sampling.grid == "count":
-        grid: Tensor | int = sampling.per_step or 1
-    else:
-        grid = GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
-    rule = RULES[sampling.rule]
+    rule: Rule = RULES[sampling.rule]
     if sampling.remask is not None:
         rule = Remasking(sampling.remask, sampling.remask_kind)
+    grid: Tensor | int | None = None
+    if sampling.grid == "count":
+        grid = sampling.per_step or 1
+    elif rule.takes_grid:
+        grid = GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
     return generate(
         network,
         canvas_BL,
@@ -161,6 +162,8 @@ def fill_canvas(
 
     ``first_sample`` is the number of the first one: other numbers, other noise.
     """
+    if count < 1:
+        raise UserError(f"at least one sample must be asked for, got {count}")
     parts = []
     for done in range(0, count, batch_size):
         canvas_BL = canvas.repeat(min(batch_size, count - done))

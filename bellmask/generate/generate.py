@@ -115,6 +115,7 @@ def _check(options: GenerateOptions) -> None:
         "--canvas cannot be combined with --length: its gaps have lengths": (
             options.canvas is not None and options.length is not None
         ),
+        "--fps needs --watch": options.fps != GenerateOptions.fps and not options.watch,
         "several runs are compared with --side-by-side": (
             len(options.runs) > 1 and not options.side_by_side
         ),

@@ -238,6 +238,29 @@ class Noise:
         return stream_key(self.seed, name, *([] if step is None else [step]))
 
 
+def _check(
+    network: SamplingDenoiser,
+    canvas_BL: Tensor,
+    grid: Tensor | int | None,
+    rule: Rule,
+    block_length: int | None,
+) -> None:
+    """Refuse what would fail later, or be ignored."""
+    is_canvas = canvas_BL.ndim == 2 and canvas_BL.numel() > 0
+    if not is_canvas or not 0 <= int(canvas_BL.min()) <= int(canvas_BL.max()) <= network.mask_id:
+        raise UserError(f"a canvas is rows of token ids from 0 to {network.mask_id}, the mask")
+    if not rule.takes_grid and grid is not None:
+        raise UserError("this rule has times of its own: it takes no grid")
+    is_grid = grid is None or (not isinstance(grid, Tensor) and grid >= 1)
+    if isinstance(grid, Tensor) and grid.ndim == 1 and len(grid) > 1:
+        falls = bool((grid.diff() < 0).all())
+        is_grid = falls and float(grid[0]) == 1 and float(grid[-1]) == 0
+    if not is_grid:
+        raise UserError("a grid is a number of tokens per step, or times that fall from 1 to 0")
+    if block_length is not None and block_length < 1:
+        raise UserError(f"block_length must be at least 1, got {block_length}")
+
+
 @torch.no_grad()
 def generate(
     network: SamplingDenoiser,
@@ -264,11 +287,7 @@ def generate(
     for the row with most to fill.
     """
     schedule, choice = schedule or Linear(), choice or TokenChoice()
-    grid = grid if rule.takes_grid else None
-    if isinstance(grid, Tensor) and (
-        grid[0] != 1 or grid[-1] != 0 or bool((grid.diff() >= 0).any())
-    ):
-        raise UserError("a time grid falls from exactly 1 to exactly 0, step by step")
+    _check(network, canvas_BL, grid, rule, block_length)
     network.begin(canvas_BL)
     if is_cached:
         network.cache_prefix(0)  # refuses what cannot be cached before anything is done

@@ -129,9 +129,10 @@ def open_trackers(
 ) -> Iterator[list[Tracker]]:
     """The trackers that the options name, of a run that starts or continues at ``step``."""
     with contextlib.ExitStack() as stack:
-        opened = [TRACKERS[name](config, folder, run_id, step) for name in config.log.trackers]
-        for tracker in opened:
-            stack.callback(tracker.close)
+        opened = []
+        for name in config.log.trackers:  # one that fails leaves none open
+            opened.append(TRACKERS[name](config, folder, run_id, step))
+            stack.callback(opened[-1].close)
         yield opened
 
 

@@ -7,10 +7,13 @@ code 2. It says what was given, what is allowed and what to change.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Of an OSError: not what the user gave, so the exit code is 1."""
 
 
 class UserError(ValueError):

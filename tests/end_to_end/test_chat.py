@@ -113,6 +113,7 @@ def test_commands_change_what_follows(runs, chat):
     [
         ("chat {single}", "/stps 3\n", "'/stps'; did you mean '/steps'"),
         ("chat {single}", "/steps\n", "/steps"),
+        ("chat {single}", "/reset now\n", "/reset takes nothing"),
         ("chat {single}", "/length 96\n", "96"),
         ("chat {single}", "/temperature hot\n", "'hot'"),
         ("chat {single} --fps -1", "", "--fps"),

@@ -77,6 +77,7 @@ def test_samples_do_not_depend_on_the_batch(zoo, tmp_path):
         ("generate {run} --trace x.json --out x.json", "same file"),
         ("generate {run} --guidance 1", "guidance"),
         ("generate {run} {run}", "--side-by-side"),
+        ("generate {run} --fps 3", "--watch"),
         ("generate {run} {run} --side-by-side", "twice"),
         ("evaluate {run} --suite zero-shot --suite generative", "--suite"),
         ("evaluate {run} --suite zeroshot", "'zero-shot'"),

@@ -359,6 +359,7 @@ def test_money(files, judge, tmp_path):
         ("A B --benchmark none.jsonl", "none.jsonl"),
         ("A B --judge local:nowhere/x/y", "nowhere/x/y"),
         ("A B --judge local:x --max-usd 1", "--max-usd"),
+        ("A B --judge local:", "--judge needs a name"),
         ("A B --measure raw", "--measure"),
         ("A B --price-in 1", "--price-in and --price-out"),
         ("A B --max-usd 1", "--max-usd"),

@@ -12,7 +12,7 @@ from sampling_tools import BITS, MASK, V, each, make, make_told, masked, p_value
 from bellmask.data.blocks import share_out
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
-from bellmask.generate.rules import Remasking
+from bellmask.generate.rules import RULES, Remasking
 from bellmask.generate.sampler import (
     SamplingDenoiser,
     TokenChoice,
@@ -348,5 +348,15 @@ def test_what_would_leave_masks_or_has_nothing_to_guide_is_refused():
     for grid in ([1.0, 0.3], [0.0, 1.0], [1.0, 0.5, 0.5, 0.0]):
         with pytest.raises(UserError, match="grid"):
             generate(SamplingDenoiser(None, MASK), masked(2, 6), torch.tensor(grid))
+    for canvas in (torch.tensor([[MASK + 1]]), torch.tensor([[-1]]), masked(1, 6)[0], masked(0, 6)):
+        with pytest.raises(UserError, match="canvas"):
+            generate(SamplingDenoiser(None, MASK), canvas, 1)
+    for options, names in (
+        ({"grid": 0}, "grid"),
+        ({"grid": 1, "rule": RULES["first_hitting"]}, "grid"),
+        ({"grid": 1, "block_length": 0}, "block_length"),
+    ):
+        with pytest.raises(UserError, match=names):
+            generate(SamplingDenoiser(None, MASK), masked(2, 6), **options)
     with pytest.raises(UserError, match="guidance"):
         make(Spy(), masked(5, 7), 1, w=3.0)

@@ -116,6 +116,7 @@ def test_devices_are_read():
         ("tiny --devices H100 --out nowhere/plan.json", "nowhere"),
         ("tiny --devices 4xH100 --probe", "--probe"),
         ("tiny --devices H100 --data.tokenizer someone/thing", "data.tokenizer=someone/thing"),
+        ("tiny --devices H100 --data.tokenizer bpe:0", "data.tokenizer=bpe:0"),
         ("cpt_tiny --devices H100 --start.model someone/thing", "start.model=someone/thing"),
         ("sft_tiny --devices H100 --start.model .", "checkpoint"),
         ("tiny --devices 8xH100 --scale.sharding hybrid --scale.shard-size 3", "shard"),

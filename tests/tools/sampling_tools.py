@@ -77,6 +77,7 @@ def make_told(
     """(what is made, the network that was asked)."""
     network = Told(model, mask_id, is_real_BL=real, guidance=w)
     rule = EVERY_RULE[rule] if isinstance(rule, str) else rule
+    grid = grid if rule.takes_grid else None
     return generate(network, canvas, grid, rule, **options), network
 
 
