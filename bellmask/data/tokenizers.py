@@ -284,6 +284,16 @@ def bert_tokenizer(cache: Path) -> FastTokenizer:
     return FastTokenizer(inner, **{role: vocabulary[word] for role, word in names.items()})
 
 
+def bpe_size(name: str) -> int:
+    """N of ``bpe:N``: all bytes and the special tokens have to fit."""
+    size = count_of(name[4:])
+    if size is None or not SMALLEST_BPE <= size <= MOST_TOKENS:
+        raise UserError(
+            f"data.tokenizer={name:.40}: write bpe:N with N from {SMALLEST_BPE} to {MOST_TOKENS:,}"
+        )
+    return size
+
+
 def trained_bpe(
     size: int, identity: str, texts: Callable[[], Iterator[str]], cache: Path
 ) -> FastTokenizer:
@@ -294,11 +304,6 @@ def trained_bpe(
     from tokenizers import Tokenizer as Inner
     from tokenizers import pre_tokenizers, trainers
 
-    if size < SMALLEST_BPE:
-        raise UserError(
-            f"bpe:{size} is too small; 256 bytes and {len(BPE_SPECIALS)} specials need "
-            f"bpe:{SMALLEST_BPE} or more"
-        )
     key = hashlib.sha256(f"bpe-1/{size}/{identity}".encode()).hexdigest()[:24]
     path = cache / "vocabularies" / f"bpe-{size}-{key}.json"
     if not path.exists():
@@ -348,8 +353,7 @@ def load_tokenizer(
             raise UserError(f"tokenizer {name!r:.40}: write symbols:8 for 8 symbols")
         return SymbolTokenizer(size)
     if name.startswith("bpe:"):
-        if (size := count_of(name[4:])) is None or size > MOST_TOKENS:
-            raise UserError(f"tokenizer {name!r:.40}: write bpe:2048 for 2048 tokens")
+        size = bpe_size(name)
         if training_text is None:
             raise UserError(f"tokenizer {name!r} is learned from training text, and there is none")
         return trained_bpe(size, *training_text(), cache)

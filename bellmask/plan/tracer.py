@@ -29,7 +29,7 @@ from bellmask.config.config import RunConfig
 from bellmask.config.options import ModelOptions, OptimOptions
 from bellmask.config.presets import PRESETS, preset
 from bellmask.data.readers import cache_folder
-from bellmask.data.tokenizers import MOST_TOKENS, SMALLEST_BPE, VOCABULARIES, load_tokenizer
+from bellmask.data.tokenizers import VOCABULARIES, bpe_size, load_tokenizer
 from bellmask.model import pretrained
 from bellmask.model.causal_lm import ARCHITECTURES, read_architecture
 from bellmask.storage.build import Network, build_model, build_objective
@@ -38,7 +38,6 @@ from bellmask.train.setup import Start, check_length, open_start
 from bellmask.train.trainer import TrainState
 from bellmask.utils.distributed import CPU, autocast
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import count_of
 
 # What a run starts from, without a download
 
@@ -80,14 +79,9 @@ def _not_here(given: str, known: Iterable[str]) -> UserError:
 def count_tokens(config: RunConfig) -> int:
     """V of the tokenizer that the options name, without fetching or learning one."""
     name = config.data.tokenizer
-    if name.startswith("bpe:"):
-        size = count_of(name[4:]) or 0
-        if not SMALLEST_BPE <= size <= MOST_TOKENS:
-            limits = f"{SMALLEST_BPE} to {MOST_TOKENS:,}"
-            raise UserError(f"data.tokenizer={name:.40}: bpe:N needs N from {limits}")
+    size = bpe_size(name) if name.startswith("bpe:") else VOCABULARIES.get(name)
+    if size is not None:
         return size
-    if name in VOCABULARIES:
-        return VOCABULARIES[name]
     if ":" not in name and not Path(name).exists():
         raise _not_here(f"data.tokenizer={name}", ["bpe:N", *VOCABULARIES])
     return load_tokenizer(name, cache_folder(config.data.cache)).num_tokens
