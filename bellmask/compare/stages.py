@@ -168,7 +168,7 @@ def plan_stages(
             key = run_key(_started(tuned, first.folder.name, steps), "/".join(marks))
             label = f"CPT {name} + SFT {second.name}"
             runs.append(StageRun(label, "", tuned, root / key, seed, name, second.name))
-    about = describe_blocks(sft, data.train, data.valid, data.counts)
+    about = describe_blocks(sft, data)
     return StagePlan(runs, data.valid, tokenizer, about["response_tokens"])
 
 

@@ -74,11 +74,12 @@ class PackingRules:
 class Packer:
     """Takes documents piece by piece, gives rows."""
 
-    def __init__(self, rules: PackingRules) -> None:
+    def __init__(self, rules: PackingRules, state: Sequence[Any] = (0, (), 0)) -> None:
+        """From the start, or from a state."""
         self.rules = rules
-        self.num_documents = 0
-        self._buffer = np.empty(0, dtype=np.int64)
-        self._owner = np.empty(0, dtype=np.int64)
+        num_documents, buffer, owner = state
+        self.num_documents, self._owner = int(num_documents), int(owner)
+        self._buffer = np.array(buffer, dtype=np.int64)
 
     def add(self, ids: Ids, is_end: bool) -> Iterator[Row]:
         """Take a piece of a document; ``is_end`` when it is the last one."""
@@ -90,19 +91,18 @@ class Packer:
     def finish(self) -> Iterator[Row]:
         """What is left, by the remainder rule."""
         if self.rules.is_packed and self.rules.keep_remainder and len(self._buffer):
-            yield self._row(self._buffer, int(self._owner[0]))
-        self._buffer, self._owner = self._buffer[:0], self._owner[:0]
+            yield self._row(self._buffer, self._owner)
+        self._buffer = self._buffer[:0]
 
     def _add_packed(self, ids: Ids, is_end: bool) -> Iterator[Row]:
         rules, content = self.rules, self.rules.content
         end = [rules.eos_id] if is_end and rules.insert_eos else []
-        new = np.concatenate([ids, np.array(end, dtype=np.int64)])
-        self._buffer = np.concatenate([self._buffer, new])
-        self._owner = np.concatenate([self._owner, np.full(len(new), self.num_documents)])
-        whole = len(self._buffer) // content * content
-        for start in range(0, whole, content):
-            yield self._row(self._buffer[start : start + content], int(self._owner[start]))
-        self._buffer, self._owner = self._buffer[whole:], self._owner[whole:]
+        if not len(self._buffer):
+            self._owner = self.num_documents
+        self._buffer = np.concatenate([self._buffer, ids, np.array(end, dtype=np.int64)])
+        while len(self._buffer) >= content:
+            yield self._row(self._buffer[:content], self._owner)
+            self._buffer, self._owner = self._buffer[content:], self.num_documents
 
     def _add_padded(self, ids: Ids, is_end: bool) -> Iterator[Row]:
         self._buffer = np.concatenate([self._buffer, ids])[: self.rules.content]
@@ -119,19 +119,9 @@ class Packer:
         padding = np.full(rules.block_length - len(ids), rules.pad_id)
         return Row(np.concatenate([ids, padding]), len(ids), document)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> tuple[int, list[int], int]:
         """Between documents: what is needed to go on later."""
-        return {
-            "num_documents": self.num_documents,
-            "buffer": self._buffer.tolist(),
-            "owner": self._owner.tolist(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self.num_documents = state["num_documents"]
-        self._buffer = np.array(state["buffer"], dtype=np.int64)
-        self._owner = np.array(state["owner"], dtype=np.int64)
+        return self.num_documents, self._buffer.tolist(), self._owner
 
 
 # Rows on disk and in memory.
@@ -143,45 +133,30 @@ TOKENS_PER_SHARD = 1 << 26
 class ShardedTokens:
     """Rows spread over arrays (files, mostly), indexed like one array [rows, L]."""
 
-    def __init__(self, shards: Sequence[NDArray[Any]], span: range | None = None) -> None:
-        self._shards = list(shards)
-        self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
-        self._span = range(int(self._starts[-1])) if span is None else span
-        self.dtype = shards[0].dtype
+    def __init__(self, shards: Sequence[NDArray[Any]]) -> None:
+        self.shards = shards
+        self._starts = np.cumsum([0, *map(len, shards)])
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self._span), self._shards[0].shape[1]
-
-    def __len__(self) -> int:
-        return len(self._span)
-
-    def arrays(self) -> list[NDArray[Any]]:
-        """The rows as arrays one after another, without reading them."""
-        first, last = self._span.start, self._span.stop
-        cut = [
-            shard[max(0, first - start) : max(0, last - start)]
-            for shard, start in zip(self._shards, self._starts.tolist())
-        ]
-        return [shard for shard in cut if len(shard)]
+        return int(self._starts[-1]), self.shards[0].shape[1]
 
     def __getitem__(self, index: NDArray[np.int64] | slice) -> NDArray[Any] | ShardedTokens:
         """The given rows, read; a run of rows is not read yet."""
         if isinstance(index, slice):
-            return ShardedTokens(self._shards, self._span[index])
-        if len(index) and not 0 <= index.min() <= index.max() < len(self):
-            raise IndexError(f"rows run from 0 to {len(self) - 1}")
-        place = index + self._span.start
-        rows = np.empty((len(place), self.shape[1]), dtype=self.dtype)
-        shard = np.searchsorted(self._starts, place, side="right") - 1
+            first, last, _ = index.indices(self.shape[0])
+            shards = zip(self.shards, self._starts.tolist())
+            cut = [shard[max(0, first - at) : max(0, last - at)] for shard, at in shards]
+            return ShardedTokens([shard for shard in cut if len(shard)] or cut[:1])
+        rows = np.empty((len(index), self.shape[1]), dtype=self.shards[0].dtype)
+        shard = np.searchsorted(self._starts, index, side="right") - 1
         for number in np.unique(shard):
             inside = shard == number
-            rows[inside] = self._shards[number][place[inside] - self._starts[number]]
+            rows[inside] = self.shards[number][index[inside] - self._starts[number]]
         return rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        rows = np.concatenate([np.empty((0, self.shape[1]), self.dtype), *self.arrays()])
-        return rows if dtype is None else rows.astype(dtype)
+        return np.concatenate(self.shards, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -264,9 +239,8 @@ class Blocks:
     def from_rows(rows: Iterable[Row], num_bytes: float = 0.0) -> Blocks:
         kept = list(rows)
         tokens = np.stack([row.ids for row in kept])
-        lengths = np.array([row.length for row in kept], dtype=np.int64)
-        documents = np.array([row.document for row in kept], dtype=np.int64)
-        starts = np.array([row.start for row in kept], dtype=np.int64)
+        marks = np.array([(row.length, row.document, row.start) for row in kept], dtype=np.int64)
+        lengths, documents, starts = np.ascontiguousarray(marks.T)
         held = [tokens, lengths, *([starts] if starts.any() else [])]
         content = hashlib.sha256(b"".join(array.tobytes() for array in held)).hexdigest()
         return Blocks(tokens, lengths, documents, content, num_bytes, *held[2:])
@@ -286,7 +260,7 @@ def join(parts: Sequence[Blocks]) -> Blocks:
     arrays: list[NDArray[Any]] = []
     for part in parts:
         tokens = part.tokens
-        arrays += tokens.arrays() if isinstance(tokens, ShardedTokens) else [tokens]
+        arrays += tokens.shards if isinstance(tokens, ShardedTokens) else [tokens]
     has_starts = any(part.starts is not None for part in parts)
     starts = [part.row_starts(slice(None)).numpy() for part in parts] if has_starts else []
     return Blocks(
@@ -390,12 +364,7 @@ class BlockFolder:
     """The place of blocks in the cache, by a fingerprint of all that decides them."""
 
     def __init__(
-        self,
-        cache: Path,
-        parts: Any,
-        source: Source[Any],
-        tokenizer: Tokenizer,
-        block_length: int,
+        self, cache: Path, parts: Any, source: Source[Any], tokenizer: Tokenizer, block_length: int
     ) -> None:
         self.key = _sha256(json.dumps(parts, sort_keys=True))
         self.path = cache / "blocks" / self.key[:24]

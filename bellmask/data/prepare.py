@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -152,22 +152,19 @@ class Preparation:
     def _write(self, rows: list[Row]) -> None:
         while rows:
             number, filled = divmod(self.done["rows"], self.place.per_shard)
-            part, rows = (
-                rows[: self.place.per_shard - filled],
-                rows[self.place.per_shard - filled :],
-            )
-            lengths = np.array([row.length for row in part], dtype=np.int64)
-            documents = np.array([row.document for row in part], dtype=np.int64)
+            room = self.place.per_shard - filled
+            part, rows = rows[:room], rows[room:]
+            marks = np.array([(row.length, row.document) for row in part], dtype=np.int64)
             tokens = np.stack([row.ids for row in part]).astype(self.place.dtype)
             for path, values in (
                 (shard_path(self.scratch, number), tokens),
-                (self.scratch / "lengths.bin", lengths),
-                (self.scratch / "documents.bin", documents),
+                (self.scratch / "lengths.bin", marks[:, 0]),
+                (self.scratch / "documents.bin", marks[:, 1]),
             ):
                 with path.open("ab") as stream:
                     stream.write(values.tobytes())
             self.done["rows"] += len(part)
-            self.done["real_tokens"] += int(lengths.sum())
+            self.done["real_tokens"] += int(marks[:, 0].sum())
 
     def _record(self) -> None:
         sizes = {path.name: path.stat().st_size for path in self.scratch.glob("*.bin")}
@@ -176,8 +173,6 @@ class Preparation:
 
     def _resume(self) -> None:
         """Take up recorded progress; without any that the files bear out, begin anew."""
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        self.packer = Packer(self.rules)
         try:
             state = read_json(self.scratch / "progress.json")
             sizes = {self.scratch / name: int(size) for name, size in state["sizes"].items()}
@@ -185,10 +180,10 @@ class Preparation:
                 raise ValueError("lost in a power cut")
             for path in self.scratch.glob("*.bin"):
                 os.truncate(path, sizes.get(path, 0))
-            self.packer.restore(state["packer"])
+            self.packer = Packer(self.rules, state["packer"])
             self.done = dict(state["done"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            shutil.rmtree(self.scratch)
+            shutil.rmtree(self.scratch, ignore_errors=True)
             self.scratch.mkdir()
             self.packer = Packer(self.rules)
             self.done = {"rows": 0, "bytes": 0, "tokens": 0, "real_tokens": 0}
@@ -285,7 +280,12 @@ def load_data(
     """The training mixture, and the validation text of its first corpus."""
     if is_toy(options.train):
         return LoadedData(*toy_blocks(options, tokenizer))
-    train, valid = load_blocks(options, tokenizer, progress)
+    train = prepare(options, tokenizer, "train", progress)
+    if has_split(options, "valid"):
+        valid = prepare(options, tokenizer, "valid", progress)
+    else:
+        name = f"data.train={options.train!r}"
+        train, valid = hold_out(train, options.valid_fraction, name)
     others = parse_mixture(options.mixture)
     if not others:
         return LoadedData(train, valid)
@@ -315,34 +315,19 @@ def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def load_blocks(
-    options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
-) -> tuple[Blocks, Blocks]:
-    """Training and validation blocks, prepared now or taken from the cache."""
-    train = prepare(options, tokenizer, "train", progress)
-    if has_split(options, "valid"):
-        return train, prepare(options, tokenizer, "valid", progress)
-    return hold_out(train, options.valid_fraction, f"data.train={options.train!r}")
-
-
-def describe_blocks(
-    config: RunConfig, train: Blocks, valid: Blocks, counts: Mapping[str, int]
-) -> dict[str, Any]:
-    """What run.json says of the data; of responses, how long a gap generation should leave.
-
-    ``counts`` are those of :class:`LoadedData`.
-    """
+def describe_blocks(config: RunConfig, data: LoadedData) -> dict[str, Any]:
+    """What run.json says of the data; of responses, how long a gap generation should leave."""
     about: dict[str, Any] = {
-        "train_fingerprint": train.fingerprint,
-        "valid_fingerprint": valid.fingerprint,
-        "train_blocks": len(train),
-        "valid_blocks": len(valid),
+        "train_fingerprint": data.train.fingerprint,
+        "valid_fingerprint": data.valid.fingerprint,
+        "train_blocks": len(data.train),
+        "valid_blocks": len(data.valid),
     }
     if config.sft.train is not None:
         # roles were marked: by the template in all rows, or in at least half of them
-        is_mostly_chat = 2 * counts.get(IN_CONVERSATIONS, 0) >= counts["rows"]
+        is_mostly_chat = 2 * data.counts.get(IN_CONVERSATIONS, 0) >= data.counts["rows"]
         template = config.sft.template
-        sizes = train.num_maskable(slice(0, RESPONSES_LOOKED_AT)).float()
+        sizes = data.train.num_maskable(slice(0, RESPONSES_LOOKED_AT)).float()
         about["has_turns"] = is_mostly_chat if template == "auto" else template == "chat"
         about["response_tokens"] = int(sizes.quantile(0.9, interpolation="higher"))
     return about
@@ -455,10 +440,8 @@ def _list(args: Sequence[str]) -> int:
         in_wheel = any(isinstance(split, InWheel) for split in corpus.splits.values())
         where = "package index" if in_wheel else "hub" if corpus.splits else "--from"
         rows.append([name, where, corpus.detokenizer, corpus.licence])
-    Table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows).print()
-    for name, corpus in CORPORA.items():
-        if corpus.note:
-            print(f"{name}: {corpus.note}")
+    notes = [f"{name}: {corpus.note}" for name, corpus in CORPORA.items() if corpus.note]
+    Table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows, notes).print()
     return 0
 
 

@@ -225,7 +225,7 @@ class _Training:
             "num_tokens": tokenizer.num_tokens,
             "mask_id": tokenizer.mask_id,
             "tokenizer_fingerprint": tokenizer.fingerprint,
-            **describe_blocks(self.config, self.data.train, self.data.valid, self.data.counts),
+            **describe_blocks(self.config, self.data),
         }
 
     def _introduce(self, checkpoint: Path | None) -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from bellmask.config.options import DataOptions
 from bellmask.data import readers
 from bellmask.data.corpora import CORPORA, Corpus, find_policy, has_split, open_corpus
-from bellmask.data.prepare import load_blocks
+from bellmask.data.prepare import load_data
 from bellmask.data.readers import (
     DOCUMENT_RULES,
     HubSplit,
@@ -366,8 +366,9 @@ def test_the_last_documents_of_local_files_are_held_out(monkeypatch, tmp_path, c
     write(tmp_path, a="\n".join(documents[:2]), b="\n".join(documents[2:]))
     options = {"block_length": 24, "packing": "unpacked", "cache": str(tmp_path / "cache")}
     data = DataOptions(train="small", from_files=str(tmp_path / "*.txt"), **options)
-    parts = load_blocks(data, BYTES)
-    rows = [[BYTES.decode(row) for row in part.rows(slice(None)).numpy()] for part in parts]
+    loaded = load_data(data, BYTES)
+    parts = [part.rows(slice(None)).numpy() for part in (loaded.train, loaded.valid)]
+    rows = [[BYTES.decode(row) for row in part] for part in parts]
     assert rows == [documents[:-3], documents[-3:]]
     write(tmp_path, a="a\nb\n", b="c\n")
     with pytest.raises(UserError, match=r"3 documents.*--data\.valid"):

@@ -160,7 +160,7 @@ def test_a_run_remembers_whether_roles_were_marked(
     options = f"--sft.train hub:owner/set-{talks} --sft.round-to 8 --data.block-length 48"
     config = small_config(*options.split(), "--sft.template", template)
     data = load_inputs(config, BYTES)
-    about = describe_blocks(config, data.train, data.valid, data.counts)
+    about = describe_blocks(config, data)
     assert (about["has_turns"], about["response_tokens"]) == (is_known, 8)
 
 
