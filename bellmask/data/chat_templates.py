@@ -103,14 +103,6 @@ class Template:
         """All that decides the text, for cache keys."""
         return json.dumps(["templates-2", self.kind, self.source, self.bos_token, self.eos_token])
 
-    def prompt(self, example: Example) -> str:
-        """All that comes before the response, as one text."""
-        return join(self.parts(example.prompt_messages, example.is_conversation))
-
-    def response(self, example: Example) -> str:
-        """The response as it follows the prompt."""
-        return response_after(self.prompt(example), example.response)
-
     def parts(self, messages: Sequence[Message], is_conversation: bool) -> tuple[PromptPart, ...]:
         """The prompt in parts: what the template wrote, and what it was given."""
         is_chat = self.kind == "chat" or (self.kind == "auto" and is_conversation)
@@ -153,11 +145,9 @@ class Template:
 
     @cached_property
     def _compiled(self) -> Any:
-        try:
-            import jinja2.ext
-            import jinja2.sandbox
-        except ImportError:
-            raise UserError("chat templates need jinja2: pip install jinja2") from None
+        import jinja2.ext
+        import jinja2.sandbox
+
         rules = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )

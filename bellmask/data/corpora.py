@@ -289,7 +289,7 @@ def _hold_out(source: Source[Piece], corpus: Corpus, split: Split, is_local: boo
     )
 
 
-def documents_kept(pieces: Iterator[Piece], start: int, stop: int | None) -> Iterator[Piece]:
+def documents_kept(pieces: Iterator[Piece], start: int, stop: int | None = None) -> Iterator[Piece]:
     """Only the documents numbered start .. stop-1."""
     number = 0
     for piece in pieces:

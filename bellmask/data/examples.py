@@ -42,13 +42,7 @@ from bellmask.data.chat_templates import (
     make_template,
     response_after,
 )
-from bellmask.data.readers import (
-    Record,
-    file_source,
-    is_word,
-    open_records,
-    text_of,
-)
+from bellmask.data.readers import Record, file_source, is_word, open_records, text_of
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
@@ -521,31 +515,24 @@ def load_example_blocks(
         raise UserError(
             f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
         )
-    made = [_prepare(source, encoder, rules, cache, progress) for source in sources]
-    (blocks, counts), *others = made
+
+    def prepare(source: ExampleSource) -> tuple[Blocks, dict[str, int]]:
+        """Rows, and what became of the examples: rows, drops and why, tasks' shares."""
+        parts = [source.identity, tokenizer.fingerprint, encoder.template.identity]
+        key = [*parts, asdict(rules), EXAMPLES_VERSION]
+        place = BlockFolder(cache, key, source, tokenizer, rules.block_length)
+        blocks = place.blocks(lambda: _write(place, encoder, rules, progress))
+        card = read_card(place.path)
+        counts = {"rows": len(blocks), "documents": card["num_documents"], **card["counts"]}
+        # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
+        return replace(blocks, num_bytes=0.0), counts
+
+    (blocks, counts), *others = map(prepare, sources)
     if others:
         return LoadedData(blocks, others[0][0], counts=counts)
     name = f"sft.train={sft.train!r}"
     parts = hold_out(blocks, data.valid_fraction, name, whole_documents=True)
     return LoadedData(*parts, counts=counts)
-
-
-def _prepare(
-    source: ExampleSource,
-    encoder: PromptEncoder,
-    rules: ExampleRules,
-    cache: Path,
-    progress: Progress,
-) -> tuple[Blocks, dict[str, int]]:
-    """The rows of a source, and what became of its examples: rows, drops and why, tasks' shares."""
-    identities = [source.identity, encoder.tokenizer.fingerprint, encoder.template.identity]
-    parts = [*identities, asdict(rules), EXAMPLES_VERSION]
-    place = BlockFolder(cache, parts, source, encoder.tokenizer, rules.block_length)
-    blocks = place.blocks(lambda: _write(place, encoder, rules, progress))
-    card = read_card(place.path)
-    counts = {"rows": len(blocks), "documents": card["num_documents"], **card["counts"]}
-    # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
-    return replace(blocks, num_bytes=0.0), counts
 
 
 def _write(

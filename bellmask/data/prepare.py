@@ -38,6 +38,7 @@ from bellmask.data.corpora import (
     Corpus,
     InWheel,
     Split,
+    documents_kept,
     find_policy,
     has_split,
     is_toy,
@@ -125,14 +126,11 @@ class Preparation:
     def _batches(self) -> Iterator[list[Piece]]:
         """Pieces not yet read, about a megabyte at a time."""
         clean = detokenizer(self.policy.detokenizer)
-        skip, number = self.packer.num_documents, 0
         batch: list[Piece] = []
         size = 0
-        for piece in self.source.read():
-            if number >= skip:
-                batch.append(Piece(clean(piece.text), piece.is_end))
-                size += len(piece.text)
-            number += piece.is_end
+        for piece in documents_kept(self.source.read(), self.packer.num_documents):
+            batch.append(Piece(clean(piece.text), piece.is_end))
+            size += len(piece.text)
             if size >= BATCH_CHARACTERS:
                 yield batch
                 batch, size = [], 0

@@ -30,7 +30,7 @@ from typing import IO, Any, Generic, TypeVar
 
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import load_json, sanitize
-from bellmask.utils.libraries import first_line
+from bellmask.utils.libraries import first_line, import_optional
 
 # What one document is in plain text.
 #
@@ -128,14 +128,6 @@ def kind_of(name: str) -> str:
     return _KINDS.get(_suffixes(name)[0], "text")
 
 
-def _import_pyarrow(what: str) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{what} files need pyarrow: pip install 'bellmask[text]'") from None
-    return pyarrow
-
-
 @contextlib.contextmanager
 def readable_errors(name: str) -> Iterator[None]:
     """Turn what can be wrong with a file's bytes into one message."""
@@ -161,7 +153,8 @@ def _text_stream(stream: IO[bytes], name: str) -> io.TextIOWrapper:
     if compression in (".gz", ".xz"):
         raw = (gzip if compression == ".gz" else lzma).open(stream)
     elif compression == ".zst":
-        raw = _import_pyarrow(".zst").CompressedInputStream(stream, "zstd")
+        arrow = import_optional("pyarrow", "a .zst file", "text")
+        raw = arrow.CompressedInputStream(stream, "zstd")
     return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="strict", newline="")
 
 
@@ -201,12 +194,13 @@ def _csv_records(
 
 def _batches(stream: IO[bytes], kind: str, columns: Sequence[str]) -> Iterator[Any]:
     """Of Arrow's tables; of Parquet only the wanted columns are read, where they are there."""
-    arrow = _import_pyarrow(f".{kind}")
+    module = "pyarrow.ipc" if kind == "arrow" else "pyarrow.parquet"
+    arrow = import_optional(module, f"a .{kind} file", "text")
     if kind == "arrow":
-        with arrow.ipc.open_stream(stream) as batches:
+        with arrow.open_stream(stream) as batches:
             yield from batches
         return
-    table = arrow.parquet.ParquetFile(stream)
+    table = arrow.ParquetFile(stream)
     wanted = columns if columns and {*columns} <= {*table.schema_arrow.names} else None
     yield from table.iter_batches(batch_size=256, columns=wanted)
 
@@ -533,13 +527,9 @@ def hub_records(
 
     Only the commit is asked for now. ``advice``: how files are given where that fails.
     """
-    try:
-        import datasets
-        import huggingface_hub
-    except ImportError:
-        raise UserError(
-            f"{name!r} comes from the hub, which needs datasets: pip install 'bellmask[text]'"
-        ) from None
+    datasets = import_optional("datasets", f"{name!r} on the hub", "text")
+    import huggingface_hub  # a part of datasets
+
     try:
         info = huggingface_hub.HfApi().dataset_info(part.repository, revision=part.revision)
     except Exception as error:

@@ -49,7 +49,7 @@ from bellmask.data.readers import (
 )
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of
-from bellmask.utils.libraries import quiet
+from bellmask.utils.libraries import import_optional, quiet
 from bellmask.utils.rng import hash_counters, shuffle, stream_key
 
 
@@ -497,8 +497,6 @@ def questions(
             is_novel = has_novels and task == "lambada"
             for part in passages(record, number) if is_novel else (record,):
                 yield read(part)
-        except UserError:
-            raise
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise UserError(
                 f"{task}, record {number + 1} is not a record of that task: {error!r} in the "
@@ -698,13 +696,7 @@ def _looked_for(task: str) -> str:
 def _on_hub(task: str) -> Iterator[Record]:
     """The Parquet files of a configuration and split, downloaded once by the hub's own cache."""
     about = BENCHMARKS[task].hub
-    try:
-        import huggingface_hub as hub
-    except ImportError:
-        raise UserError(
-            f"{about.repository} comes from the hub, which needs huggingface_hub: "
-            "pip install 'bellmask[eval]'"
-        ) from None
+    hub = import_optional("huggingface_hub", f"{about.repository} on the hub", "eval")
     print(f"note: {task}: looking for {about.repository} on the hub", file=sys.stderr)
     where: dict[str, Any] = {"repo_type": "dataset", "revision": PARQUET_BRANCH}
     folder = f"{about.config}/" if about.config else ""

@@ -7,6 +7,7 @@ Every rank runs its slice of the global batch; gradients are averaged by DDP or 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -53,7 +54,7 @@ class World:
     """Processes on this machine."""
     group: dist.ProcessGroup | None = None
     """Whose collective calls these are; None: the default group's."""
-    _calls: list[int] = field(default_factory=list, repr=False, compare=False)
+    _calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -68,11 +69,7 @@ class World:
 
     def agree(self, flag: bool) -> bool:
         """The main process's flag, on all ranks."""
-        if self.size == 1:
-            return flag
-        shared = torch.tensor([int(flag)], device=self.device)
-        dist.broadcast(shared, src=0, group=self.group)
-        return bool(shared.item())
+        return self.any(flag and self.is_main)
 
     def any(self, flag: bool) -> bool:
         """True on all ranks when any rank's flag is."""
@@ -105,7 +102,7 @@ class World:
         if self.size == 1:
             return replace(self, device=CPU)
         group = dist.new_group(backend="gloo", timeout=LONGEST_CALL)
-        return replace(self, device=CPU, store=None, group=group, _calls=[])
+        return replace(self, device=CPU, store=None, group=group, _calls=itertools.count())
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Do something on the main process while the others wait, however long it takes.
@@ -116,32 +113,25 @@ class World:
             work()
             return
         assert self.store is not None
-        key = f"bellmask/on-main/{self._next_call()}"
+        key = f"bellmask/on-main/{next(self._calls)}"
+        heard = f"{key}/heard"
         if self.is_main:
             try:
                 work()
             except BaseException as error:
                 self.store.set(key, f"{type(error).__name__} {error}")
-                self._let_others_hear(key)
+                # leave a little later, until the others have heard: this process may hold the store
+                until = time.monotonic() + LONGEST_FAREWELL
+                while self.store.add(heard, 0) < self.size - 1 and time.monotonic() < until:
+                    time.sleep(0.01)
                 raise
             self.store.set(key, "done")
             return
         self.store.wait([key], LONGEST_WAIT)
         kind, _, text = self.store.get(key).decode().partition(" ")
         if kind != "done":
-            self.store.add(f"{key}/heard", 1)
+            self.store.add(heard, 1)
             raise _SHARED_ERRORS.get(kind, LostProcessError)(text)
-
-    def _let_others_hear(self, key: str) -> None:
-        """Wait a little before leaving with an error: this process may hold the store."""
-        assert self.store is not None
-        until = time.monotonic() + LONGEST_FAREWELL
-        while self.store.add(f"{key}/heard", 0) < self.size - 1 and time.monotonic() < until:
-            time.sleep(0.01)
-
-    def _next_call(self) -> int:
-        self._calls.append(len(self._calls))
-        return self._calls[-1]
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -16,7 +16,7 @@ from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data import blocks as blocks_module
 from bellmask.data import examples as module
 from bellmask.data.blocks import join
-from bellmask.data.chat_templates import Example, PromptPart, Template
+from bellmask.data.chat_templates import Example, PromptPart, Template, response_after
 from bellmask.data.examples import (
     ExampleRules,
     begin_row,
@@ -213,7 +213,7 @@ def test_only_the_response_and_its_eos_can_be_masked(
 ):
     rules = {"block_length": block_length, "round_to": round_to, "bos_first": bos_first}
     row = row_of(prompt, response, **rules)
-    text = PLAIN.response(Example.plain(prompt, response))
+    text = response_after(prompt, response)
     size = len(text.encode())
     if row is None:
         assert size == 0 or -(-(size + 1) // round_to) * round_to >= block_length

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bellmask.config.config import RunConfig, load_config, override
 from bellmask.config.presets import PRESETS, preset, tiny
-from bellmask.data.chat_templates import Message, Template
+from bellmask.data.chat_templates import Message, Template, join
 from bellmask.data.examples import example_files
 from bellmask.data.readers import DOCUMENT_RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
@@ -150,7 +150,7 @@ def example_and_task_files(folder):
         path = folder / "examples.jsonl"
         path.write_bytes(content)
         for _, one in example_files(str(path)).read(Counter()):
-            (Template("plain").prompt(one) + one.response).encode()
+            join(Template("plain").parts(one.messages, one.is_conversation)).encode()
         read_tasks(path)
 
     return lines_of(*wholes) | json_files(wholes), check
