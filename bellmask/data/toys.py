@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bellmask.config.options import DataOptions
-from bellmask.data.blocks import Blocks, Row
+from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import TOY_PREFIX
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.utils.errors import UserError, look_up
@@ -150,11 +150,6 @@ class ToySource:
         """Uniform numbers that a row is drawn from: L, and L more where emissions are noisy."""
         return self.length * (1 if bool((self.emission_SV.amax(1) == 1).all()) else 2)
 
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Rows of the source, int64 [count, L]."""
-        size = (count, self.num_uniforms)
-        return self.draw(torch.rand(size, generator=generator, dtype=torch.float64))
-
     def draw(self, u: Tensor) -> Tensor:
         """Rows from uniform numbers [B, num_uniforms]: those of the states, then of the symbols."""
         start, move = _inverse(self.initial_S[None]), _inverse(self.transition_SS)
@@ -167,11 +162,6 @@ class ToySource:
             return self.emission_SV.argmax(1)[torch.stack(states, dim=1)]
         noise = columns[self.length :]
         return torch.stack([emit(state, v) for state, v in zip(states, noise)], dim=1)
-
-    def blocks(self, count: int, generator: torch.Generator) -> Blocks:
-        """Rows as blocks, each its own document."""
-        rows = self.sample(count, generator).numpy()
-        return Blocks.from_rows(Row(ids, self.length, n) for n, ids in enumerate(rows))
 
     def log_conditionals(self, x_BL: Tensor) -> Tensor:
         """Log p(x^i = v | all observed symbols but i), float64 [B, L, V]; mask = not observed.

@@ -77,8 +77,6 @@ class IndexPermutation:
     SMALL = 4096
 
     def __init__(self, size: int, key: int) -> None:
-        if size < 1:
-            raise ValueError(f"a permutation needs at least one element, got size={size}")
         self.size = size
         self._table = shuffle(key, size) if size <= self.SMALL else None
         self._half_bits = max(1, ((size - 1).bit_length() + 1) // 2)

@@ -27,7 +27,7 @@ def content_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-class Store:
+class Store(dict[str, dict[str, Any]]):
     """Records by key; of two with one key the first counts.
 
     ``is_right`` says whether a record of the file holds what it should; others are damaged.
@@ -37,13 +37,13 @@ class Store:
         self, path: Path | None, is_right: Callable[[dict[str, Any]], bool] = lambda record: True
     ) -> None:
         """Without a path the records are in memory alone."""
+        super().__init__()
         self.path, self._is_right = path or Path(), is_right
         self._is_in_memory = path is None
-        self._records: dict[str, dict[str, Any]] = {}
         self._is_torn = False
         if path is not None and path.exists():
             for record in self._read():
-                self._records.setdefault(record["key"], record)
+                self.setdefault(record["key"], record)
 
     def _read(self) -> Iterator[dict[str, Any]]:
         lines = self.path.read_bytes().split(b"\n")
@@ -62,35 +62,23 @@ class Store:
             else:
                 yield record
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._records
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._records.values())
-
-    def __getitem__(self, key: str) -> dict[str, Any]:
-        return self._records[key]
-
     def missing(self, keys: Iterable[str]) -> list[str]:
         """Those that are not there yet, each once, in order."""
-        return [key for key in dict.fromkeys(keys) if key not in self._records]
+        return [key for key in dict.fromkeys(keys) if key not in self]
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """The record of a key; made now, and stored, where there is none."""
-        if key not in self._records:
+        if key not in self:
             self.add([{"key": key, **make()}])
-        return self._records[key]
+        return self[key]
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Store records, each with its ``key``; they are on disk when this returns."""
-        new = [dict(record) for record in records if record["key"] not in self._records]
+        new = [dict(record) for record in records if record["key"] not in self]
         if new and not self._is_in_memory:
             self._append(new)
         for record in new:
-            self._records.setdefault(record["key"], record)
+            self.setdefault(record["key"], record)
 
     def _append(self, records: Iterable[Mapping[str, Any]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

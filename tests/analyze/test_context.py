@@ -12,6 +12,7 @@ import torch
 from changed_runs import change_run
 from counted_progress import Counted
 from plain_entropy import plain_entropy
+from toy_tools import sample, toy_rows
 
 from bellmask.analyze.context import CONTEXT_DROP, DropOptions, context_bins, losses_by_bin
 from bellmask.data.blocks import Blocks, Row
@@ -60,7 +61,7 @@ def test_the_exact_models_loss_in_a_bin_is_the_mean_entropy_of_its_contexts(fram
     truth = plain_entropy(UNEVEN).numpy()
     bins = [(0, 0), (1, 2), (3, 4), (1, 4)]
     exact = ExactDenoiser(UNEVEN, is_causal=framework is not None)
-    scorer = BlockScorer(exact, UNEVEN.blocks(8000, seeded(1)), 3, framework)
+    scorer = BlockScorer(exact, toy_rows(UNEVEN, 8000, seeded(1)), 3, framework)
     values = losses_by_bin(scorer, bins, seed=5, batch_size=4000)
     for value, (low, high) in zip(values, bins):
         error = value.std() / math.sqrt(len(value))
@@ -97,7 +98,7 @@ def chain_rule(source, x_L, order):
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (3, 0, 4, 2, 1)], ids=["arm", "sigma"])
 def test_a_causal_bin_is_the_mean_of_its_slots(order):
     """Blocks of 1 to 5 tokens: pads come last and a bin has only what a block has."""
-    x_BL = UNEVEN.sample(40, seeded(2))
+    x_BL = sample(UNEVEN, 40, seeded(2))
     lengths = [1 + b % 5 for b in range(40)]
     padded = torch.where(torch.arange(5) < torch.tensor(lengths)[:, None], x_BL, 0)
     bins = [(0, 0), (1, 2), (3, 4)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from toy_tools import sample
 
 from bellmask.config.options import DataOptions
 from bellmask.data.prepare import load_data, make_tokenizer
@@ -108,7 +109,7 @@ def test_probabilities_of_rows_and_of_what_is_observed_are_those_of_enumeration(
 def test_a_long_chain_does_not_underflow():
     """In the middle of 1000 symbols: p(v | a, b) is proportional to P[a, v] P[v, b]."""
     chain = ToySource.markov(UNEVEN.initial_S, UNEVEN.transition_SS, length=1000)
-    x = chain.sample(1, seeded(1))
+    x = sample(chain, 1, seeded(1))
     a, b = int(x[0, 499]), int(x[0, 501])
     weight = chain.transition_SS[a] * chain.transition_SS[:, b]
     found = chain.log_conditionals(x)[0, 500].exp()
@@ -135,7 +136,7 @@ def test_entropy_is_that_of_enumeration():
 
 @every_kind
 def test_samples_have_the_frequencies_of_the_source(source):
-    rows = source.sample(30_000, seeded(2))
+    rows = sample(source, 30_000, seeded(2))
     code = rows @ torch.tensor([27, 9, 3, 1])
     counts = torch.bincount(code, minlength=81).numpy()
     expected = 30_000 * row_probabilities(source)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import integrate, stats
+from toy_tools import toy_rows
 
 from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks, Row
@@ -285,7 +286,7 @@ def test_the_error_of_a_paired_difference_is_its_spread(draws):
     """Perfect models of the same chain: the true difference is zero, of fresh data every time."""
     found = []
     for seed in range(100):
-        blocks = CHAIN.blocks(48, seeded(5000 + seed))
+        blocks = toy_rows(CHAIN, 48, seeded(5000 + seed))
         ordered = scored(blocks, arm(8), draws, seed)
         masked = scored(blocks, Mdm(), draws, seed)
         gap, error = ordered.difference(masked)
@@ -303,7 +304,7 @@ def test_the_error_of_a_paired_difference_is_its_spread(draws):
 
 
 def test_what_can_be_paired():
-    blocks, others = CHAIN.blocks(40, seeded(1)), CHAIN.blocks(40, seeded(2))
+    blocks, others = toy_rows(CHAIN, 40, seeded(1)), toy_rows(CHAIN, 40, seeded(2))
     ordered, masked = scored(blocks, arm(8), 1, 0), scored(blocks, Mdm(), 1, 0)
     random_order = scored(blocks, any_order(), 3, 0)
     for other in (masked, random_order, scored(blocks, Mdm(), 4, 0)):

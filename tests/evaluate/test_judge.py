@@ -233,7 +233,8 @@ def test_garbage_is_unreadable_kept_and_not_asked_again(judge_at):
     assert results(judged) == ["unreadable" if n in bad else BY_LENGTH[n] for n in range(8)]
     assert judged[1].grounds["verdicts"] == ["unreadable", "second"]
     assert judged[2].grounds == {"verdicts": [], "requests": []}
-    by_key = {line["key"]: line["request"]["messages"][-1][1] for line in judge.transcript.store}
+    lines = judge.transcript.store.items()
+    by_key = {key: line["request"]["messages"][-1][1] for key, line in lines}
     for key, order in zip(judged[0].grounds["requests"], (("a", "aaa"), ("aaa", "a"))):
         assert shown({"messages": [{"content": by_key[key]}]}) == order
 
