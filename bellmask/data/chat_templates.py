@@ -188,22 +188,11 @@ def response_after(prompt: str, response: str) -> str:
 # Prompts and responses as tokens.
 
 
-def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Special tokens by how they are written, as our ids; none for bytes and symbols."""
-    described = tokenizer.description()
-    if described.get("kind") != "fast":
-        return {}
-    added = json.loads(described["inner"]).get("added_tokens", [])
-    theirs: Ids = tokenizer.original_ids  # type: ignore[attr-defined]
-    ours = {int(their): our for our, their in enumerate(theirs.tolist()) if their >= 0}
-    return {one["content"]: ours[one["id"]] for one in added if one["special"]}
-
-
 def make_template(kind: Kind, tokenizer: Tokenizer, chat_template: str | None = None) -> Template:
     """The template that options and a tokenizer's chat template (if any) ask for."""
     if chat_template is None or kind == "plain":
         return Template(kind)
-    names = {number: name for name, number in special_ids(tokenizer).items()}
+    names = {number: name for name, number in tokenizer.special_ids.items()}
     bos, eos = (names.get(number, "") for number in (tokenizer.bos_id, tokenizer.eos_id))
     return Template(kind, chat_template, bos, eos)
 
@@ -213,7 +202,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
         self.tokenizer, self.template = tokenizer, template
-        self._specials = special_ids(tokenizer) if template.source is not None else {}
+        self._specials = tokenizer.special_ids if template.source is not None else {}
         names = sorted(self._specials, key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -374,17 +375,6 @@ class DataListOptions:
     """
 
 
-DATA_HELP = """List named corpora, or show what a corpus became.
-
-usage: bellmask data list
-       bellmask data show CORPUS [options]    (bellmask data show --help says more)
-
-examples:
-  bellmask data list
-  bellmask data show wikitext2
-"""
-
-
 def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> DataOptions:
     name = options.corpus
     start = PRESETS[name]() if name in PRESETS else RunConfig()
@@ -455,8 +445,17 @@ def _show(args: Sequence[str]) -> int:
 
 
 def data_main(args: Sequence[str]) -> int:
+    """List named corpora, or show what a corpus became.
+
+    usage: bellmask data list
+           bellmask data show CORPUS [options]    (bellmask data show --help says more)
+
+    Examples:
+      bellmask data list
+      bellmask data show wikitext2
+    """
     if not args or args[0] in ("-h", "--help"):
-        print(DATA_HELP)
+        print(inspect.getdoc(data_main))
         return 0
     action, *rest = args
     return look_up("data action", action, {"list": _list, "show": _show})(rest)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bellmask.data.readers import Wheel
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import count_of, is_whole, read_json, sanitize
+from bellmask.utils.files import count_of, is_whole, read_object, sanitize
 from bellmask.utils.libraries import first_line, import_transformers, quiet
 
 Ids = NDArray[np.int64]
@@ -48,6 +48,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, text: str) -> Ids:
         """Ids of a text, without special tokens."""
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Special tokens by how they are written; none for bytes and symbols."""
+        return {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of several texts, in order."""
@@ -152,6 +157,11 @@ class FastTokenizer(Tokenizer):
     def description(self) -> dict[str, Any]:
         """Vocabulary, rules and special ids."""
         return {"kind": "fast", "specials": self._specials, "inner": self._inner.to_str()}
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        added = self._inner.get_added_tokens_decoder().items()
+        return {token.content: int(self._ours[id]) for id, token in added if token.special}
 
     @property
     def original_ids(self) -> Ids:
@@ -360,8 +370,5 @@ def load_tokenizer(
     if (Path(name) / "run.json").exists():  # a run folder or an export: its own tokenizer
         own = Path(name) / "bellmask" / "tokenizer.json"
         own = own if own.exists() else Path(name) / "tokenizer.json"
-        try:
-            return from_description(read_json(own))
-        except (OSError, ValueError) as error:  # a UserError is a ValueError
-            raise UserError(f"cannot read {own}: {error}") from None
+        return from_description(read_object(own))
     return from_transformers(name)

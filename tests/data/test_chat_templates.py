@@ -13,7 +13,6 @@ from bellmask.data.chat_templates import (
     PromptEncoder,
     Template,
     make_template,
-    special_ids,
 )
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
 from bellmask.utils.errors import UserError
@@ -81,7 +80,7 @@ def test_a_chat_template_is_rendered_in_parts():
 
 
 def test_special_tokens_of_the_template_are_ids_and_those_of_a_user_are_text(tokenizer):
-    specials = special_ids(tokenizer)
+    specials = tokenizer.special_ids
     assert specials["<mask>"] == tokenizer.mask_id
     encoder = PromptEncoder(tokenizer, Template("chat", CHAT))
     start, end = specials["<|im_start|>"], specials["<|im_end|>"]
