@@ -19,7 +19,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.examples import begin_row
-from bellmask.data.tokenizers import Tokenizer
+from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, load
@@ -115,10 +115,14 @@ def grade(
 
 def responses(examples: Blocks, tokenizer: Tokenizer) -> list[str]:
     """The response of each row: what can be masked, up to the first EOS."""
-    rows = examples.rows(slice(None)).tolist()
-    starts = examples.row_starts(slice(None)).tolist()
-    ends = examples.row_lengths(slice(None)).tolist()
-    return [_text(row[a:b], tokenizer) for row, a, b in zip(rows, starts, ends, strict=True)]
+    return [_text(row[a:b].tolist(), tokenizer) for row, a, b in _rows(examples)]
+
+
+def _rows(examples: Blocks) -> Iterator[tuple[Ids, int, int]]:
+    """Each row, and where its response begins and ends."""
+    every = slice(None)
+    starts, ends = examples.row_starts(every).tolist(), examples.row_lengths(every).tolist()
+    return zip(examples.rows(every).numpy(), starts, ends, strict=True)
 
 
 def _text(ids: list[int], tokenizer: Tokenizer) -> str:
@@ -130,11 +134,8 @@ def canvases(examples: Blocks, run: Loaded, length: Gap) -> list[Tensor]:
     """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
     block = examples.block_length
     tokenizer, has_first = run.tokenizer, run.model.first_maskable > 0
-    rows = examples.rows(slice(None)).numpy()
-    starts = examples.row_starts(slice(None)).tolist()
-    ends = examples.row_lengths(slice(None)).tolist()
     made = []
-    for row, start, end in zip(rows, starts, ends, strict=True):
+    for row, start, end in _rows(examples):
         gap = end - start if length == "own" else length
         given, _ = begin_row(row[:start], block - gap, tokenizer, has_first)
         mask = torch.full((gap,), tokenizer.mask_id)

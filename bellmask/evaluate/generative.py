@@ -84,11 +84,9 @@ class GenerativeOptions(SuiteOptions):
 
 
 def _check(options: GenerativeOptions) -> None:
-    options.check(["num", "batch_size", "scorer_batch_size"])
+    options.check(num=1, batch_size=1, scorer_batch_size=1, length=2)
     if not options.nfe or min(options.nfe) < 1:
         raise UserError("--nfe takes one or more numbers of at least 1")
-    if options.length is not None and options.length < 2:
-        raise UserError(f"--length must be at least 2, got {options.length}")
     if options.sampling.guidance:
         raise UserError("--guidance weighs what given tokens change, and nothing is given here")
     if options.sampling.steps is not None:

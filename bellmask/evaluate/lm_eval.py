@@ -12,7 +12,6 @@ triviaqa_wikipedia     TriviaQA rc.wikipedia.nocontext (stock triviaqa: rc.nocon
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -28,7 +27,7 @@ from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validati
 from bellmask.evaluate.scorer import RequestOptions
 from bellmask.evaluate.suite import results_folder, write_results
 from bellmask.storage.runs import by_folder
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import check_folder, write_text
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
@@ -97,10 +96,7 @@ def _check(options: HarnessOptions) -> None:
         raise UserError("lm-eval needs a run folder: bellmask lm-eval RUN")
     if options.write_tasks is not None and (options.runs or options.stock):
         raise UserError("--write-tasks only writes tasks on local data: no run, no --stock")
-    if options.limit is not None and options.limit < 1:
-        raise UserError(f"--limit must be at least 1, got {options.limit}")
-    if options.bootstraps < 1:
-        raise UserError(f"--bootstraps must be at least 1, got {options.bootstraps}")
+    check_least(options, limit=1, bootstraps=1)
     if options.stock and options.data_dir is not None:
         raise UserError("--stock reads from the hub: it does not go with --data-dir")
     options.check()
@@ -191,10 +187,9 @@ def write_overlay(
 
 
 def stock_folder() -> Path:
-    spec = importlib.util.find_spec("lm_eval")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "tasks"
+    import lm_eval
+
+    return Path(lm_eval.__file__).parent / "tasks"
 
 
 def load_split(

@@ -278,7 +278,12 @@ class BellmaskLM(LM):
         def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
             scores = self.score([asked[key][1] for key in chunk], progress)
             for key, score in zip(chunk, scores, strict=True):
-                _check_finite(score, asked[key][0])
+                if not math.isfinite(score.log_probability):
+                    request = asked[key][0]
+                    raise UserError(
+                        f"{request.task_name}, document {request.doc_id}: the model gives a choice "
+                        f"the log-probability {score.log_probability}; its weights are damaged"
+                    )
             return list(map(asdict, scores))
 
         self._answer(
@@ -491,11 +496,6 @@ class BellmaskLM(LM):
             "bellmask evaluate --suite paper writes prompts as fine-tuned runs know them"
         )
 
-    @property
-    def tokenizer_name(self) -> str:
-        """For the caches of lm-eval."""
-        return self.tokenizer.fingerprint
-
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes beside its results."""
         return {
@@ -531,14 +531,6 @@ def _usable(device: str | None) -> str:
     if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
         return "auto"
     return device
-
-
-def _check_finite(score: Score, request: Instance) -> None:
-    if not math.isfinite(score.log_probability):
-        raise UserError(
-            f"{request.task_name}, document {request.doc_id}: the model gives a choice the "
-            f"log-probability {score.log_probability}; its weights are damaged"
-        )
 
 
 def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:

@@ -94,9 +94,7 @@ class ZeroShotOptions(SuiteOptions):
 
 
 def _check(options: ZeroShotOptions) -> None:
-    options.check(["batch_size"])
-    if options.blocks < 0:
-        raise UserError(f"--blocks must be 0 (all) or more, got {options.blocks}")
+    options.check(batch_size=1, blocks=0)
     if options.draws is not None and options.draws < 2:
         raise UserError("--draws must be at least 2: then each block covers all context counts")
     if not 0 < options.precision < 1:
