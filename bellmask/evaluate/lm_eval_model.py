@@ -641,16 +641,12 @@ def _task_manager(tasks: Sequence[str], include: Path | None) -> Any:
 
 
 def evaluate_tasks(
-    model: LM,
-    tasks: Sequence[str],
-    *,
-    include: Path | None = None,
-    limit: int | None = None,
-    bootstraps: int = 1000,
+    model: LM, tasks: Sequence[str], include: Path | None = None, **how: Any
 ) -> dict[str, Any]:
     """lm-eval's results on tasks: those of a folder of YAML files, or the stock ones.
 
-    ``bootstraps``: resamples for standard errors that have no formula, such as perplexity's.
+    ``limit`` and ``bootstrap_iters`` (resamples for standard errors that have no formula, such as
+    perplexity's) are those of ``simple_evaluate``.
     """
     from lm_eval.evaluator import simple_evaluate
 
@@ -659,9 +655,8 @@ def evaluate_tasks(
             model=model,
             tasks=list(tasks),
             task_manager=_task_manager(tasks, include),
-            limit=limit,
-            bootstrap_iters=bootstraps,
             log_samples=False,
+            **how,
         )
     assert found is not None, "a single process"
     return dict(found)
