@@ -272,12 +272,7 @@ _COLUMNS = (
 
 
 def measure(
-    subjects: Sequence[Subject],
-    scorer: TextScorer,
-    folder: Path,
-    *,
-    batch_size: int = 8,
-    progress: Progress = NO_PROGRESS,
+    subjects: Sequence[Subject], scorer: TextScorer, folder: Path, progress: Progress = NO_PROGRESS
 ) -> list[dict[str, Any]]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
     samples = Store(folder / "samples.jsonl", _is_sample)
@@ -299,8 +294,7 @@ def measure(
         key = content_key(__version__, scorer.fingerprint, scorer.context, stored)
         if key in scores:
             half.advance(subject.num)
-        make = partial(measure_cell, mine, scorer, batch_size, half)
-        numbers = scores.get_or_make(key, make)
+        numbers = scores.get_or_make(key, partial(measure_cell, mine, scorer, half))
         names = [name for _, name, _ in _COLUMNS]
         return {"seed": seed, **{n: numbers[n] for n in (*names, "samples", "left_out", "cut")}}
 
@@ -324,11 +318,10 @@ def _is_sample(record: dict[str, Any]) -> bool:
 
 
 def measure_cell(
-    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, progress: Progress
+    samples: Sequence[TextSample], scorer: TextScorer, progress: Progress
 ) -> dict[str, Any]:
     """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
-    documents = [sample.documents for sample in samples]
-    scores = scorer.score(documents, batch_size=batch_size, progress=progress)
+    scores = scorer.score([sample.documents for sample in samples], progress)
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
     total, count = sum(b.nll for _, b in counted), sum(b.num_tokens for _, b in counted)
     if not math.isfinite(total):
@@ -533,10 +526,10 @@ def main(args: Sequence[str]) -> int:
 
     runs, texts = _subjects(options)
     scorer = load_scorer(options.scorer, device=options.device, context=options.context)
+    scorer = replace(scorer, batch_size=options.scorer_batch_size)
     folder = results_folder(options.out, options.models, "generative")
     with progress_bar("sampling and scoring", "samples") as progress:
-        size = options.scorer_batch_size
-        found = measure([*runs, *texts], scorer, folder, batch_size=size, progress=progress)
+        found = measure([*runs, *texts], scorer, folder, progress)
     numbers = {
         "suite": "generative",
         "bellmask": __version__,

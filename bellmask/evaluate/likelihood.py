@@ -583,9 +583,13 @@ class References(NamedTuple):
 
 def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> float:
     """The first of the two references alone: one count per token, whatever the block length."""
-    train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
-    counts = np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(train))
+    counts = unigram_counts(train.slice(0, min(len(train), REFERENCE_BLOCKS)), num_tokens)
     return _cross_entropy([counts] * valid.block_length, valid)
+
+
+def unigram_counts(blocks: Blocks, num_tokens: int) -> Floats:
+    """How often each token is a maskable one of the blocks, and once more."""
+    return np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(blocks))
 
 
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from bellmask.config.config import parse_options
 from bellmask.data.chat_templates import Message, join, response_after
 from bellmask.data.tasks import BENCHMARKS
-from bellmask.evaluate.likelihood import REFERENCE_BLOCKS
+from bellmask.evaluate.likelihood import REFERENCE_BLOCKS, unigram_counts
 from bellmask.evaluate.scorer import (
     Estimator,
     Request,
@@ -564,13 +564,8 @@ class UnigramLM(BellmaskLM):
         """Frequencies in (a sample of) the run's training text, one added to each count."""
         train, _ = run.blocks()
         run.check_same_data(train)
-        train = train.spread(REFERENCE_BLOCKS)
-        count_V = np.ones(run.tokenizer.num_tokens)
-        for start in range(0, len(train), 4096):
-            part = slice(start, start + 4096)
-            rows_BL, length_B = train.rows(part), train.row_lengths(part)
-            is_real_BL = torch.arange(rows_BL.shape[1]) < length_B[:, None]
-            count_V += np.bincount(rows_BL[is_real_BL].numpy(), minlength=len(count_V))
+        whole = replace(train.spread(REFERENCE_BLOCKS), starts=None)  # prompts count, too
+        count_V = unigram_counts(whole, run.tokenizer.num_tokens)
         return UnigramLM(run, np.log(count_V / count_V.sum()))
 
     def is_exact(self, window: Request) -> bool:

@@ -625,10 +625,10 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
             loaded[task] = open_task(task, options.data_dir, cache_folder(options.cache_dir))
         except MissingData as error:
             missing[task] = str(error)
-            if options.skip_missing:
-                print(f"note: left out: {error}", file=sys.stderr)
     if missing and not options.skip_missing:
         raise UserError(f"{' '.join(missing.values())} (--skip-missing leaves them out)")
+    for why in missing.values():
+        print(f"note: left out: {why}", file=sys.stderr)
     if not loaded:
         raise UserError("there is no data for any of the tasks")
     return loaded, missing

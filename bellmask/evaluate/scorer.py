@@ -625,9 +625,11 @@ class TextScorer:
     """Tokens at the start of a row that are not predicted."""
     has_pieces: bool
     """A long text is scored in pieces of the context; otherwise it is cut there."""
+    batch_size: int = 8
+    """Samples that are scored at once."""
 
     def score(
-        self, samples: Sequence[Documents], *, batch_size: int = 8, progress: Progress = NO_PROGRESS
+        self, samples: Sequence[Documents], progress: Progress = NO_PROGRESS
     ) -> list[TextScore]:
         """Each sample's score, in order, whatever the batch size."""
         size = self.context - len(self.begin)
@@ -638,8 +640,8 @@ class TextScorer:
         order = [n for n, text in enumerate(texts) if len(text) >= FEWEST_TOKENS]
         order.sort(key=lambda n: len(rows[n]), reverse=True)
         progress.advance(len(samples) - len(order))
-        for first in range(0, len(order), batch_size):
-            part = order[first : first + batch_size]
+        for first in range(0, len(order), self.batch_size):
+            part = order[first : first + self.batch_size]
             pieces = [
                 [
                     self.begin + tuple(row[start : start + size])

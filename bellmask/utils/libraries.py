@@ -1,4 +1,4 @@
-"""The transformers package: optional, imported when it is needed, kept quiet."""
+"""Optional packages: imported when they are needed, kept quiet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.files import inside, read_json
 
 
-def import_transformers(what: str) -> Any:
-    """The package, or a UserError that says what needs it and how to get it."""
+def import_package(name: str, what: str, extra: str) -> Any:
+    """An optional package, or a UserError that says what needs it and how to get it."""
     try:
-        import transformers
+        return import_module(name)
     except ImportError:
-        raise UserError(f"{what} needs transformers: pip install 'bellmask[hf]'") from None
-    return transformers
+        raise UserError(f"{what} needs {name}: pip install 'bellmask[{extra}]'") from None
+
+
+def import_transformers(what: str) -> Any:
+    return import_package("transformers", what, "hf")
 
 
 @contextlib.contextmanager

@@ -39,7 +39,6 @@ from bellmask.evaluate.judge_endpoint import (
     Prices,
     Reply,
     RequestFailed,
-    SpendingStopped,
     Transcript,
     prices_of,
 )
@@ -387,7 +386,7 @@ def test_the_limit_holds(usd, num_threads, rule, expected, tmp_path):
     Lost answers may have been billed; an error 500 was not.
     """
     budget, transcript = Budget(DOLLAR_A_TOKEN, usd, "judge"), Transcript(tmp_path / "t")
-    server, stopping = JudgeServer(script(*rule)), pytest.raises(SpendingStopped, match="--max-usd")
+    server, stopping = JudgeServer(script(*rule)), pytest.raises(EndpointError, match="--max-usd")
     with server, connect(server, None, budget, num_threads=num_threads) as endpoint, stopping:
         transcript.ask_all(questions(30, max_tokens=2), endpoint)
     assert (len(transcript.store), budget.spent, len(server.requests)) == expected
