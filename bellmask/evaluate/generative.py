@@ -34,7 +34,7 @@ from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import hash_weights
-from bellmask.report.figures import COLOURS, save_figure
+from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError
@@ -448,8 +448,7 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 
 def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     """A line per run over NFE, with deviations over seeds both ways; real text is a star."""
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(7.2, 4.6)
     for record, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
         _draw(axes, record, colour, "o-", markersize=5)
     for record, colour in zip(numbers["real_text"], itertools.cycle(["0.1", "0.4", "0.6"])):
@@ -459,11 +458,10 @@ def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("unigram entropy of a sample (nats; more diverse to the right)")
-    axes.set_ylabel(f"generative perplexity under {numbers['scorer']['name']}")
-    axes.set_title(f"small numbers: NFE; bars: deviation over {numbers['over']}", fontsize=9)
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
+    axes.grid(alpha=0.3, which="minor")
+    x = "unigram entropy of a sample (nats; more diverse to the right)"
+    y = f"generative perplexity under {numbers['scorer']['name']}"
+    finish_axes(axes, x, y, f"small numbers: NFE; bars: deviation over {numbers['over']}", legend=3)
     return figure
 
 

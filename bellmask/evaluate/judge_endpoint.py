@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from bellmask.utils.errors import TrainingError, UserError
@@ -507,23 +507,18 @@ def _kinds_of_causes(error: BaseException | None) -> set[str]:
 # What asking costs: an estimate before anything is sent, and a limit that is kept while asking.
 
 
-class Prices(NamedTuple):
-    """US dollars per million tokens."""
-
-    input: float
-    output: float
-
-
+Prices = tuple[float, float]
+"""US dollars per million tokens, read and written."""
 # OpenAI's published prices as of 2025, without discounts (cached input, batches). They may have
 # changed since: --price-in and --price-out go first.
-KNOWN_PRICES = {
-    "gpt-4o": Prices(2.50, 10.00),
-    "gpt-4o-2024-08-06": Prices(2.50, 10.00),
-    "gpt-4o-mini": Prices(0.15, 0.60),
-    "gpt-4o-mini-2024-07-18": Prices(0.15, 0.60),
-    "gpt-4-turbo": Prices(10.00, 30.00),
-    "gpt-4-turbo-2024-04-09": Prices(10.00, 30.00),
-    "gpt-4-1106-preview": Prices(10.00, 30.00),
+KNOWN_PRICES: dict[str, Prices] = {
+    "gpt-4o": (2.50, 10.00),
+    "gpt-4o-2024-08-06": (2.50, 10.00),
+    "gpt-4o-mini": (0.15, 0.60),
+    "gpt-4o-mini-2024-07-18": (0.15, 0.60),
+    "gpt-4-turbo": (10.00, 30.00),
+    "gpt-4-turbo-2024-04-09": (10.00, 30.00),
+    "gpt-4-1106-preview": (10.00, 30.00),
 }
 
 
@@ -536,7 +531,7 @@ def prices_of(
     if price_in is not None and price_out is not None:
         if not all(math.isfinite(price) and price >= 0 for price in (price_in, price_out)):
             raise UserError("--price-in and --price-out are US dollars per million tokens")
-        return Prices(price_in, price_out)
+        return price_in, price_out
     is_openai = urlsplit(base_url).hostname == "api.openai.com"
     return KNOWN_PRICES.get(model) if is_openai else None
 

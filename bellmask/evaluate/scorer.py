@@ -534,7 +534,7 @@ class Scorer:
         width = self._width(requests[0])
         tokens = [torch.tensor(request.tokens) for request in requests]
         x0_BL, is_real_BL = pad_rows(tokens, width, tokenizer.pad_id)
-        is_padded = not bool(is_real_BL.all())
+        real_BL = None if bool(is_real_BL.all()) else is_real_BL
         if isinstance(framework, Ordered):
             # what is shown comes first, in its own order, then the target
             u_BL = SHOWN_FIRST + torch.arange(width, dtype=torch.float64).repeat(len(rows), 1)
@@ -542,10 +542,7 @@ class Scorer:
                 assert plan.order_RL is not None
                 u_L[plan.request.place] = torch.from_numpy(plan.order_RL[place])
             whole = framework.every_context(
-                x0_BL,
-                u_BL,
-                mask_id=tokenizer.mask_id,
-                is_real_BL=is_real_BL if is_padded else None,
+                x0_BL, u_BL, mask_id=tokenizer.mask_id, is_real_BL=real_BL
             )
             shown_B = torch.tensor([r.length - len(r.target) for r in requests])
             is_target_N = whole.rows_N % width >= shown_B[whole.rows_N // width]
@@ -564,7 +561,7 @@ class Scorer:
             torch.zeros_like(rows_N),
             framework.schedule.inverse(1 - rate_B),
         )
-        return problem, attention_mask(is_real_BL) if is_padded else None
+        return problem, attention_mask(real_BL)
 
 
 def _reveal(is_hidden_L: NDArray[np.bool_], sure_N: Tensor, is_right_N: Tensor) -> bool | None:
@@ -633,6 +630,11 @@ class TextScorer:
     ) -> list[TextScore]:
         """Each sample's score, in order, whatever the batch size."""
         size = self.context - len(self.begin)
+
+        def pieces_of(row: Sequence[int]) -> list[Tokens]:
+            starts = range(0, len(row), size)
+            return [self.begin + tuple(row[start : start + size]) for start in starts]
+
         whole = [join_documents(list(map(self.encode, sample)), self.eos) for sample in samples]
         rows = whole if self.has_pieces else [ids[:size] for ids in whole]
         texts = [[i for i in row if i != self.eos] for row in rows]
@@ -642,13 +644,7 @@ class TextScorer:
         progress.advance(len(samples) - len(order))
         for first in range(0, len(order), self.batch_size):
             part = order[first : first + self.batch_size]
-            pieces = [
-                [
-                    self.begin + tuple(row[start : start + size])
-                    for start in range(0, len(row), size)
-                ]
-                for row in (rows[n] for n in part)
-            ]
+            pieces = [pieces_of(rows[n]) for n in part]
             given = self.num_given
             requests = [Request(row[:given], row[given:]) for own in pieces for row in own]
             losses = iter(self.token_losses(requests))

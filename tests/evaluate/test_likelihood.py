@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from counted_progress import Counted
+from sampling_tools import seeded
 from scipy import stats
 
 from bellmask import load
@@ -33,10 +34,6 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.stats import clustered_error, collapsed_strata_error
 
 MASK, PAD = 50, 49
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def measure(model, blocks, **options):
