@@ -19,7 +19,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from bellmask.data.blocks import Blocks
 from bellmask.data.examples import begin_row
-from bellmask.data.tokenizers import Tokenizer
+from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, load
@@ -101,68 +101,9 @@ class ExactMatch:
         return clustered_error(value_B, document_clusters(np.array(self.documents)))
 
 
-def grade(
-    examples: Blocks, tokenizer: Tokenizer, length: Gap, answers: Sequence[Sequence[str]]
-) -> ExactMatch:
-    """Answers beside what was expected."""
-    return ExactMatch(
-        tuple(responses(examples, tokenizer)),
-        tuple(tuple(one) for one in answers),
-        tuple(examples.documents.tolist()),
-        f"{examples.fingerprint}/{length}",
-    )
-
-
-def responses(examples: Blocks, tokenizer: Tokenizer) -> list[str]:
-    """The response of each row: what can be masked, up to the first EOS."""
-    rows = examples.rows(slice(None)).tolist()
-    starts = examples.row_starts(slice(None)).tolist()
-    ends = examples.row_lengths(slice(None)).tolist()
-    return [_text(row[a:b], tokenizer) for row, a, b in zip(rows, starts, ends, strict=True)]
-
-
 def _text(ids: list[int], tokenizer: Tokenizer) -> str:
     end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
     return tokenizer.decode(np.array(ids[:end], dtype=np.int64)).strip()
-
-
-def canvases(examples: Blocks, run: Loaded, length: Gap) -> list[Tensor]:
-    """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
-    block = examples.block_length
-    tokenizer, has_first = run.tokenizer, run.model.first_maskable > 0
-    rows = examples.rows(slice(None)).numpy()
-    starts = examples.row_starts(slice(None)).tolist()
-    ends = examples.row_lengths(slice(None)).tolist()
-    made = []
-    for row, start, end in zip(rows, starts, ends, strict=True):
-        gap = end - start if length == "own" else length
-        given, _ = begin_row(row[:start], block - gap, tokenizer, has_first)
-        mask = torch.full((gap,), tokenizer.mask_id)
-        made.append(torch.cat([torch.from_numpy(given), mask]))
-    return made
-
-
-def ask(
-    run: Loaded,
-    examples: Blocks,
-    length: Gap,
-    sampling: Sampling | None = None,
-    *,
-    seed: int = 0,
-    batch_size: int = 64,
-    progress: Progress = NO_PROGRESS,
-) -> list[str]:
-    """A run's answer to every example; example i has noise i, whatever the batch."""
-    made = fill_rows(
-        run,
-        canvases(examples, run, length),
-        sampling or Sampling(),
-        longest=examples.block_length,
-        seed=seed,
-        batch_size=batch_size,
-        progress=progress,
-    )
-    return [_text(one.ids, run.tokenizer) for one in made]
 
 
 # An exam: the same examples for several runs; answers are cached in the run folders.
@@ -202,13 +143,51 @@ class Exam:
             return load(folder, checkpoint=str(step))
 
         def answer(seed: int) -> list[str]:
-            how: dict[str, Any] = {"batch_size": self.batch_size, "progress": progress}
-            return ask(run(), self.examples, self.length, self.sampling, seed=seed, **how)
+            return self.ask(run(), seed, progress)
 
         store = self._store(folder)
         keys = {seed: self._key(folder, step, seed) for seed in self.seeds}
-        answers = [store.get_or_make(key, partial(answer, seed)) for seed, key in keys.items()]
-        return grade(self.examples, self.tokenizer, self.length, answers)
+        return self.grade([store.get_or_make(k, partial(answer, seed)) for seed, k in keys.items()])
+
+    def grade(self, answers: Sequence[Sequence[str]]) -> ExactMatch:
+        """Answers beside what was expected: what can be masked, up to the first EOS."""
+        return ExactMatch(
+            tuple(_text(row[a:b].tolist(), self.tokenizer) for row, a, b in self._rows()),
+            tuple(map(tuple, answers)),
+            tuple(self.examples.documents.tolist()),
+            f"{self.examples.fingerprint}/{self.length}",
+        )
+
+    def ask(self, run: Loaded, seed: int, progress: Progress = NO_PROGRESS) -> list[str]:
+        """A run's answer to every example; example i has noise i, whatever the batch."""
+        made = fill_rows(
+            run,
+            self.canvases(run),
+            self.sampling,
+            longest=self.examples.block_length,
+            seed=seed,
+            batch_size=self.batch_size,
+            progress=progress,
+        )
+        return [_text(one.ids, run.tokenizer) for one in made]
+
+    def canvases(self, run: Loaded) -> list[Tensor]:
+        """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
+        tokenizer, has_first = run.tokenizer, run.model.first_maskable > 0
+        made = []
+        for row, start, end in self._rows():
+            gap = end - start if self.length == "own" else self.length
+            room = self.examples.block_length - gap
+            given, _ = begin_row(row[:start], room, tokenizer, has_first)
+            mask = torch.full((gap,), tokenizer.mask_id)
+            made.append(torch.cat([torch.from_numpy(given), mask]))
+        return made
+
+    def _rows(self) -> Iterator[tuple[Ids, int, int]]:
+        """Each row, and where its response begins and ends."""
+        blocks, every = self.examples, slice(None)
+        starts, ends = blocks.row_starts(every).tolist(), blocks.row_lengths(every).tolist()
+        return zip(blocks.rows(every).numpy(), starts, ends, strict=True)
 
     def _store(self, folder: Path) -> FileStore[list[str]]:
         def write(answers: list[str], path: Path) -> None:

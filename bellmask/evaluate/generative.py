@@ -34,7 +34,7 @@ from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import hash_weights
-from bellmask.report.figures import COLOURS, save_figure
+from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError
@@ -84,11 +84,9 @@ class GenerativeOptions(SuiteOptions):
 
 
 def _check(options: GenerativeOptions) -> None:
-    options.check(["num", "batch_size", "scorer_batch_size"])
+    options.check(num=1, batch_size=1, scorer_batch_size=1, length=2)
     if not options.nfe or min(options.nfe) < 1:
         raise UserError("--nfe takes one or more numbers of at least 1")
-    if options.length is not None and options.length < 2:
-        raise UserError(f"--length must be at least 2, got {options.length}")
     if options.sampling.guidance:
         raise UserError("--guidance weighs what given tokens change, and nothing is given here")
     if options.sampling.steps is not None:
@@ -274,12 +272,7 @@ _COLUMNS = (
 
 
 def measure(
-    subjects: Sequence[Subject],
-    scorer: TextScorer,
-    folder: Path,
-    *,
-    batch_size: int = 8,
-    progress: Progress = NO_PROGRESS,
+    subjects: Sequence[Subject], scorer: TextScorer, folder: Path, progress: Progress = NO_PROGRESS
 ) -> list[dict[str, Any]]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
     samples = Store(folder / "samples.jsonl", _is_sample)
@@ -301,8 +294,7 @@ def measure(
         key = content_key(__version__, scorer.fingerprint, scorer.context, stored)
         if key in scores:
             half.advance(subject.num)
-        make = partial(measure_cell, mine, scorer, batch_size, half)
-        numbers = scores.get_or_make(key, make)
+        numbers = scores.get_or_make(key, partial(measure_cell, mine, scorer, half))
         names = [name for _, name, _ in _COLUMNS]
         return {"seed": seed, **{n: numbers[n] for n in (*names, "samples", "left_out", "cut")}}
 
@@ -326,11 +318,10 @@ def _is_sample(record: dict[str, Any]) -> bool:
 
 
 def measure_cell(
-    samples: Sequence[TextSample], scorer: TextScorer, batch_size: int, progress: Progress
+    samples: Sequence[TextSample], scorer: TextScorer, progress: Progress
 ) -> dict[str, Any]:
     """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
-    documents = [sample.documents for sample in samples]
-    scores = scorer.score(documents, batch_size=batch_size, progress=progress)
+    scores = scorer.score([sample.documents for sample in samples], progress)
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
     total, count = sum(b.nll for _, b in counted), sum(b.num_tokens for _, b in counted)
     if not math.isfinite(total):
@@ -457,8 +448,7 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 
 def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     """A line per run over NFE, with deviations over seeds both ways; real text is a star."""
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(7.2, 4.6)
     for record, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
         _draw(axes, record, colour, "o-", markersize=5)
     for record, colour in zip(numbers["real_text"], itertools.cycle(["0.1", "0.4", "0.6"])):
@@ -468,11 +458,10 @@ def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("unigram entropy of a sample (nats; more diverse to the right)")
-    axes.set_ylabel(f"generative perplexity under {numbers['scorer']['name']}")
-    axes.set_title(f"small numbers: NFE; bars: deviation over {numbers['over']}", fontsize=9)
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
+    axes.grid(alpha=0.3, which="minor")
+    x = "unigram entropy of a sample (nats; more diverse to the right)"
+    y = f"generative perplexity under {numbers['scorer']['name']}"
+    finish_axes(axes, x, y, f"small numbers: NFE; bars: deviation over {numbers['over']}", legend=3)
     return figure
 
 
@@ -535,10 +524,10 @@ def main(args: Sequence[str]) -> int:
 
     runs, texts = _subjects(options)
     scorer = load_scorer(options.scorer, device=options.device, context=options.context)
+    scorer = replace(scorer, batch_size=options.scorer_batch_size)
     folder = results_folder(options.out, options.models, "generative")
     with progress_bar("sampling and scoring", "samples") as progress:
-        size = options.scorer_batch_size
-        found = measure([*runs, *texts], scorer, folder, batch_size=size, progress=progress)
+        found = measure([*runs, *texts], scorer, folder, progress)
     numbers = {
         "suite": "generative",
         "bellmask": __version__,

@@ -34,6 +34,7 @@ from bellmask.evaluate.judge_stats import (
     summarize,
 )
 from bellmask.evaluate.scorer import TextScore, TextScorer, load_scorer
+from bellmask.evaluate.suite import write_results
 from bellmask.generate.answers import DEFAULT_LENGTH
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
@@ -369,9 +370,8 @@ class LocalJudge:
         elif not (has_a and has_b):
             result = "win" if has_a else "loss"
         else:
-            sizes, margin = (1, 1), TIE_MARGIN * max(counts)
-            if self._is_mean:
-                sizes, margin = counts, TIE_MARGIN
+            sizes = counts if self._is_mean else (1, 1)
+            margin = TIE_MARGIN * max(counts) / max(sizes)
             gain = a["log_likelihood"] / sizes[0] - b["log_likelihood"] / sizes[1]
             result = "tie" if abs(gain) <= margin else "win" if gain > 0 else "loss"
         about = {"task": pair.task.id, "turn": pair.turn + 1, "a": a, "b": b}
@@ -399,9 +399,6 @@ class LocalJudge:
             "follows, so its likelihood is a little off.": num_inexact,
         }
         return [line for line, count in lines.items() if count]
-
-
-Judge = EndpointJudge | LocalJudge
 
 
 def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
@@ -478,21 +475,18 @@ def open_sides(options: PairwiseOptions) -> list[Side]:
     given = (options.a, options.b)
     short = [Path(name).resolve().name if Path(name).exists() else name for name in given]
     labels = short if short[0] != short[1] else given
+    folder = Path(options.out) / "answers"
     return [
         judge_prompts.read_outputs(Path(name), label)
         if Path(name).is_file()
         else judge_prompts.RunSide(
-            label,
-            options.load(name),
-            Path(options.out) / "answers",
-            sampling=options.sampling,
-            length=options.length,
+            label, options.load(name), folder, options.sampling, options.length
         )
         for name, label in zip(given, labels, strict=True)
     ]
 
 
-def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> Judge:
+def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge | LocalJudge:
     """An endpoint's, or a local one."""
     if not options.is_local:
         return endpoint_judge(options, benchmark)
@@ -699,7 +693,6 @@ def _pairwise(options: PairwiseOptions) -> None:
             "cautions": cautions,
         }
     )
-    folder.mkdir(parents=True, exist_ok=True)
     verdicts = [
         {
             "seed": seed,
@@ -715,11 +708,11 @@ def _pairwise(options: PairwiseOptions) -> None:
         for seed, mine in judged.items()
         for one in mine
     ]
-    write_text(folder / "verdicts.jsonl", "".join(json.dumps(one) + "\n" for one in verdicts))
     main_table, *others = tables(numbers)
     with_notes = replace(main_table, title="", notes=notes(numbers))
-    write_text(folder / "judge.md", markdown_page(main_table.title, with_notes, *others))
-    write_text(folder / "judge.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+    page = markdown_page(main_table.title, with_notes, *others)
+    write_results(folder, numbers, "judge", md=page)
+    write_text(folder / "verdicts.jsonl", "".join(json.dumps(one) + "\n" for one in verdicts))
     for table in (main_table, *others):
         table.print()
     print_lines(notes(numbers))

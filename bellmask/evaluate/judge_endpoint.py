@@ -23,11 +23,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from bellmask.utils.errors import TrainingError, UserError
 from bellmask.utils.files import has_kinds, is_finite, is_number, load_json, sanitize
+from bellmask.utils.libraries import import_optional
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
 
@@ -449,13 +450,12 @@ class Endpoint:
         self, request: ChatRequest, refused: frozenset[str], stop: threading.Event
     ) -> Reply | Failure:
         """One attempt, with its money set aside for as long as it is under way."""
-        usd = worst = self.budget.reserve(request, stop)
+        worst, outcome = self.budget.reserve(request, stop), None
         try:
             outcome = self._exchange(request, refused)
-            usd = self.budget.cost(outcome, worst)
             return outcome
         finally:
-            self.budget.settle(worst, usd)
+            self.budget.settle(worst, outcome)
 
     def _exchange(self, request: ChatRequest, refused: frozenset[str]) -> Reply | Failure:
         """Send and read. What a server repeats of the key is taken out."""
@@ -486,14 +486,8 @@ class Endpoint:
 
 
 def import_openai() -> Any:
-    """The package that sends; told how to get it where it is missing."""
-    try:
-        import openai
-    except ImportError:
-        raise UserError(
-            "asking a judge at an endpoint needs openai: pip install 'bellmask[judge]'"
-        ) from None
-    return openai
+    """The package that sends."""
+    return import_optional("openai", "asking a judge at an endpoint", "judge")
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -513,23 +507,18 @@ def _kinds_of_causes(error: BaseException | None) -> set[str]:
 # What asking costs: an estimate before anything is sent, and a limit that is kept while asking.
 
 
-class Prices(NamedTuple):
-    """US dollars per million tokens."""
-
-    input: float
-    output: float
-
-
+Prices = tuple[float, float]
+"""US dollars per million tokens, read and written."""
 # OpenAI's published prices as of 2025, without discounts (cached input, batches). They may have
 # changed since: --price-in and --price-out go first.
-KNOWN_PRICES = {
-    "gpt-4o": Prices(2.50, 10.00),
-    "gpt-4o-2024-08-06": Prices(2.50, 10.00),
-    "gpt-4o-mini": Prices(0.15, 0.60),
-    "gpt-4o-mini-2024-07-18": Prices(0.15, 0.60),
-    "gpt-4-turbo": Prices(10.00, 30.00),
-    "gpt-4-turbo-2024-04-09": Prices(10.00, 30.00),
-    "gpt-4-1106-preview": Prices(10.00, 30.00),
+KNOWN_PRICES: dict[str, Prices] = {
+    "gpt-4o": (2.50, 10.00),
+    "gpt-4o-2024-08-06": (2.50, 10.00),
+    "gpt-4o-mini": (0.15, 0.60),
+    "gpt-4o-mini-2024-07-18": (0.15, 0.60),
+    "gpt-4-turbo": (10.00, 30.00),
+    "gpt-4-turbo-2024-04-09": (10.00, 30.00),
+    "gpt-4-1106-preview": (10.00, 30.00),
 }
 
 
@@ -542,13 +531,9 @@ def prices_of(
     if price_in is not None and price_out is not None:
         if not all(math.isfinite(price) and price >= 0 for price in (price_in, price_out)):
             raise UserError("--price-in and --price-out are US dollars per million tokens")
-        return Prices(price_in, price_out)
+        return price_in, price_out
     is_openai = urlsplit(base_url).hostname == "api.openai.com"
     return KNOWN_PRICES.get(model) if is_openai else None
-
-
-class SpendingStopped(EndpointError):
-    """The spending limit is reached; what was answered is kept."""
 
 
 class Budget:
@@ -600,7 +585,7 @@ class Budget:
     def reserve(self, request: ChatRequest, stop: threading.Event) -> float:
         """Sets aside the most that an attempt can cost.
 
-        Waits while attempts under way may still leave room; raises SpendingStopped if none does.
+        Waits while attempts under way may still leave room; raises EndpointError if none does.
         """
         usd = self.usd(request.most_prompt_tokens(), request.max_tokens)
         most = math.inf if self.max_usd is None else self.max_usd
@@ -609,7 +594,7 @@ class Budget:
                 if stop.is_set():
                     raise Stopped
                 if not self._under_way:
-                    raise SpendingStopped(
+                    raise EndpointError(
                         f"the spending limit is reached: ${self.spent:,.4f} of --max-usd "
                         f"{most:g} used, and the next request may cost ${usd:,.4f}"
                     )
@@ -617,17 +602,15 @@ class Budget:
             self._under_way.append(usd)
         return usd
 
-    def cost(self, outcome: Reply | Failure, worst: float) -> float:
-        """What an attempt cost that could cost ``worst``."""
+    def settle(self, worst: float, outcome: Reply | Failure | None) -> None:
+        """Spend what an attempt cost, its worst if nobody knows; that is no longer set aside."""
+        usd = worst
         if isinstance(outcome, Failure):
-            return worst if outcome.may_be_billed else 0.0
-        used = self.usd(outcome.prompt_tokens, outcome.completion_tokens)
-        return worst if outcome.is_usage_estimated else used
-
-    def settle(self, reserved: float, usd: float) -> None:
-        """Spend what an attempt cost; what was set aside is free again."""
+            usd = worst if outcome.may_be_billed else 0.0
+        elif outcome is not None and not outcome.is_usage_estimated:
+            usd = self.usd(outcome.prompt_tokens, outcome.completion_tokens)
         with self._settled:
-            self._under_way.remove(reserved)
+            self._under_way.remove(worst)
             self.spent += usd
             self._settled.notify_all()
 

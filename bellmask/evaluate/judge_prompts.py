@@ -575,7 +575,7 @@ class RunSide:
     """A run that answers."""
 
     def __init__(
-        self, name: str, run: Loaded, folder: Path, *, sampling: Sampling, length: int | None
+        self, name: str, run: Loaded, folder: Path, sampling: Sampling, length: int | None
     ) -> None:
         """Answers of ``length`` tokens, by default as in its training, kept in ``folder``."""
         if run.config.framework.name == "sigma_arm":

@@ -105,8 +105,7 @@ def _with_slope(y_N: Floats, difference_N: Floats, cluster: Labels) -> LengthCon
             f"wins and losses separate perfectly, so no finite fit exists: fitted with a ridge of "
             f"{RIDGE}, without a standard error"
         )
-        nan = float("nan")
-        return LengthControlled(rate, nan, constant, slope, note=note, is_usable=False)
+        return LengthControlled(rate, constant=constant, slope=slope, note=note, is_usable=False)
     error = rate * (1 - rate) * float(np.sqrt(sandwich(x_N2, y_N, b_2, cluster)[0, 0]))
     return LengthControlled(rate, error, constant, slope)
 
@@ -133,27 +132,32 @@ def soft_losses(x_NK: Floats, y_N: Floats, b_K: Floats) -> Floats:
     return np.logaddexp(0.0, z_N) - y_N * z_N
 
 
-def newton(
+def fit(
     x_NK: Floats,
     y_N: Floats,
-    weight_N: Floats,
-    penalty: Callable[[Floats], float],
-    step: Callable[[Floats, Floats, Floats], Floats],
+    weight_N: Floats | float = 1.0,
+    *,
+    ridge: float = 0.0,
+    l1: float = 0.0,
 ) -> Floats:
-    """Coefficients that make sum(weight * loss) + penalty(b) smallest.
+    """Coefficients of a logistic regression on soft labels, which make sum(weight * loss) +
+    ridge |b|^2 / 2 + l1 |b|_1 smallest.
 
-    ``step`` takes slope and curvature of the weighted loss, and b; a step that leads up is halved.
+    Newton steps: the loss is replaced by its parabola at b, the absolute values are kept as they
+    are; a step that leads up is halved. Exact to rounding, where a quasi-Newton method stops early:
+    the losses that decide between two values of C below differ by 1e-7.
     """
 
     def objective(b_K: Floats) -> float:
-        return float(weight_N @ soft_losses(x_NK, y_N, b_K) + penalty(b_K))
+        loss = (weight_N * soft_losses(x_NK, y_N, b_K)).sum()
+        return float(loss + ridge / 2 * b_K @ b_K + l1 * np.abs(b_K).sum())
 
     b_K = np.zeros(x_NK.shape[1])
     for _ in range(MAX_STEPS):
         p_N = sigmoid(x_NK @ b_K)
-        slope_K = x_NK.T @ (weight_N * (p_N - y_N))
-        bend_KK = (x_NK * (weight_N * p_N * (1 - p_N))[:, None]).T @ x_NK
-        step_K = step(slope_K, bend_KK, b_K)
+        slope_K = x_NK.T @ (weight_N * (p_N - y_N)) + ridge * b_K
+        bend_KK = _bend(x_NK, weight_N * p_N * (1 - p_N)) + ridge * np.eye(len(b_K))
+        step_K = _lowest_point(slope_K - bend_KK @ b_K, bend_KK, l1) - b_K
         now, share = objective(b_K), 1.0
         while objective(b_K + share * step_K) > now and share > SMALLEST_STEP:
             share /= 2
@@ -163,21 +167,33 @@ def newton(
     return b_K
 
 
-def fit(x_NK: Floats, y_N: Floats, *, ridge: float = 0.0) -> Floats:
-    """Coefficients of a logistic regression on soft labels."""
+def _bend(x_NK: Floats, weight_N: Floats) -> Floats:
+    """[K, K] curvature of a weighted sum of squares."""
+    return (x_NK * weight_N[:, None]).T @ x_NK
 
-    def step(slope_K: Floats, bend_KK: Floats, b_K: Floats) -> Floats:
-        bend_KK = bend_KK + ridge * np.eye(len(b_K))
-        step_K, *_ = np.linalg.lstsq(bend_KK, slope_K + ridge * b_K, rcond=None)
-        return -np.asarray(step_K, dtype=np.float64)
 
-    return newton(x_NK, y_N, np.ones(len(y_N)), lambda b_K: ridge / 2 * float(b_K @ b_K), step)
+def _lowest_point(pull_K: Floats, bend_KK: Floats, l1: float) -> Floats:
+    """Where a parabola + l1 * |.|_1 is lowest: the lowest of the points that each choice of signs
+    (27 for three coefficients) would have, if they have those signs.
+    """
+    best_K, lowest = np.zeros(len(pull_K)), 0.0
+    for signs in itertools.product((-1.0, 0.0, 1.0), repeat=len(pull_K)):
+        sign_K = np.array(signs)
+        part, tilt_K, u_K = sign_K != 0, pull_K + l1 * sign_K, np.zeros(len(pull_K))
+        try:
+            u_K[part] = np.linalg.solve(bend_KK[np.ix_(part, part)], -tilt_K[part])
+        except np.linalg.LinAlgError:
+            continue
+        value = float(tilt_K @ u_K + u_K @ bend_KK @ u_K / 2)
+        if (np.sign(u_K) == sign_K).all() and value < lowest:
+            best_K, lowest = u_K, value
+    return best_K
 
 
 def sandwich(x_NK: Floats, y_N: Floats, b_K: Floats, cluster_N: Labels) -> Floats:
     """[K, K] variance of the coefficients; labels need not be coin tosses, nor rows independent."""
     p_N = sigmoid(x_NK @ b_K)
-    bend_KK = (x_NK * (p_N * (1 - p_N))[:, None]).T @ x_NK
+    bend_KK = _bend(x_NK, p_N * (1 - p_N))
     _, place_N = np.unique(cluster_N, return_inverse=True)
     count = int(place_N.max()) + 1
     if count < 2:
@@ -312,38 +328,9 @@ def choose_penalty(x_NK: Floats, y_N: Floats, weight_N: Floats) -> float:
 
 
 def fit_l1(x_NK: Floats, y_N: Floats, weight_N: Floats, penalty: float) -> Floats:
-    """Coefficients that make ``penalty`` * sum(weight * loss) + |b|_1 smallest.
-
-    Newton steps: the loss is replaced by its parabola at b, the penalty kept as it is. Exact to
-    rounding, where a quasi-Newton method stops early: the losses that decide between two values of
-    C differ by 1e-7.
-    """
-    share_N = weight_N / weight_N.sum()
-    price = 1 / (penalty * weight_N.sum())
-
-    def step(slope_K: Floats, bend_KK: Floats, b_K: Floats) -> Floats:
-        return _lowest_point(slope_K, bend_KK, b_K, price) - b_K
-
-    return newton(x_NK, y_N, share_N, lambda b_K: price * float(np.abs(b_K).sum()), step)
-
-
-def _lowest_point(slope_K: Floats, bend_KK: Floats, b_K: Floats, price: float) -> Floats:
-    """Where parabola + price * |.|_1 is lowest: the lowest of the points that each choice of signs
-    (27 for three coefficients) would have, if they have those signs.
-    """
-    pull_K = slope_K - bend_KK @ b_K
-    best_K, lowest = np.zeros(len(b_K)), 0.0
-    for signs in itertools.product((-1.0, 0.0, 1.0), repeat=len(b_K)):
-        sign_K = np.array(signs)
-        part, tilt_K, u_K = sign_K != 0, pull_K + price * sign_K, np.zeros(len(b_K))
-        try:
-            u_K[part] = np.linalg.solve(bend_KK[np.ix_(part, part)], -tilt_K[part])
-        except np.linalg.LinAlgError:
-            continue
-        value = float(tilt_K @ u_K + u_K @ bend_KK @ u_K / 2)
-        if (np.sign(u_K) == sign_K).all() and value < lowest:
-            best_K, lowest = u_K, value
-    return best_K
+    """Coefficients that make ``penalty`` * sum(weight * loss) + |b|_1 smallest."""
+    total = weight_N.sum()
+    return fit(x_NK, y_N, weight_N / total, l1=1 / (penalty * total))
 
 
 # Win rates of judged pairs → the numbers of judge.json: of each seed, and over seeds (Table 5).

@@ -17,7 +17,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +38,7 @@ from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils.distributed import World, autocast, pick_precision
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import read_arrays, without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
@@ -352,23 +352,17 @@ def _parts(
             yield slice(start, min(start + size, total)), is_extra
 
 
+@dataclass(frozen=True)
 class BlockScorer:
     """Cross-entropies of a model on blocks, in contexts that its framework draws."""
 
-    def __init__(
-        self,
-        model: Model,
-        blocks: Blocks,
-        mask_id: int,
-        framework: Framework | None = None,
-        world: World | None = None,
-        precision: torch.dtype = torch.float32,
-        rules: AttentionRules | None = None,
-    ) -> None:
-        self.model, self.blocks, self.mask_id = model, blocks, mask_id
-        self.world, self.precision = world or World(), precision
-        self.rules = rules or AttentionRules()
-        self.framework = framework or Mdm(noises_pads=self.rules.sees_pads)
+    model: Model
+    blocks: Blocks
+    mask_id: int
+    framework: Framework = field(default_factory=Mdm)
+    world: World = field(default_factory=World)
+    precision: torch.dtype = torch.float32
+    rules: AttentionRules = field(default_factory=AttentionRules)
 
     def mean(
         self, index_B: Tensor, context_B: Tensor, key: int, row_keys_B: Tensor | None = None
@@ -589,9 +583,13 @@ class References(NamedTuple):
 
 def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> float:
     """The first of the two references alone: one count per token, whatever the block length."""
-    train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
-    counts = np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(train))
+    counts = unigram_counts(train.slice(0, min(len(train), REFERENCE_BLOCKS)), num_tokens)
     return _cross_entropy([counts] * valid.block_length, valid)
+
+
+def unigram_counts(blocks: Blocks, num_tokens: int) -> Floats:
+    """How often each token is a maskable one of the blocks, and once more."""
+    return np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(blocks))
 
 
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
@@ -711,8 +709,7 @@ def main(args: Sequence[str]) -> int:
             raise UserError(f"one --suite at a time, got {' and '.join(suite)}")
         return import_module(look_up("suite", suite[-1], SUITES)).main(rest)
     options = parse_command(EvaluateOptions, rest, command="evaluate")
-    if options.draws < 1 or options.batch_size < 1 or options.blocks < 0:
-        raise UserError("--draws and --batch-size must be at least 1, --blocks at least 0")
+    check_least(options, draws=1, batch_size=1, blocks=0)
 
     loaded = options.load(options.run)
     train, valid = _blocks(loaded, options.data)

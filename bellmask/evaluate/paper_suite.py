@@ -92,13 +92,11 @@ class PaperOptions(SuiteOptions, EstimatorOptions):
 
 
 def _check(options: PaperOptions) -> None:
-    options.check()
+    options.check(limit=0)
     for name in options.tasks:
         look_up("task", name, BENCHMARKS)
     if not options.tasks:
         raise UserError("--tasks wants at least one name")
-    if options.limit < 0:
-        raise UserError(f"--limit must be 0 (all questions) or more, got {options.limit}")
     if "infilling" in options.tasks:
         check_rouge()
 
@@ -256,24 +254,24 @@ def contains(written: str, accepted: Sequence[str]) -> bool:
 
 # Sentences of stories
 
+ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
+"""Our names of scores, and rouge-score's."""
+
 
 def rouge(written: str, gold: str) -> dict[str, float]:
     """rouge-score's F1 of stemmed words, pairs of words and the longest common subsequence, in
     percent; the mean of the three is the column "Infilling" of Table 4.
     """
     found = _rouge_scorer().score(gold, written)
-    one, two, longest = (
-        100 * float(found[name].fmeasure) for name in ("rouge1", "rouge2", "rougeL")
-    )
-    mean = (one + two + longest) / 3
-    return {"rouge_mean": mean, "rouge_1": one, "rouge_2": two, "rouge_l": longest}
+    parts = {name: 100 * float(found[kind].fmeasure) for name, kind in ROUGE.items()}
+    return {"rouge_mean": sum(parts.values()) / len(parts), **parts}
 
 
 @functools.cache
 def _rouge_scorer() -> Any:
     from rouge_score import rouge_scorer
 
-    return rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    return rouge_scorer.RougeScorer(list(ROUGE.values()), use_stemmer=True)
 
 
 def check_rouge() -> None:
@@ -627,10 +625,10 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
             loaded[task] = open_task(task, options.data_dir, cache_folder(options.cache_dir))
         except MissingData as error:
             missing[task] = str(error)
-            if options.skip_missing:
-                print(f"note: left out: {error}", file=sys.stderr)
     if missing and not options.skip_missing:
         raise UserError(f"{' '.join(missing.values())} (--skip-missing leaves them out)")
+    for why in missing.values():
+        print(f"note: left out: {why}", file=sys.stderr)
     if not loaded:
         raise UserError("there is no data for any of the tasks")
     return loaded, missing

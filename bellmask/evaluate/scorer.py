@@ -39,7 +39,7 @@ from bellmask.model.causal_lm import fingerprint, smollm2_folder
 from bellmask.model.transformer import hash_weights
 from bellmask.storage.loading import Loaded, LoadOptions, load
 from bellmask.utils.distributed import autocast, pick_device, pick_precision
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import sanitize
 from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
 from bellmask.utils.progress import NO_PROGRESS, Progress
@@ -87,8 +87,7 @@ class RequestOptions(LoadOptions, EstimatorOptions):
 
     def check(self) -> RequestOptions:
         """This, or one :class:`UserError`; draws and masks are checked by the estimator."""
-        if self.gap < 1:
-            raise UserError(f"gap must be at least 1, got {self.gap}")
+        check_least(self, gap=1, batch_tokens=1)
         if self.steps is not None and not RULES[self.rule].takes_grid:
             raise UserError(f"rule {self.rule} has one step per token: no steps")
         return self
@@ -260,8 +259,7 @@ class Estimator:
     def check(self) -> Estimator:
         """This, or a :class:`UserError`."""
         look_up("estimator", self.kind, dict.fromkeys(get_args(Kind)))
-        if self.draws < 1:
-            raise UserError(f"--draws must be at least 1, got {self.draws}")
+        check_least(self, draws=1)
         if not 0 <= self.longest_exact <= MOST_EXACT:
             raise UserError(
                 f"--longest-exact must be from 0 to {MOST_EXACT} (2^n - 1 masks), got "
@@ -344,15 +342,11 @@ def make_plan(
         # the n smallest numbers; the largest of them is a rate that masks just these
         rate_R = np.sort(u_RL, axis=1)[place_R, count_R - 1]
         is_masked = u_RL <= rate_R[:, None]
-        weight_R = length / (draws * count_R)
-    elif kind == "bernoulli":
-        rate_R = (place_R + 1 - shift) / draws  # never 0
-        is_masked = u_RL < rate_R[:, None]
-        weight_R = 1 / (draws * rate_R)
     else:
-        rate_R = (place_R + 1) / draws
+        rate_R = (place_R + 1 - (shift if kind == "bernoulli" else 0)) / draws  # never 0
         is_masked = u_RL < rate_R[:, None]
-        weight_R = length / (draws * is_masked.sum(1).clip(min=1))
+        count_R = is_masked.sum(1).clip(min=1)
+    weight_R = 1 / (draws * rate_R) if kind == "bernoulli" else length / (draws * count_R)
     return Plan(request, kind, is_masked, is_masked, weight_R, rate_R)
 
 
@@ -397,8 +391,6 @@ class Scorer:
                 f"{run.folder} is a sigma-ARM: it reads tokens in one fixed order, so it has no "
                 "probability of a continuation after a context; give an mdm, arm or aoarm run"
             )
-        if batch_tokens < 1:
-            raise UserError(f"--batch-tokens must be at least 1, got {batch_tokens}")
         self.run, self.estimator = run, (estimator or Estimator()).check()
         self.batch_tokens = batch_tokens
         self.uses_time = bool(run.model.uses_time)
@@ -430,25 +422,22 @@ class Scorer:
             for number, plan in enumerate(plans)
             for place in np.flatnonzero(plan.is_scored_RL.any(axis=1))
         ]
+        rows = [(plans[number], place) for number, place in passes]
         left = Counter(number for number, _ in passes)
         sums = [np.zeros(len(plan.weight_R)) for plan in plans]
         progress.advance(len(plans) - len(left))
-        for batch in self._batches([plans[number].request for number, _ in passes]):
-            here = [passes[n] for n in batch]
-            rows = [(plans[number], place) for number, place in here]
-            for (number, place), ce_N in zip(here, self._losses(rows), strict=True):
-                sums[number][place] = ce_N.sum()
-                left[number] -= 1
-                progress.advance(left[number] == 0)
+        for row, ce_N in self._ask(rows, self._losses):
+            number, place = passes[row]
+            sums[number][place] = ce_N.numpy().sum()
+            left[number] -= 1
+            progress.advance(left[number] == 0)
         return [plan.conclude(sum_R) for plan, sum_R in zip(plans, sums, strict=True)]
 
     def token_losses(self, requests: Sequence[Request]) -> list[Floats]:
         """Cross-entropies of each target's tokens, of an ARM."""
-        found: dict[int, Floats] = {}
-        for batch in self._batches(requests):
-            rows = [(chain_plan(requests[number]), 0) for number in batch]
-            found.update(zip(batch, self._losses(rows), strict=True))
-        return [found[number] for number in range(len(requests))]
+        rows = [(chain_plan(request), 0) for request in requests]
+        found = dict(self._ask(rows, self._losses))
+        return [found[number].numpy() for number in range(len(requests))]
 
     def is_greedy(
         self, requests: Sequence[Request], progress: Progress = NO_PROGRESS
@@ -463,23 +452,20 @@ class Scorer:
         found: dict[int, bool] = {}
         hidden = [np.ones(len(request.target), dtype=bool) for request in requests]
         while left := [number for number in range(len(requests)) if number not in found]:
-            for batch in self._batches([requests[number] for number in left], is_logits=True):
-                part = [left[n] for n in batch]
-                plans = [
-                    chain_plan(requests[n])
-                    if self.is_causal
-                    else guess_plan(requests[n], hidden[n])
-                    for n in part
-                ]
-                guesses = self._best_guesses([(plan, 0) for plan in plans])
-                for number, (sure_N, is_right_N) in zip(part, guesses, strict=True):
-                    if self.is_causal:
-                        verdict: bool | None = bool(is_right_N.all())
-                    else:
-                        verdict = _reveal(hidden[number], sure_N, is_right_N)
-                    if verdict is not None:
-                        found[number] = verdict
-                        progress.advance()
+            plans = [
+                chain_plan(requests[n]) if self.is_causal else guess_plan(requests[n], hidden[n])
+                for n in left
+            ]
+            rows = [(plan, 0) for plan in plans]
+            for row, guess_N2 in self._ask(rows, self._best_guesses, is_logits=True):
+                sure_N, is_right_N = guess_N2.T
+                if self.is_causal:
+                    verdict: bool | None = bool(is_right_N.all())
+                else:
+                    verdict = _reveal(hidden[left[row]], sure_N, is_right_N)
+                if verdict is not None:
+                    found[left[row]] = verdict
+                    progress.advance()
         return [found[number] for number in range(len(requests))]
 
     def _check(self, requests: Sequence[Request]) -> None:
@@ -501,45 +487,45 @@ class Scorer:
         rounded = -(-request.length // WIDTH) * WIDTH
         return max(request.length, min(rounded, self.run.config.data.block_length))
 
-    def _batches(
-        self, requests: Sequence[Request], *, is_logits: bool = False
-    ) -> Iterator[list[int]]:
-        """Numbers of requests of one width, all padded or none."""
+    def _ask(
+        self,
+        rows: Sequence[tuple[Plan, int]],
+        ask: Callable[[Problem, Tensor | None], Tensor],
+        *,
+        is_logits: bool = False,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(number of a pass, what is known of its scored tokens), in batches of passes of one
+        width, all padded or none.
+        """
         groups: dict[tuple[int, bool], list[int]] = {}
-        for number, request in enumerate(requests):
-            width = self._width(request)
-            groups.setdefault((width, width == request.length), []).append(number)
+        for number, (plan, _) in enumerate(rows):
+            width = self._width(plan.request)
+            groups.setdefault((width, width == plan.request.length), []).append(number)
+        precision = pick_precision(self.run.config.train.precision, self.run.device)
         for (width, _), members in sorted(groups.items()):
             size = self.batch_tokens // width
             if is_logits:
-                longest = max(len(requests[number].target) for number in members)
+                longest = max(len(rows[number][0].request.target) for number in members)
                 size = min(size, MOST_LOGITS // (longest * self.run.tokenizer.num_tokens))
             for start in range(0, len(members), max(1, size)):
-                yield members[start : start + max(1, size)]
+                batch = members[start : start + max(1, size)]
+                problem, mask = self._problem([rows[number] for number in batch])
+                with torch.no_grad(), autocast(self.run.device, precision):
+                    found = ask(problem, mask)
+                owner_N = problem.rows_N // width
+                parts = found.split(owner_N.bincount(minlength=len(batch)).tolist())
+                yield from zip(batch, parts, strict=True)
 
-    @torch.no_grad()
-    def _losses(self, rows: Sequence[tuple[Plan, int]]) -> list[Floats]:
+    def _losses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """Cross-entropies of the tokens that each pass scores."""
-        problem, mask = self._problem(rows)
-        with self._autocast():
-            ce_N = problem.ask(self.run.model, self.run.device, mask=mask, reduce=False)
-        parts = ce_N.double().cpu().split(_owned(problem, len(rows)))
-        return [part.numpy() for part in parts]
+        ce_N = problem.ask(self.run.model, self.run.device, mask=mask, reduce=False)
+        return ce_N.double().cpu()
 
-    @torch.no_grad()
-    def _best_guesses(self, rows: Sequence[tuple[Plan, int]]) -> list[tuple[Tensor, Tensor]]:
-        """(log-probability of the likeliest token, is it the target's) of all that is scored."""
-        problem, mask = self._problem(rows)
-        with self._autocast():
-            logits_NV = problem.logits(self.run.model, self.run.device, mask).float().cpu()
+    def _best_guesses(self, problem: Problem, mask: Tensor | None) -> Tensor:
+        """[N, 2]: log-probability of the likeliest token, is it the target's."""
+        logits_NV = problem.logits(self.run.model, self.run.device, mask).float().cpu()
         sure_N, best_N = logits_NV.log_softmax(1).max(1)
-        sizes = _owned(problem, len(rows))
-        is_right_N = best_N == problem.targets_N
-        return list(zip(sure_N.split(sizes), is_right_N.split(sizes), strict=True))
-
-    def _autocast(self) -> torch.autocast:
-        precision = pick_precision(self.run.config.train.precision, self.run.device)
-        return autocast(self.run.device, precision)
+        return torch.stack([sure_N, (best_N == problem.targets_N).float()], dim=1)
 
     def _problem(self, rows: Sequence[tuple[Plan, int]]) -> tuple[Problem, Tensor | None]:
         """(what the model is asked in a batch, its attention mask)."""
@@ -548,7 +534,7 @@ class Scorer:
         width = self._width(requests[0])
         tokens = [torch.tensor(request.tokens) for request in requests]
         x0_BL, is_real_BL = pad_rows(tokens, width, tokenizer.pad_id)
-        is_padded = not bool(is_real_BL.all())
+        real_BL = None if bool(is_real_BL.all()) else is_real_BL
         if isinstance(framework, Ordered):
             # what is shown comes first, in its own order, then the target
             u_BL = SHOWN_FIRST + torch.arange(width, dtype=torch.float64).repeat(len(rows), 1)
@@ -556,10 +542,7 @@ class Scorer:
                 assert plan.order_RL is not None
                 u_L[plan.request.place] = torch.from_numpy(plan.order_RL[place])
             whole = framework.every_context(
-                x0_BL,
-                u_BL,
-                mask_id=tokenizer.mask_id,
-                is_real_BL=is_real_BL if is_padded else None,
+                x0_BL, u_BL, mask_id=tokenizer.mask_id, is_real_BL=real_BL
             )
             shown_B = torch.tensor([r.length - len(r.target) for r in requests])
             is_target_N = whole.rows_N % width >= shown_B[whole.rows_N // width]
@@ -578,12 +561,7 @@ class Scorer:
             torch.zeros_like(rows_N),
             framework.schedule.inverse(1 - rate_B),
         )
-        return problem, attention_mask(is_real_BL) if is_padded else None
-
-
-def _owned(problem: Problem, num_rows: int) -> list[int]:
-    """Scored tokens of each row."""
-    return (problem.rows_N // problem.x_BL.shape[1]).bincount(minlength=num_rows).tolist()
+        return problem, attention_mask(real_BL)
 
 
 def _reveal(is_hidden_L: NDArray[np.bool_], sure_N: Tensor, is_right_N: Tensor) -> bool | None:
@@ -644,12 +622,19 @@ class TextScorer:
     """Tokens at the start of a row that are not predicted."""
     has_pieces: bool
     """A long text is scored in pieces of the context; otherwise it is cut there."""
+    batch_size: int = 8
+    """Samples that are scored at once."""
 
     def score(
-        self, samples: Sequence[Documents], *, batch_size: int = 8, progress: Progress = NO_PROGRESS
+        self, samples: Sequence[Documents], progress: Progress = NO_PROGRESS
     ) -> list[TextScore]:
         """Each sample's score, in order, whatever the batch size."""
         size = self.context - len(self.begin)
+
+        def pieces_of(row: Sequence[int]) -> list[Tokens]:
+            starts = range(0, len(row), size)
+            return [self.begin + tuple(row[start : start + size]) for start in starts]
+
         whole = [join_documents(list(map(self.encode, sample)), self.eos) for sample in samples]
         rows = whole if self.has_pieces else [ids[:size] for ids in whole]
         texts = [[i for i in row if i != self.eos] for row in rows]
@@ -657,15 +642,9 @@ class TextScorer:
         order = [n for n, text in enumerate(texts) if len(text) >= FEWEST_TOKENS]
         order.sort(key=lambda n: len(rows[n]), reverse=True)
         progress.advance(len(samples) - len(order))
-        for first in range(0, len(order), batch_size):
-            part = order[first : first + batch_size]
-            pieces = [
-                [
-                    self.begin + tuple(row[start : start + size])
-                    for start in range(0, len(row), size)
-                ]
-                for row in (rows[n] for n in part)
-            ]
+        for first in range(0, len(order), self.batch_size):
+            part = order[first : first + self.batch_size]
+            pieces = [pieces_of(rows[n]) for n in part]
             given = self.num_given
             requests = [Request(row[:given], row[given:]) for own in pieces for row in own]
             losses = iter(self.token_losses(requests))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from bellmask.storage.loading import LoadOptions
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.files import check_folder, without_nan, write_text
 
 
@@ -32,14 +32,12 @@ class SuiteOptions(LoadOptions):
     def all_seeds(self) -> list[int]:
         return list(range(self.seed, self.seed + self.seeds))
 
-    def check(self, at_least_one: Sequence[str] = ()) -> None:
-        """UserError for what no suite can work with; fields that must be 1 or more by name."""
+    def check(self, **least: int) -> None:
+        """UserError for what no suite can work with; ``least`` values of other options."""
         check_folder(self.out)
         if not self.models:
             raise UserError("the suite needs at least one model: a run folder")
-        for name in ("seeds", *at_least_one):
-            if (value := getattr(self, name)) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_least(self, seeds=1, **least)
 
 
 def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:

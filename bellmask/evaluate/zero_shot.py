@@ -30,7 +30,7 @@ from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import without_nan
-from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
+from bellmask.utils.progress import Progress, progress_bar
 from bellmask.utils.rng import stream_key
 from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.store import FileStore, content_key
@@ -94,9 +94,7 @@ class ZeroShotOptions(SuiteOptions):
 
 
 def _check(options: ZeroShotOptions) -> None:
-    options.check(["batch_size"])
-    if options.blocks < 0:
-        raise UserError(f"--blocks must be 0 (all) or more, got {options.blocks}")
+    options.check(batch_size=1, blocks=0)
     if options.draws is not None and options.draws < 2:
         raise UserError("--draws must be at least 2: then each block covers all context counts")
     if not 0 < options.precision < 1:
@@ -204,7 +202,7 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
 
 
 def load_blocks(
-    runs: Sequence[Loaded], sets: Sequence[TextSet], eos: EosPolicy, *, skip_missing: bool = False
+    runs: Sequence[Loaded], sets: Sequence[TextSet], options: ZeroShotOptions
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
     """(blocks of each set, one for each run; sets that are not available, and why).
 
@@ -215,13 +213,15 @@ def load_blocks(
     with progress_bar("preparing", "documents") as progress:
         for work in (Preparation, partial(prepare, progress=progress)):
             for text in (text for text in sets if text.name not in missing):
-                options = [(set_options(run, text, eos), run.tokenizer) for run in runs]
                 try:
-                    found[text.name] = [work(data, own, "valid") for data, own in options]
+                    found[text.name] = [
+                        work(set_options(run, text, options.eos), run.tokenizer, "valid")
+                        for run in runs
+                    ]
                 except UserError as error:
                     missing[text.name] = str(error).partition(" Offline?")[0]
                     found.pop(text.name, None)
-            refuse_missing(missing, sets, skip_missing)
+            refuse_missing(missing, sets, options.skip_missing)
     return found, missing
 
 
@@ -267,11 +267,7 @@ class Case:
     """What decides a measurement besides draws and seed, which an exact NLL has none of."""
 
     def measure(
-        self,
-        draws: int,
-        seeds: Sequence[int],
-        store: FileStore[Likelihood],
-        progress: Progress = NO_PROGRESS,
+        self, draws: int, seeds: Sequence[int], store: FileStore[Likelihood], progress: Progress
     ) -> list[Likelihood]:
         """One evaluation per seed, unless it is in the store; a single one of an exact NLL."""
         results = []
@@ -334,31 +330,31 @@ class Pilot:
 
 
 def choose_draws(
-    cases: Sequence[Case],
-    precision: float,
-    *,
-    seed: int,
-    num_seeds: int = 1,
-    ladder: Sequence[int] = LADDER,
-    progress: Progress = NO_PROGRESS,
+    cases: Sequence[Case], options: ZeroShotOptions, ladder: Sequence[int] = LADDER
 ) -> Pilot:
-    """The fewest draws, the same for all cases, with which every one has noise below precision.
+    """As given, or the fewest draws, the same for all cases, with which every one has noise below
+    ``--precision``.
 
-    A case that is below it is not tried again with more.
+    A case that is below it is not tried again with more; an exact one needs a single draw.
     """
-    left, tried = list(cases), list[dict[str, Any]]()
-    for draws in ladder:
-        noise = []
-        for case in left:
-            noise.append(mask_noise(case, draws, seed, num_seeds))
-            progress.advance()
-        worst = left[int(np.argmax(noise))]
-        where = f"{worst.text.title}, {worst.run}"
-        tried.append({"draws": draws, "noise": max(noise), "where": where})
-        left = [case for case, value in zip(left, noise) if value > precision]
-        if not left:
-            break
-    return Pilot(precision=precision, **tried[-1], tried=tried)
+    left, tried = [case for case in cases if not case.is_exact], list[dict[str, Any]]()
+    if options.draws is not None or not left:
+        return Pilot(options.draws if left and options.draws else 1)
+    with progress_bar("pilot", "trials") as progress:
+        for draws in ladder:
+            noise = []
+            for case in left:
+                noise.append(mask_noise(case, draws, options.seed, options.seeds))
+                progress.advance()
+            worst = left[int(np.argmax(noise))]
+            where = f"{worst.text.title}, {worst.run}"
+            tried.append({"draws": draws, "noise": max(noise), "where": where})
+            left = [case for case, value in zip(left, noise) if value > options.precision]
+            if not left:
+                break
+    pilot = Pilot(precision=options.precision, **tried[-1], tried=tried)
+    print(f"pilot: {pilot.reason}")
+    return pilot
 
 
 def mask_noise(case: Case, draws: int, seed: int, num_seeds: int = 1) -> float:
@@ -548,20 +544,6 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 # The command
 
 
-def _choose_draws(options: ZeroShotOptions, cases: Sequence[Case]) -> Pilot:
-    noisy = [case for case in cases if not case.is_exact]
-    if not noisy:
-        return Pilot(1)
-    if options.draws is not None:
-        return Pilot(options.draws)
-    with progress_bar("pilot", "trials") as progress:
-        pilot = choose_draws(
-            noisy, options.precision, seed=options.seed, num_seeds=options.seeds, progress=progress
-        )
-    print(f"pilot: {pilot.reason}")
-    return pilot
-
-
 def main(args: Sequence[str]) -> int:
     """Find the texts, choose the draws, measure, print and write."""
     options = parse_command(ZeroShotOptions, args, command="evaluate --suite zero-shot")
@@ -571,12 +553,10 @@ def main(args: Sequence[str]) -> int:
     runs = {name: options.load(folder) for name, folder in by_folder(options.models).items()}
     for run in runs.values():
         check_run(run, options.eos)
-    found, missing = load_blocks(
-        [*runs.values()], sets, options.eos, skip_missing=options.skip_missing
-    )
+    found, missing = load_blocks([*runs.values()], sets, options)
     blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
     cases = make_cases(runs, sets, blocks, options.batch_size)
-    pilot = _choose_draws(options, cases)
+    pilot = choose_draws(cases, options)
     folder = results_folder(options.out, options.models, "zero-shot")
     store = FileStore(folder / "blocks", ".npz", Likelihood.load, Likelihood.save)
     seeds = options.all_seeds

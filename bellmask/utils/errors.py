@@ -40,6 +40,14 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}{hint} ({', '.join(names)})")
 
 
+def check_least(options: object, **least: int) -> None:
+    """Refuse options, unless they are None, below their least value."""
+    for name, low in least.items():
+        value = getattr(options, name)
+        if value is not None and value < low:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+
+
 def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
     """``table[name]``, or the error of :func:`unknown`."""
     if name not in table:

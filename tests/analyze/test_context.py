@@ -17,7 +17,7 @@ from toy_tools import sample, toy_rows
 from bellmask.analyze.context import CONTEXT_DROP, DropOptions, context_bins, losses_by_bin
 from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
-from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.evaluate.likelihood import BlockScorer
 from bellmask.run import load_run
 
@@ -56,11 +56,11 @@ def test_bins_hold_every_context_once_and_none_alone(length):
         assert not sizes or max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("framework", [None, any_order()], ids=["mdm", "aoarm"])
+@pytest.mark.parametrize("framework", [Mdm(), any_order()], ids=["mdm", "aoarm"])
 def test_the_exact_models_loss_in_a_bin_is_the_mean_entropy_of_its_contexts(framework):
     truth = plain_entropy(UNEVEN).numpy()
     bins = [(0, 0), (1, 2), (3, 4), (1, 4)]
-    exact = ExactDenoiser(UNEVEN, is_causal=framework is not None)
+    exact = ExactDenoiser(UNEVEN, is_causal=framework.is_causal)
     scorer = BlockScorer(exact, toy_rows(UNEVEN, 8000, seeded(1)), 3, framework)
     values = losses_by_bin(scorer, bins, seed=5, batch_size=4000)
     for value, (low, high) in zip(values, bins):

@@ -15,8 +15,7 @@ from train_here import train_here
 from bellmask.compare import stages
 from bellmask.config.config import load_config, override
 from bellmask.config.presets import preset
-from bellmask.evaluate import exact_match as exam
-from bellmask.evaluate.exact_match import ask
+from bellmask.evaluate.exact_match import Exam
 from bellmask.run import load_run
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.trainer import Trainer
@@ -70,13 +69,13 @@ class Suite:
 @pytest.fixture(scope="module")
 def suite(zoo):
     with pytest.MonkeyPatch.context() as patch:
-        made = Suite(zoo, train_here(patch), [])
+        made, ask = Suite(zoo, train_here(patch), []), Exam.ask
 
-        def asking(*args, seed, **more):
+        def asking(exam, run, seed, progress):
             made.asked.append(seed)
-            return ask(*args, seed=seed, **more)
+            return ask(exam, run, seed, progress)
 
-        patch.setattr(exam, "ask", asking)
+        patch.setattr(Exam, "ask", asking)
         yield made
 
 
@@ -200,7 +199,7 @@ def test_only_what_is_new_or_damaged_is_asked(undisturbed, suite, tmp_path):
 @pytest.mark.long
 def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path, monkeypatch):
     """Stopped inside the fourth training, then among the answers."""
-    record, asking, calls = Trainer.record, exam.ask, []
+    record, asking, calls = Trainer.record, Exam.ask, []
 
     def recording(self, kind, values):
         calls.append(kind)
@@ -215,7 +214,7 @@ def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path
 
     for place, name, stopping, trained in (
         (Trainer, "record", recording, NAMES[:4]),
-        (exam, "ask", failing, NAMES[3:]),
+        (Exam, "ask", failing, NAMES[3:]),
     ):
         suite.trained.clear()
         suite.asked.clear()

@@ -20,7 +20,7 @@ from bellmask.data.chat_templates import Example, Template
 from bellmask.data.examples import ExampleRules
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm
-from bellmask.evaluate.exact_match import ExactMatch, ask, canvases, grade, responses
+from bellmask.evaluate.exact_match import ExactMatch, Exam
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
 from bellmask.run import Run
@@ -77,13 +77,17 @@ def run_with(model, config=None):
 TRUTH = dict(PAIRS)
 
 
+def exam(length, sampling=None, pairs=PAIRS, **more):
+    return Exam(rows_of(pairs), BYTES, length, sampling or Sampling(), (), **more)
+
+
 def answers_of(says, *, length=24, sampling=None, seeds=(0,)):
     """Of a model that is sure of what it says, to PAIRS."""
-    rows, run = rows_of(PAIRS), run_with(Writer(says))
-    answers = [ask(run, rows, length, sampling, seed=seed) for seed in seeds]
+    run, asked = run_with(Writer(says)), exam(length, sampling)
+    answers = [asked.ask(run, seed) for seed in seeds]
     # no batch is wider than the rows
     assert {width for _, width in run.model.widths} <= {32, BLOCK}
-    return grade(rows, BYTES, length, answers)
+    return asked.grade(answers)
 
 
 @pytest.mark.parametrize(
@@ -103,20 +107,21 @@ def test_white_space_at_the_ends_does_not_count_and_what_does_not_fit_is_wrong()
     found = answers_of(TRUTH, length=8)
     assert found.is_right_SB.tolist() == [[True, True, False, True]]
     assert found.answers[0][2] == "a rathe"
-    assert responses(rows_of([("P\nAnswer:", "  ends with space ")]), BYTES) == ["ends with space"]
+    spaced = exam(8, pairs=[("P\nAnswer:", "  ends with space ")])
+    assert spaced.grade([]).expected == ("ends with space",)
 
 
 def test_a_gap_has_one_length_or_the_rows_and_a_long_prompt_loses_its_oldest_tokens():
-    rows, run = rows_of(PAIRS), run_with(Writer(TRUTH))
-    fixed, own = canvases(rows, run, 24), canvases(rows, run, "own")
+    run = run_with(Writer(TRUTH))
+    fixed, own = exam(24).canvases(run), exam("own").canvases(run)
     assert [int((row == BYTES.mask_id).sum()) for row in fixed] == [24] * 4
     assert [int((row == BYTES.mask_id).sum()) for row in own] == [8, 16, 24, 8]
     for canvas, (prompt, _) in zip(fixed, PAIRS):
         assert BYTES.decode(canvas[canvas != BYTES.mask_id].numpy()) == prompt
-    assert list(map(len, own)) == rows.lengths.tolist()
+    assert list(map(len, own)) == rows_of(PAIRS).lengths.tolist()
     for first, shown in ((0, list(b"nswer:")), (1, [BYTES.bos_id, *b"swer:"])):
         run.model.first_maskable = first
-        (canvas,) = canvases(rows_of(PAIRS[1:2]), run, BLOCK - 6)
+        (canvas,) = exam(BLOCK - 6, pairs=PAIRS[1:2]).canvases(run)
         assert canvas.tolist() == shown + [BYTES.mask_id] * (BLOCK - 6)
 
 
@@ -140,14 +145,13 @@ def unsure():
 )
 def test_no_answer_depends_on_its_batch(unsure, length, sampling):
     """Not the gaps of others either, which are longer or shorter where they are the rows' own."""
-    rows, progress = rows_of(PAIRS * 2), Counted()
-    whole = ask(unsure, rows, length, sampling, seed=3)
+    asked, progress = exam(length, sampling, PAIRS * 2), Counted()
+    whole = asked.ask(unsure, 3)
     assert len(set(whole)) > 4  # it is unsure
-    again = ask(unsure, rows, length, sampling, seed=3, batch_size=3, progress=progress)
-    assert again == whole
+    assert replace(asked, batch_size=3).ask(unsure, 3, progress) == whole
     assert progress.done == 8
-    assert ask(unsure, rows.slice(0, 2), length, sampling, seed=3) == whole[:2]
-    assert ask(unsure, rows, length, sampling, seed=4) != whole
+    assert exam(length, sampling, PAIRS[:2]).ask(unsure, 3) == whole[:2]
+    assert asked.ask(unsure, 4) != whole
 
 
 ANSWERS = (("a", "b", "x", "d"), ("a", "x", "x", "d"), ("a", "b", "x", "x"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling_tools import seeded
 from scipy import integrate, stats
 from toy_tools import toy_rows
 
@@ -26,10 +27,6 @@ from bellmask.utils.stats import collapsed_strata_error
 V, L = 2, 4
 MASK = 2
 ORDERS = list(itertools.permutations(range(L)))
-
-
-def seeded(seed: int):
-    return torch.Generator().manual_seed(seed)
 
 
 def blocks_of(rows, lengths=None):

@@ -60,7 +60,7 @@ class LetterScorer:
     name, fingerprint, context, rule = "letters", "letters-1", 64, "by hand"
     calls = 0
 
-    def score(self, samples, *, batch_size=8, progress=NO_PROGRESS):
+    def score(self, samples, progress=NO_PROGRESS):
         self.calls += 1
         progress.advance(len(samples))
         found = []
@@ -79,7 +79,7 @@ def test_the_numbers_of_a_cell_by_hand():
         TextSample(["z"], [8], 3.5),
     ]
     quarter = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    found = measure_cell(samples, LetterScorer(), 8, NO_PROGRESS)
+    found = measure_cell(samples, LetterScorer(), NO_PROGRESS)
     assert found == {
         "perplexity": pytest.approx(math.exp((1 + 2 + 3 + 3 + 3) / 5)),
         "entropy": pytest.approx((quarter + math.log(2)) / 2),  # of the run's own tokens
@@ -95,12 +95,12 @@ def test_the_numbers_of_a_cell_by_hand():
         "nll": [3, 9, 0, 0],
         "counted_tokens": [2, 3, 0, 0],
     }
-    nothing = measure_cell(samples[2:], LetterScorer(), 8, NO_PROGRESS)
+    nothing = measure_cell(samples[2:], LetterScorer(), NO_PROGRESS)
     assert nothing["perplexity"] is nothing["entropy"] is nothing["length"] is None
     broken = LetterScorer()
     broken.score = lambda *_, **__: [TextScore(math.nan, 2, [1, 2], False)]
     with pytest.raises(UserError, match="letters"):
-        measure_cell(samples[:1], broken, 8, NO_PROGRESS)
+        measure_cell(samples[:1], broken, NO_PROGRESS)
 
 
 def subject(drawn, **changes):
@@ -115,7 +115,7 @@ def subject(drawn, **changes):
 
 def test_mean_and_deviation_over_seeds_and_what_is_there_is_not_made_again(tmp_path):
     drawn, scorer, progress = [], LetterScorer(), Counted()
-    first = measure([subject(drawn)], scorer, tmp_path, progress=progress)
+    first = measure([subject(drawn)], scorer, tmp_path, progress)
     assert (progress.totals, progress.done) == ([8], 8)
     each = [math.exp((1 + 2 + 3 + 4 + 8) / 6), math.exp((2 + 3 + 4 + 8) / 5)]
     for setting, nfe in zip(first[0]["settings"], (4, 8)):
@@ -125,7 +125,7 @@ def test_mean_and_deviation_over_seeds_and_what_is_there_is_not_made_again(tmp_p
         assert setting["sd"]["perplexity"] == pytest.approx(abs(each[0] - each[1]) / math.sqrt(2))
     assert len(drawn) == scorer.calls == 4
     again = Counted()
-    assert measure([subject(drawn)], scorer, tmp_path, progress=again) == first
+    assert measure([subject(drawn)], scorer, tmp_path, again) == first
     assert (len(drawn), scorer.calls, again.done) == (4, 4, 8), "all reused"
     other = LetterScorer()
     other.fingerprint = "letters-2"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from counted_progress import Counted
+from sampling_tools import seeded
 from scipy import stats
 from toy_tools import toy_rows
 
@@ -34,10 +35,6 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.stats import clustered_error, collapsed_strata_error
 
 MASK, PAD = 50, 49
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def measure(model, blocks, **options):

@@ -17,7 +17,14 @@ from commands import refuses, succeeds
 from pretrained_tools import make_config, make_lm, make_tokenizer
 
 from bellmask.data.tasks import BENCHMARKS, validation_records
-from bellmask.evaluate.lm_eval import STOCK, load_split, stock_folder, task_name, write_overlays
+from bellmask.evaluate.lm_eval import (
+    STOCK,
+    HarnessOptions,
+    load_split,
+    stock_folder,
+    task_name,
+    write_overlays,
+)
 from bellmask.evaluate.scorer import Estimator
 from bellmask.generate.fill import Filled
 from bellmask.generate.settings import Sampling
@@ -127,8 +134,9 @@ def test_a_causal_lm_scores_as_in_lm_eval(lm, arm):
 
 
 def test_whole_tasks_as_with_lm_evals_own_model(lm, arm, zoo, tmp_path):
-    names = write_overlays(tmp_path, str(zoo / "tasks"), tmp_path, ["piqa", "lambada"])
-    where = {"include": tmp_path, "bootstraps": 50}
+    chosen = HarnessOptions(data_dir=str(zoo / "tasks"), tasks=("piqa,lambada",))
+    names = write_overlays(tmp_path, chosen)
+    where = {"include": tmp_path, "bootstrap_iters": 50}
     theirs = evaluate_tasks(hflm(lm, add_bos_token=True), names, **where)
     found = evaluate_tasks(BellmaskLM(run=arm), names, **where)
     assert list(found["results"]) == ["piqa", "lambada_openai"]
@@ -253,13 +261,14 @@ def overlay(path):
 
 
 def test_documents_of_a_folder_or_of_the_wheel(cache, zoo, tmp_path):
-    write_overlays(tmp_path, None, cache, ["openbookqa"])
+    write_overlays(tmp_path, HarnessOptions(cache=str(cache), tasks=("openbookqa",)))
     made = overlay(tmp_path / "openbookqa_validation.yaml")
     assert (made["validation_split"], made["test_split"]) == ("validation", None)
     found = load_split(**made["dataset_kwargs"], version=1.0)
     assert len(found["validation"]) == 500
     assert len(load_split(**{**made["dataset_kwargs"], "limit": 3})["validation"]) == 3
-    write_overlays(tmp_path, str(zoo / "tasks"), tmp_path / "no cache", ["piqa"])
+    local = {"data_dir": str(zoo / "tasks"), "cache": str(tmp_path / "no cache")}
+    write_overlays(tmp_path, HarnessOptions(tasks=("piqa",), **local))
     lines = (zoo / "tasks" / "piqa.jsonl").read_text(encoding="utf-8").splitlines()
     found = load_split(**overlay(tmp_path / "piqa.yaml")["dataset_kwargs"])
     assert found["validation"].to_list() == list(map(json.loads, lines))

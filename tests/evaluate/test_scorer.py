@@ -393,7 +393,7 @@ def test_a_causal_lm_counts_as_the_public_codes_do(small_gpt2):
     alone = [scorer.score([sample])[0] for sample in samples]
     for size in (1, 3, 8):
         progress = Counted()
-        found = scorer.score(samples, batch_size=size, progress=progress)
+        found = replace(scorer, batch_size=size).score(samples, progress)
         assert progress.done == len(samples)
         assert [replace(a, nll=0) for a in found] == [replace(a, nll=0) for a in alone]
         np.testing.assert_allclose([a.nll for a in found], [a.nll for a in alone], rtol=1e-5)
@@ -438,7 +438,7 @@ def test_an_arm_scores_pieces_of_its_block_from_the_begin_sign(arm):
     size, scorer = 16 - len(begin), run_scorer(run)
     assert scorer.context == 16
     for batch_size in (1, 4):
-        scores = scorer.score([[text] for text in texts], batch_size=batch_size)
+        scores = replace(scorer, batch_size=batch_size).score([[text] for text in texts])
         for text, score in zip(texts[:2], scores):
             ids = list(text.encode())
             pieces = [ids[start : start + size] for start in range(0, len(ids), size)]

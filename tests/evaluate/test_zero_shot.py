@@ -19,6 +19,7 @@ from bellmask.evaluate.zero_shot import (
     PILOT_BLOCKS,
     Case,
     TextSet,
+    ZeroShotOptions,
     choose_draws,
     load_blocks,
     make_cases,
@@ -28,6 +29,10 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.store import FileStore
 
 MASK = 50
+
+
+def options(**more):
+    return ZeroShotOptions(models=(), **more)
 
 
 def rows(count, length):
@@ -68,11 +73,11 @@ def test_the_fewest_draws_that_suffice_are_taken():
     case = rising_case(400)
     for draws in (2, 4, 8, 16):
         allowed = 1.4 * rising_noise(draws, 64, 400)  # twice the draws have half the noise
-        pilot = choose_draws([case], allowed, seed=1, ladder=(2, 4, 8, 16, 32))
+        pilot = choose_draws([case], options(precision=allowed, seeds=1), (2, 4, 8, 16, 32))
         assert pilot.draws == draws
         assert pilot.noise < allowed
-    assert choose_draws([case], allowed, seed=1, num_seeds=64).draws == 2
-    out_of_reach = choose_draws([rising_case(16)], 1e-9, seed=1, ladder=(2, 3))
+    assert choose_draws([case], options(precision=allowed, seeds=64)).draws == 2
+    out_of_reach = choose_draws([rising_case(16)], options(precision=1e-9), (2, 3))
     assert out_of_reach.draws == 3
     assert "--blocks" in out_of_reach.reason
     assert "--blocks" not in pilot.reason
@@ -89,7 +94,7 @@ def test_the_noisiest_case_decides_and_others_are_not_tried_again():
     cases = [rising_case(40_000, 16), rising_case(10, 16, "lm1b")]
     cases = [replace(case, evaluate=partial(noting, case.text.name)) for case in cases]
     allowed = 1.4 * rising_noise(4, 16, 10)
-    pilot = choose_draws(cases, allowed, seed=1, ladder=(2, 4, 8))
+    pilot = choose_draws(cases, options(precision=allowed, seeds=1), (2, 4, 8))
     assert (pilot.draws, pilot.where) == (4, "LM1B, run")
     assert calls == [("ptb", 2)] * 2 + [("lm1b", 2)] * 2 + [("lm1b", 4)] * 2
 
@@ -155,7 +160,7 @@ def news(tmp_path):
 def test_blocks_are_the_texts_cut_without_overlap(bell, news, eos, change):
     """AG News has no detokenizer: title and text as they are; rows as the run's own are framed."""
     run = with_data(bell, **change)
-    found, missing = load_blocks([run], [news], eos)
+    found, missing = load_blocks([run], [news], options(eos=eos))
     assert not missing
     end, ids = ([run.tokenizer.eos_id] if eos == "mdlm" else []), []
     for n in range(40):
@@ -202,26 +207,26 @@ def test_missing_sets_are_all_named_before_any_is_read(bell, news, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(zero_shot, "prepare", lambda *_, **__: 1 / 0)
         with pytest.raises(UserError) as error:
-            load_blocks([bell], sets, "mdlm")
+            load_blocks([bell], sets, options())
     for words in ("2 of 3", "--from ptb=PATH --from arxiv=PATH", "--skip-missing", "network"):
         assert words in str(error.value)
     assert "Offline" not in str(error.value)
-    found, missing = load_blocks([bell], sets, "mdlm", skip_missing=True)
+    found, missing = load_blocks([bell], sets, options(skip_missing=True))
     assert (list(found), list(missing)) == (["ag_news"], ["ptb", "arxiv"])
     # one that turns out unreadable is missing too
     path = tmp_path / "papers.jsonl"
     path.write_text('{"body": "text"}\n' * 50, encoding="utf-8")
     text = TextSet("arxiv", str(path))
     with pytest.raises(UserError, match="'article'"):
-        load_blocks([bell], [text, news], "mdlm", skip_missing=True)
-    assert load_blocks([bell], [replace(text, column="body")], "mdlm")[0]["arxiv"]
+        load_blocks([bell], [text, news], options(skip_missing=True))
+    assert load_blocks([bell], [replace(text, column="body")], options())[0]["arxiv"]
 
 
 def test_a_stored_evaluation_is_not_made_again_and_exact_ones_stay_paired(
     bell, news, zoo, tmp_path
 ):
     runs = {"bell": bell, "arm": load(zoo / "arm")}
-    found, _ = load_blocks(list(runs.values()), [news], "mdlm")
+    found, _ = load_blocks(list(runs.values()), [news], options())
     blocks = {"ag_news": [b.spread(8) for b in found["ag_news"]]}
     sets, seeds, progress = [news, TextSet("ptb")], (1, 2), Counted()
     cases = make_cases(runs, sets, blocks, batch_size=5)
