@@ -6,7 +6,8 @@ length, in batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -238,36 +239,27 @@ def fill_rows(
         width = len(row) if is_alone else min(-(-len(row) // WIDTH) * WIDTH, longest)
         num_gaps = int((row == mask_id).sum())
         groups.append((width, num_gaps, len(row) if is_exact else len(row) == width))
+    places = range(len(rows))
+    # who watches sees rows in order, so only neighbors share a batch
+    order = places if on_step else sorted(places, key=groups.__getitem__)
     found: dict[int, Filled] = {}
-    for batch in _batches(groups, 1 if is_alone else batch_size, in_order=on_step is not None):
-        chosen = [rows[place] for place in batch]
-        x_BL, is_real_BL = pad_rows(chosen, groups[batch[0]][0], run.tokenizer.pad_id)
-        made = _fill_run(
-            run,
-            x_BL,
-            sampling,
-            seed=seed,
-            first_sample=torch.tensor([numbers[place] for place in batch]),
-            is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
-            on_step=on_step and _without_padding(on_step, len(chosen[0])),
-        )
-        for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
-            found[place] = Filled(ids_L[canvas_L == mask_id].tolist(), made.nfe)
-        progress.advance(len(batch))
-    return [found[place] for place in range(len(rows))]
-
-
-def _batches(groups: Sequence[Hashable], batch_size: int, in_order: bool) -> list[list[int]]:
-    """Places of rows of one group, at most ``batch_size``; ``in_order``: only neighbors."""
-    batches: list[list[int]] = []
-    latest: dict[Hashable, list[int]] = {}
-    for place, group in enumerate(groups):
-        batch = latest.get(group, [])
-        if not batch or len(batch) == batch_size or (in_order and batch is not batches[-1]):
-            batch = latest[group] = []
-            batches.append(batch)
-        batch.append(place)
-    return batches
+    for (width, *_), group in itertools.groupby(order, key=groups.__getitem__):
+        while batch := list(itertools.islice(group, 1 if is_alone else batch_size)):
+            chosen = [rows[place] for place in batch]
+            x_BL, is_real_BL = pad_rows(chosen, width, run.tokenizer.pad_id)
+            made = _fill_run(
+                run,
+                x_BL,
+                sampling,
+                seed=seed,
+                first_sample=torch.tensor([numbers[place] for place in batch]),
+                is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
+                on_step=on_step and _without_padding(on_step, len(chosen[0])),
+            )
+            for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
+                found[place] = Filled(ids_L[canvas_L == mask_id].tolist(), made.nfe)
+            progress.advance(len(batch))
+    return [found[place] for place in places]
 
 
 def _without_padding(on_step: OnStep, length: int) -> OnStep:

@@ -39,7 +39,6 @@ def test_gaps_in_text_are_masks_of_the_given_length(text, expected):
         return
     canvas = canvas_from_pieces(BYTES, read_gaps(text), [BOS], [EOS])
     assert canvas.ids_L.tolist() == [BOS, *expected, EOS]
-    assert canvas.is_given_L.tolist() == [token != GAP for token in canvas.ids_L.tolist()]
     rows = canvas.repeat(2)
     rows[0] = 0
     assert (rows.shape, int(canvas.ids_L[0]), int(rows[1, 0])) == ((2, len(canvas)), BOS, BOS)
