@@ -20,6 +20,7 @@ from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.sampler import (
     GRIDS,
     Generation,
+    Grid,
     SamplingDenoiser,
     TokenChoice,
     generate,
@@ -38,16 +39,14 @@ def fill(
     sampling: Sampling,
     *,
     mask_id: int,
-    seed: int = 0,
-    first_sample: int | Tensor = 0,
     is_real_BL: Tensor | None = None,
     device: torch.device | None = None,
-    on_step: OnStep | None = None,
+    **noise: Any,
 ) -> Generation:
     """Fill all masked positions the way ``sampling`` says.
 
-    ``is_real_BL`` is False at padding behind a canvas; ``first_sample`` is the first row's number,
-    or those of all rows.
+    ``is_real_BL`` is False at padding behind a canvas; ``noise`` as for :func:`generate`: seed,
+    first_sample, the first row's number or those of all rows, and on_step.
     """
     sampling.check()
     if framework.is_causal:
@@ -56,11 +55,9 @@ def fill(
         raise UserError(
             "this model predicts a token from what is before it: the first one must be given (BOS)"
         )
-    choice = TokenChoice(
+    noise["choice"] = TokenChoice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
-    noise: dict[str, Any] = {"choice": choice, "seed": seed, "first_sample": first_sample}
-    noise["on_step"] = on_step
     if isinstance(framework, Ordered) and not isinstance(framework, Shifted):
         if is_real_BL is not None:
             raise UserError("a causal model of our own trunk takes rows of one length, unpadded")
@@ -82,7 +79,7 @@ def fill(
     rule: Rule = RULES[sampling.rule]
     if sampling.remask is not None:
         rule = Remasking(sampling.remask, sampling.remask_kind)
-    grid: Tensor | int | None = None
+    grid: Grid = None
     if sampling.grid == "count":
         grid = sampling.per_step or 1
     elif rule.takes_grid:

@@ -130,8 +130,9 @@ def prompt_files(folder):
     def check(pair):
         path = folder / pair[0]
         path.write_bytes(pair[1])
-        for one in [*read_questions(path), *read_prompts(path)]:
-            assert len(ByteTokenizer().encode(one.text))
+        given = [text for prompt in read_prompts(path) for text in prompt.values()]
+        for text in [*given, *(question.text for question in read_questions(path))]:
+            assert len(ByteTokenizer().encode(text))
 
     return inputs, check
 
