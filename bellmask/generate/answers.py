@@ -19,14 +19,12 @@ from torch import Tensor
 from bellmask.data.chat_templates import Message, PromptEncoder, make_template
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Ids
-from bellmask.generate.canvas import OnStep
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import sanitize
-from bellmask.utils.progress import NO_PROGRESS, Progress
 
 DEFAULT_LENGTH = 64
 ANSWER_STEPS = 64
@@ -137,29 +135,18 @@ class Answerer:
         *,
         length: int | None = None,
         sampling: Sampling | None = None,
-        seed: int = 0,
-        samples: Sequence[int] | None = None,
         batch_size: int = 32,
-        progress: Progress = NO_PROGRESS,
-        on_step: OnStep | None = None,
+        **options: Any,
     ) -> list[Answer]:
         """An answer to each; the i-th has the noise of sample i, or ``samples[i]``, in any batch.
 
-        ``on_step`` is told of the questions in order, a batch having prompts of one length, and
-        does not see padding.
+        ``options`` are those of :func:`fill_rows`: seed, samples, progress, on_step, which is told
+        of the questions in order, a batch having prompts of one length, without padding.
         """
         rows = [self.row(question, length) for question in questions]
-        made = fill_rows(
-            self.run,
-            [row for row, _ in rows],
-            self.sampling(sampling or Sampling()),
-            longest=self._block,
-            seed=seed,
-            samples=samples,
-            batch_size=batch_size,
-            progress=progress,
-            on_step=on_step,
-        )
+        canvases, asked = [row for row, _ in rows], self.sampling(sampling or Sampling())
+        options |= {"longest": self._block, "batch_size": batch_size}
+        made = fill_rows(self.run, canvases, asked, **options)
         tokenizer, answers = self.run.tokenizer, []
         for one, (_, is_cut) in zip(made, rows, strict=True):
             end = one.ids.index(tokenizer.eos_id) if tokenizer.eos_id in one.ids else len(one.ids)

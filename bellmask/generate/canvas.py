@@ -25,15 +25,9 @@ class Canvas:
     """Ids of one row, the mask id where a token is to be generated."""
 
     ids_L: Tensor
-    mask_id: int
 
     def __len__(self) -> int:
         return len(self.ids_L)
-
-    @property
-    def is_given_L(self) -> Tensor:
-        """True where the token is kept."""
-        return self.ids_L != self.mask_id
 
     def repeat(self, count: int) -> Tensor:
         """The canvas ``count`` times, [count, L]."""
@@ -60,7 +54,7 @@ def canvas_from_pieces(
             raise UserError(f"a canvas has {LONGEST:,} tokens at most")
         else:
             ids += [tokenizer.mask_id] * piece
-    return Canvas(torch.tensor([*ids, *behind]), tokenizer.mask_id)
+    return Canvas(torch.tensor([*ids, *behind]))
 
 
 def read_gaps(text: str) -> list[str | int]:

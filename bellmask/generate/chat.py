@@ -10,9 +10,9 @@ import io
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -68,61 +68,45 @@ class ChatOptions(LoadOptions):
 # them follow from the seed.
 
 
-@dataclass
 class Talk:
     """``talk.ask("Hello")``, ``talk.retry()``, ``talk.reset()``; fields may be set in between."""
 
-    answerer: Answerer
-    has_memory: bool
-    """What was said before is part of the prompt; else each line is asked alone."""
-    length: int | None
-    """Tokens of an answer; None: the run's own."""
-    sampling: Sampling
-    seed: int = 0
-    system: str = ""
-    """Said to the model before all else."""
-    number: int = 0
-    """Of the next answer's sample."""
-    said: tuple[Message, ...] = ()
-    """Questions and answers so far."""
-    _last: tuple[str, tuple[Message, ...]] | None = field(default=None, repr=False)
+    def __init__(self, answerer: Answerer, options: ChatOptions) -> None:
+        self.answerer, self.seed, self.system = answerer, options.seed, options.system
+        memory = {"auto": answerer.knows_turns, "on": True, "off": False}
+        self.has_memory = memory[options.memory]
+        """What was said before is part of the prompt; else each line is asked alone."""
+        self.number = 0
+        """Of the next answer's sample."""
+        self.length = answerer.check_length(options.length)
+        self.sampling = answerer.sampling(options.sampling.check())
+        self.reset()
 
-    def __post_init__(self) -> None:
-        self.set_length(self.length)
-        self.set_sampling()
-
-    def set_length(self, length: int | None) -> None:
-        """Tokens of an answer from now on."""
-        self.length = self.answerer.check_length(length)
-
-    def set_sampling(self, **settings: float) -> None:
-        """Other sampling settings from now on."""
-        asked = replace(self.sampling, **settings)  # type: ignore[arg-type]
-        if "steps" in settings and self.answerer.run.framework.is_causal:
+    def set(self, name: str, value: float) -> None:
+        """Another length (tokens of an answer) or sampling setting from now on."""
+        if name == "length":
+            self.length = self.answerer.check_length(int(value))
+            return
+        if name == "steps" and self.answerer.run.framework.is_causal:
             raise UserError("this run writes token by token: there are no steps to choose")
-        self.sampling = self.answerer.sampling(asked.check())
+        asked: dict[str, Any] = {name: value}
+        self.sampling = self.answerer.sampling(replace(self.sampling, **asked).check())
 
     def reset(self) -> None:
-        self.said, self._last = (), None
+        """Forget what was said."""
+        self.said: tuple[Message, ...] = ()
+        self._last: tuple[str, tuple[Message, ...]] | None = None
 
     def ask(self, text: str, on_step: OnStep | None = None) -> Answer:
         """Say something; question and answer are remembered once the answer is whole."""
-        return self._answer(text, self.said, on_step)
+        self._last = text, self.said
+        return self.retry(on_step)
 
     def retry(self, on_step: OnStep | None = None) -> Answer:
         """Another answer to the last question, in place of the first."""
         if self._last is None:
             raise UserError("nothing has been asked yet")
-        return self._answer(*self._last, on_step)
-
-    def question(self, text: str, before: tuple[Message, ...]) -> Question:
-        """All that the model is given."""
-        system = (Message("system", self.system),) if self.system else ()
-        earlier = before if self.has_memory else ()
-        return Question((*system, *earlier, Message("user", text)), self.has_memory)
-
-    def _answer(self, text: str, before: tuple[Message, ...], on_step: OnStep | None) -> Answer:
-        self._last = text, before
+        text, before = self._last
         number, self.number = self.number, self.number + 1
         (answer,) = self.answerer.answer(
             [self.question(text, before)],
@@ -134,6 +118,12 @@ class Talk:
         )
         self.said = (*before, Message("user", text), Message("assistant", answer.text))
         return answer
+
+    def question(self, text: str, before: tuple[Message, ...]) -> Question:
+        """All that the model is given."""
+        system = (Message("system", self.system),) if self.system else ()
+        earlier = before if self.has_memory else ()
+        return Question((*system, *earlier, Message("user", text)), self.has_memory)
 
 
 # Lines in, answers and notes out; lines that begin with a slash are commands.
@@ -208,10 +198,7 @@ class Chat:
             value = float(text) if name == "temperature" else int(text)
         except ValueError:
             raise UserError(f"/{name} needs a number, got {text!r}") from None
-        if name == "length":
-            self.talk.set_length(int(value))
-        else:
-            self.talk.set_sampling(**{name: value})
+        self.talk.set(name, value)
         self.say(f"{name} {value:g}")
 
     def answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
@@ -237,50 +224,41 @@ class Chat:
                 f"{answer.num_tokens} tokens, {speed:.0f} tokens/s"
             )
 
+    def introduce(self) -> None:
+        """What one should know before the first line."""
+        talk, answerer, loaded = self.talk, self.talk.answerer, self.talk.answerer.run
+        steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
+        self.say(
+            f"{loaded.folder.name}, step {loaded.step}, on {loaded.device}: answers of up to "
+            f"{talk.length} tokens{steps}; /help lists commands"
+        )
+        if answerer.is_tuned:
+            kind = "conversations" if answerer.knows_turns else "single prompts"
+            self.say(f"fine-tuned on {kind} (template {loaded.config.sft.template})")
+        else:
+            self.say("the run was never fine-tuned on prompts: it just continues your text")
+        memory = "what was said before is part of the prompt"
+        self.say(memory if talk.has_memory else "each line is asked alone")
+
 
 # The command.
 
 
-def introduction(talk: Talk) -> list[str]:
-    """What one should know before the first line."""
-    answerer, loaded = talk.answerer, talk.answerer.run
-    steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
-    kind = "conversations" if answerer.knows_turns else "single prompts"
-    return [
-        f"{loaded.folder.name}, step {loaded.step}, on {loaded.device}: answers of up to "
-        f"{talk.length} tokens{steps}; /help lists commands",
-        f"fine-tuned on {kind} (template {loaded.config.sft.template})"
-        if answerer.is_tuned
-        else "the run was never fine-tuned on prompts: it just continues your text",
-        "what was said before is part of the prompt"
-        if talk.has_memory
-        else "each line is asked alone",
-    ]
-
-
-def _at_a_terminal(chat: Chat) -> None:
-    """Read lines until Ctrl-D, Ctrl-C or /quit; a line that ends with \\ goes on in the next."""
+def _typed_lines() -> Iterator[str]:
+    """What the user types; a line that ends with \\ goes on in the next."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (arrow keys and history)
-    try:
-        while chat.take(_read()):
-            pass
-    except (EOFError, KeyboardInterrupt):
-        chat.say("")
-
-
-def _read() -> str:
-    line = _input("> ")
-    while line.endswith("\\"):
-        line = line[:-1] + "\n" + _input(". ")
-    return line
+    while True:
+        line = _input("> ")
+        while line.endswith("\\"):
+            line = line[:-1] + "\n" + _input(". ")
+        yield line
 
 
 def _input(prompt: str) -> str:
     if sys.stdout.isatty():
         return input(prompt)
-    sys.stderr.write(prompt)  # answers go to a file: the prompt does not belong there
-    sys.stderr.flush()
+    print(prompt, end="", file=sys.stderr, flush=True)  # answers go to a file, the prompt does not
     return input()
 
 
@@ -292,22 +270,16 @@ def main(args: Sequence[str]) -> int:
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
-    answerer = Answerer(options.load(options.run))
-    talk = Talk(
-        answerer,
-        has_memory=answerer.knows_turns if options.memory == "auto" else options.memory == "on",
-        length=options.length,
-        sampling=options.sampling,
-        seed=options.seed,
-        system=options.system,
-    )
+    talk = Talk(Answerer(options.load(options.run)), options)
     chat = Chat(talk, Console(stderr=True, highlight=False), options.fps)
-    for line in introduction(chat.talk):
-        chat.say(line)
-    if chat.is_live:
-        _at_a_terminal(chat)
-    else:
-        for line in sys.stdin:
-            if not chat.take(line.rstrip("\r\n")):
+    chat.introduce()
+    lines = _typed_lines() if chat.is_live else (line.rstrip("\r\n") for line in sys.stdin)
+    try:
+        for line in lines:
+            if not chat.take(line):
                 break
+    except (EOFError, KeyboardInterrupt):
+        if not chat.is_live:
+            raise
+        chat.say("")
     return 0

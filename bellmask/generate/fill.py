@@ -6,7 +6,8 @@ length, in batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.sampler import (
     GRIDS,
     Generation,
+    Grid,
     SamplingDenoiser,
     TokenChoice,
     generate,
@@ -37,16 +39,14 @@ def fill(
     sampling: Sampling,
     *,
     mask_id: int,
-    seed: int = 0,
-    first_sample: int | Tensor = 0,
     is_real_BL: Tensor | None = None,
     device: torch.device | None = None,
-    on_step: OnStep | None = None,
+    **noise: Any,
 ) -> Generation:
     """Fill all masked positions the way ``sampling`` says.
 
-    ``is_real_BL`` is False at padding behind a canvas; ``first_sample`` is the first row's number,
-    or those of all rows.
+    ``is_real_BL`` is False at padding behind a canvas; ``noise`` as for :func:`generate`: seed,
+    first_sample, the first row's number or those of all rows, and on_step.
     """
     sampling.check()
     if framework.is_causal:
@@ -55,11 +55,9 @@ def fill(
         raise UserError(
             "this model predicts a token from what is before it: the first one must be given (BOS)"
         )
-    choice = TokenChoice(
+    noise["choice"] = TokenChoice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
-    noise: dict[str, Any] = {"choice": choice, "seed": seed, "first_sample": first_sample}
-    noise["on_step"] = on_step
     if isinstance(framework, Ordered) and not isinstance(framework, Shifted):
         if is_real_BL is not None:
             raise UserError("a causal model of our own trunk takes rows of one length, unpadded")
@@ -81,7 +79,7 @@ def fill(
     rule: Rule = RULES[sampling.rule]
     if sampling.remask is not None:
         rule = Remasking(sampling.remask, sampling.remask_kind)
-    grid: Tensor | int | None = None
+    grid: Grid = None
     if sampling.grid == "count":
         grid = sampling.per_step or 1
     elif rule.takes_grid:
@@ -238,36 +236,27 @@ def fill_rows(
         width = len(row) if is_alone else min(-(-len(row) // WIDTH) * WIDTH, longest)
         num_gaps = int((row == mask_id).sum())
         groups.append((width, num_gaps, len(row) if is_exact else len(row) == width))
+    places = range(len(rows))
+    # who watches sees rows in order, so only neighbors share a batch
+    order = places if on_step else sorted(places, key=groups.__getitem__)
     found: dict[int, Filled] = {}
-    for batch in _batches(groups, 1 if is_alone else batch_size, in_order=on_step is not None):
-        chosen = [rows[place] for place in batch]
-        x_BL, is_real_BL = pad_rows(chosen, groups[batch[0]][0], run.tokenizer.pad_id)
-        made = _fill_run(
-            run,
-            x_BL,
-            sampling,
-            seed=seed,
-            first_sample=torch.tensor([numbers[place] for place in batch]),
-            is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
-            on_step=on_step and _without_padding(on_step, len(chosen[0])),
-        )
-        for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
-            found[place] = Filled(ids_L[canvas_L == mask_id].tolist(), made.nfe)
-        progress.advance(len(batch))
-    return [found[place] for place in range(len(rows))]
-
-
-def _batches(groups: Sequence[Hashable], batch_size: int, in_order: bool) -> list[list[int]]:
-    """Places of rows of one group, at most ``batch_size``; ``in_order``: only neighbors."""
-    batches: list[list[int]] = []
-    latest: dict[Hashable, list[int]] = {}
-    for place, group in enumerate(groups):
-        batch = latest.get(group, [])
-        if not batch or len(batch) == batch_size or (in_order and batch is not batches[-1]):
-            batch = latest[group] = []
-            batches.append(batch)
-        batch.append(place)
-    return batches
+    for (width, *_), group in itertools.groupby(order, key=groups.__getitem__):
+        while batch := list(itertools.islice(group, 1 if is_alone else batch_size)):
+            chosen = [rows[place] for place in batch]
+            x_BL, is_real_BL = pad_rows(chosen, width, run.tokenizer.pad_id)
+            made = _fill_run(
+                run,
+                x_BL,
+                sampling,
+                seed=seed,
+                first_sample=torch.tensor([numbers[place] for place in batch]),
+                is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
+                on_step=on_step and _without_padding(on_step, len(chosen[0])),
+            )
+            for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
+                found[place] = Filled(ids_L[canvas_L == mask_id].tolist(), made.nfe)
+            progress.advance(len(batch))
+    return [found[place] for place in places]
 
 
 def _without_padding(on_step: OnStep, length: int) -> OnStep:

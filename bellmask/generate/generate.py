@@ -22,7 +22,7 @@ from rich.text import Text
 from bellmask.config.command_line import parse_command
 from bellmask.config.config import RunConfig
 from bellmask.data.chat_templates import Message
-from bellmask.data.readers import Record, kind_of, read_records, readable_errors
+from bellmask.data.readers import Record, kind_of, read_records, readable_errors, text_of
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
@@ -147,22 +147,13 @@ RESULTS = ("response", "sample", "num_tokens", "prompt_cut")
 """Keys of a line of answers; a line of questions may have any other one."""
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A beginning to continue, or a canvas with gaps."""
-
-    text: str = ""
-    is_canvas: bool = False
-
-
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[dict[str, str]]:
     """What a file gives to continue or to fill: lines, or {"prompt": ...} or {"canvas": ...}."""
-    prompts = []
-    for record, where in _records(path, ("prompt", "canvas")):
-        key = "canvas" if "canvas" in record else "prompt"
-        if unknown := record.keys() - {key}:
+    kinds, prompts = ("prompt", "canvas"), []
+    for record, where in _records(path, kinds):
+        if unknown := record.keys() - {*kinds}:
             raise UserError(f"{where}: {min(unknown)!r} is not known; allowed are prompt or canvas")
-        prompts.append(Prompt(_text(record, key, where), key == "canvas"))
+        prompts.append({key: _text(record, key, where) for key in record})
     return prompts
 
 
@@ -204,9 +195,9 @@ def _records(path: Path, kinds: Sequence[str]) -> Iterator[tuple[Record, str]]:
 
 
 def _text(record: Record, key: str, where: str) -> str:
-    if not isinstance(record[key], str) or not record[key].strip():
+    if not (text := text_of(record, key, where)).strip():
         raise UserError(f"{where}: {key!r} must be a text that is not empty")
-    return sanitize(record[key])
+    return text
 
 
 def _messages(listed: Any, where: str) -> tuple[Message, ...]:
@@ -324,29 +315,32 @@ def continue_prompts(
     options: GenerateOptions, loaded: Loaded, sampling: Sampling, recorder: Recorder | None = None
 ) -> Samples:
     """``--num`` samples from nothing, of each beginning, or of each canvas."""
-    prompts = [Prompt(options.canvas or options.prefix or "", options.canvas is not None)]
-    if options.prompts is not None:
+    prompts = [{"prompt": options.prefix or ""}]
+    if options.canvas is not None:
+        prompts = [{"canvas": options.canvas}]
+    elif options.prompts is not None:
         prompts = read_prompts(Path(options.prompts))
+    asked = [text for prompt in prompts for text in prompt.values()]
     canvases, block_length = [], loaded.config.data.block_length
     for prompt in prompts:
-        given: dict[str, Any] = {"template" if prompt.is_canvas else "prefix": prompt.text}
-        canvases.append(run_canvas(loaded, length=options.length, **given))
-        if (num_tokens := len(canvases[-1])) > block_length:
-            note(f"the canvas has {num_tokens} tokens, the run was trained on {block_length}")
+        prefix, template = prompt.get("prompt", ""), prompt.get("canvas")
+        canvas = run_canvas(loaded, prefix=prefix, template=template, length=options.length)
+        canvases.append(canvas)
+        if len(canvas) > block_length:
+            note(f"the canvas has {len(canvas)} tokens, the run was trained on {block_length}")
     made: list[Generation] = []
     with _observing(options, loaded, recorder, options.num * len(canvases)) as made_with:
         for number, canvas in enumerate(canvases):
             made_with["first_sample"] = options.num * number
             made.append(fill_canvas(loaded, canvas, options.num, sampling, **made_with))
     lines: list[dict[str, Any]] = []
-    for prompt, one in zip(prompts, made, strict=True):
-        about = {"prompt": prompt.text} if options.prompts else {}
+    for prompted, one in zip(asked, made, strict=True):
+        about = {"prompt": prompted} if options.prompts else {}
         for text, ids in zip(decode_samples(loaded, one), one.ids_BL.tolist(), strict=True):
             lines.append({"sample": len(lines), **about, "text": text, "ids": ids})
     calls, nfe = sum(one.num_calls for one in made), sum(one.nfe for one in made) / len(made)
     cost = f"{calls} network calls, {nfe:.1f} per sample"
-    texts = [line["text"] for line in lines]
-    return Samples([prompt.text for prompt in prompts], texts, lines, cost)
+    return Samples(asked, [line["text"] for line in lines], lines, cost)
 
 
 def settings_of(options: GenerateOptions, is_answer: bool) -> dict[str, Any]:

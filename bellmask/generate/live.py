@@ -83,14 +83,20 @@ class LiveView:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, fps: float, keep_last: bool, console: Console | None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        title: str = "",
+        fps: float = 12.0,
+        keep_last: bool = True,
+        console: Console | None = None,
     ) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.frame: Frame | None = None
         self.seconds_waited = 0.0
         """How long steps were held to be seen; no part of the model's time."""
-        self._mask_id, self._texts = tokenizer.mask_id, TokenTexts(tokenizer)
-        self._fps, self._next_time = fps, 0.0
+        self._tokenizer, self._texts = tokenizer, TokenTexts(tokenizer)
+        self._title, self._fps, self._next_time = title, fps, 0.0
         self._live = Live(
             console=self.console,
             auto_refresh=False,
@@ -110,10 +116,10 @@ class LiveView:
     def _take(self, step: Step) -> Frame:
         """A step, copied as it is now, beside the last one; step 0 begins anew."""
         step, last = replace(step, ids_BL=step.ids_BL.clone()), self.frame
-        if last is None or step.number == 0:
-            self.frame = Frame(step, step.ids_BL, step.ids_BL, self._mask_id)
-        else:
-            self.frame = Frame(step, last.step.ids_BL, last.canvas_BL, self._mask_id)
+        before_BL = canvas_BL = step.ids_BL
+        if last is not None and step.number > 0:
+            before_BL, canvas_BL = last.step.ids_BL, last.canvas_BL
+        self.frame = Frame(step, before_BL, canvas_BL, self._tokenizer.mask_id)
         return self.frame
 
     def _show(self, lines: list[Text]) -> None:
@@ -144,18 +150,7 @@ class Watch(LiveView):
     Options as for :class:`LiveView`.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        title: str = "",
-        fps: float = 12.0,
-        keep_last: bool = True,
-        console: Console | None = None,
-    ) -> None:
-        super().__init__(tokenizer, fps, keep_last, console)
-        self._title = title
-        self._printed: Frame | None = None
+    _printed: Frame | None = None
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
@@ -223,12 +218,7 @@ class AnswerView(LiveView):
     when the finished answer is to be printed; of an interrupted one the last frame stays.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, fps: float = 24.0, console: Console | None = None
-    ) -> None:
-        super().__init__(tokenizer, fps, False, console)
-        self._eos_id = tokenizer.eos_id
-        self._shown: Text | None = None
+    _shown: Text | None = None
 
     def __exit__(self, *error: object) -> None:
         self._live.transient = error[0] is None
@@ -253,9 +243,9 @@ class AnswerView(LiveView):
         text = Text()
         ids = zip(frame.canvas_BL[0].tolist(), frame.step.ids_BL[0].tolist(), strict=True)
         for (canvas, token), kind in zip(ids, frame.kinds(0), strict=True):
-            if canvas != self._mask_id:
+            if canvas != self._tokenizer.mask_id:
                 continue
-            if token == self._eos_id:
+            if token == self._tokenizer.eos_id:
                 text.append(END, style="dim")
                 break
             shown = BLOCKS.get(kind) or visible_lines(self._texts(token))

@@ -50,6 +50,8 @@ def count_grid(num_tokens: int, per_step: int = 1, schedule: Schedule | None = N
     return (schedule or Linear()).inverse((steps * per_step / num_tokens).clamp(max=1))
 
 
+Grid = Tensor | int | None
+"""Times, or tokens per step; None: as the rule has it."""
 GRIDS: dict[str, Callable[[int], Tensor]] = {"uniform": uniform_grid, "cosine": cosine_grid}
 """Grids of a number of steps; ``count`` goes by tokens instead."""
 
@@ -239,11 +241,7 @@ class Noise:
 
 
 def _check(
-    network: SamplingDenoiser,
-    canvas_BL: Tensor,
-    grid: Tensor | int | None,
-    rule: Rule,
-    block_length: int | None,
+    network: SamplingDenoiser, canvas_BL: Tensor, grid: Grid, rule: Rule, block_length: int | None
 ) -> None:
     """Refuse what would fail later, or be ignored."""
     is_canvas = canvas_BL.ndim == 2 and canvas_BL.numel() > 0
@@ -265,7 +263,7 @@ def _check(
 def generate(
     network: SamplingDenoiser,
     canvas_BL: Tensor,
-    grid: Tensor | int | None,
+    grid: Grid,
     rule: Rule = RULES["ancestral"],
     *,
     choice: TokenChoice | None = None,
@@ -362,7 +360,7 @@ def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:
     return [one for one in turns if bool(one.any())]
 
 
-def _share_grid(grid: Tensor | int | None, turns: list[Tensor], schedule: Schedule) -> list[Tensor]:
+def _share_grid(grid: Grid, turns: list[Tensor], schedule: Schedule) -> list[Tensor]:
     """For each turn a grid of the same shape, steps in proportion to its tokens, at least one."""
     sizes = [int(one.sum(1).max()) for one in turns]
     if not isinstance(grid, Tensor):

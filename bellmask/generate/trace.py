@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -93,7 +93,7 @@ class Position(NamedTuple):
     """How often it was masked again."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TracedSample:
     """One row from the canvas to the finished text."""
 
@@ -106,24 +106,19 @@ class TracedSample:
     num_steps: int = 0
     """The last step's number; it may have changed nothing here."""
 
-    def events(self) -> list[list[tuple[int, str | None]]]:
-        """For each position (step, what it holds from then on), the canvas first."""
-        found = [[(0, text)] for text in self.tokens]
+    def history(self) -> list[list[Position]]:
+        """For each position what it was, one after the other, the canvas first."""
+        found = [[Position(text, 0, 0)] for text in self.tokens]
         for change in self.steps:
-            for position in change.unset:
-                found[position].append((change.number, None))
-            for position, text in change.set:
-                found[position].append((change.number, text))
+            masked = [(place, None) for place in change.unset]
+            for place, text in [*masked, *change.set]:
+                num_remasked = found[place][-1].num_remasked + (text is None)
+                found[place].append(Position(text, change.number, num_remasked))
         return found
 
     def at(self, number: int) -> list[Position]:
         """Every position after a step."""
-        positions = []
-        for events in self.events():
-            past = [event for event in events if event[0] <= number]
-            since, text = past[-1]
-            positions.append(Position(text, since, sum(text is None for _, text in past[1:])))
-        return positions
+        return [[one for one in past if one.since <= number][-1] for past in self.history()]
 
 
 @dataclass(frozen=True)
@@ -162,41 +157,42 @@ def _want(is_right: bool, what: str) -> None:
         raise ValueError(what)
 
 
+def _values(found: Any, where: str, **kinds: type) -> list[Any]:
+    _want(has_kinds(found, kinds), f"{where} must hold {', '.join(kinds)}")
+    return [found[name] for name in kinds]
+
+
 def _read_trace(content: Any) -> Trace:
     kinds = {"title": str, "settings": dict, "num_calls": int, "samples": list}
-    _want(has_kinds(content, kinds), f"it must hold {', '.join(kinds)}")
+    title, settings, num_calls, found = _values(content, "it", **kinds)
     _want(content.get("version") == VERSION, f"this bellmask reads version {VERSION}")
-    samples = [_read_sample(one, f"sample {n}") for n, one in enumerate(content["samples"])]
+    samples = [_read_sample(one, f"sample {n}") for n, one in enumerate(found)]
     _want(bool(samples), "it has no samples")
-    return Trace(content["title"], content["settings"], content["num_calls"], samples)
+    return Trace(title, settings, num_calls, samples)
 
 
-def _read_sample(value: Any, where: str) -> TracedSample:
+def _read_sample(found: Any, where: str) -> TracedSample:
     kinds = {"tokens": list, "steps": list, "text": str, "num_steps": int}
-    _want(has_kinds(value, kinds), f"{where} must hold {', '.join(kinds)}")
-    tokens, last = value["tokens"], value["num_steps"]
-    is_right = bool(tokens) and all(token is None or isinstance(token, str) for token in tokens)
+    tokens, steps, text, last = _values(found, where, **kinds)
+    is_right = bool(tokens) and all(isinstance(token, str | None) for token in tokens)
     _want(is_right, f"the tokens of {where} must be texts and nulls")
-    steps = [_read_change(step, where, len(tokens)) for step in value["steps"]]
-    numbers = [0, *(step.number for step in steps), last + 1]
+    changes = [_read_change(step, f"a step of {where}", len(tokens)) for step in steps]
+    numbers = [0, *(change.number for change in changes), last + 1]
     is_right = is_whole(last) and all(a < b for a, b in itertools.pairwise(numbers))
     _want(is_right, f"the steps of {where} must have rising numbers from 1 to num_steps")
-    return TracedSample(tokens, steps, value["text"], last)
+    return TracedSample(tokens, changes, text, last)
 
 
-def _read_change(value: Any, where: str, length: int) -> Change:
-    kinds = {"number": int, "calls": int, "set": list, "unset": list}
-    _want(has_kinds(value, kinds), f"a step of {where} must hold {', '.join(kinds)}")
-    t = value.get("t")
-    _want(is_number(t) and 0 <= t <= 1, f"'t' of a step of {where} must be from 0 to 1")
-    pairs, places = value["set"], list(value["unset"])
-    for pair in pairs:
-        is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
-        places.append(pair[0] if is_pair else None)
+def _read_change(found: Any, where: str, length: int) -> Change:
+    kinds = {"number": int, "t": object, "calls": int, "set": list, "unset": list}
+    number, t, calls, pairs, unset = _values(found, where, **kinds)
+    _want(is_number(t) and 0 <= t <= 1, f"'t' of {where} must be from 0 to 1")
+    is_right = all(isinstance(p, list) and len(p) == 2 and isinstance(p[1], str) for p in pairs)
+    _want(is_right, f"{where} must set positions to texts")
+    places = [*unset, *(place for place, _ in pairs)]
     is_right = all(is_whole(place) and place < length for place in places)
-    _want(is_right, f"a step of {where} must set and unset positions below {length}")
-    changed = [(place, text) for place, text in pairs]
-    return Change(value["number"], float(t), value["calls"], changed, value["unset"])
+    _want(is_right, f"{where} must set and unset positions below {length}")
+    return Change(number, float(t), calls, [(place, text) for place, text in pairs], unset)
 
 
 # Recording: take in the steps of batches, keep what changes.
@@ -220,33 +216,27 @@ class Recorder:
         if step.number == 0:
             self._samples += [TracedSample([*map(self._text, row)], []) for row in rows]
             self._rows, self._calls_before = rows, self._num_calls
-        first = len(self._samples) - len(rows)
-        for number, (before, after) in enumerate(zip(self._rows, rows, strict=True), first):
-            sample = self._samples[number]
+        for sample, before, after in zip(
+            self._samples[-len(rows) :], self._rows, rows, strict=True
+        ):
+            sample.num_steps = step.number
             if after != before:
-                sample.steps.append(self._change(step, before, after))
-            self._samples[number] = replace(sample, num_steps=step.number)
+                changed = [i for i, token in enumerate(after) if token != before[i]]
+                texts = [(i, self._text(after[i])) for i in changed]
+                given = [(i, text) for i, text in texts if text is not None]
+                masked = [i for i, text in texts if text is None]
+                t = min(max(float(step.t), 0.0), 1.0)
+                sample.steps.append(Change(step.number, t, step.num_calls, given, masked))
         self._rows, self._num_calls = rows, self._calls_before + step.num_calls
 
     def _text(self, token: int) -> str | None:
         return None if token == self.tokenizer.mask_id else self._texts(token)
 
-    def _change(self, step: Step, before: list[int], after: list[int]) -> Change:
-        changed = [i for i, token in enumerate(after) if token != before[i]]
-        texts = [(i, self._text(after[i])) for i in changed]
-        return Change(
-            step.number,
-            min(max(float(step.t), 0.0), 1.0),
-            step.num_calls,
-            [(i, text) for i, text in texts if text is not None],
-            [i for i, text in texts if text is None],
-        )
-
     def trace(self, title: str, settings: Mapping[str, Any], texts: Sequence[str]) -> Trace:
         """All that was received, with the finished texts, which may be cut (at EOS, say)."""
-        pairs = zip(self._samples, texts, strict=True)
-        samples = [replace(sample, text=text) for sample, text in pairs]
-        return Trace(title, dict(settings), self._num_calls, samples)
+        for sample, text in zip(self._samples, texts, strict=True):
+            sample.text = text
+        return Trace(title, dict(settings), self._num_calls, self._samples)
 
 
 # The animated page.
@@ -284,8 +274,8 @@ def _embedded(trace: Trace, first: int) -> str:
             "num_steps": sample.num_steps,
             "steps": [[0, 1, 0], *([one.number, one.t, one.calls] for one in sample.steps)],
             "positions": [
-                [(number, None if text is None else _broken(text)) for number, text in events]
-                for events in sample.events()
+                [(text and _broken(text), since, again) for text, since, again in past]
+                for past in sample.history()
             ],
         }
         for sample in trace.samples
@@ -360,16 +350,15 @@ const {first, colors, samples} = JSON.parse(find("trace").textContent);
 const SECONDS = 8;  // a whole sample at normal speed
 let sample = samples[0], step = 0, timer = null;
 
-// A position is a list of events: [step, its text from then on, null while it is masked].
-function paint(span, events, number) {
-  const past = events.filter(event => event[0] <= step), [since, text] = past.at(-1);
-  const again = past.filter(event => event[0] && event[1] === null).length;
-  const isMasked = text === null, isGiven = events[0][1] !== null;
+// A position's past: [its text, null while masked; since which step; how often masked again].
+function paint(span, past, number) {
+  const [text, since, again] = past.findLast(([, since]) => since <= step);
+  const isMasked = text === null, isGiven = past[0][0] !== null;
   const isNow = step > 0 && since === step;
   const kinds = {masked: isMasked, given: isGiven && !isMasked, again: isMasked && isNow,
     new: !isMasked && isNow, was: !isMasked && again};
   span.className = Object.keys(kinds).filter(kind => kinds[kind]).join(" ");
-  span.textContent = text ?? events.at(-1)[1] ?? "x";
+  span.textContent = text ?? past.at(-1)[0] ?? "x";
   span.ariaHidden = isMasked ? "true" : null;
   const share = (since - 1) / Math.max(1, sample.num_steps - 1) * (colors.length - 1);
   const [background, ink] = !isMasked && since ? colors[Math.round(share)] : ["", ""];
@@ -384,9 +373,9 @@ function paint(span, events, number) {
 function draw(to) {
   step = Math.min(Math.max(0, to), sample.num_steps);
   const spans = [...find("text").children];
-  const again = sample.positions.map((events, i) => paint(spans[i], events, i))
+  const again = sample.positions.map((past, i) => paint(spans[i], past, i))
     .reduce((sum, count) => sum + count, 0);
-  const gaps = sample.positions.filter(events => events[0][1] === null).length;
+  const gaps = sample.positions.filter(past => past[0][0] === null).length;
   const left = spans.filter(span => span.classList.contains("masked")).length;
   const [number, t, calls] = sample.steps.findLast(([number]) => number <= step);
   find("slider").value = step;
@@ -473,8 +462,8 @@ def lay_out(
 ) -> list[tuple[int, int, int]]:
     """(line, column, width) of the positions that fit into ``lines``, the same in every frame."""
     places, line, column = [], 0, 0
-    for events in sample.events():
-        width = max(len(_drawn(text or "")) for _, text in events)
+    for past in sample.history():
+        width = max(len(_drawn(one.text or "")) for one in past)
         width = min(max(1, width), columns)
         if column + width > columns:
             line, column = line + 1, 0

@@ -17,7 +17,7 @@ from bellmask.data.examples import ExampleRules
 from bellmask.data.prepare import describe_blocks, load_inputs
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
-from bellmask.generate.chat import Talk
+from bellmask.generate.chat import ChatOptions, Talk
 from bellmask.generate.fill import Filled
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
@@ -165,7 +165,7 @@ def test_a_run_remembers_whether_roles_were_marked(
 
 
 def test_a_talk_remembers_what_was_said_where_it_should(answerer):
-    talk = Talk(answerer, has_memory=True, length=8, sampling=Sampling(), system="Be brief.")
+    talk = Talk(answerer, ChatOptions(run="", memory="on", length=8, system="Be brief."))
     first = talk.ask("a")
     talk.ask("b")
     question = talk.question("c", talk.said)
@@ -188,7 +188,7 @@ def test_a_talk_remembers_what_was_said_where_it_should(answerer):
     assert talk.question("c", talk.said).messages[-2].role == "system"
     with pytest.raises(UserError, match="nothing has been asked"):
         talk.retry()
-    alone = Talk(answerer, has_memory=False, length=8, sampling=Sampling(), seed=5)
+    alone = Talk(answerer, ChatOptions(run="", length=8, seed=5))
     said = [alone.ask("a"), alone.ask("a"), alone.retry()]
     batch = answerer.answer([Question.plain("a")] * 3, length=8, seed=5)
     ids = [answer.ids for answer in batch]

@@ -12,7 +12,7 @@ from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.generate.canvas import LONGEST, canvas_from_pieces, read_gaps
 from bellmask.generate.fill import run_canvas
-from bellmask.generate.generate import Prompt, read_prompts, read_questions
+from bellmask.generate.generate import read_prompts, read_questions
 from bellmask.utils.errors import UserError
 
 BYTES, GAP, BOS, EOS = ByteTokenizer(), 259, 257, 256
@@ -39,7 +39,6 @@ def test_gaps_in_text_are_masks_of_the_given_length(text, expected):
         return
     canvas = canvas_from_pieces(BYTES, read_gaps(text), [BOS], [EOS])
     assert canvas.ids_L.tolist() == [BOS, *expected, EOS]
-    assert canvas.is_given_L.tolist() == [token != GAP for token in canvas.ids_L.tolist()]
     rows = canvas.repeat(2)
     rows[0] = 0
     assert (rows.shape, int(canvas.ids_L[0]), int(rows[1, 0])) == ((2, len(canvas)), BOS, BOS)
@@ -95,12 +94,12 @@ def read(tmp_path):
 def test_lines_are_prompts(read):
     text = "\ufeffThe war \r\n\n  # no\n#no\n  Once # yes\n \t \n日本"
     lines = ["The war ", "  Once # yes", "日本"]
-    assert read(read_prompts, "p.txt", text) == [Prompt(line) for line in lines]
+    assert read(read_prompts, "p.txt", text) == [{"prompt": line} for line in lines]
     found = read(read_questions, "p.txt", text)
     assert [question.line for question in found] == [{"prompt": line} for line in lines]
     assert [(q.text, q.messages) for q in found] == [(n, (Message("user", n),)) for n in lines]
     found = read(read_prompts, "p.jsonl", '{"prompt": "a\\nb"}\n\n{"canvas": "# [MASK*3] b"}\n')
-    assert found == [Prompt("a\nb"), Prompt("# [MASK*3] b", is_canvas=True)]
+    assert found == [{"prompt": "a\nb"}, {"canvas": "# [MASK*3] b"}]
 
 
 def test_json_lines_keep_their_keys(read):

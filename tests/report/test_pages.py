@@ -116,8 +116,8 @@ def test_the_page_holds_the_whole_trace_and_fetches_nothing(trace, hostile):
     assert embedded["first"] == 2
     for shown, sample in zip(embedded["samples"], trace.samples, strict=True):
         assert shown["steps"] == [[0, 1, 0], *([c.number, c.t, c.calls] for c in sample.steps)]
-        numbers = [[number for number, _ in events] for events in shown["positions"]]
-        assert numbers == [[number for number, _ in events] for events in sample.events()]
+        numbers = [[past[1:] for past in position] for position in shown["positions"]]
+        assert numbers == [[[*past[1:]] for past in position] for position in sample.history()]
 
 
 def test_frames_and_places_of_a_strip():
