@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from bellmask import __version__
 from bellmask.compare.execute import (
     PlannedRun,
+    TrainingOptions,
     check_positive,
     execute,
     for_comparison,
@@ -53,8 +54,8 @@ SUITE = "cpt_sft"
 VARIANTS = ("base", "bell")
 
 
-@dataclass(frozen=True)
-class StagesOptions:
+@dataclass(frozen=True, kw_only=True)
+class StagesOptions(TrainingOptions):
     """Continual pretraining {base, bell} x fine-tuning {base, bell}: the rows of Table 4.
 
     Two adaptations begin with the same weights, two fine-tunings with each of them: six trainings
@@ -84,10 +85,6 @@ class StagesOptions:
     start: str | None = None
     """Where both adaptations start, in place of --cpt's own start.model: a run folder, an export or
     a Hugging Face causal LM."""
-    seeds: int = 1
-    """Paired training seeds; an interval needs 3."""
-    jobs: int = 1
-    """Trainings side by side; with 2 or more each has one thread."""
     examples: int = 256
     """Held-out examples that are asked; 0: all."""
     gap: Literal["fixed", "own"] = "fixed"
@@ -103,10 +100,6 @@ class StagesOptions:
     """Examples per forward pass when asking; no answer depends on it."""
     out: str | None = None
     """Where results go; default runs/compare-CPT-SFT."""
-    runs: str = "runs/shared"
-    """Run folders, shared by all comparisons."""
-    quiet: bool = False
-    """Say nothing but errors and the result."""
 
 
 # Planning
@@ -134,8 +127,8 @@ class StagePlan:
     """The gap that most training responses need."""
 
 
-def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
-    """Refuse, before anything is loaded, two stages that do not follow one another."""
+def plan_stages(cpt: RunConfig, sft: RunConfig, options: TrainingOptions) -> StagePlan:
+    """Every training of the suite; the data of both stages is prepared, nothing is trained."""
     if cpt.sft.train is not None:
         raise UserError("--cpt is continual pretraining on text: leave its --sft options out")
     if sft.sft.train is None:
@@ -143,19 +136,11 @@ def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
             "--sft needs prompts and responses: a preset that has them, such as sft_tiny, or "
             "--sft.train"
         )
-    for_comparison(cpt)
     for_comparison(sft)
-
-
-def plan_stages(
-    cpt: RunConfig, sft: RunConfig, *, seeds: int, root: Path, is_quiet: bool = False
-) -> StagePlan:
-    """Every training of the suite; the data of both stages is prepared, nothing is trained."""
-    check_stages(cpt, sft)
-    variants = parse_variants(list(VARIANTS))
+    variants = parse_variants(VARIANTS)
     # as 'bellmask compare' plans them, which so shares these runs
-    adapted = plan_runs(for_comparison(cpt), variants, root=root, seeds=seeds, is_quiet=is_quiet)
-    tokenizer, data = _load_examples(cpt, sft, is_quiet)
+    adapted = plan_runs(for_comparison(cpt), variants, options)
+    tokenizer, data = _load_examples(cpt, sft, options.quiet)
     marks = (tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint)
     runs = []
     for first in adapted:
@@ -166,8 +151,8 @@ def plan_stages(
             tuned = second.apply(own)
             # the adaptation's key stands for where it lies
             key = run_key(_started(tuned, first.folder.name, steps), "/".join(marks))
-            label = f"CPT {name} + SFT {second.name}"
-            runs.append(StageRun(label, "", tuned, root / key, seed, name, second.name))
+            label, folder = f"CPT {name} + SFT {second.name}", first.folder.with_name(key)
+            runs.append(StageRun(label, "", tuned, folder, seed, name, second.name))
     about = describe_blocks(sft, data.train, data.valid, data.counts)
     return StagePlan(runs, data.valid, tokenizer, about["response_tokens"])
 
@@ -222,27 +207,24 @@ def compare_stages(
 ) -> dict[str, Any]:
     """Train what is not there yet, ask, write the report, return the results."""
     check_positive(seeds=options.seeds, jobs=options.jobs)
+    check_positive(sampling_seeds=options.sampling_seeds, batch_size=options.batch_size)
     options.sampling.check()
-    if options.sampling_seeds < 1 or options.batch_size < 1 or options.examples < 0:
-        raise UserError(
-            "--sampling-seeds and --batch-size must be at least 1, --examples at least 0"
-        )
-    root, is_quiet = Path(options.runs), options.quiet
-    plan = plan_stages(cpt, sft, seeds=options.seeds, root=root, is_quiet=is_quiet)
+    if options.examples < 0:
+        raise UserError(f"--examples must be at least 0, got {options.examples}")
+    plan = plan_stages(cpt, sft, options)
     exam = _exam(plan, sft, options)
     out.mkdir(parents=True, exist_ok=True)
-    root.mkdir(parents=True, exist_ok=True)
     try:
         for is_tuned in (False, True):
             stage = [run for run in plan.runs if (run.sft is not None) == is_tuned]
-            execute(list(map(_as_started, stage)), jobs=options.jobs, is_quiet=is_quiet)
-        outcomes = _outcomes(plan, exam, is_quiet)
+            execute(list(map(_as_started, stage)), options)
+        outcomes = _outcomes(plan, exam, options.quiet)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "interrupted; trainings and answers are saved, and the same command continues with them"
         ) from None
     results = without_nan({**_describe(cpt, sft, exam), **summarize_stages(outcomes)})
-    write_json(out / "results.json", results, is_quiet=is_quiet)
+    write_json(out / "results.json", results, is_quiet=options.quiet)
     write_text(out / "table.md", stage_markdown(results))
     save_figure(stage_figure(results), out / "curves")
     return results
@@ -286,8 +268,10 @@ def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]
 def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
     """What was trained and asked; the options that variants decide are left out."""
     own = exam.examples.num_maskable(slice(None))
-    owned = [option.removeprefix("--") for option in OWNED]
     sft = replace(sft, start=replace(sft.start, model=None, checkpoint="latest"))
+    found = {"cpt": cpt.to_dict(), "sft": sft.to_dict()}
+    for config, option in itertools.product(found.values(), OWNED):
+        del config[option.removeprefix("--")]
     asked = {
         "examples": len(exam.examples),
         "fingerprint": exam.examples.fingerprint,
@@ -295,11 +279,6 @@ def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
         "own_gaps": [int(own.min()), int(own.max())],
         "sampling": vars(exam.sampling),
         "seeds": list(exam.seeds),
-    }
-    configs = {"cpt": cpt.to_dict(), "sft": sft.to_dict()}
-    found = {
-        stage: {name: part for name, part in config.items() if name not in owned}
-        for stage, config in configs.items()
     }
     return {**found, "asked": asked}
 
@@ -317,15 +296,15 @@ BASE = "base"
 
 def summarize_stages(outcomes: Sequence[StageOutcome]) -> dict[str, Any]:
     """Rows in the table's order: continual pretraining first, then with fine-tuning."""
-    places = dict.fromkeys((o.run.cpt, o.run.sft) for o in outcomes)
-    seeds = list(dict.fromkeys(o.run.seed for o in outcomes))
-    found = {(o.run.cpt, o.run.sft, o.run.seed): o for o in outcomes}
-    rows = []
-    for cpt, sft in sorted(places, key=lambda place: place[1] is not None):  # stable
-        mine = [found[cpt, sft, seed] for seed in seeds]
-        base = [found[BASE, sft and BASE, seed] for seed in seeds]
-        rows.append(_row(cpt, sft, mine, base))
+    places: dict[tuple[str, str | None], list[StageOutcome]] = {}
+    for one in outcomes:
+        places.setdefault((one.run.cpt, one.run.sft), []).append(one)
+    rows = [
+        _row(cpt, sft, mine, places[BASE, sft and BASE])
+        for (cpt, sft), mine in sorted(places.items(), key=lambda item: item[0][1] is not None)
+    ]
     about = {"format": FORMAT, "bellmask": __version__, "suite": SUITE}
+    seeds = list(dict.fromkeys(one.run.seed for one in outcomes))
     return {**about, "seeds": seeds, "rows": rows}
 
 

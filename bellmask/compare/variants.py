@@ -106,7 +106,7 @@ def parse_variant(text: str) -> Variant:
     return Variant(text, tuple(" ".join([options, *given, *more]).split()))
 
 
-def parse_variants(texts: list[str]) -> list[Variant]:
+def parse_variants(texts: Sequence[str]) -> list[Variant]:
     """All of them; labels must differ."""
     variants = [parse_variant(text) for text in texts]
     names = [variant.name for variant in variants]

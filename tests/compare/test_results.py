@@ -201,9 +201,9 @@ def test_the_gaps_error_by_hand(entries, compared):
         Run("base", 1, document_B=document_B),
         Run("bell", 1, 0.3, tuple(OFFSET / 9), document_B=document_B),
     ]
-    curves = [(STEPS, entry.record.block_nll_EB) for entry in entries(*pair)]
+    curves = [entry.record.block_nll_EB for entry in entries(*pair)]
     length = np.array(Run().length_B, dtype=float)
-    truth = paired_bootstrap(*curves, length, np.array(document_B), replicates=1000)
+    truth = paired_bootstrap(STEPS, *curves, length, np.array(document_B), replicates=1000)
     assert compared(*pair)["bootstrap_first_seed"] == truth
 
 
