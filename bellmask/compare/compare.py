@@ -171,7 +171,7 @@ def main(args: Sequence[str]) -> int:
     if options.suite is not None:
         texts = look_up("suite", options.suite, SUITES)
     variants = parse_variants(texts)
-    check_shared(rest, [Path(file) for file in options.config])
+    check_shared(rest, options.config)
     stem, config = resolve(options, rest, "bellmask compare")
     what = options.suite or "-".join(v.name.split("=")[0] for v in variants)[:60]
     default = f"runs/compare-{stem}-{what}".replace(":", "").replace(",", "_")

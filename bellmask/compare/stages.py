@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,8 +32,8 @@ from bellmask.compare.execute import (
     with_seed,
 )
 from bellmask.compare.report import draw_runs
-from bellmask.compare.results import RunRecord, read_run, write_json
-from bellmask.compare.variants import OWNED, check_shared, parse_variants
+from bellmask.compare.results import RunRecord, check_comparable, read_run, write_json
+from bellmask.compare.variants import OWNED, check_shared, parse_variants, split_words
 from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
 from bellmask.config.config import RunConfig, load_config, parse_options
 from bellmask.data.blocks import Blocks
@@ -327,13 +326,8 @@ def _row(
     }
     if mine == base:
         return row
+    check_comparable([one.record for one in (*base, *mine)])
     pairs = list(zip(mine, base, strict=True))
-    for one, other in pairs:
-        if not one.record.last.is_paired_with(other.record.last):
-            raise UserError(
-                f"{one.record.folder} and {other.record.folder} were validated on different "
-                "blocks or masks"
-            )
     nll = join_seeds([a.record.last.difference(b.record.last) for a, b in pairs])
     exact = join_seeds([a.answered.difference(b.answered) for a, b in pairs])
     return {**row, "difference": {"nll": nll, "exact_match": exact}}
@@ -364,19 +358,13 @@ def stage_table(results: Mapping[str, Any]) -> Table:
         nll = [round(row["nll"], 4) for row in found]
         match = [round(100 * row["exact_match"], 2) for row in found]
         for row, loss, share in zip(found, nll, match):
-            deviation = row["sampling_deviation"]
-            shown = plus_minus(share, None if deviation is None else 100 * deviation)
-            difference = row["difference"] or {"nll": None, "exact_match": None}
-            rows.append(
-                [
-                    row["cpt"],
-                    row["sft"] or NONE,
-                    Bold(f"{loss:.4f}") if loss == min(nll) else f"{loss:.4f}",
-                    show_difference(difference["nll"], 4),
-                    Bold(shown) if share == max(match) else shown,
-                    show_difference(difference["exact_match"], 2, 100),
-                ]
-            )
+            deviation, changes = row["sampling_deviation"], row["difference"] or {}
+            exact = plus_minus(share, None if deviation is None else 100 * deviation)
+            cells = [Bold(f"{loss:.4f}") if loss == min(nll) else f"{loss:.4f}"]
+            cells += [show_difference(changes.get("nll"), 4)]
+            cells += [Bold(exact) if share == max(match) else exact]
+            cells += [show_difference(changes.get("exact_match"), 2, 100)]
+            rows.append([row["cpt"], row["sft"] or NONE, *cells])
     columns = ["CPT", "SFT", "NLL", "difference", "exact match (%)", "difference (points)"]
     return Table(_title(results), columns, rows, stage_notes(results))
 
@@ -490,10 +478,7 @@ _FROM_CPT = tuple(
 
 def _stage(option: str, text: str) -> tuple[str, RunConfig]:
     """(name, config) of ``'PRESET --option value'``."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text!r}: {error}") from None
+    words = split_words(text, f"{option} {text!r}")
     if not words or words[0].startswith("-"):
         raise UserError(
             f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
@@ -501,10 +486,7 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
         )
     own, rest = split_args(PresetOptions, words, option)
     options = parse_options(PresetOptions, None, own, option)
-    try:
-        check_shared(words[1:], [Path(file) for file in options.config])
-    except UserError as error:
-        raise UserError(f"{option}: {error}") from None
+    check_shared(words[1:], options.config, where=f"{option}: ")
     for word in words[1:]:
         name = word.split("=")[0].replace("_", "-")
         if option == "--sft" and name in _FROM_CPT:
