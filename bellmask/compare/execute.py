@@ -91,13 +91,6 @@ class TrainingOptions:
     """Print nothing but errors and the result."""
 
 
-def check_positive(**counts: int) -> None:
-    """Refuse numbers below 1, each by the name of its option."""
-    for name, count in counts.items():
-        if count < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
-
-
 def parse_grid(texts: Sequence[str]) -> list[dict[str, str]]:
     """``["optim.lr=1e-3,3e-3"]`` as all combinations; one empty point without a grid."""
     axes: dict[str, list[tuple[str, str]]] = {}

@@ -227,8 +227,6 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; a UserError says what is missing."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = load_config(folder / "config.json")
@@ -241,7 +239,13 @@ def read_run(folder: Path) -> RunRecord:
         )
     if not train:
         raise UserError(f"{folder / 'metrics.jsonl'} has no line of training metrics")
-    likelihoods = [_load(folder, line["step"]) for line in checks]
+    likelihoods = []
+    for line in checks:
+        path = folder / "validation" / f"step-{line['step']:09d}.npz"
+        try:
+            likelihoods.append(Likelihood.load(path))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is missing or damaged: {error}") from None
     if len({len(likelihood.length_B) for likelihood in likelihoods}) > 1:
         raise UserError(f"{folder} was validated on different blocks; it cannot be compared")
     nll = [
@@ -280,14 +284,6 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
             if not (value is None or is_number(value) if may_be_none else is_finite(value)):
                 raise UserError(f"{path}, step {line['step']}: {name} is no number")
     return lines
-
-
-def _load(folder: Path, step: int) -> Likelihood:
-    path = folder / "validation" / f"step-{step:09d}.npz"
-    try:
-        return Likelihood.load(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is missing or damaged: {error}") from None
 
 
 _MUST_AGREE = {

@@ -23,7 +23,6 @@ from bellmask import __version__
 from bellmask.compare.execute import (
     PlannedRun,
     TrainingOptions,
-    check_positive,
     execute,
     for_comparison,
     is_finished,
@@ -43,7 +42,7 @@ from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling
 from bellmask.report.figures import finish_axes, new_figure, save_figure
 from bellmask.train.setup import open_start
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, check_at_least
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import Estimate, plus_minus
@@ -205,11 +204,10 @@ def compare_stages(
     cpt: RunConfig, sft: RunConfig, options: StagesOptions, out: Path
 ) -> dict[str, Any]:
     """Train what is not there yet, ask, write the report, return the results."""
-    check_positive(seeds=options.seeds, jobs=options.jobs)
-    check_positive(sampling_seeds=options.sampling_seeds, batch_size=options.batch_size)
+    check_at_least(1, seeds=options.seeds, jobs=options.jobs)
+    check_at_least(1, sampling_seeds=options.sampling_seeds, batch_size=options.batch_size)
+    check_at_least(0, examples=options.examples)
     options.sampling.check()
-    if options.examples < 0:
-        raise UserError(f"--examples must be at least 0, got {options.examples}")
     plan = plan_stages(cpt, sft, options)
     exam = _exam(plan, sft, options)
     out.mkdir(parents=True, exist_ok=True)
