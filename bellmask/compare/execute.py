@@ -209,8 +209,8 @@ def execute(
 ) -> dict[Path, str]:
     """Train what is not finished yet; returns the folders of failed runs with their messages.
 
-    ``may_fail`` continues when a training breaks
-    down (a learning rate of a grid that is too high); otherwise that is the end.
+    ``may_fail`` continues when a training breaks down (a learning rate of a grid that is too high);
+    otherwise that is the end.
     """
 
     def say(text: str) -> None:

@@ -218,11 +218,11 @@ class RunRecord:
             "clipped_share": float(np.mean(train["clipped_share"])),
         }
 
-    def samples(self, limit: int = 2) -> list[str]:
-        """The last samples that the run wrote."""
+    def samples(self) -> list[str]:
+        """Two of the last samples that the run wrote."""
         files = sorted((self.folder / "samples").glob("step-*.txt"))
         text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
-        return [part.strip("\n") for part in text.split("\n\n--------\n\n")][:limit] if text else []
+        return [part.strip("\n") for part in text.split("\n\n--------\n\n")][:2] if text else []
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -252,18 +252,10 @@ def read_run(folder: Path) -> RunRecord:
         line["nll"] if is_finite(line["nll"]) and found.is_finite else math.nan
         for line, found in zip(checks, likelihoods)
     ]
-    return RunRecord(
-        folder,
-        config,
-        read_description(folder),
-        [line["step"] for line in checks],
-        nll,
-        [line["nll_se"] for line in checks],
-        [line["seconds"] for line in checks],
-        np.stack([likelihood.block_nll for likelihood in likelihoods]),
-        likelihoods[-1],
-        train,
-    )
+    steps, errors, seconds = ([r[key] for r in checks] for key in ("step", "nll_se", "seconds"))
+    about, blocks_EB = read_description(folder), np.stack([one.block_nll for one in likelihoods])
+    curve = (steps, nll, errors, seconds, blocks_EB)
+    return RunRecord(folder, config, about, *curve, likelihoods[-1], train)
 
 
 _READ = {
@@ -321,6 +313,8 @@ def check_comparable(runs: list[RunRecord]) -> None:
 FORMAT = 1
 ARM = "arm"
 """A variant of this name is the autoregressive model on the same blocks."""
+PACE = ("threads", "processes", "device", "precision", "machine", "torch")
+"""What must agree for times to be compared."""
 
 
 @dataclass(frozen=True)
@@ -447,7 +441,9 @@ def _compare(
     curves, blocks = (base.block_nll_EB, run.block_nll_EB), base.last
     weight_B = blocks.length_B.astype(float)
     bootstrap = paired_bootstrap(base.steps, *curves, weight_B, blocks.clusters, replicates)
-    are_times_fair = all(_pace(base) == _pace(run) for base, run in pairs)
+    are_times_fair = all(
+        base.description.get(key) == run.description.get(key) for base, run in pairs for key in PACE
+    )
     is_bound = any(one["is_bound"] for one in found)
 
     def mean_of(key: str) -> dict[str, Any] | None:
@@ -471,12 +467,6 @@ def _compare(
         "gap_se_over_seeds": gap.se,
         "bootstrap_first_seed": bootstrap,
     }
-
-
-def _pace(record: RunRecord) -> list[Any]:
-    """What must agree for times to be compared."""
-    keys = ("threads", "processes", "device", "precision", "machine", "torch")
-    return [record.description.get(key) for key in keys]
 
 
 def _progress(summary: Mapping[str, Any]) -> dict[str, float | None]:
