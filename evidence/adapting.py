@@ -12,7 +12,7 @@ from typing import Any
 
 from bellmask.cli import run_command
 from bellmask.compare.compare import compare
-from bellmask.compare.execute import TRAINING_FORMAT
+from bellmask.compare.execute import TRAINING_FORMAT, TrainingOptions
 from bellmask.compare.report import curves_figure, sentence, show_gap, show_speed_up
 from bellmask.compare.stages import stage_figure, stage_notes, stage_table
 from bellmask.compare.variants import parse_variants
@@ -95,11 +95,9 @@ def measure_comparison(name: str, config: RunConfig, variants: list[str], seeds:
     results = compare(
         config,
         parse_variants(variants),
+        TrainingOptions(seeds=seeds, jobs=2, runs=str(RUNS / "runs")),
         reference="base",
         out=RUNS / name,
-        root=RUNS / "runs",
-        seeds=seeds,
-        jobs=2,
     )
     kept: dict[str, Any] = trimmed(results)
     kept["data"]["train"] = Path(kept["data"]["train"]).name  # no paths of a machine

@@ -21,7 +21,7 @@ from bellmask.analyze.decompose import DECOMPOSE
 from bellmask.analyze.gradients import GRADIENT_ADDITIVITY, GRADIENT_RADIUS
 from bellmask.analyze.orders import ORDERS
 from bellmask.analyze.time_laws import INEFFICIENT_MASKS, SCHEDULES, TIME_LAWS
-from bellmask.compare.execute import execute, plan_runs
+from bellmask.compare.execute import TrainingOptions, execute, plan_runs
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
@@ -88,8 +88,9 @@ def trained(
 ) -> list[str]:
     """Run folders of these variants, trained now unless they are there."""
     ROOT.mkdir(parents=True, exist_ok=True)
-    planned = plan_runs(config, parse_variants(list(variants)), seeds=seeds, root=ROOT)
-    execute(planned, jobs=jobs)
+    options = TrainingOptions(seeds=seeds, jobs=jobs, runs=str(ROOT))
+    planned = plan_runs(config, parse_variants(variants), options)
+    execute(planned, options)
     return [str(run.folder) for run in planned]
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bellmask.compare.compare import compare
+from bellmask.compare.execute import TrainingOptions
 from bellmask.compare.variants import SUITES, parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import small
@@ -61,11 +62,9 @@ def compare_everything(chosen: dict[str, RunConfig], jobs: int) -> bool:
                 results = compare(
                     config,
                     parse_variants(variants),
+                    TrainingOptions(seeds=seeds, jobs=jobs, runs=str(ROOT / "runs")),
                     reference=variants[0],
                     out=ROOT / f"{setting}-{name}",
-                    root=ROOT / "runs",
-                    seeds=seeds,
-                    jobs=jobs,
                 )
             except UserError as error:
                 print(f"left out: {error}", file=sys.stderr)

@@ -6,7 +6,6 @@ when it is asked for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,10 +18,10 @@ from matplotlib.figure import Figure
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.diffusion.frameworks import Framework
+from bellmask.evaluate.suite import write_results
 from bellmask.report.figures import save_figure
 from bellmask.storage.runs import NamedRun
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import without_nan, write_text
 from bellmask.utils.progress import Progress, progress_bar
 from bellmask.utils.table import Table
 
@@ -141,24 +140,17 @@ def main(args: list[str]) -> int:
 
 def run_analysis(analysis: Analysis, options: Any) -> None:
     """Measure, print the tables, write the three files."""
-    name, folder = analysis.name, _folder(analysis.name, options)
+    name = analysis.name
+    runs: tuple[str, ...] = getattr(options, "runs", ())
+    folder = Path(runs[0]) / "analysis" if len(runs) == 1 else Path("runs/analysis") / name
+    folder = Path(options.out or folder)
     with progress_bar(name, analysis.unit) as progress:
         numbers = analysis.measure(options, progress)
     for table in analysis.tables(numbers):
         table.print()
     figure = analysis.figure(numbers)
-    folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.json").exists():
         print(f"note: the results that {folder} held are replaced; --out keeps them apart")
-    content = without_nan({"analysis": name, "bellmask": __version__, **numbers})
-    write_text(folder / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_results(folder, {"analysis": name, "bellmask": __version__, **numbers}, name)
     save_figure(figure, folder / name)
     print(f"written: {folder / name}.json, .png and .svg")
-
-
-def _folder(name: str, options: Any) -> Path:
-    """--out, else inside the run where there is a single one, else runs/analysis/NAME."""
-    if options.out:
-        return Path(options.out)
-    runs: tuple[str, ...] = getattr(options, "runs", ())
-    return Path(runs[0]) / "analysis" if len(runs) == 1 else Path("runs/analysis") / name

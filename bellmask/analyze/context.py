@@ -23,7 +23,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.evaluate.likelihood import BlockScorer, references, scorer_of, weighted_mean
 from bellmask.report.figures import COLOURS, draw_bins, finish_axes, new_figure
 from bellmask.storage.runs import check_same_text, chosen_steps, open_runs
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, check_at_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import Floats, document_clusters, plus_minus
@@ -80,8 +80,7 @@ Bins = Sequence[tuple[int, int]]
 
 def context_bins(length: int, num_bins: int) -> list[tuple[int, int]]:
     """N_c = 0 alone, then 1 .. L-1 in about equal parts."""
-    if num_bins < 1:
-        raise UserError(f"--bins must be at least 1, got {num_bins}")
+    check_at_least(1, bins=num_bins)
     edges = np.unique(np.linspace(1, length, min(num_bins, max(1, length - 1)) + 1).astype(int))
     return [(0, 0), *((low, stop - 1) for low, stop in itertools.pairwise(edges.tolist()))]
 
@@ -111,19 +110,15 @@ def _causal_bins(scorer: BlockScorer, part: Tensor, bins: Bins, seed: int) -> Fl
     ce_BL = scorer.by_context(part, stream_key(seed, "context masks", 0)).numpy()
     length_B = scorer.blocks.num_maskable(part).numpy()
     ce_BL[np.arange(ce_BL.shape[1]) >= length_B[:, None]] = np.nan
-    rows = []
-    for low, high in bins:
-        inside = ce_BL[:, low : high + 1]
-        count = (~np.isnan(inside)).sum(1)
-        with np.errstate(invalid="ignore"):
-            rows.append(np.where(count > 0, np.nansum(inside, axis=1) / count, np.nan))
-    return np.stack(rows)
+    parts = [ce_BL[:, low : high + 1] for low, high in bins]
+    with np.errstate(invalid="ignore"):  # 0 / 0: the block is too short for the bin
+        return np.stack([np.nansum(part, axis=1) / (~np.isnan(part)).sum(1) for part in parts])
 
 
 def _points(values_CB: Floats, bins: Bins, blocks: Blocks) -> list[dict[str, Any]]:
     """Mean and error of each bin that two blocks or more are long enough for."""
-    found = zip(bins, (_mean(value_B, blocks) for value_B in values_CB))
-    return [{"low": low, "high": high, **mean} for (low, high), mean in found if mean is not None]
+    means = [_mean(value_B, blocks) for value_B in values_CB]
+    return [{"low": low, "high": high, **mean} for (low, high), mean in zip(bins, means) if mean]
 
 
 def _mean(value_B: Floats, blocks: Blocks) -> dict[str, float] | None:
@@ -138,8 +133,9 @@ def _mean(value_B: Floats, blocks: Blocks) -> dict[str, float] | None:
 
 
 def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
-    if options.blocks < 0 or options.blocks == 1 or options.batch_size < 1:
-        raise UserError("--blocks must be 0 or at least 2, and --batch-size at least 1")
+    check_at_least(1, batch_size=options.batch_size)
+    if options.blocks:  # 0: all
+        check_at_least(2, blocks=options.blocks)
     runs = open_runs(options.runs)
     check_same_text(runs)
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}

@@ -32,7 +32,7 @@ from bellmask.diffusion.theory import context_weights
 from bellmask.report.figures import COLOURS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, check_at_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import plus_minus
@@ -127,20 +127,18 @@ def _mean_and_error(values_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropy_at_distance(source: ToySource) -> Tensor:
-    """h(d) = H(X^d | X^0) for d = 0 .. L - 1, then h(L) = H(X): a neighbour that is not there."""
-    start_V, move_VV = _chain(source)
+    """h(d) = H(X^d | X^0) for d = 0 .. L - 1, then h(L) = H(X): a neighbour that is not there.
+
+    Of a source that is a stationary order-1 chain.
+    """
+    state_VS = (source.emission_SV.T > 0).double()
+    move_VV = state_VS @ source.transition_SS @ source.emission_SV
+    start_V = source.initial_S @ source.emission_SV
     power, found = torch.eye(len(start_V), dtype=torch.float64), []
     for _ in range(source.length):
         found.append(start_V @ entropy(power))
         power = power @ move_VV
     return torch.stack([*found, entropy(start_V)])
-
-
-def _chain(source: ToySource) -> tuple[Tensor, Tensor]:
-    """(distribution of a symbol, transitions) of a source that is a stationary order-1 chain."""
-    state_VS = (source.emission_SV.T > 0).double()
-    move_VV = state_VS @ source.transition_SS @ source.emission_SV
-    return source.initial_S @ source.emission_SV, move_VV
 
 
 def _log_binomial(m: Tensor, k: Tensor) -> Tensor:
@@ -269,8 +267,7 @@ def _stage(
 
 
 def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
-    if options.rows < 2:
-        raise UserError(f"--rows must be at least 2, got {options.rows}")
+    check_at_least(2, rows=options.rows)
     runs = open_runs(options.runs)
     check_all_maskable(runs, "decompose")
     for run in runs:
@@ -374,7 +371,8 @@ def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
         kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
         kinds.setdefault(kind, run["stages"][-1]["red"])
         for stage, style in _ends(run):
-            blue.plot(stage["blue"], style, color=colour, label=f"{run['name']}, {_step(stage)}")
+            label = f"{run['name']}, step {stage['step']}"
+            blue.plot(stage["blue"], style, color=colour, label=label)
     for (kind, values), colour in zip(kinds.items(), itertools.cycle(COLOURS)):
         red.plot(values, color=colour, label=kind)
     for axes in draws:  # of the first masked run
@@ -382,7 +380,7 @@ def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
         for law, colour in zip(LAWS, COLOURS):
             axes.plot(run["stages"][-1]["spend"][law]["draws"], color=colour, label=law)
         for stage, style in _ends(run):
-            label = f"oracle of {run['name']}, {_step(stage)}"
+            label = f"oracle of {run['name']}, step {stage['step']}"
             axes.plot(stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)
         axes.set_ylim(bottom=0)
         title = "rows drawn at each context count"
@@ -401,10 +399,6 @@ def _ends(run: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
     """The last checkpoint, and the first one dotted, where it is another."""
     stages = run["stages"]
     return [(stages[0], ":"), (stages[-1], "-")][len(stages) == 1 :]
-
-
-def _step(stage: Mapping[str, Any]) -> str:
-    return f"step {stage['step']}"
 
 
 DECOMPOSE = Analysis("decompose", DecomposeOptions, _measure, _tables, decompose_figure, "rows")

@@ -24,7 +24,7 @@ from bellmask.report.figures import COLOURS, draw_intervals, finish_axes, new_fi
 from bellmask.storage.build import build_model
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, check_at_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.stats import Estimate, plus_minus
@@ -40,16 +40,7 @@ Similarities = dict[int, dict[str, float]]
 # Gradients under different masks of the same row, and how alike they are
 
 PARTS = ("whole", "embedding", "trunk", "head")
-
-
-def parts_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Parameters by part; the trunk is all that is neither embedding nor head."""
-    parts: dict[str, list[nn.Parameter]] = {part: [] for part in PARTS}
-    for name, parameter in model.named_parameters():
-        own = name.partition(".")[0]
-        for part in ("whole", own if own in ("embedding", "head") else "trunk"):
-            parts[part].append(parameter)
-    return parts
+"""The trunk is all that is neither embedding nor head."""
 
 
 def gradient(
@@ -57,15 +48,17 @@ def gradient(
 ) -> dict[str, Tensor]:
     """Gradient of the sum of cross-entropies at the flat indices ``scored``, part by part."""
     x_BL = torch.where(is_masked_BL, mask_id, x0_BL)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
     rate_B = is_masked_BL.float().mean(1)  # the time, under the linear schedule
+    parameters = dict(model.named_parameters())
     with torch.enable_grad():
-        model(x_BL, scored, x0_BL.flatten()[scored], t_B=rate_B).backward()
-    return {
-        part: torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-        for part, parameters in parts_of(model).items()
-    }
+        loss = model(x_BL, scored, x0_BL.flatten()[scored], t_B=rate_B)
+    gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+    parts: dict[str, list[Tensor]] = {part: [] for part in PARTS}
+    for name, values in zip(parameters, gradients):
+        own = name.partition(".")[0]
+        for part in ("whole", own if own in PARTS else "trunk"):
+            parts[part].append(values.flatten())
+    return {part: torch.cat(values) for part, values in parts.items()}
 
 
 def cosines(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
@@ -184,8 +177,7 @@ class AdditivityOptions(GradientOptions):
 
 def _measure(options: RadiusOptions | AdditivityOptions, progress: Progress) -> dict[str, Any]:
     least = options.row_length()
-    if options.draws < 2:
-        raise UserError(f"--draws must be at least 2, got {options.draws}")
+    check_at_least(2, draws=options.draws)
     runs = open_runs(options.runs)
     check_all_maskable(runs, "this analysis of gradients")
     for run in runs:
@@ -270,10 +262,8 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
             cells = [plus_minus(row[part]["mean"], row[part]["se"], 3) for part in PARTS]
             paper = plus_minus(numbers["paper"].get(str(row["setting"])), None, 3)
             rows.append([str(row["setting"]), *cells, paper])
-        title = (
-            f"{model['name']}: cosine similarity ± standard error (Table {number}); -: no gradient"
-        )
-        tables.append(Table(title, [what, *PARTS, "paper, 1M steps"], rows))
+        title = f"{model['name']}: cosine similarity ± standard error (Table {number})"
+        tables.append(Table(f"{title}; -: no gradient", [what, *PARTS, "paper, 1M steps"], rows))
     return tables
 
 

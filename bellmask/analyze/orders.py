@@ -14,8 +14,8 @@ import tyro
 from matplotlib.figure import Figure
 
 from bellmask.analyze.base import Analysis, OutOptions
-from bellmask.compare.compare import PLAN, from_comparison
-from bellmask.compare.results import RunRecord, check_comparable, read_run
+from bellmask.compare.compare import PLAN, from_comparison, from_runs
+from bellmask.compare.results import RunRecord, check_comparable
 from bellmask.report.figures import COLOURS, finish_axes, new_figure, trim_start
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import UserError
@@ -83,10 +83,8 @@ def _records(folders: Sequence[str]) -> list[RunRecord]:
     found: dict[Path, RunRecord] = {}
     for folder in map(Path, folders):
         is_comparison = (folder / PLAN).exists()
-        read = (
-            [e.record for e in from_comparison(folder)[0]] if is_comparison else [read_run(folder)]
-        )
-        found |= {record.folder.resolve(): record for record in read}
+        entries, *_ = from_comparison(folder) if is_comparison else from_runs([folder])
+        found |= {entry.record.folder.resolve(): entry.record for entry in entries}
     return list(found.values())
 
 

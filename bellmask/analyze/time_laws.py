@@ -23,14 +23,14 @@ from torch import Tensor
 from bellmask.analyze.base import Analysis, OutOptions
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
-from bellmask.config.options import LawName, ScheduleOptions
+from bellmask.config.options import LawName
 from bellmask.diffusion.laws import TimeLaw, TruncatedGaussian, Uniform, composite_rule, panel_edges
 from bellmask.diffusion.objectives import Bell, Nelbo
-from bellmask.diffusion.schedules import MiddleFlat, Polynomial, Schedule
+from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.report.figures import COLOURS, draw_histogram, finish_axes, new_figure
-from bellmask.storage.build import build_law, build_schedule
-from bellmask.utils.errors import UserError, unknown
+from bellmask.storage.build import build_law
+from bellmask.utils.errors import UserError, check_at_least, unknown
 from bellmask.utils.progress import Progress
 from bellmask.utils.table import Table
 
@@ -213,9 +213,22 @@ class SchedulesOptions(OutOptions):
 
 def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
     """The numbers of every schedule; all are given the same times."""
-    if options.batch_size < 1 or options.draws < 1:
-        raise UserError("--batch-size and --draws must be at least 1")
-    schedules = _schedules(options)
+    check_at_least(1, batch_size=options.batch_size, draws=options.draws)
+    if not options.power > 0.5:
+        raise UserError(
+            f"--power {options.power} must be above 0.5: below, the weights' variance is infinite"
+        )
+    try:
+        target = TruncatedGaussian(options.mu, options.sigma)
+        Nelbo(target)  # weighs as middle-flat does: refused where its variance overflows
+        schedules: dict[str, Schedule] = {
+            "linear": Linear(),
+            "cosine": Cosine(),
+            "polynomial": Polynomial(options.power),
+            "middle_flat": MiddleFlat(target),
+        }
+    except ValueError as error:
+        raise UserError(str(error)) from None
     generator = torch.Generator().manual_seed(options.seed)
     times = Uniform().sample(options.draws, generator=generator, dtype=torch.float64)
     described: dict[str, Any] = {}
@@ -223,34 +236,12 @@ def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str
         described[name] = describe_schedule(schedule, times, options.batch_size)
         progress.advance()
     return {
-        "mu": options.mu,
-        "sigma": options.sigma,
-        "batch_size": options.batch_size,
-        "draws": options.draws,
+        **{name: getattr(options, name) for name in ("mu", "sigma", "batch_size", "draws")},
         "t": TIMES.tolist(),
         "share": SHARES.tolist(),
-        "target_density": TruncatedGaussian(options.mu, options.sigma).pdf(SHARES).tolist(),
+        "target_density": target.pdf(SHARES).tolist(),
         "schedules": described,
     }
-
-
-def _schedules(options: SchedulesOptions) -> dict[str, Schedule]:
-    """Name → schedule; refused where the variance of NELBO weights is infinite or overflows."""
-    if not options.power > 0.5:
-        raise UserError(
-            f"--power {options.power} must be above 0.5: below, the weights' variance is infinite"
-        )
-    given = [
-        ScheduleOptions("linear"),
-        ScheduleOptions("cosine"),
-        ScheduleOptions("polynomial", power=options.power),
-        ScheduleOptions("middle_flat", mu=options.mu, scale=options.sigma),
-    ]
-    try:
-        Nelbo(TruncatedGaussian(options.mu, options.sigma))  # weighs as middle-flat does
-        return {one.name: build_schedule(one) for one in given}
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def describe_schedule(schedule: Schedule, times: Tensor, batch_size: int) -> dict[str, Any]:
@@ -491,11 +482,19 @@ def measure_masks(options: InefficientMasksOptions, progress: Progress) -> dict[
         weights[text] = mask_count_law(law, options.length)
         progress.advance()
     in_time = time_weights(options.length)
-    results = []
+    results: list[dict[str, Any]] = []
     for k in all_ks:
         counts = efficient_counts(options.length, k)
         lemmas = check_counts(counts) | {"rises_in_time": rises_in_time(counts, in_time)}
-        results.append({"k": k, "lemmas": lemmas, **_by_law(counts, weights, k in ks)})
+        efficiency = Efficiency.from_counts(counts)
+        by_law = {text: efficiency.probability(weight) for text, weight in weights.items()}
+        for text, weight in weights.items():
+            if text != "uniform":
+                by_law[text] |= efficiency.margin(weight, weights["uniform"])
+        results.append({"k": k, "lemmas": lemmas, "laws": by_law})
+        if k in ks:  # q against N_c = L - n, where it is drawn
+            by_context = torch.ldexp(efficiency.scaled, torch.tensor(-efficiency.shift)).flip(0)
+            results[-1]["by_context"] = by_context.tolist()
         progress.advance()
     return {
         "length": options.length,
@@ -518,19 +517,6 @@ def run_lengths(options: InefficientMasksOptions) -> tuple[list[int], list[int],
         if not 2 <= k <= length:
             raise UserError(f"{name} {k} must be between 2 and the block length, {length}")
     return sorted(set(ks)), sorted({*ks, *range(2, max_k + 1)}), max_k
-
-
-def _by_law(counts: list[int], weights: dict[str, Tensor], with_curve: bool) -> dict[str, Any]:
-    """What each law gives at one k; and q against N_c = L - n, where it is drawn."""
-    efficiency = Efficiency.from_counts(counts)
-    laws = {text: efficiency.probability(weight) for text, weight in weights.items()}
-    for text, weight in weights.items():
-        if text != "uniform":
-            laws[text] |= efficiency.margin(weight, weights["uniform"])
-    if not with_curve:
-        return {"laws": laws}
-    by_context = torch.ldexp(efficiency.scaled, torch.tensor(-efficiency.shift)).flip(0)
-    return {"laws": laws, "by_context": by_context.tolist()}
 
 
 # Tables

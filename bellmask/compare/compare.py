@@ -16,7 +16,13 @@ from typing import Annotated, Any
 import tyro
 
 from bellmask.compare import stages
-from bellmask.compare.execute import check_positive, execute, for_comparison, parse_grid, plan_runs
+from bellmask.compare.execute import (
+    TrainingOptions,
+    execute,
+    for_comparison,
+    parse_grid,
+    plan_runs,
+)
 from bellmask.compare.report import curves_figure, print_comparison, render_page
 from bellmask.compare.results import Entry, read_run, summarize, write_json
 from bellmask.compare.variants import SUITES, Variant, check_shared, parse_variants
@@ -26,7 +32,7 @@ from bellmask.config.presets import tiny
 from bellmask.generate.trace import main as report_trace
 from bellmask.report.figures import save_figure
 from bellmask.storage.runs import names_of
-from bellmask.utils.errors import TrainingError, UserError, look_up
+from bellmask.utils.errors import TrainingError, UserError, check_at_least, look_up
 from bellmask.utils.files import has_kinds, inside, read_json, sanitize, without_nan, write_text
 
 # ``bellmask compare``
@@ -35,7 +41,7 @@ PLAN = "comparison.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(PresetOptions):
+class CompareOptions(TrainingOptions, PresetOptions):
     """Measure the speed-up of variants: steps of the reference over steps of the variant, to the
     reference's final NLL.
 
@@ -67,34 +73,23 @@ class CompareOptions(PresetOptions):
     gaussian, laplace, alternatives, stratification, optimizers, orders."""
     reference: str | None = None
     """The variant whose final NLL is the target; default: base, else the first one."""
-    seeds: int = 1
-    """Paired training seeds; an interval needs 3."""
     grid: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="OPTION=V1,V2")
     ] = ()
     """A grid for every variant; best is compared with best. May be repeated."""
-    jobs: int = 1
-    """Trainings side by side; with 2 or more each has one thread."""
     out: str | None = None
     """Folder for results.json, curves.png/.svg and report.html; default:
     runs/compare-PRESET-VARIANTS."""
-    runs: str = "runs/shared"
-    """Run folders, shared by all comparisons."""
-    quiet: bool = False
-    """Print nothing but errors and the result."""
 
 
 def compare(
     shared: RunConfig,
     variants: Sequence[Variant],
+    options: TrainingOptions,
     *,
     reference: str,
     out: Path,
-    root: Path,
-    seeds: int = 1,
     grid: Sequence[Mapping[str, str]] = ({},),
-    jobs: int = 1,
-    is_quiet: bool = False,
     title: str = "",
 ) -> dict[str, Any]:
     """Train every variant (what is finished is reused), write the report, return the results."""
@@ -105,13 +100,11 @@ def compare(
         )
     if len(variants) < 2:
         raise UserError("a comparison needs at least two variants")
-    check_positive(seeds=seeds, jobs=jobs)
-    shared = for_comparison(shared)
-    planned = plan_runs(shared, variants, root=root, seeds=seeds, grid=grid, is_quiet=is_quiet)
+    check_at_least(1, seeds=options.seeds, jobs=options.jobs)
+    planned = plan_runs(for_comparison(shared), variants, options, grid)
     out.mkdir(parents=True, exist_ok=True)
-    root.mkdir(parents=True, exist_ok=True)
     try:
-        failed = execute(planned, jobs=jobs, is_quiet=is_quiet, may_fail=len(grid) > 1)
+        failed = execute(planned, options, may_fail=len(grid) > 1)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "interrupted; the trainings are saved, and the same command continues with them"
@@ -121,7 +114,7 @@ def compare(
         if run.variant not in {other.variant for other in trained}:
             raise TrainingError(f"no training of {run.variant} survived: {failed[run.folder]}")
     plan = {
-        "root": os.path.relpath(root, out),  # so that both can be moved together
+        "root": os.path.relpath(options.runs, out),  # so that both can be moved together
         "reference": reference,
         "title": title,
         "failed": list(failed.values()),
@@ -135,7 +128,7 @@ def compare(
             for run in trained
         ],
     }
-    write_json(out / PLAN, plan, is_quiet=is_quiet)
+    write_json(out / PLAN, plan, is_quiet=options.quiet)
     return write_report(out, *from_comparison(out))
 
 
@@ -171,29 +164,20 @@ def main(args: Sequence[str]) -> int:
     if stages.is_meant(args):
         return stages.main(args)
     options, rest = parse_run_command(CompareOptions, args, command="compare")
-    texts = list(options.variants)
-    if options.suite is not None and texts:
+    if options.suite is not None and options.variants:
         raise UserError("give variants or --suite, not both")
+    texts: Sequence[str] = options.variants or ("base", "bell")
     if options.suite is not None:
         texts = look_up("suite", options.suite, SUITES)
-    variants = parse_variants(texts or ["base", "bell"])
-    check_shared(rest, [Path(file) for file in options.config])
+    variants = parse_variants(texts)
+    check_shared(rest, options.config)
     stem, config = resolve(options, rest, "bellmask compare")
     what = options.suite or "-".join(v.name.split("=")[0] for v in variants)[:60]
     default = f"runs/compare-{stem}-{what}".replace(":", "").replace(",", "_")
     out = Path(options.out or default)
-    results = compare(
-        config,
-        variants,
-        reference=options.reference or pick_reference([v.name for v in variants]),
-        out=out,
-        root=Path(options.runs),
-        seeds=options.seeds,
-        grid=parse_grid(options.grid),
-        jobs=options.jobs,
-        is_quiet=options.quiet,
-    )
-    return _finish(results, out)
+    reference = options.reference or pick_reference([v.name for v in variants])
+    grid = parse_grid(options.grid)
+    return _finish(compare(config, variants, options, reference=reference, out=out, grid=grid), out)
 
 
 # ``bellmask report``
@@ -248,11 +232,10 @@ def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str, str, list[str]
     """The same of plain run folders, named by what they train on."""
     records = [read_run(folder) for folder in folders]
     names = names_of([record.config for record in records])
-    seen: set[tuple[str, int]] = set()
-    for name, seed in zip(names, (record.config.train.seed for record in records)):
-        if (name, seed) in seen:
+    places = [(name, record.config.train.seed) for name, record in zip(names, records)]
+    for name, seed in places:
+        if places.count((name, seed)) > 1:
             raise UserError(f"two runs are {name} with seed {seed}; give one of them")
-        seen.add((name, seed))
     entries = [Entry(name, "", record) for name, record in zip(names, records)]
     return entries, pick_reference(names), "", []
 
@@ -268,10 +251,9 @@ def report_main(args: Sequence[str]) -> int:
     if len(folders) == 1:
         if not (folders[0] / PLAN).exists():
             raise UserError(f"{folders[0]} holds no comparison; give two or more run folders")
-        found, out = from_comparison(folders[0]), folders[0]
+        (entries, reference, title, failed), out = from_comparison(folders[0]), folders[0]
     else:
-        found, out = from_runs(folders), folders[0].parent / "report"
-    entries, reference, title, failed = found
+        (entries, reference, title, failed), out = from_runs(folders), folders[0].parent / "report"
     out = Path(options.out or out)
     results = write_report(out, entries, options.reference or reference, title, failed)
     return _finish(results, out)
@@ -311,20 +293,14 @@ class DemoOptions:
 def demo_main(args: Sequence[str]) -> int:
     """Base against bell on a laptop, in minutes."""
     options = parse_command(DemoOptions, args, command="demo")
-    check_positive(steps=options.steps)
+    check_at_least(1, steps=options.steps)
     every = f"{max(1, min(100, options.steps // 10))} steps"
     changed = {"train.steps": options.steps, "validation.every": every}
     changed |= {} if options.data is None else {"data.train": options.data}
     config, out = tiny().with_options(changed), Path(options.out)
-    results = compare(
-        config,
-        parse_variants(["base", "bell"]),
-        reference="base",
-        out=out,
-        root=out / "runs",
-        seeds=options.seeds,
-        jobs=options.jobs,
-        is_quiet=options.quiet,
-        title="bellmask: base against bell",
+    training = TrainingOptions(
+        seeds=options.seeds, jobs=options.jobs, runs=str(out / "runs"), quiet=options.quiet
     )
+    pair, title = parse_variants(["base", "bell"]), "bellmask: base against bell"
+    results = compare(config, pair, training, reference="base", out=out, title=title)
     return _finish(results, out)

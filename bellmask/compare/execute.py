@@ -8,7 +8,6 @@ comparison loses at most the steps since each run's last checkpoint, and gives t
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import itertools
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -75,14 +74,21 @@ def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
     start = open_start(config)
     tokenizer, data = start.load_data(is_quiet=is_quiet)
     marks = [tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint]
-    return "/".join([*marks, *([start.fingerprint] if start.fingerprint else [])])
+    return "/".join(filter(None, [*marks, start.fingerprint]))
 
 
-def check_positive(**counts: int) -> None:
-    """Refuse numbers below 1, each by the name of its option."""
-    for name, count in counts.items():
-        if count < 1:
-            raise UserError(f"--{name} must be at least 1, got {count}")
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How often variants are trained, and where."""
+
+    seeds: int = 1
+    """Paired training seeds; an interval needs 3."""
+    jobs: int = 1
+    """Trainings side by side; with 2 or more each has one thread."""
+    runs: str = "runs/shared"
+    """Run folders, shared by all comparisons."""
+    quiet: bool = False
+    """Print nothing but errors and the result."""
 
 
 def parse_grid(texts: Sequence[str]) -> list[dict[str, str]]:
@@ -123,24 +129,21 @@ def with_seed(config: RunConfig, number: int) -> RunConfig:
 def plan_runs(
     shared: RunConfig,
     variants: Sequence[Variant],
-    *,
-    root: Path,
-    seeds: int = 1,
+    options: TrainingOptions,
     grid: Sequence[Mapping[str, str]] = ({},),
-    is_quiet: bool = False,
 ) -> list[PlannedRun]:
     """All trainings, seeds outermost, so that every variant has its first result early.
 
     Bad variants are refused before a large corpus is prepared, whose identity is in the keys.
     """
     planned = []
-    for number, variant, point in itertools.product(range(seeds), variants, grid):
+    for number, variant, point in itertools.product(range(options.seeds), variants, grid):
         args = [part for option, value in point.items() for part in (f"--{option}", value)]
         config = override(variant.apply(shared), args, where="--grid")
         _check_fair(config, shared, variant.name)
         name = " ".join(f"{option}={value}" for option, value in point.items())
         planned.append((variant.name, name, with_seed(config, number)))
-    text = text_identity(shared, is_quiet=is_quiet)
+    root, text = Path(options.runs), text_identity(shared, is_quiet=options.quiet)
     return [PlannedRun(*run, folder=root / run_key(run[-1], text)) for run in planned]
 
 
@@ -177,17 +180,14 @@ class _Job:
     errors: IO[bytes]
 
     @classmethod
-    def start(cls, run: PlannedRun, threads: int | None) -> _Job:
-        environment = dict(os.environ)
-        if threads is not None:
-            environment |= {"OMP_NUM_THREADS": str(threads)}
+    def start(cls, run: PlannedRun, is_alone: bool) -> _Job:
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the job
         process = subprocess.Popen(
             [sys.executable, "-m", "bellmask.compare.execute", str(run.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=environment,
+            env=os.environ | ({} if is_alone else {"OMP_NUM_THREADS": "1"}),
         )
         assert process.stdin is not None
         process.stdin.write(json.dumps(run.config.to_dict()).encode() + b"\n")
@@ -205,18 +205,19 @@ class _Job:
 
 
 def execute(
-    runs: Sequence[PlannedRun], *, jobs: int = 1, is_quiet: bool = False, may_fail: bool = False
+    runs: Sequence[PlannedRun], options: TrainingOptions, *, may_fail: bool = False
 ) -> dict[Path, str]:
     """Train what is not finished yet; returns the folders of failed runs with their messages.
 
-    With ``jobs`` > 1 each training gets one thread. ``may_fail`` continues when a training breaks
-    down (a learning rate of a grid that is too high); otherwise that is the end.
+    ``may_fail`` continues when a training breaks down (a learning rate of a grid that is too high);
+    otherwise that is the end.
     """
 
     def say(text: str) -> None:
-        if not is_quiet:
+        if not options.quiet:
             tell(text, sys.stderr)
 
+    jobs = options.jobs
     distinct: dict[Path, PlannedRun] = {}
     for run in runs:
         distinct.setdefault(run.folder, run)
@@ -230,17 +231,17 @@ def execute(
     active: list[_Job] = []
     steps = shown = 0
     try:
-        with progress_bar("comparing", "steps", total, is_quiet=is_quiet) as progress:
+        with progress_bar("comparing", "steps", total, is_quiet=options.quiet) as progress:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active.append(_Job.start(waiting.pop(0), 1 if jobs > 1 else None))
+                    active.append(_Job.start(waiting.pop(0), is_alone=jobs == 1))
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)
                     line = _result(job, failed, may_fail)
                     say(f"{time.monotonic() - started:6.0f} s  {line}")
                     steps += job.run.config.train.steps
-                if not is_quiet:
+                if not options.quiet:
                     made, notes = zip(*map(_status, active)) if active else ((), ())
                     progress.advance(steps + sum(made) - shown, " | ".join(notes))
                     shown = steps + sum(made)
@@ -285,16 +286,6 @@ def _result(job: _Job, failed: dict[Path, str], may_fail: bool) -> str:
 # its step, saves a checkpoint and ends. A lock keeps two workers out of one folder.
 
 
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process trains in the folder."""
-    locks = folder.parent / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / folder.name).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _stop_without_parent() -> None:
     """Ask the training to stop when stdin is closed."""
     while os.read(sys.stdin.fileno(), 1):  # not the buffered reader: its lock outlives the thread
@@ -313,7 +304,10 @@ def work(folder: Path) -> int:
     keep_freed_memory()
     try:
         config = override(RunConfig(), to_args(tree)).check()
-        with alone_in(folder):
+        locks = folder.parent / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / folder.name).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # waits
             result = train_run(config, folder, resume="auto", is_quiet=True)
     except (UserError, TrainingError, SavingError, OSError) as error:
         print(error, file=sys.stderr)

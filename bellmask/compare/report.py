@@ -36,8 +36,7 @@ def show_speed_up(comparison: Results, key: str = "speed_up") -> str:
     found, seeds = comparison[key], comparison["num_seeds"]
     if found is not None:
         bound = "≥ " if comparison["is_bound"] else ""
-        interval = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
-        return f"{bound}{found['mean']:.2f}x{interval}"
+        return f"{bound}{found['mean']:.2f}x{_interval(found)}"
     if key != "speed_up":
         return "-"
     missed = "" if seeds == 1 else f" in {seeds - comparison['num_reached']} of {seeds}"
@@ -45,6 +44,10 @@ def show_speed_up(comparison: Results, key: str = "speed_up") -> str:
     if comparison["num_reached"]:
         gap = f"gap there {comparison['missed_gap']:+.3f}"
     return f"not reached{missed} ({gap})"
+
+
+def _interval(found: Results, name: str = "") -> str:
+    return "" if found["low"] is None else f" ({name}{found['low']:.2f} to {found['high']:.2f})"
 
 
 def show_gap(comparison: Results, digits: int = 4) -> str:
@@ -134,14 +137,12 @@ def sentence(results: Results, name: str) -> str:
         )
     seeds = f"{count} paired seed" + ("s" if count > 1 else "")
     final = f"stay at or below {reference}'s final NLL within {steps} steps"
-    if found is None and compared["num_reached"]:
-        reached = f"with {compared['num_reached']} of {count} seeds only"
-        return f"{name} does {final} {reached}: {show_speed_up(compared)}."
     if found is None:
-        return f"{name} does not {final}: {show_speed_up(compared)}, {seeds}."
-    interval = ""
-    if found["low"] is not None:
-        interval = f" (95 % interval {found['low']:.2f} to {found['high']:.2f})"
+        reached, shown = compared["num_reached"], show_speed_up(compared)
+        if reached:
+            return f"{name} does {final} with {reached} of {count} seeds only: {shown}."
+        return f"{name} does not {final}: {shown}, {seeds}."
+    interval = _interval(found, "95 % interval ")
     least = "at least " if compared["is_bound"] else ""
     return (
         f"{name} reaches {reference}'s NLL of step {steps} after {steps / found['mean']:.0f} "

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bellmask import __version__
 from bellmask.config.config import RunConfig, is_free_option, load_config
@@ -32,7 +31,7 @@ from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import is_finite, is_number, without_nan, write_text
-from bellmask.utils.stats import Estimate, Floats
+from bellmask.utils.stats import Estimate, Floats, Labels
 
 # What a variant trains on, from its options alone: density, drawn times, context weights
 
@@ -40,13 +39,6 @@ DRAWN_STEPS = 100
 """Steps whose times make the histogram."""
 POINTS = 101
 BINS = 25
-
-
-def drawn_times(config: RunConfig) -> torch.Tensor:
-    """The times a run drew in its first steps, as its own planner gives them."""
-    one = Blocks.from_rows(iter([Row(np.zeros(1, dtype=np.int64), 1, 0)]))
-    planner = StepPlanner(one, build_objective(config), config.train, World())
-    return torch.cat([planner.times(step) for step in range(DRAWN_STEPS)])
 
 
 def law_summary(config: RunConfig) -> dict[str, Any]:
@@ -64,7 +56,9 @@ def law_summary(config: RunConfig) -> dict[str, Any]:
         return {**found, "name": describe_learning(config), "effective_sample_share": 1.0}
     law, schedule = build_law(config.law), build_schedule(config.schedule)
     t = torch.linspace(0, 1, POINTS, dtype=torch.float64)
-    times = drawn_times(config)
+    one = Blocks.from_rows(iter([Row(np.zeros(1, dtype=np.int64), 1, 0)]))
+    planner = StepPlanner(one, objective, config.train, World())  # as the run drew them
+    times = torch.cat([planner.times(step) for step in range(DRAWN_STEPS)])
     rate = 1 - schedule.alpha(times)
     signal = objective.weight(times) * rate
     histogram, _ = np.histogram(rate.numpy(), bins=BINS, range=(0, 1), density=True)
@@ -85,6 +79,7 @@ def law_summary(config: RunConfig) -> dict[str, Any]:
 # before. The speed-up is T / tau. Nothing is extrapolated: a variant that is above y* at its end
 # has not arrived, and one that was below y* from its first evaluation on has a lower bound only.
 
+BOOTSTRAP_REPLICATES = 1000
 Curve = tuple[Sequence[float], Sequence[float], Sequence[float]]
 """Steps, NLL, seconds of training."""
 
@@ -115,15 +110,15 @@ def speed_up(reference: Curve, variant: Curve) -> dict[str, Any]:
     arrive, and lower bounds where ``is_bound``. ``gap`` is its last NLL minus the target.
     """
     steps, nll, seconds = variant
-    target = reference[1][-1]
-    found = {"target": target, "ratio": None, "time_ratio": None, "is_bound": False}
+    last_step, target, last_second = (values[-1] for values in reference)
+    found = {"target": target, "gap": nll[-1] - target}
     there = arrival(steps, nll, target)
-    if there is not None:
-        step, is_bound = there
-        at = float(np.interp(step, [0, *steps], [0.0, *seconds]))
-        time_ratio = reference[2][-1] / at if at > 0 else None
-        found |= {"ratio": reference[0][-1] / step, "time_ratio": time_ratio, "is_bound": is_bound}
-    return {**found, "gap": nll[-1] - target}
+    if there is None:
+        return found | {"ratio": None, "time_ratio": None, "is_bound": False}
+    step, is_bound = there
+    at = float(np.interp(step, [0, *steps], [0.0, *seconds]))
+    time_ratio = last_second / at if at > 0 else None
+    return found | {"ratio": last_step / step, "time_ratio": time_ratio, "is_bound": is_bound}
 
 
 def ratio_over_seeds(ratios: Sequence[float]) -> dict[str, Any]:
@@ -134,46 +129,35 @@ def ratio_over_seeds(ratios: Sequence[float]) -> dict[str, Any]:
 
 
 def paired_bootstrap(
-    reference: tuple[Sequence[float], Floats],
-    variant: tuple[Sequence[float], Floats],
+    steps: Sequence[float],
+    reference_EB: Floats,
+    variant_EB: Floats,
     weight_B: Floats,
-    cluster_B: NDArray[np.int64] | None = None,
-    *,
-    replicates: int = 1000,
-    seed: int = 0,
+    cluster_B: Labels | None = None,
+    replicates: int = BOOTSTRAP_REPLICATES,
 ) -> dict[str, Any]:
     """What another sample of validation blocks would change; training noise is not in it.
 
-    Blocks (whole documents, with clusters) are redrawn, the same for both curves at all steps. Each
-    curve is (steps, NLL per block [E, B]); ``weight_B`` are the blocks' token counts. ``low`` and
-    ``high`` are the 95 % interval over replicates that arrive, ``never_share`` counts the others.
+    Blocks (whole documents, with clusters) are redrawn, the same for both curves at all steps.
+    ``weight_B`` are the blocks' token counts. ``low`` and ``high`` are the 95 % interval over
+    replicates that arrive, ``never_share`` counts the others.
     """
     labels = np.arange(len(weight_B)) if cluster_B is None else cluster_B
-    _, owner = np.unique(labels, return_inverse=True)
-    num_clusters = int(owner.max()) + 1
-    draw = np.random.default_rng(seed)
-    times_RC = draw.multinomial(num_clusters, np.full(num_clusters, 1 / num_clusters), replicates)
-    total_R1 = times_RC @ np.bincount(owner, weight_B)[:, None]
-    base_RE, other_RE = (
-        times_RC @ _sums(values_EB * weight_B, owner, num_clusters).T / total_R1
-        for _, values_EB in (reference, variant)
-    )
+    _, owner_B = np.unique(labels, return_inverse=True)
+    count = int(owner_B.max()) + 1
+    draw = np.random.default_rng(0)
+    times_RC = draw.multinomial(count, np.full(count, 1 / count), replicates)
+    weight_RB = times_RC[:, owner_B] * weight_B
+    weight_RB /= weight_RB.sum(axis=1, keepdims=True)
+    # both in the same way, so that equal curves are equal to the last digit
+    base_RE, other_RE = weight_RB @ reference_EB.T, weight_RB @ variant_EB.T
     ratios = []
-    for base, other in zip(base_RE, other_RE):
-        there = arrival(variant[0], other.tolist(), float(base[-1]))
-        ratios.append(math.nan if there is None else reference[0][-1] / there[0])
+    for base, other in zip(base_RE.tolist(), other_RE.tolist()):
+        there = arrival(steps, other, base[-1])
+        ratios.append(math.nan if there is None else steps[-1] / there[0])
     never = float(np.isnan(ratios).mean())
-    if never == 1:
-        return {"low": None, "high": None, "never_share": never}
-    low, high = np.nanquantile(ratios, [0.025, 0.975]).tolist()
-    return {"low": low, "high": high, "never_share": never}
-
-
-def _sums(values_EB: Floats, owner_B: NDArray[np.int64], num_clusters: int) -> Floats:
-    """Sums over the blocks of each cluster, [E, C]."""
-    sums = np.zeros((len(values_EB), num_clusters))
-    np.add.at(sums.T, owner_B, values_EB.T)
-    return sums
+    ends = [None, None] if never == 1 else np.nanquantile(ratios, [0.025, 0.975]).tolist()
+    return {"low": ends[0], "high": ends[1], "never_share": never}
 
 
 def detrended_spread(values: Sequence[float]) -> float | None:
@@ -209,18 +193,12 @@ class RunRecord:
     train_lines: list[dict[str, Any]]
 
     @property
-    def diverged_at(self) -> int | None:
-        """The first step whose NLL is not finite: such a run can only lose a grid."""
-        return next((step for step, nll in zip(self.steps, self.nll) if math.isnan(nll)), None)
-
-    @property
     def curve(self) -> Curve:
         return self.steps, self.nll, self.seconds
 
     def summary(self) -> dict[str, Any]:
-        lines = {key: [line[key] for line in self.train_lines] for key in _NUMBERS["train"]}
-        norms = [line["gradient_norm"] for line in self.train_lines]
-        norms = [math.log(max(norm, 1e-30)) for norm in norms if norm is not None]
+        train = {key: [line[key] for line in self.train_lines] for key in _READ["train"]}
+        norms = [math.log(max(n, 1e-30)) for n in train["gradient_norm"] if n is not None]
         return {
             "run": self.folder.name,
             "seed": self.config.train.seed,
@@ -229,28 +207,26 @@ class RunRecord:
             "nll_se": self.nll_se,
             "seconds": self.seconds,
             "bits_per_byte": self.last.summary()["bits_per_byte"],
-            "tokens_per_second": float(np.median(lines["tokens_per_second"])),
+            "tokens_per_second": float(np.median(train["tokens_per_second"])),
             "nll_by_context": [
                 {"low": p.low, "high": p.high, "nll": p.nll, "se": p.standard_error}
                 for p in binned_curve(self.last, CONTEXT_BINS)
             ],
             "nll_spread": detrended_spread(self.nll),
             "log_gradient_norm_spread": detrended_spread(norms),
-            "largest_weight": max(lines["largest_weight"]),
-            "clipped_share": float(np.mean(lines["clipped_share"])),
+            "largest_weight": max(train["largest_weight"]),
+            "clipped_share": float(np.mean(train["clipped_share"])),
         }
 
-    def samples(self, limit: int = 2) -> list[str]:
-        """The last samples that the run wrote."""
+    def samples(self) -> list[str]:
+        """Two of the last samples that the run wrote."""
         files = sorted((self.folder / "samples").glob("step-*.txt"))
         text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
-        return [part.strip("\n") for part in text.split("\n\n--------\n\n")][:limit] if text else []
+        return [part.strip("\n") for part in text.split("\n\n--------\n\n")][:2] if text else []
 
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; a UserError says what is missing."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = load_config(folder / "config.json")
@@ -263,33 +239,31 @@ def read_run(folder: Path) -> RunRecord:
         )
     if not train:
         raise UserError(f"{folder / 'metrics.jsonl'} has no line of training metrics")
-    likelihoods = [_load(folder, line["step"]) for line in checks]
+    likelihoods = []
+    for line in checks:
+        path = folder / "validation" / f"step-{line['step']:09d}.npz"
+        try:
+            likelihoods.append(Likelihood.load(path))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is missing or damaged: {error}") from None
     if len({len(likelihood.length_B) for likelihood in likelihoods}) > 1:
         raise UserError(f"{folder} was validated on different blocks; it cannot be compared")
     nll = [
         line["nll"] if is_finite(line["nll"]) and found.is_finite else math.nan
         for line, found in zip(checks, likelihoods)
     ]
-    return RunRecord(
-        folder,
-        config,
-        read_description(folder),
-        [line["step"] for line in checks],
-        nll,
-        [line["nll_se"] for line in checks],
-        [line["seconds"] for line in checks],
-        np.stack([likelihood.block_nll for likelihood in likelihoods]),
-        likelihoods[-1],
-        train,
-    )
+    steps, errors, seconds = ([r[key] for r in checks] for key in ("step", "nll_se", "seconds"))
+    about, blocks_EB = read_description(folder), np.stack([one.block_nll for one in likelihoods])
+    curve = (steps, nll, errors, seconds, blocks_EB)
+    return RunRecord(folder, config, about, *curve, likelihoods[-1], train)
 
 
-_NUMBERS = {
-    "validation": ("seconds",),
-    "train": ("tokens_per_second", "largest_weight", "clipped_share"),
+_READ = {
+    "validation": ("seconds", "nll", "nll_se"),
+    "train": ("tokens_per_second", "largest_weight", "clipped_share", "gradient_norm"),
 }
 """What is read of each kind of line."""
-_MAY_BE_ABSENT = {"validation": ("nll", "nll_se"), "train": ("gradient_norm",)}
+_MAY_BE_NONE = ("nll", "nll_se", "gradient_norm")
 """No NLL of a model that diverged, no error of a single block, no norm of skipped steps."""
 
 
@@ -297,22 +271,11 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; UserError where one lacks a number that is read."""
     lines = read_metrics(path)
     for line in lines:
-        kind = line["kind"]
-        bad = [name for name in _NUMBERS.get(kind, ()) if not is_finite(line.get(name))]
-        for name in _MAY_BE_ABSENT.get(kind, ()):
-            if line.get(name, "") is not None and not is_number(line.get(name)):
-                bad.append(name)
-        if bad:
-            raise UserError(f"{path}, step {line['step']}: {bad[0]} is no number")
+        for name in _READ.get(line["kind"], ()):
+            value, may_be_none = line.get(name, ""), name in _MAY_BE_NONE
+            if not (value is None or is_number(value) if may_be_none else is_finite(value)):
+                raise UserError(f"{path}, step {line['step']}: {name} is no number")
     return lines
-
-
-def _load(folder: Path, step: int) -> Likelihood:
-    path = folder / "validation" / f"step-{step:09d}.npz"
-    try:
-        return Likelihood.load(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is missing or damaged: {error}") from None
 
 
 _MUST_AGREE = {
@@ -348,9 +311,10 @@ def check_comparable(runs: list[RunRecord]) -> None:
 # All runs of a comparison: the best grid point of each variant, beside the reference
 
 FORMAT = 1
-BOOTSTRAP_REPLICATES = 1000
 ARM = "arm"
 """A variant of this name is the autoregressive model on the same blocks."""
+PACE = ("threads", "processes", "device", "precision", "machine", "torch")
+"""What must agree for times to be compared."""
 
 
 @dataclass(frozen=True)
@@ -362,13 +326,8 @@ class Entry:
     record: RunRecord
 
 
-Runs = Mapping[int, RunRecord]
+Runs = dict[int, RunRecord]
 """By seed."""
-
-
-def _runs(entries: Sequence[Entry], variant: str, point: str) -> Runs:
-    found = [e.record for e in entries if (e.variant, e.point) == (variant, point)]
-    return {record.config.train.seed: record for record in found}
 
 
 def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
@@ -378,23 +337,15 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
     points = list(dict.fromkeys(entry.point for entry in entries))
     if reference not in names:
         raise UserError(f"the reference {reference} is not among {', '.join(names)}")
-    runs = {name: {point: _runs(entries, name, point) for point in points} for name in names}
-    for name, at in runs.items():
-        for some in at.values():
-            _check_one_thing(list(some.values()), name)
-    best = {name: min(points, key=lambda point: _rank(runs[name][point])) for name in names}
-    chosen = {name: runs[name][best[name]] for name in names}
-    for record in (one for some in chosen.values() for one in some.values()):
-        if record.diverged_at is not None:
-            raise UserError(
-                f"{record.folder} diverged: its NLL at step {record.diverged_at} is not finite; "
-                "leave it out, or train it with a lower rate"
-            )
+    runs: dict[str, dict[str, Runs]] = {point: {name: {} for name in names} for point in points}
+    for entry in entries:
+        seeds = runs[entry.point][entry.variant]
+        _check_one_thing(entry, next(iter(seeds.values()), entry.record))
+        seeds[entry.record.config.train.seed] = entry.record
+    best = {name: min(points, key=lambda point: _rank(runs[point][name])) for name in names}
+    chosen = {name: runs[best[name]][name] for name in names}
     first = next(iter(chosen[reference].values()))
     unigram = first.description.get("unigram_nll")
-    variants = {
-        name: {**_variant(name, chosen, reference), "grid_point": best[name]} for name in names
-    }
     summary = {
         "format": FORMAT,
         "bellmask": __version__,
@@ -405,28 +356,25 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
         "machine": {k: first.description.get(k) for k in ("torch", "python", "machine", "device")},
         "options": first.config.resolved().to_dict(),
         "unigram_nll": unigram if is_finite(unigram) else None,
-        "variants": variants,
+        "variants": {
+            name: _variant(name, chosen, reference) | {"grid_point": best[name]} for name in names
+        },
         "is_annealed": first.config.optim.curve != "constant",
     }
     summary["progress"] = _progress(summary)
     if len(points) > 1:
-        summary["grid"] = [
-            _grid_row(point, {name: runs[name][point] for name in names}, reference)
-            for point in points
-        ]
+        summary["grid"] = [_grid_row(point, runs[point], reference) for point in points]
     return summary
 
 
-def _check_one_thing(runs: Sequence[RunRecord], name: str) -> None:
-    """Refuse seeds of one variant that differ in more than the seed."""
-    for run in runs[1:]:
-        own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
-        others = [o for o in _differing(run, runs[0]) if o not in own and not is_free_option(o)]
-        if others:
-            raise UserError(
-                f"{runs[0].folder} and {run.folder} are both {name}, but differ in "
-                f"{', '.join(others)}"
-            )
+def _check_one_thing(entry: Entry, first: RunRecord) -> None:
+    """Refuse a seed of a variant that differs from its first one in more than the seed."""
+    own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
+    differing = _differing(entry.record, first)
+    others = ", ".join(o for o in differing if o not in own and not is_free_option(o))
+    if others:
+        pair = f"{first.folder} and {entry.record.folder}"
+        raise UserError(f"{pair} are both {entry.variant}, but differ in {others}")
 
 
 def _differing(run: RunRecord, base: RunRecord) -> dict[str, Any]:
@@ -457,6 +405,13 @@ def _data(record: RunRecord) -> dict[str, Any]:
 def _variant(name: str, chosen: Mapping[str, Runs], reference: str) -> dict[str, Any]:
     """One variant: its runs, and its comparison with the reference where seeds pair up."""
     runs, base = chosen[name], chosen[reference]
+    for run in runs.values():  # a grid has dropped such runs, unless there is no better one
+        diverged = [step for step, nll in zip(run.steps, run.nll) if math.isnan(nll)]
+        if diverged:
+            raise UserError(
+                f"{run.folder} diverged: its NLL at step {diverged[0]} is not finite; leave it "
+                "out, or train it with a lower rate"
+            )
     paired = sorted(runs.keys() & base.keys())
     if not paired:
         raise UserError(f"{name} and {reference} have no seed in common")
@@ -483,14 +438,12 @@ def _compare(
     differences = [run.last.difference(base.last) for base, run in pairs]
     gap = Estimate.over_seeds([value for value, _ in differences])
     base, run = pairs[0]
-    bootstrap = paired_bootstrap(
-        (base.steps, base.block_nll_EB),
-        (run.steps, run.block_nll_EB),
-        base.last.length_B.astype(float),
-        base.last.clusters,
-        replicates=replicates,
+    curves, blocks = (base.block_nll_EB, run.block_nll_EB), base.last
+    weight_B = blocks.length_B.astype(float)
+    bootstrap = paired_bootstrap(base.steps, *curves, weight_B, blocks.clusters, replicates)
+    are_times_fair = all(
+        base.description.get(key) == run.description.get(key) for base, run in pairs for key in PACE
     )
-    are_times_fair = all(_pace(base) == _pace(run) for base, run in pairs)
     is_bound = any(one["is_bound"] for one in found)
 
     def mean_of(key: str) -> dict[str, Any] | None:
@@ -514,12 +467,6 @@ def _compare(
         "gap_se_over_seeds": gap.se,
         "bootstrap_first_seed": bootstrap,
     }
-
-
-def _pace(record: RunRecord) -> list[Any]:
-    """What must agree for times to be compared."""
-    keys = ("threads", "processes", "device", "precision", "machine", "torch")
-    return [record.description.get(key) for key in keys]
 
 
 def _progress(summary: Mapping[str, Any]) -> dict[str, float | None]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from bellmask import __version__
 from bellmask.compare.execute import (
     PlannedRun,
-    check_positive,
+    TrainingOptions,
     execute,
     for_comparison,
     is_finished,
@@ -32,8 +31,8 @@ from bellmask.compare.execute import (
     with_seed,
 )
 from bellmask.compare.report import draw_runs
-from bellmask.compare.results import RunRecord, read_run, write_json
-from bellmask.compare.variants import OWNED, check_shared, parse_variants
+from bellmask.compare.results import RunRecord, check_comparable, read_run, write_json
+from bellmask.compare.variants import OWNED, check_shared, parse_variants, split_words
 from bellmask.config.command_line import PresetOptions, parse_command, resolve, split_args
 from bellmask.config.config import RunConfig, load_config, parse_options
 from bellmask.data.blocks import Blocks
@@ -43,7 +42,7 @@ from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling
 from bellmask.report.figures import finish_axes, new_figure, save_figure
 from bellmask.train.setup import open_start
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, check_at_least
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import Estimate, plus_minus
@@ -53,8 +52,8 @@ SUITE = "cpt_sft"
 VARIANTS = ("base", "bell")
 
 
-@dataclass(frozen=True)
-class StagesOptions:
+@dataclass(frozen=True, kw_only=True)
+class StagesOptions(TrainingOptions):
     """Continual pretraining {base, bell} x fine-tuning {base, bell}: the rows of Table 4.
 
     Two adaptations begin with the same weights, two fine-tunings with each of them: six trainings
@@ -84,10 +83,6 @@ class StagesOptions:
     start: str | None = None
     """Where both adaptations start, in place of --cpt's own start.model: a run folder, an export or
     a Hugging Face causal LM."""
-    seeds: int = 1
-    """Paired training seeds; an interval needs 3."""
-    jobs: int = 1
-    """Trainings side by side; with 2 or more each has one thread."""
     examples: int = 256
     """Held-out examples that are asked; 0: all."""
     gap: Literal["fixed", "own"] = "fixed"
@@ -103,10 +98,6 @@ class StagesOptions:
     """Examples per forward pass when asking; no answer depends on it."""
     out: str | None = None
     """Where results go; default runs/compare-CPT-SFT."""
-    runs: str = "runs/shared"
-    """Run folders, shared by all comparisons."""
-    quiet: bool = False
-    """Say nothing but errors and the result."""
 
 
 # Planning
@@ -134,8 +125,8 @@ class StagePlan:
     """The gap that most training responses need."""
 
 
-def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
-    """Refuse, before anything is loaded, two stages that do not follow one another."""
+def plan_stages(cpt: RunConfig, sft: RunConfig, options: TrainingOptions) -> StagePlan:
+    """Every training of the suite; the data of both stages is prepared, nothing is trained."""
     if cpt.sft.train is not None:
         raise UserError("--cpt is continual pretraining on text: leave its --sft options out")
     if sft.sft.train is None:
@@ -143,19 +134,11 @@ def check_stages(cpt: RunConfig, sft: RunConfig) -> None:
             "--sft needs prompts and responses: a preset that has them, such as sft_tiny, or "
             "--sft.train"
         )
-    for_comparison(cpt)
     for_comparison(sft)
-
-
-def plan_stages(
-    cpt: RunConfig, sft: RunConfig, *, seeds: int, root: Path, is_quiet: bool = False
-) -> StagePlan:
-    """Every training of the suite; the data of both stages is prepared, nothing is trained."""
-    check_stages(cpt, sft)
-    variants = parse_variants(list(VARIANTS))
+    variants = parse_variants(VARIANTS)
     # as 'bellmask compare' plans them, which so shares these runs
-    adapted = plan_runs(for_comparison(cpt), variants, root=root, seeds=seeds, is_quiet=is_quiet)
-    tokenizer, data = _load_examples(cpt, sft, is_quiet)
+    adapted = plan_runs(for_comparison(cpt), variants, options)
+    tokenizer, data = _load_examples(cpt, sft, options.quiet)
     marks = (tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint)
     runs = []
     for first in adapted:
@@ -166,8 +149,8 @@ def plan_stages(
             tuned = second.apply(own)
             # the adaptation's key stands for where it lies
             key = run_key(_started(tuned, first.folder.name, steps), "/".join(marks))
-            label = f"CPT {name} + SFT {second.name}"
-            runs.append(StageRun(label, "", tuned, root / key, seed, name, second.name))
+            label, folder = f"CPT {name} + SFT {second.name}", first.folder.with_name(key)
+            runs.append(StageRun(label, "", tuned, folder, seed, name, second.name))
     about = describe_blocks(sft, data)
     return StagePlan(runs, data.valid, tokenizer, about["response_tokens"])
 
@@ -221,28 +204,24 @@ def compare_stages(
     cpt: RunConfig, sft: RunConfig, options: StagesOptions, out: Path
 ) -> dict[str, Any]:
     """Train what is not there yet, ask, write the report, return the results."""
-    check_positive(seeds=options.seeds, jobs=options.jobs)
+    check_at_least(1, seeds=options.seeds, jobs=options.jobs)
+    check_at_least(1, sampling_seeds=options.sampling_seeds, batch_size=options.batch_size)
+    check_at_least(0, examples=options.examples)
     options.sampling.check()
-    if options.sampling_seeds < 1 or options.batch_size < 1 or options.examples < 0:
-        raise UserError(
-            "--sampling-seeds and --batch-size must be at least 1, --examples at least 0"
-        )
-    root, is_quiet = Path(options.runs), options.quiet
-    plan = plan_stages(cpt, sft, seeds=options.seeds, root=root, is_quiet=is_quiet)
+    plan = plan_stages(cpt, sft, options)
     exam = _exam(plan, sft, options)
     out.mkdir(parents=True, exist_ok=True)
-    root.mkdir(parents=True, exist_ok=True)
     try:
         for is_tuned in (False, True):
             stage = [run for run in plan.runs if (run.sft is not None) == is_tuned]
-            execute(list(map(_as_started, stage)), jobs=options.jobs, is_quiet=is_quiet)
-        outcomes = _outcomes(plan, exam, is_quiet)
+            execute(list(map(_as_started, stage)), options)
+        outcomes = _outcomes(plan, exam, options.quiet)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "interrupted; trainings and answers are saved, and the same command continues with them"
         ) from None
     results = without_nan({**_describe(cpt, sft, exam), **summarize_stages(outcomes)})
-    write_json(out / "results.json", results, is_quiet=is_quiet)
+    write_json(out / "results.json", results, is_quiet=options.quiet)
     write_text(out / "table.md", stage_markdown(results))
     save_figure(stage_figure(results), out / "curves")
     return results
@@ -286,8 +265,10 @@ def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]
 def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
     """What was trained and asked; the options that variants decide are left out."""
     own = exam.examples.num_maskable(slice(None))
-    owned = [option.removeprefix("--") for option in OWNED]
     sft = replace(sft, start=replace(sft.start, model=None, checkpoint="latest"))
+    found = {"cpt": cpt.to_dict(), "sft": sft.to_dict()}
+    for config, option in itertools.product(found.values(), OWNED):
+        del config[option.removeprefix("--")]
     asked = {
         "examples": len(exam.examples),
         "fingerprint": exam.examples.fingerprint,
@@ -295,11 +276,6 @@ def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
         "own_gaps": [int(own.min()), int(own.max())],
         "sampling": vars(exam.sampling),
         "seeds": list(exam.seeds),
-    }
-    configs = {"cpt": cpt.to_dict(), "sft": sft.to_dict()}
-    found = {
-        stage: {name: part for name, part in config.items() if name not in owned}
-        for stage, config in configs.items()
     }
     return {**found, "asked": asked}
 
@@ -317,15 +293,15 @@ BASE = "base"
 
 def summarize_stages(outcomes: Sequence[StageOutcome]) -> dict[str, Any]:
     """Rows in the table's order: continual pretraining first, then with fine-tuning."""
-    places = dict.fromkeys((o.run.cpt, o.run.sft) for o in outcomes)
-    seeds = list(dict.fromkeys(o.run.seed for o in outcomes))
-    found = {(o.run.cpt, o.run.sft, o.run.seed): o for o in outcomes}
-    rows = []
-    for cpt, sft in sorted(places, key=lambda place: place[1] is not None):  # stable
-        mine = [found[cpt, sft, seed] for seed in seeds]
-        base = [found[BASE, sft and BASE, seed] for seed in seeds]
-        rows.append(_row(cpt, sft, mine, base))
+    places: dict[tuple[str, str | None], list[StageOutcome]] = {}
+    for one in outcomes:
+        places.setdefault((one.run.cpt, one.run.sft), []).append(one)
+    rows = [
+        _row(cpt, sft, mine, places[BASE, sft and BASE])
+        for (cpt, sft), mine in sorted(places.items(), key=lambda item: item[0][1] is not None)
+    ]
     about = {"format": FORMAT, "bellmask": __version__, "suite": SUITE}
+    seeds = list(dict.fromkeys(one.run.seed for one in outcomes))
     return {**about, "seeds": seeds, "rows": rows}
 
 
@@ -348,13 +324,8 @@ def _row(
     }
     if mine == base:
         return row
+    check_comparable([one.record for one in (*base, *mine)])
     pairs = list(zip(mine, base, strict=True))
-    for one, other in pairs:
-        if not one.record.last.is_paired_with(other.record.last):
-            raise UserError(
-                f"{one.record.folder} and {other.record.folder} were validated on different "
-                "blocks or masks"
-            )
     nll = join_seeds([a.record.last.difference(b.record.last) for a, b in pairs])
     exact = join_seeds([a.answered.difference(b.answered) for a, b in pairs])
     return {**row, "difference": {"nll": nll, "exact_match": exact}}
@@ -385,19 +356,13 @@ def stage_table(results: Mapping[str, Any]) -> Table:
         nll = [round(row["nll"], 4) for row in found]
         match = [round(100 * row["exact_match"], 2) for row in found]
         for row, loss, share in zip(found, nll, match):
-            deviation = row["sampling_deviation"]
-            shown = plus_minus(share, None if deviation is None else 100 * deviation)
-            difference = row["difference"] or {"nll": None, "exact_match": None}
-            rows.append(
-                [
-                    row["cpt"],
-                    row["sft"] or NONE,
-                    Bold(f"{loss:.4f}") if loss == min(nll) else f"{loss:.4f}",
-                    show_difference(difference["nll"], 4),
-                    Bold(shown) if share == max(match) else shown,
-                    show_difference(difference["exact_match"], 2, 100),
-                ]
-            )
+            deviation, changes = row["sampling_deviation"], row["difference"] or {}
+            exact = plus_minus(share, None if deviation is None else 100 * deviation)
+            cells = [Bold(f"{loss:.4f}") if loss == min(nll) else f"{loss:.4f}"]
+            cells += [show_difference(changes.get("nll"), 4)]
+            cells += [Bold(exact) if share == max(match) else exact]
+            cells += [show_difference(changes.get("exact_match"), 2, 100)]
+            rows.append([row["cpt"], row["sft"] or NONE, *cells])
     columns = ["CPT", "SFT", "NLL", "difference", "exact match (%)", "difference (points)"]
     return Table(_title(results), columns, rows, stage_notes(results))
 
@@ -511,10 +476,7 @@ _FROM_CPT = tuple(
 
 def _stage(option: str, text: str) -> tuple[str, RunConfig]:
     """(name, config) of ``'PRESET --option value'``."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text!r}: {error}") from None
+    words = split_words(text, f"{option} {text!r}")
     if not words or words[0].startswith("-"):
         raise UserError(
             f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
@@ -522,10 +484,7 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
         )
     own, rest = split_args(PresetOptions, words, option)
     options = parse_options(PresetOptions, None, own, option)
-    try:
-        check_shared(words[1:], [Path(file) for file in options.config])
-    except UserError as error:
-        raise UserError(f"{option}: {error}") from None
+    check_shared(words[1:], options.config, where=f"{option}: ")
     for word in words[1:]:
         name = word.split("=")[0].replace("_", "-")
         if option == "--sft" and name in _FROM_CPT:

@@ -77,6 +77,14 @@ SUFFIXES = {
 }
 
 
+def split_words(text: str, where: str) -> list[str]:
+    """The words of a text, as a shell splits them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
 def parse_variant(text: str) -> Variant:
     """The variant that a text names; UserError with the nearest names otherwise."""
     label, is_custom, options = text.partition("=")
@@ -86,10 +94,7 @@ def parse_variant(text: str) -> Variant:
                 f"write a variant of your own as 'LABEL=--option value', not {text!r}; a label has "
                 "letters, digits, spaces and . + - _, begins with one of the first two, not 'arm'"
             )
-        try:
-            return Variant(label, tuple(shlex.split(options)), is_custom=True)
-        except ValueError as error:
-            raise UserError(f"variant {text!r}: {error}") from None
+        return Variant(label, tuple(split_words(options, f"variant {text!r}")), is_custom=True)
     name, *suffixes = text.split("+")
     name, _, numbers = name.partition(":")
     options, takes = look_up("variant", name, NAMES)
@@ -106,7 +111,7 @@ def parse_variant(text: str) -> Variant:
     return Variant(text, tuple(" ".join([options, *given, *more]).split()))
 
 
-def parse_variants(texts: list[str]) -> list[Variant]:
+def parse_variants(texts: Sequence[str]) -> list[Variant]:
     """All of them; labels must differ."""
     variants = [parse_variant(text) for text in texts]
     names = [variant.name for variant in variants]
@@ -115,16 +120,16 @@ def parse_variants(texts: list[str]) -> list[Variant]:
     return variants
 
 
-def check_shared(args: Sequence[str], files: Sequence[Path] = ()) -> None:
+def check_shared(args: Sequence[str], files: Sequence[str] = (), where: str = "") -> None:
     """Refuse options for all variants that the variants themselves decide, also in files."""
     given = [arg.split("=")[0].replace("_", "-") for arg in args]
     for file in files:
-        given += [arg for arg in to_args(read_tree(file)) if arg.startswith("--")]
+        given += [arg for arg in to_args(read_tree(Path(file))) if arg.startswith("--")]
     for name in given:
         if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
             raise UserError(
-                f"{name} is decided by the variants; leave it out, or compare a variant of your "
-                f"own: 'NAME={name} ...'"
+                f"{where}{name} is decided by the variants; leave it out, or compare a variant of "
+                f"your own: 'NAME={name} ...'"
             )
 
 

@@ -69,11 +69,8 @@ def test_closed_forms_are_plain_sums_and_add_up_to_the_entropy_of_a_row(name):
     torch.testing.assert_close(chain_entropy(source), plain_entropy(source), atol=1e-12, rtol=0)
     every = list(itertools.permutations(range(source.length)))
     for order in every[:: max(1, len(every) // 8)]:
-        found, truth = (
-            ordered_chain_entropy(source, torch.tensor(order)),
-            plain_entropy(source, order),
-        )
-        torch.testing.assert_close(found, truth, atol=1e-12, rtol=0)
+        found = ordered_chain_entropy(source, torch.tensor(order))
+        torch.testing.assert_close(found, plain_entropy(source, order), atol=1e-12, rtol=0)
         assert row_entropy(source) == (pytest.approx(float(found.sum()), abs=1e-12), 0.0)
 
 
@@ -139,12 +136,8 @@ def predictions(calls, length):
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_red_and_blue_add_up_to_the_expected_cross_entropy(name):
     """E over p_data(. | context) of -log q, from the probabilities of all 81 rows."""
-    source, watched, found = (
-        ToySource.hidden(3, 4, num_states=3, stay=0.8),
-        Watched(model_for(name)),
-        {},
-    )
-    table = table_of(source)
+    source, watched = ToySource.hidden(3, 4, num_states=3, stay=0.8), Watched(model_for(name))
+    table, found = table_of(source), {}
     x_BL, red_BL, blue_BL = split(name, watched, source, 5)
     assert red_BL.dtype == blue_BL.dtype == torch.float64
     for b, seen, place, log_q_V in predictions(watched.calls, 4):
@@ -166,9 +159,8 @@ def test_red_and_blue_add_up_to_the_expected_cross_entropy(name):
 
 def test_symbols_that_cannot_be_cost_nothing():
     """A shift register: half of all moves have probability 0, log 0 in the KL."""
-    _, red_BL, blue_BL = split(
-        "arm", lambda x_BL, rows_N, **_: torch.zeros(len(rows_N), 4), CHAINS["register"], 3
-    )
+    flat = lambda x_BL, rows_N, **_: torch.zeros(len(rows_N), 4)  # noqa: E731
+    _, red_BL, blue_BL = split("arm", flat, CHAINS["register"], 3)
     own = float64([math.log(4), *[math.log(2)] * 3]).expand(3, -1)
     torch.testing.assert_close(red_BL, own)
     torch.testing.assert_close(blue_BL, math.log(4) - own, atol=1e-6, rtol=0)
@@ -198,12 +190,10 @@ def test_spending_by_hand():
     assert found["most_per_row"] == pytest.approx(1.5)
     for name, weight in weights.items():
         assert found[name]["weights"] == pytest.approx(weight.tolist(), rel=1e-8)
-        shares = {key: weight @ np.array(part) for key, part in (("red", red), ("blue", blue))}
-        assert found[name]["irreducible"] == pytest.approx(shares["red"])
-        assert found[name]["reducible"] == pytest.approx(shares["blue"])
-        assert found[name]["reducible_share"] == pytest.approx(
-            shares["blue"] / sum(shares.values())
-        )
+        own, left = weight @ np.array(red), weight @ np.array(blue)
+        assert found[name]["irreducible"] == pytest.approx(own)
+        assert found[name]["reducible"] == pytest.approx(left)
+        assert found[name]["reducible_share"] == pytest.approx(left / (own + left))
         # 0.103 of 2.103, not 0.15 of 2.05
         assert found[name]["spent_on_nothing"] == pytest.approx(weight[0])
     for name, draw in draws.items():

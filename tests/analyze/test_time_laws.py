@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from bellmask.analyze.time_laws import (
-    SCHEDULES,
     SchedulesOptions,
     TimeLawsOptions,
     contexts,
@@ -107,10 +106,3 @@ def test_schedules_are_the_known_ones(schedules):
     expected = np.diff(flat.cdf(np.linspace(0, 1, 41))) * 40
     assert schedules["schedules"]["middle_flat"]["histogram"] == pytest.approx(expected, abs=0.1)
     assert schedules["target_density"] == pytest.approx(density["middle_flat"], rel=1e-9)
-
-
-def test_the_table_and_figure_of_the_schedules(schedules):
-    (table,) = SCHEDULES.tables(schedules)
-    assert {"2814.9", "42.3 %", "yes"} <= set(table.rows[-1])
-    right = SCHEDULES.figure(schedules).axes[2]
-    assert list(right.lines[3].get_ydata()) == schedules["schedules"]["middle_flat"]["weight"]

@@ -85,8 +85,8 @@ def block_curves(shift_B):
 
 
 def ends_in_log(shift_B, cluster_B):
-    curves = [(STEPS, block_curves(shift)) for shift in (np.zeros_like(shift_B), shift_B)]
-    found = paired_bootstrap(*curves, np.ones_like(shift_B), cluster_B, replicates=4000)
+    curves = [block_curves(shift) for shift in (np.zeros_like(shift_B), shift_B)]
+    found = paired_bootstrap(STEPS, *curves, np.ones_like(shift_B), cluster_B, replicates=4000)
     return math.log(found["low"]), math.log(found["high"])
 
 
@@ -107,21 +107,19 @@ def test_documents_are_drawn_whole():
 def one_sided(num_blocks, num_worse):
     """Curves whose last gap is +1 in some blocks and -1 in the others."""
     gap = np.where(np.arange(num_blocks) < num_worse, 1.0, -1.0)
-    base = ([1.0, 2.0], np.full((2, num_blocks), 5.0))
-    other = ([1.0, 2.0], np.stack([np.full(num_blocks, 9.0), 5.0 + gap]))
-    return base, other
+    base = np.full((2, num_blocks), 5.0)
+    return [1.0, 2.0], base, np.stack([base[0] + 4, base[1] + gap]), np.ones(num_blocks)
 
 
 def test_the_share_that_never_arrives_is_a_binomial_tail():
     num_blocks, num_worse, replicates = 21, 8, 5000
-    base, other = one_sided(num_blocks, num_worse)
-    found = paired_bootstrap(base, other, np.ones(num_blocks), replicates=replicates)
+    found = paired_bootstrap(*one_sided(num_blocks, num_worse), replicates=replicates)
     truth = scipy.stats.binom(num_blocks, num_worse / num_blocks).sf(num_blocks // 2)
     error = math.sqrt(truth * (1 - truth) / replicates)
     assert 0.05 < truth < 0.3
     assert abs(found["never_share"] - truth) < 4 * error
     assert 1 <= found["low"] <= found["high"] < 2
-    never = paired_bootstrap(*one_sided(5, 5), np.ones(5), replicates=20)
+    never = paired_bootstrap(*one_sided(5, 5), replicates=20)
     assert never == {"low": None, "high": None, "never_share": 1.0}
 
 

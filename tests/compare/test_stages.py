@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bellmask.compare.execute import TrainingOptions
 from bellmask.compare.results import RunRecord
 from bellmask.compare.stages import (
     StageOutcome,
     StageRun,
-    check_stages,
+    plan_stages,
     stage_markdown,
     summarize_stages,
 )
@@ -146,11 +147,10 @@ def test_the_table_is_the_papers():
 
 def test_stages_that_do_not_follow_one_another_are_refused():
     cpt, sft = presets.cpt_tiny(), presets.sft_tiny()
-    check_stages(cpt, sft)
     no_cpt, no_sft = (one.with_options({"validation.every": "never"}) for one in (cpt, sft))
     refused = {"--cpt": [(sft, sft)], "--sft": [(cpt, cpt)]}
     refused[r"--validation\.every"] = [(cpt, no_sft), (no_cpt, sft)]
     for named, pairs in refused.items():
         for pair in pairs:
             with pytest.raises(ValueError, match=named):
-                check_stages(*pair)
+                plan_stages(*pair, TrainingOptions())

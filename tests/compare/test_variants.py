@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bellmask.compare.execute import for_comparison, parse_grid, plan_runs, run_key
+from bellmask.compare.execute import TrainingOptions, for_comparison, parse_grid, plan_runs, run_key
 from bellmask.compare.variants import SUITES, check_shared, parse_variant, parse_variants
 from bellmask.config import presets
 from bellmask.config.config import RunConfig
@@ -190,10 +190,11 @@ def another(value):
     return (*value, 1) if isinstance(value, tuple) else 0.75
 
 
-def plan(names, shared=None, **more):
+def plan(names, shared=None, seeds=1, **more):
     with pytest.MonkeyPatch.context() as patch:  # no text is prepared
         patch.setattr("bellmask.compare.execute.text_identity", lambda *_, **__: "text")
-        return plan_runs(shared or presets.tiny(), parse_variants(names), root=ROOT, **more)
+        options = TrainingOptions(seeds=seeds, runs=str(ROOT))
+        return plan_runs(shared or presets.tiny(), parse_variants(names), options, **more)
 
 
 def test_the_key_depends_on_every_option_that_matters_and_on_the_text():

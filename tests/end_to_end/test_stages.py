@@ -13,6 +13,7 @@ from commands import bellmask, refuses, succeeds
 from train_here import train_here
 
 from bellmask.compare import stages
+from bellmask.compare.execute import TrainingOptions
 from bellmask.config.config import load_config, override
 from bellmask.config.presets import preset
 from bellmask.evaluate.exact_match import Exam
@@ -63,7 +64,9 @@ class Suite:
         more = (f"{cpt} {start}", sft)
         texts = [shlex.split(f"{text} {add}") for text, add in zip(self.stages(), more)]
         configs = [override(preset(name), options) for name, *options in texts]
-        return stages.plan_stages(*configs, seeds=seeds, root=root, is_quiet=True)
+        return stages.plan_stages(
+            *configs, TrainingOptions(seeds=seeds, runs=str(root), quiet=True)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ def train_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """From now on; the list gets the variant of each training that is not finished already."""
     trained: list[str] = []
 
-    def execute(runs, **_):
+    def execute(runs, *_, **__):
         for run in runs:
             if not is_finished(run):
                 trained.append(run.variant)
