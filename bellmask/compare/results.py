@@ -45,7 +45,7 @@ BINS = 25
 def drawn_times(config: RunConfig) -> torch.Tensor:
     """The times a run drew in its first steps, as its own planner gives them."""
     one = Blocks.from_rows(iter([Row(np.zeros(1, dtype=np.int64), 1, 0)]))
-    planner = StepPlanner(one, build_objective(config), config.train, World())
+    planner = StepPlanner(one, build_objective(config), config, World())
     return torch.cat([planner.times(step) for step in range(DRAWN_STEPS)])
 
 
