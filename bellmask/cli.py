@@ -22,15 +22,8 @@ import tyro
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.config.presets import PRESETS
+from bellmask.utils import errors
 from bellmask.utils.console import finish_telling, tell, visible_lines
-from bellmask.utils.errors import (
-    DISK_FAILURES,
-    LostProcessError,
-    SavingError,
-    TrainingError,
-    UserError,
-    look_up,
-)
 
 OUT_OF_MEMORY = r"out of memory|can't allocate memory"
 """What torch says, on GPUs and on CPUs."""
@@ -89,16 +82,16 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
-        module, _, function = look_up("command", args[0], COMMANDS)[0].partition(":")
+        module, _, function = errors.look_up("command", args[0], COMMANDS)[0].partition(":")
         return getattr(import_module(f"bellmask.{module}"), function)(args[1:])
-    except UserError as error:
+    except errors.UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # whoever read our output has had enough
         return 0
     except OSError as error:
-        code = 1 if error.errno in DISK_FAILURES else 2
+        code = 1 if error.errno in errors.DISK_FAILURES else 2
         message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    except (TrainingError, SavingError, LostProcessError) as error:
+    except (errors.TrainingError, errors.SavingError, errors.LostProcessError) as error:
         code, message = 1, str(error)
     except (MemoryError, RuntimeError) as error:
         if not re.search(OUT_OF_MEMORY, str(error)) and not isinstance(error, MemoryError):

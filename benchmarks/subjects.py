@@ -19,6 +19,7 @@ import torch
 from reference import ReferenceStep, log_probabilities
 from torch import Tensor
 
+from bellmask.config.config import RunConfig
 from bellmask.config.options import ModelOptions, OptimOptions, TrainOptions
 from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.frameworks import Mdm
@@ -69,8 +70,8 @@ def random_blocks(size: Size, count: int) -> Blocks:
 
 
 def make_planner(size: Size, objective: str) -> StepPlanner:
-    options = TrainOptions(batch_size=size.batch)
-    return StepPlanner(random_blocks(size, 64), OBJECTIVES[objective](), options, World())
+    config = RunConfig(train=TrainOptions(batch_size=size.batch))
+    return StepPlanner(random_blocks(size, 64), OBJECTIVES[objective](), config, World())
 
 
 def our_training(size: Size, objective: str, is_compiled: bool = False) -> Callable[[int], None]:

@@ -57,7 +57,7 @@ def law_summary(config: RunConfig) -> dict[str, Any]:
     law, schedule = build_law(config.law), build_schedule(config.schedule)
     t = torch.linspace(0, 1, POINTS, dtype=torch.float64)
     one = Blocks.from_rows(iter([Row(np.zeros(1, dtype=np.int64), 1, 0)]))
-    planner = StepPlanner(one, objective, config.train, World())  # as the run drew them
+    planner = StepPlanner(one, objective, config, World())  # as the run drew them
     times = torch.cat([planner.times(step) for step in range(DRAWN_STEPS)])
     rate = 1 - schedule.alpha(times)
     signal = objective.weight(times) * rate

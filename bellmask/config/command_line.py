@@ -11,8 +11,8 @@ import inspect
 import json
 import sys
 import typing
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -63,37 +63,42 @@ def parse_run_command(kind: type[T], args: Sequence[str], *, command: str) -> tu
     Positional arguments come before the first option. Options of a run are applied later, by
     :func:`resolve`; the help shows them with the defaults of the preset that is given before it.
     """
-    own, rest = split_args(kind, args, command)
-    if wants_help(args):
-        is_named = bool(own) and not own[0].startswith("-")
-        default = start_config(own[0]) if is_named else RunConfig()
-        _print_help(kind, None, command)
-        _print_help(RunConfig, default, f"{command} ...")
-        sys.exit(0)
-    if not own or own[0].startswith("-"):
-        raise UserError(f"bellmask {command} needs a preset first: {', '.join(families())}, ...")
-    return parse_options(kind, None, own, f"bellmask {command}"), rest
+    needs = f"a preset first: {', '.join(families())}, ..."
+    return _parse_both(
+        kind, args, command, needs, lambda name: start_config(name) if name else RunConfig()
+    )
 
 
 @dataclass(frozen=True)
 class DataSection:
     """Options of a run's data."""
 
-    data: DataOptions
+    data: DataOptions = field(default_factory=DataOptions)
 
 
 def parse_data_command(kind: type[T], args: Sequence[str], *, command: str) -> tuple[T, list[str]]:
     """(a command's own options, those of ``--data``), for commands that take a corpus and both."""
-    own, rest = split_args(kind, args, command)
-    if wants_help(args):
-        _print_help(kind, None, command)
-        _print_help(DataSection, DataSection(RunConfig().data), f"{command} ...")
-        sys.exit(0)
-    if not own or own[0].startswith("-"):
-        raise UserError(f"bellmask {command} needs a corpus or a path first ('bellmask data list')")
+    needs = "a corpus or a path first ('bellmask data list')"
+    own, rest = _parse_both(kind, args, command, needs, lambda name: DataSection())
     for name in (arg.partition("=")[0] for arg in rest if arg.startswith("--")):
         if not name.startswith("--data."):
             raise UserError(f"bellmask {command}: unknown option {name}; it takes --data options")
+    return own, rest
+
+
+def _parse_both(
+    kind: type[T], args: Sequence[str], command: str, needs: str, find: Callable[[str], Any]
+) -> tuple[T, list[str]]:
+    """(a command's own options, others); the help shows those that ``find`` gives."""
+    own, rest = split_args(kind, args, command)
+    name = "" if not own or own[0].startswith("-") else own[0]
+    if wants_help(args):
+        default = find(name)
+        _print_help(kind, None, command)
+        _print_help(type(default), default, f"{command} ...")
+        sys.exit(0)
+    if not name:
+        raise UserError(f"bellmask {command} needs {needs}")
     return parse_options(kind, None, own, f"bellmask {command}"), rest
 
 

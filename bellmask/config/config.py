@@ -1,4 +1,4 @@
-"""The tree of a run's options, where its values come from, and the checks that span sections.
+"""The tree of a run's options, where its values come from, and the checks that span opt.
 
 Precedence, lowest first: the preset, then the file given with ``--config`` (JSON or TOML, any
 subset of options), then the command line. Each layer goes through the same typed parser, so a
@@ -24,27 +24,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bellmask.config import options as opt
 from bellmask.config.checks import find_problems
-from bellmask.config.options import (
-    DEFAULT_ENCODINGS,
-    TIMELESS,
-    Affects,
-    CheckpointOptions,
-    DataOptions,
-    FrameworkOptions,
-    LawOptions,
-    LogOptions,
-    Marks,
-    ModelOptions,
-    ObjectiveOptions,
-    OptimOptions,
-    ScaleOptions,
-    ScheduleOptions,
-    SftOptions,
-    StartOptions,
-    TrainOptions,
-    ValidationOptions,
-)
+from bellmask.config.options import DEFAULT_ENCODINGS, TIMELESS, Affects, Marks
 from bellmask.utils.errors import UserError, unknown
 from bellmask.utils.files import load_json
 
@@ -104,22 +86,22 @@ def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) 
 class RunConfig:
     """All options of one run."""
 
-    data: DataOptions = field(default_factory=DataOptions)
-    sft: SftOptions = field(default_factory=SftOptions)
-    start: StartOptions = field(default_factory=StartOptions)
-    model: ModelOptions = field(default_factory=ModelOptions)
-    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
-    law: LawOptions = field(default_factory=LawOptions)
-    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
-    objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
-    optim: OptimOptions = field(default_factory=OptimOptions)
-    train: TrainOptions = field(default_factory=TrainOptions)
-    scale: ScaleOptions = field(default_factory=ScaleOptions, metadata={"affects": "speed"})
-    validation: ValidationOptions = field(default_factory=ValidationOptions)
-    checkpoint: CheckpointOptions = field(
-        default_factory=CheckpointOptions, metadata={"affects": "nothing"}
+    data: opt.DataOptions = field(default_factory=opt.DataOptions)
+    sft: opt.SftOptions = field(default_factory=opt.SftOptions)
+    start: opt.StartOptions = field(default_factory=opt.StartOptions)
+    model: opt.ModelOptions = field(default_factory=opt.ModelOptions)
+    framework: opt.FrameworkOptions = field(default_factory=opt.FrameworkOptions)
+    law: opt.LawOptions = field(default_factory=opt.LawOptions)
+    schedule: opt.ScheduleOptions = field(default_factory=opt.ScheduleOptions)
+    objective: opt.ObjectiveOptions = field(default_factory=opt.ObjectiveOptions)
+    optim: opt.OptimOptions = field(default_factory=opt.OptimOptions)
+    train: opt.TrainOptions = field(default_factory=opt.TrainOptions)
+    scale: opt.ScaleOptions = field(default_factory=opt.ScaleOptions, metadata={"affects": "speed"})
+    validation: opt.ValidationOptions = field(default_factory=opt.ValidationOptions)
+    checkpoint: opt.CheckpointOptions = field(
+        default_factory=opt.CheckpointOptions, metadata={"affects": "nothing"}
     )
-    log: LogOptions = field(default_factory=LogOptions, metadata={"affects": "nothing"})
+    log: opt.LogOptions = field(default_factory=opt.LogOptions, metadata={"affects": "nothing"})
 
     def check(self) -> RunConfig:
         """The config itself, or a :class:`UserError` that names everything that cannot work."""
@@ -140,20 +122,16 @@ class RunConfig:
 
     def resolved(self) -> RunConfig:
         """With the defaults of the framework, law and schedule written out."""
-        framework, seed, values = self.framework, self.train.seed, self.flat()
-        found: dict[str, Any] = {}
-        if framework.encoding is None:
-            found["encoding"] = DEFAULT_ENCODINGS.get(framework.name)
-        if framework.name == "sigma_arm" and framework.order_seed is None:
-            found["order_seed"] = seed
-        sections: dict[str, Any] = {"framework": replace(framework, **found)}
+        values, found = self.flat(), self
+        unset: dict[str, Any] = {"framework.encoding": DEFAULT_ENCODINGS.get(self.framework.name)}
+        unset["framework.order_seed"] = self.train.seed
         for path, option in run_options().items():
             if values[path] is None and not option.marks.belongs_to(values):
                 section, name = path.split(".")
-                old = sections.get(section, getattr(self, section))
-                if getattr(old, name) is None:
-                    sections[section] = replace(old, **{name: option.marks.unset})
-        return replace(self, **sections)
+                value = unset.get(path, option.marks.unset)
+                filled = replace(getattr(found, section), **{name: value})
+                found = replace(found, **{section: filled})
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""
@@ -165,9 +143,7 @@ class RunConfig:
     def key_options(self, *affecting: Affects) -> dict[str, Any]:
         """The options that affect these things, defaults written out: what keys are made of."""
         flat = self.resolved().flat()
-        return {
-            name: value for name, value in flat.items() if run_options()[name].affects in affecting
-        }
+        return {name: flat[name] for name, o in run_options().items() if o.affects in affecting}
 
     def fingerprint(self) -> str:
         """Hash of the options that decide what is learned: the key of the default run folder."""
@@ -203,8 +179,7 @@ def run_options() -> dict[str, Option]:
         hints = typing.get_type_hints(kind, include_extras=True)
         for one in dataclasses.fields(kind):
             path, hint = f"{section.name}.{one.name}", hints[one.name]
-            marks = one.metadata.get("marks", Marks())
-            flag = path
+            flag, marks = path, one.metadata.get("marks", Marks())
             for about in getattr(hint, "__metadata__", ()):  # tyro.conf.arg
                 flag = f"{section.name}.{about.name}" if about.prefix_name is None else about.name
             affects = marks.affects or section.metadata.get("affects", "result")
@@ -287,18 +262,18 @@ def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) ->
 
     Causal frameworks have no times, unless ``args`` ask for them.
     """
-    sections: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for section in ("law", "schedule", "framework"):
         old, new = getattr(before, section), getattr(after, section)
         if old.name != new.name:
             own = [o for o in run_options().values() if o.path.startswith(f"{section}.")]
             stale = {o.name: None for o in own if o.marks.only_with and o.flag not in args}
-            sections[section] = replace(new, **stale)
-    if "framework" in sections and after.framework.name != "mdm":
+            changed[section] = replace(new, **stale)
+    if "framework" in changed and after.framework.name != "mdm":
         for section, timeless in TIMELESS.items():
             if not any(arg.split(".")[0] == f"--{section}" for arg in args):
-                sections[section] = timeless
-    return replace(after, **sections)
+                changed[section] = timeless
+    return replace(after, **changed)
 
 
 def override(config: RunConfig, args: Sequence[str], where: str = "options") -> RunConfig:

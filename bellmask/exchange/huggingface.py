@@ -25,23 +25,11 @@ from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokeniz
 from bellmask.exchange.card import exported_options, model_card
 from bellmask.exchange.mdlm import METADATA, OPTIONS, from_ours, write_safetensors
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
-from bellmask.storage.loading import (
-    MODEL,
-    OWN,
-    OWN_TENSORS,
-    Loaded,
-    LoadOptions,
-    causal_weights,
-    hub_library,
-    is_hub_name,
-    map_ids,
-    mask_row,
-    masked_weights,
-    silent_ids,
-)
+from bellmask.storage import loading
+from bellmask.storage.loading import Loaded, LoadOptions, float_parameters, map_ids
 from bellmask.storage.run_folder import read_description, write_backbone
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_free, whole_file, whole_folder, write_text
+from bellmask.utils.files import check_free, whole_file, whole_folder, write_json, write_text
 from bellmask.utils.libraries import first_line
 
 
@@ -112,17 +100,13 @@ def export_mdlm(run: Loaded, out: Path) -> None:
     """One safetensors file in mdlm's layout, with the prefix that its Lightning module has."""
     check_exportable(run, "mdlm")
     config, flat = run.config, run.config.flat()
-    theirs = from_ours(_parameters(run), config.model.num_layers, map_ids(run.tokenizer))
+    theirs = from_ours(float_parameters(run.model), config.model.num_layers, map_ids(run.tokenizer))
     about = {name: flat[option] for name, option in OPTIONS.items()}
     about |= {"wrap": run.is_wrapped, "step": run.step}
     about["time_conditioning"] = config.model.modulation == "time"
     tensors = {f"backbone.{name}": tensor for name, tensor in theirs.items()}
     with whole_file(out, "the weights") as scratch:
         write_safetensors(tensors, scratch, **{METADATA: json.dumps(about)})
-
-
-def _parameters(run: Loaded) -> dict[str, Tensor]:
-    return {name: p.detach().float().cpu() for name, p in run.model.named_parameters()}
 
 
 # The Hugging Face folder.
@@ -170,26 +154,22 @@ def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | Non
     about |= {"bellmask": __version__, "step": run.step, "weights": weights}
     special = {f"{role}_token_id": number for role, number in parts.ids.items()}
     with whole_folder(out, "the export") as folder:
-        own = folder / OWN
+        own = folder / loading.OWN
         own.mkdir()
-        write_safetensors(parts.tensors, folder / MODEL)
+        write_safetensors(parts.tensors, folder / loading.MODEL)
         write_tokenizer(run, folder, parts)
-        _write_json(folder / "config.json", parts.config | special)
-        _write_json(folder / "run.json", about)
-        _write_json(own / "config.json", options)
-        _write_json(own / "tokenizer.json", run.tokenizer.description())
+        write_json(folder / "config.json", parts.config | special)
+        write_json(folder / "run.json", about)
+        write_json(own / "config.json", options)
+        write_json(own / "tokenizer.json", run.tokenizer.description())
         if run.backbone is not None:
             write_backbone(own, run.backbone)
         if parts.own:
-            write_safetensors(parts.own, own / OWN_TENSORS)
+            write_safetensors(parts.own, own / loading.OWN_TENSORS)
         for file in parts.code:
             code = files("bellmask").joinpath(file)
             write_text(folder / code.name, code.read_text(encoding="utf-8"))
         write_text(folder / "README.md", model_card(run, name or out.name, weights=weights))
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def _trunk_files(run: Loaded) -> ModelFiles:
@@ -198,7 +178,7 @@ def _trunk_files(run: Loaded) -> ModelFiles:
     """
     model, num_ids = run.config.model, run.tokenizer.num_tokens + 1
     order = torch.from_numpy(map_ids(run.tokenizer).completed())
-    tensors = _parameters(run)
+    tensors = float_parameters(run.model)
     for name in ("embedding.weight", "head.weight", "head.bias"):
         rows = tensors[name].new_zeros(num_ids, *tensors[name].shape[1:])
         rows[order[: len(tensors[name])]] = tensors[name]
@@ -252,7 +232,10 @@ def _causal_files(run: Loaded) -> ModelFiles:
             "dtype": "float32",
         }
         ids = {"bos": ids["bos"], "eos": ids["eos"], "pad": pad}
-        return ModelFiles(causal_weights(model), config, ids, num_ids, own=mask_row(model))
+        # a causal LM has no place for it: an ARM never reads it, a masked run may begin with it
+        own = {loading.MASK_ROW: model.mask_row.detach().float().cpu()}
+        tensors = float_parameters(model.language_model)
+        return ModelFiles(tensors, config, ids, num_ids, own=own)
     num_ids, module = tokenizer.num_tokens + 1, "modeling_bellmask_causal"
     config = {
         "model_type": "bellmask_causal",
@@ -264,10 +247,10 @@ def _causal_files(run: Loaded) -> ModelFiles:
         "text_config": {**inner, "vocab_size": num_ids},
         "is_shifted": True,
         "has_windows": model.has_windows,
-        "silent_token_ids": silent_ids(model, tokenizer),
+        "silent_token_ids": loading.silent_ids(model, tokenizer),
         "dtype": "float32",
     }
-    return ModelFiles(masked_weights(model, tokenizer), config, ids, num_ids, CAUSAL_CODE)
+    return ModelFiles(loading.masked_weights(model, tokenizer), config, ids, num_ids, CAUSAL_CODE)
 
 
 # Our tokenizers as the files that ``AutoTokenizer`` loads.
@@ -318,7 +301,7 @@ def write_tokenizer(run: Loaded, folder: Path, parts: ModelFiles) -> None:
     more["chat_template"] = run.backbone.chat_template if run.backbone else None
     config |= {name: value for name, value in more.items() if value is not None}
     write_text(folder / "tokenizer.json", inner.to_str(pretty=True) + "\n")
-    _write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "tokenizer_config.json", config)
 
 
 def _inner(tokenizer: Tokenizer) -> Any:
@@ -357,7 +340,7 @@ def _byte_letters() -> dict[str, int]:
 
 def push_folder(folder: Path, name: str, *, is_private: bool) -> str:
     """Upload a whole folder as one commit to a model repository; its address."""
-    api, kind = hub_library().HfApi(), {"repo_type": "model"}
+    api, kind = loading.hub_library().HfApi(), {"repo_type": "model"}
     message = "Exported with bellmask"
     try:
         made = api.create_repo(name, **kind, private=is_private, exist_ok=True)
@@ -376,7 +359,7 @@ def main(args: Sequence[str]) -> int:
     out, is_mdlm = Path(options.out), options.format == "mdlm"
     if is_mdlm and out.suffix != ".safetensors":
         raise UserError(f"--format mdlm writes one file: give --out NAME.safetensors, not {out}")
-    if options.push is not None and (is_mdlm or not is_hub_name(options.push)):
+    if options.push is not None and (is_mdlm or not loading.is_hub_name(options.push)):
         raise UserError(f"--push takes OWNER/NAME and --format hf, got {options.push!r}")
     if options.private and options.push is None:
         raise UserError("--private is about the repository that --push makes")

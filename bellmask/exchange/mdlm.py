@@ -25,16 +25,10 @@ from bellmask.data.corpora import IMPORTED
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.model.dit import CONDITION_WIDTH, NUM_SINUSOIDS
+from bellmask.storage import loading
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore
-from bellmask.storage.loading import (
-    IdMap,
-    Weights,
-    local_folder,
-    map_ids,
-    read_own_tokenizer,
-    read_safetensors,
-)
-from bellmask.storage.run_folder import write_description
+from bellmask.storage.loading import IdMap, local_folder, map_ids, read_own_tokenizer
+from bellmask.storage.run_folder import describe_tokenizer, write_description
 from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
@@ -73,7 +67,7 @@ class ImportOptions:
     """Tokens per row; default: config.json's model_length, else 1024 for gpt2, 128 for BERT."""
     time_input: bool = False
     """The model was trained with time conditioning: keep it. Known where config.json is there."""
-    weights: Weights = "auto"
+    weights: loading.Weights = "auto"
     """auto: the moving average beside the trained weights where the file has one. ema: insist on
     it. raw: the trained weights alone."""
 
@@ -350,7 +344,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _read_safetensors(path: Path) -> Stored:
-    weights, metadata = read_safetensors(path)
+    weights, metadata = loading.read_safetensors(path)
     try:
         about = dict(load_json(metadata.get(METADATA, "{}")))
     except (ValueError, TypeError):
@@ -554,13 +548,8 @@ def _config(
 def write_import(imported: Imported, out: Path) -> None:
     """The run folder, whole or not at all."""
     config, tokenizer, step = imported.config, imported.tokenizer, imported.stored.step
-    description = {
-        "imported_from": imported.origin,
-        "parameters": imported.num_parameters,
-        "num_tokens": tokenizer.num_tokens,
-        "mask_id": tokenizer.mask_id,
-        "tokenizer_fingerprint": tokenizer.fingerprint,
-    }
+    description = {"imported_from": imported.origin, "parameters": imported.num_parameters}
+    description |= describe_tokenizer(tokenizer)
     tensors = {f"model.{name}": tensor for name, tensor in imported.model.items()}
     tensors |= {f"ema.{name}": tensor for name, tensor in (imported.ema or {}).items()}
     state: dict[str, Any] = {"format": FORMAT, "mask_id": tokenizer.mask_id, "step": step}

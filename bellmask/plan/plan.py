@@ -6,7 +6,6 @@ data sheets, or from microbatches that are timed here.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -23,16 +22,17 @@ from bellmask.config.command_line import PresetOptions, parse_run_command, resol
 from bellmask.config.config import RunConfig, override
 from bellmask.config.options import Interval
 from bellmask.data.corpora import find_policy
-from bellmask.model.head import CHUNK_ROWS, pick_loss_kernel
+from bellmask.model.head import CHUNK_ROWS
 from bellmask.model.pretrained import PretrainedDenoiser
 from bellmask.plan import tracer
 from bellmask.plan.tracer import Parameters, TracedKernel, Update
 from bellmask.storage.checkpoint import saves_in_background
-from bellmask.train.parallel import Layout, pick_layout
+from bellmask.train.parallel import Layout, parallelize, pick_layout, plan_parallel
+from bellmask.train.planning import split_batch
 from bellmask.train.trainer import TrainState
 from bellmask.utils import distributed
 from bellmask.utils.errors import UserError, look_up
-from bellmask.utils.files import count_of, write_text
+from bellmask.utils.files import count_of, write_json
 from bellmask.utils.libraries import quiet
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import Table
@@ -268,21 +268,17 @@ def probe(config: RunConfig, microbatch: int) -> Section:
     """Time microbatches and updates of the run, with random weights and tokens."""
     device = distributed.pick_device(config.train.device)
     planned = tracer.plan_network(config, is_real=True)
-    config, network = planned.config, planned.network.to(device)
-    if config.train.compile:
-        distributed.check_compiler(device)
-        for block in network.block_modules():
-            block.compile()
+    config = planned.config
+    parallel = plan_parallel(config, distributed.World(device=device))
+    network = parallelize(planned.network, parallel, device)
     size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
     given = tracer.inputs(planned, size)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
-    precision = distributed.pick_precision(config.train.precision, device)
-    network.loss_kernel = pick_loss_kernel(config.scale.loss, device, precision)
     state = TrainState.begin(network, config.optim)
-    square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=precision)
+    square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=parallel.precision)
 
     def passes() -> None:
-        with distributed.autocast(device, precision):
+        with distributed.autocast(device, parallel.precision):
             loss = network(**given)
         loss.backward()
 
@@ -513,7 +509,7 @@ def plan(
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else asked
     cluster.device.peak(precision)  # refuses a type that it has no units for
-    microbatch = split_batch(config, cluster.world.size)
+    microbatch = split_batch(config.train, cluster.world.size)
     traced = trace_run(config, cluster, precision, microbatch)
     measured = probe(config, microbatch) if is_probed else None
     return Plan(config, cluster, precision, efficiency, microbatch, measured, **traced)
@@ -528,18 +524,6 @@ def trace_run(config: RunConfig, cluster: Cluster, precision: str, microbatch: i
         cost = tracer.trace_cost(network, microbatch, precision, is_sharded=layout.is_sharded)
     known = {"layout": layout, "network": network, "parameters": tracer.count(network.network)}
     return {**known, "update": update, "cost": cost}
-
-
-def split_batch(config: RunConfig, num_devices: int) -> int:
-    """Rows per microbatch of one process."""
-    batch, size = config.train.batch_size, config.train.microbatch_size
-    unit = num_devices * (size or 1)
-    if batch % unit:
-        raise UserError(
-            f"train.batch_size={batch} is not a multiple of {unit}: {num_devices} devices times "
-            f"train.microbatch_size={size or 1}"
-        )
-    return size or batch // num_devices
 
 
 # A plan on the screen
@@ -621,6 +605,6 @@ def main(args: Sequence[str]) -> int:
     told = plan(config, cluster, efficiency=options.efficiency, is_probed=options.probe).to_dict()
     print_plan(told, name)
     if options.out is not None:
-        write_text(Path(options.out), json.dumps(told, indent=1) + "\n")
+        write_json(Path(options.out), told)
         print(f"numbers: {options.out}")
     return 0

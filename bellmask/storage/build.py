@@ -7,15 +7,8 @@ from pathlib import Path
 
 import torch
 
+from bellmask.config import options as opt
 from bellmask.config.config import RunConfig
-from bellmask.config.options import (
-    DEFAULT_MU,
-    DEFAULT_POWER,
-    DEFAULT_SCALE,
-    DataOptions,
-    LawOptions,
-    ScheduleOptions,
-)
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
 from bellmask.diffusion.laws import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
@@ -32,13 +25,13 @@ Network = Denoiser | PretrainedDenoiser
 """A run's network, called alike."""
 
 
-def _place_of(options: LawOptions | ScheduleOptions) -> tuple[float, float]:
+def _place_of(options: opt.LawOptions | opt.ScheduleOptions) -> tuple[float, float]:
     """(mu, scale), the defaults filled in."""
-    mu = DEFAULT_MU if options.mu is None else options.mu
-    return mu, DEFAULT_SCALE if options.scale is None else options.scale
+    mu = opt.DEFAULT_MU if options.mu is None else options.mu
+    return mu, opt.DEFAULT_SCALE if options.scale is None else options.scale
 
 
-def build_law(options: LawOptions) -> TimeLaw:
+def build_law(options: opt.LawOptions) -> TimeLaw:
     """The time law that the options name."""
     mu, scale = _place_of(options)
     table: dict[str, Callable[[], TimeLaw]] = {
@@ -50,10 +43,10 @@ def build_law(options: LawOptions) -> TimeLaw:
     return look_up("time law", options.name, table)()
 
 
-def build_schedule(options: ScheduleOptions) -> Schedule:
+def build_schedule(options: opt.ScheduleOptions) -> Schedule:
     """The schedule that the options name."""
     mu, scale = _place_of(options)
-    power = DEFAULT_POWER if options.power is None else options.power
+    power = opt.DEFAULT_POWER if options.power is None else options.power
     table: dict[str, Callable[[], Schedule]] = {
         "linear": Linear,
         "cosine": Cosine,
@@ -117,7 +110,7 @@ def learning_cautions(config: RunConfig) -> list[str]:
     return found
 
 
-def build_rules(options: DataOptions, tokenizer: Tokenizer) -> AttentionRules:
+def build_rules(options: opt.DataOptions, tokenizer: Tokenizer) -> AttentionRules:
     """Who may look at whom, in training and evaluation."""
     return AttentionRules(
         sees_pads=options.pads == "noised",

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from bellmask.config.options import CheckpointOptions
+from bellmask.utils import files
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import SavingError, UserError
-from bellmask.utils.files import inside, is_finite, is_whole, read_json, write_text
 
 # manifest.json of a checkpoint: size and SHA-256 of its files, and whether they still fit.
 
@@ -54,9 +54,9 @@ def find_damage(folder: Path, world: World | None = None) -> str | None:
 def _own_damage(folder: Path, rank: int, size: int) -> str:
     """What is wrong with every ``size``-th file; empty when nothing is."""
     try:
-        manifest = read_json(folder / MANIFEST)
+        manifest = files.read_json(folder / MANIFEST)
         for name, expected in list(manifest.items())[rank::size]:
-            path = inside(folder, name, MANIFEST)
+            path = files.inside(folder, name, MANIFEST)
             if not path.exists():
                 return f"{name} is missing"
             if digest(path) != expected:
@@ -202,15 +202,15 @@ class CheckpointStore:
         self, scratch: Path, final: Path, state: dict[str, Any], digests: dict[str, dict[str, Any]]
     ) -> None:
         """State, manifest, the final name; on the main process."""
-        write_text(scratch / STATE, json.dumps(state, indent=1) + "\n")
+        files.write_json(scratch / STATE, state)
         manifest = {**digests, STATE: digest(scratch / STATE)}
-        write_text(scratch / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        files.write_json(scratch / MANIFEST, manifest, sort_keys=True)
         _sync(scratch)
         if final.exists():  # a repeated step, after a resume from an older checkpoint
             self._remove(final)
         os.replace(scratch, final)
         _sync(self.folder)
-        write_text(self.folder / LATEST, final.name + "\n")
+        files.write_text(self.folder / LATEST, final.name + "\n")
         try:
             self.on_saved(step_of(final))
             self._prune()
@@ -240,7 +240,7 @@ class CheckpointStore:
         for folder in self.all():
             with contextlib.suppress(UserError):  # a damaged one is never the best
                 nll = read_state(folder).get("nll")
-                scores += [(nll, folder)] if is_finite(nll) else []
+                scores += [(nll, folder)] if files.is_finite(nll) else []
         return min(scores, key=lambda item: item[0])[1] if scores else None
 
     def set_aside_after(self, step: int) -> None:
@@ -252,7 +252,7 @@ class CheckpointStore:
             if step_of(folder) > step:
                 os.replace(folder, folder.with_name(f".damaged-{folder.name}"))
         if self.all():
-            write_text(self.folder / LATEST, self.all()[-1].name + "\n")
+            files.write_text(self.folder / LATEST, self.all()[-1].name + "\n")
 
     def find(self, which: str) -> Path:
         """``latest``, ``best`` or a step number; UserError when it is not there."""
@@ -283,13 +283,10 @@ class CheckpointStore:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, tensors apart."""
-    try:
-        state = read_json(folder / STATE)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {folder / STATE}: {error}") from None
-    if not isinstance(state, dict) or state.get("format", FORMAT) != FORMAT:
+    state = files.read_object(folder / STATE)
+    if state.get("format", FORMAT) != FORMAT:
         raise UserError(f"{folder} was written by another version of bellmask")
-    if not is_whole(state.get("step")):
+    if not files.is_whole(state.get("step")):
         raise UserError(f"{folder / STATE} is damaged: it says no step")
     return state
 

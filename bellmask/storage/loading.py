@@ -121,19 +121,13 @@ def load(
     if own:
         _fill(model, folder, tokenizer)
     else:
-        kind = _which_weights(weights, config)
+        if weights == "ema" and not config.optim.ema:
+            raise UserError(f"{folder} has no moving average (optim.ema is 0); use raw weights")
+        kind = "model" if weights == "raw" or not config.optim.ema else "ema"
         load_tensors(place, {f"{kind}.{n}": p.detach() for n, p in model.named_parameters()})
     target = pick_device(device)
     model, framework = model.to(target).eval(), build_framework(config)
     return Loaded(folder, config, step, tokenizer, model, framework, target, backbone)
-
-
-def _which_weights(weights: str, config: RunConfig) -> str:
-    if weights == "ema" and not config.optim.ema:
-        raise UserError(
-            "this run has no moving average of weights (optim.ema is 0); use raw weights"
-        )
-    return "model" if weights == "raw" or not config.optim.ema else "ema"
 
 
 # What makes two runs say the same: part of the key under which their answers are kept.
@@ -273,33 +267,23 @@ def silent_ids(model: PretrainedDenoiser, tokenizer: Tokenizer) -> list[int]:
     return sorted(map_ids(tokenizer).completed()[model.num_logits :].tolist())
 
 
+def float_parameters(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().float().cpu() for name, p in module.named_parameters()}
+
+
 def masked_weights(model: PretrainedDenoiser, tokenizer: Tokenizer) -> dict[str, Tensor]:
     """Every parameter once (tied ones too), rows where the tokenizer has their tokens."""
     order = torch.from_numpy(map_ids(tokenizer).completed())
     with_rows, added_pads = order[: model.num_logits], order[model.num_logits : -1]
     embedding = model.language_model.get_input_embeddings().weight
-    by_token, tensors = _names_by_token(model), {}
-    for name, parameter in model.named_parameters():
-        value = parameter.detach().float().cpu()
-        if name in by_token:
-            rows = value.new_zeros(len(order), *value.shape[1:])
-            rows[with_rows] = value
-            if parameter is embedding:
-                rows[added_pads] = value[0]  # what the run reads in their place
-            value = rows
-        tensors[name] = value
+    tensors = float_parameters(model)
+    for name in _names_by_token(model):
+        rows = tensors[name].new_zeros(len(order), *tensors[name].shape[1:])
+        rows[with_rows] = tensors[name]
+        if model.get_parameter(name) is embedding:
+            rows[added_pads] = tensors[name][0]  # what the run reads in their place
+        tensors[name] = rows
     return tensors
-
-
-def causal_weights(model: PretrainedDenoiser) -> dict[str, Tensor]:
-    """The causal LM's own parameters."""
-    inner = model.language_model
-    return {name: p.detach().float().cpu() for name, p in inner.named_parameters()}
-
-
-def mask_row(model: PretrainedDenoiser) -> dict[str, Tensor]:
-    """What a causal LM has no place for: an ARM never reads it, a masked run may begin with it."""
-    return {MASK_ROW: model.mask_row.detach().float().cpu()}
 
 
 def _by_our_names(

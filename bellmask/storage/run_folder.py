@@ -22,21 +22,8 @@ from bellmask import __version__
 from bellmask.config.config import RunConfig
 from bellmask.data.tokenizers import Tokenizer, from_description
 from bellmask.model.pretrained import Backbone
+from bellmask.utils import files
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import (
-    count_of,
-    has_kinds,
-    is_whole,
-    load_json,
-    read_json,
-    read_object,
-    scratch_of,
-    write_text,
-)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def _now() -> str:
@@ -44,7 +31,7 @@ def _now() -> str:
 
 
 def write_backbone(folder: Path, backbone: Backbone) -> None:
-    _write(folder / "backbone.json", asdict(backbone))
+    files.write_json(folder / "backbone.json", asdict(backbone))
 
 
 def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
@@ -52,9 +39,9 @@ def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
     path = folder / inside / "backbone.json"
     if not path.exists():
         return None
-    found = read_object(path)
+    found = files.read_object(path)
     kinds: dict[str, Any] = {"language_model": dict, "chat_template": (str, type(None))}
-    if found.keys() - kinds.keys() or not has_kinds({"chat_template": None} | found, kinds):
+    if found.keys() - kinds.keys() or not files.has_kinds({"chat_template": None} | found, kinds):
         raise UserError(f"{path} is damaged: it describes no causal LM")
     return Backbone(**found)
 
@@ -70,10 +57,10 @@ def write_description(
     """Describe a run that starts, or goes on from what ``before`` describes."""
     folder.mkdir(parents=True, exist_ok=True)
     # first of all: a folder with a config.json can always be resumed
-    _write(folder / "config.json", config.resolved().to_dict())
+    files.write_json(folder / "config.json", config.resolved().to_dict())
     if backbone is not None:
         write_backbone(folder, backbone)
-    _write(folder / "tokenizer.json", tokenizer.description())
+    files.write_json(folder / "tokenizer.json", tokenizer.description())
     machine = {
         "bellmask": __version__,
         "torch": torch.__version__,
@@ -82,28 +69,34 @@ def write_description(
         "started": before.get("started", _now()),
         "last_started": _now(),
     }
-    _write(folder / "run.json", {**machine, **description})
+    files.write_json(folder / "run.json", {**machine, **description})
     for part in ("checkpoints", "validation", "samples"):
         (folder / part).mkdir(exist_ok=True)
+
+
+def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What run.json says of it."""
+    about = {"num_tokens": tokenizer.num_tokens, "mask_id": tokenizer.mask_id}
+    return {**about, "tokenizer_fingerprint": tokenizer.fingerprint}
 
 
 def is_free(folder: Path) -> bool:
     """True for a place where a run can begin: nothing there, or what a kill at once can leave."""
     if not folder.exists():
         return True
-    own = scratch_of(folder / "config.json")
+    own = files.scratch_of(folder / "config.json")
     return folder.is_dir() and all(path == own for path in folder.iterdir())
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    return read_object(folder / "run.json")
+    return files.read_object(folder / "run.json")
 
 
 def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
     """The tokenizer kept in the run folder (or a folder inside), checked by its fingerprint."""
     path = folder / inside / "tokenizer.json"
     try:
-        tokenizer = from_description(read_json(path))
+        tokenizer = from_description(files.read_json(path))
     except UserError:
         raise
     except Exception as error:  # a vocabulary can be damaged in many ways
@@ -116,7 +109,7 @@ def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
 def drop_files_after(folder: Path, step: int) -> None:
     """Remove validations and samples of later steps, which a resumed run will write again."""
     for later in [*folder.glob("validation/step-*"), *folder.glob("samples/step-*")]:
-        number = count_of(later.stem.removeprefix("step-"))
+        number = files.count_of(later.stem.removeprefix("step-"))
         if number is not None and number > step:
             later.unlink()
 
@@ -146,7 +139,7 @@ class MetricsFile:
     def cut_back(self, step: int) -> None:
         """Drop lines of later steps, and a last line that a kill left incomplete."""
         kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        files.write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -156,10 +149,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in path.read_bytes().split(b"\n"):
         try:
-            record = load_json(line)
+            record = files.load_json(line)
         except ValueError:
             continue  # the line that was being written when the process was killed
-        if has_kinds(record, {"step": int, "kind": str}) and is_whole(record["step"]):
+        if files.has_kinds(record, {"step": int, "kind": str}) and files.is_whole(record["step"]):
             records.append(record)
     return records
 
@@ -220,4 +213,4 @@ class RunState:
         content = {"state": state, "step": step, "steps": self.steps, "reason": reason}
         if name == RESUME:
             content |= {"resume": self.command, "from": str(Path.cwd())}
-        _write(self.folder / name, content | {"written": _now()})
+        files.write_json(self.folder / name, content | {"written": _now()})

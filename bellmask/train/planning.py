@@ -20,6 +20,7 @@ from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.theory import CountLaw
 from bellmask.model.attention import AttentionRules
 from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 
 
@@ -80,34 +81,19 @@ class StepPlan:
     """Makes a sum of w ce the loss: 1 / (M c), or by examples where those count the same."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What pretraining, adapting and fine-tuning do differently in a step."""
-
-    anneal_steps: int = 1
-    """Attention opens over so many steps (:class:`bellmask.config.options.StartOptions`)."""
-    counts_examples: bool = False
-    """Each row has the same weight in the loss, not each token."""
-    min_masks: int = 0
-    sorts_by_length: bool = False
-    """Rows of like length share a microbatch, cut to its longest: same loss, less padding."""
-    divides_by_c: bool = True
-    """False: mdlm's scale of the loss."""
-
-
-PRETRAINING = Recipe()
-
-
-def build_recipe(config: RunConfig) -> Recipe:
-    """What the run's steps do that plain pretraining does not."""
-    is_sft = config.sft.train is not None
-    return Recipe(
-        anneal_steps=config.start.anneal_steps,
-        counts_examples=is_sft and config.sft.average == "examples",
-        min_masks=config.sft.min_masks,
-        sorts_by_length=is_sft,
-        divides_by_c=config.objective.divide_by_c,
-    )
+def split_batch(options: TrainOptions, num_processes: int) -> int:
+    """Rows per microbatch; refuses a batch that processes and microbatches do not divide."""
+    batch, size = options.batch_size, options.microbatch_size
+    unit = num_processes * (size or 1)
+    if batch % unit:
+        below = batch // unit * unit
+        near = " or ".join(str(n) for n in (below, below + unit) if n)
+        times = f" times train.microbatch_size={size}" if size else ""
+        raise UserError(
+            f"train.batch_size={batch} must be a multiple of {num_processes} processes{times}: "
+            f"{near}"
+        )
+    return size or batch // num_processes
 
 
 class StepPlanner:
@@ -117,20 +103,24 @@ class StepPlanner:
         self,
         blocks: Blocks,
         objective: Objective,
-        options: TrainOptions,
+        config: RunConfig,
         world: World,
         *,
-        recipe: Recipe = PRETRAINING,
         rules: AttentionRules | None = None,
-        sizes: tuple[int, ...] = (),
-        weights: tuple[float, ...] = (),
+        mixture: tuple[tuple[int, ...], tuple[float, ...]] = ((), ()),
     ) -> None:
-        """``sizes`` and ``weights`` are those of a mixture of corpora."""
-        self.blocks, self.objective, self.options = blocks, objective, options
-        self.world, self.recipe, self.rules = world, recipe, rules or AttentionRules()
-        self.batches = BatchPlan(len(blocks), options.batch_size, options.seed, sizes, weights)
+        """``mixture``: sizes and weights of its corpora."""
+        self.blocks, self.objective, self.world = blocks, objective, world
+        self.config, self.options, self.rules = config, config.train, rules or AttentionRules()
+        size, seed = self.options.batch_size, self.options.seed
+        self.batches = BatchPlan(len(blocks), size, seed, *mixture)
         self.is_padded = blocks.is_padded  # looks at all rows
-        self.counts = CountLaw(objective) if recipe.min_masks else None
+        self.counts = CountLaw(objective) if config.sft.min_masks else None
+        is_sft = config.sft.train is not None
+        # rows of like length share a microbatch, cut to its longest: same loss, less padding
+        self.sorts_by_length = is_sft
+        # each row has the same weight in the loss, not each token
+        self.counts_examples = is_sft and config.sft.average == "examples"
 
     def levels(self, step: int) -> Tensor:
         """Uniform numbers of the whole global batch, one per stratum (App. C.5), float64."""
@@ -154,7 +144,7 @@ class StepPlanner:
 
     def openness(self, step: int) -> float:
         """p = min(1, (s + 1) / anneal_steps): the share of edges to the right that are there."""
-        return min(1.0, (step + 1) / self.recipe.anneal_steps)
+        return min(1.0, (step + 1) / self.config.start.anneal_steps)
 
     def open_edges(self, step: int, length: int) -> Tensor | None:
         """One matrix [L, L] per step, whatever the batch: causal edges, others by chance p.
@@ -178,7 +168,7 @@ class StepPlanner:
 
         def microbatch(first: int, samples: Tensor) -> Microbatch:
             ends_B, starts_B = real[samples], start[samples]
-            width = max(1, int(ends_B.max())) if self.recipe.sorts_by_length else length
+            width = max(1, int(ends_B.max())) if self.sorts_by_length else length
             place = torch.arange(width)
             t_B = self.objective.times(levels[samples])
             count_B, weight_B = self._draw_counts(t_B, levels[samples], ends_B - starts_B)
@@ -196,8 +186,8 @@ class StepPlanner:
             )
 
         num_maskable = int((real - start).sum())
-        count = len(rows) if self.recipe.counts_examples else num_maskable
-        c = self.objective.normaliser if self.recipe.divides_by_c else 1.0
+        count = len(rows) if self.counts_examples else num_maskable
+        c = self.objective.normaliser if self.config.objective.divide_by_c else 1.0
         microbatches = [microbatch(*share) for share in self._shares(real)]
         return StepPlan(microbatches, num_maskable, 1 / max(1, count) / c)
 
@@ -210,7 +200,7 @@ class StepPlanner:
             count_B, weight_B = self.counts.draw(levels_B, maskable_B)
         elif not self.objective.is_unweighted:
             weight_B = self.objective.weight(t_B)
-        if self.recipe.counts_examples:
+        if self.counts_examples:
             share_B = 1 / maskable_B.clamp(min=1).double()
             weight_B = share_B if weight_B is None else weight_B * share_B
         return count_B, weight_B
@@ -218,8 +208,8 @@ class StepPlanner:
     def _shares(self, real: Tensor) -> Iterator[tuple[int, Tensor]]:
         """This rank's microbatches: (number of the first sample, samples)."""
         world, total = self.world, self.options.batch_size
-        size = self.options.microbatch_size or total // world.size
-        if not self.recipe.sorts_by_length:
+        size = split_batch(self.options, world.size)
+        if not self.sorts_by_length:
             share = rank_share(total, world.rank, world.size)
             for first in range(share.start, share.stop, size):
                 yield first, torch.arange(first, first + size)

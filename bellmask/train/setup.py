@@ -14,14 +14,7 @@ from bellmask.config.config import RunConfig, load_config
 from bellmask.config.options import ModelOptions, StartOptions
 from bellmask.data.prepare import LoadedData, load_inputs, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.model.causal_lm import NAME as SMOLLM2
-from bellmask.model.causal_lm import (
-    fill_from_causal_lm,
-    fingerprint,
-    read_architecture,
-    read_causal_lm,
-    smollm2_folder,
-)
+from bellmask.model import causal_lm
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, dropout_rates, merge_lora
 from bellmask.storage.build import Network, build_model
 from bellmask.storage.loading import load, local_folder
@@ -75,7 +68,7 @@ def open_start(config: RunConfig, folder: Path | None = None) -> Start:
     if folder is not None and (folder / "run.json").exists():
         return _from_before(config, folder)
     if options.architecture is not None:
-        backbone, mark = read_architecture(options.architecture)
+        backbone, mark = causal_lm.read_architecture(options.architecture)
         return _begin(config, config.model, backbone, fingerprint=mark)
     start = _from_model(config, str(options.model))
     return replace(start, fill=None) if options.fresh else start
@@ -96,8 +89,8 @@ def _from_before(config: RunConfig, folder: Path) -> Start:
 
 
 def _from_model(config: RunConfig, name: str) -> Start:
-    if name == SMOLLM2:
-        return _from_causal_lm(config, str(smollm2_folder(config.data.cache)))
+    if name == causal_lm.NAME:
+        return _from_causal_lm(config, str(causal_lm.smollm2_folder(config.data.cache)))
     path = Path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
         raise UserError(
@@ -203,10 +196,10 @@ def _from_causal_lm(config: RunConfig, path: str) -> Start:
     """A Hugging Face causal LM: its config, tokenizer and chat template now, its weights later."""
     if config.start.checkpoint != StartOptions.checkpoint:
         raise UserError(f"start.checkpoint is of run folders, and {path} is a causal LM")
-    tokenizer, backbone = read_causal_lm(path)
+    tokenizer, backbone = causal_lm.read_causal_lm(path)
 
     def fill(network: Network) -> None:
         assert isinstance(network, PretrainedDenoiser)
-        fill_from_causal_lm(network, path, tokenizer, config.start.mask_token)
+        causal_lm.fill_from_causal_lm(network, path, tokenizer, config.start.mask_token)
 
-    return _begin(config, config.model, backbone, tokenizer, fill, fingerprint(path))
+    return _begin(config, config.model, backbone, tokenizer, fill, causal_lm.fingerprint(path))

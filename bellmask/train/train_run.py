@@ -14,30 +14,14 @@ from typing import Any
 import torch
 
 from bellmask.config.config import RunConfig, is_free_option, load_config
-from bellmask.config.options import TrainOptions
-from bellmask.data.prepare import LoadedData, describe_blocks
-from bellmask.data.tokenizers import Tokenizer
+from bellmask.data.prepare import describe_blocks
 from bellmask.evaluate.likelihood import evaluate, unigram_cross_entropy
 from bellmask.model.transformer import count_parameters, describe_size
-from bellmask.storage.build import (
-    build_framework,
-    build_objective,
-    build_rules,
-    describe_learning,
-    learning_cautions,
-)
+from bellmask.storage import build, run_folder
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore, Saver, load_tensors, read_state
-from bellmask.storage.run_folder import (
-    RunState,
-    drop_files_after,
-    is_free,
-    read_description,
-    resume_command,
-    write_description,
-)
 from bellmask.train.metrics import Display, Window, find_trackers, open_trackers
 from bellmask.train.parallel import is_sharded, parallelize, plan_parallel
-from bellmask.train.planning import StepPlanner, build_recipe
+from bellmask.train.planning import StepPlanner, split_batch
 from bellmask.train.setup import Start, open_start
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
@@ -67,76 +51,49 @@ def train_run(
     "yes" insists that there is one to continue.
     """
     config = config.check()
-    build_objective(config)  # what it refuses is refused before anything is written
+    build.build_objective(config)  # what it refuses is refused before anything is written
     find_trackers(config.log.trackers)
     folder = Path(out)
     with open_world(config.train.device) as world, fork_rng(world.device):
-        check_batch_size(config.train, world)
+        split_batch(config.train, world.size)
         start = open_start(config, folder)
         checkpoint = find_start(start.config, folder, resume, world)
         world.barrier()  # all have looked at the folder before anything is written into it
         if world.size > 1:  # the main process prepares the text, the others find the cache filled
             world.on_main(lambda: start.load_data(is_quiet=is_quiet))
-        tokenizer, data = start.load_data(is_quiet=is_quiet or world.size > 1)
         if checkpoint is not None:
             start = replace(start, fill=None)  # its weights are in the checkpoint
-        return _Training(start, folder, world, tokenizer, data, is_quiet).fit(checkpoint)
-
-
-def check_batch_size(options: TrainOptions, world: World) -> None:
-    """Refuse a batch that processes and microbatches do not divide."""
-    size = options.microbatch_size
-    unit = world.size * (size or 1)
-    if options.batch_size % unit:
-        below = options.batch_size // unit * unit
-        near = " or ".join(str(n) for n in (below, below + unit) if n)
-        raise UserError(
-            f"train.batch_size={options.batch_size} must be a multiple of {world.size} "
-            "processes" + (f" times train.microbatch_size={size}" if size else "") + f": {near}"
-        )
+        return _Training(start, folder, world, is_quiet).fit(checkpoint)
 
 
 class _Training:
     """The parts of one training wired together, and what it does now and then."""
 
-    def __init__(
-        self,
-        start: Start,
-        folder: Path,
-        world: World,
-        tokenizer: Tokenizer,
-        data: LoadedData,
-        is_quiet: bool,
-    ) -> None:
+    def __init__(self, start: Start, folder: Path, world: World, is_quiet: bool) -> None:
         self.config = config = start.config
-        self.start, self.folder, self.world, self.tokenizer = start, folder, world, tokenizer
+        self.start, self.folder, self.world = start, folder, world
+        self.tokenizer, data = start.load_data(is_quiet=is_quiet or world.size > 1)
         limit = min(config.validation.blocks or len(data.valid), len(data.valid))
         self.data = replace(data, valid=data.valid.slice(0, limit))
-        self.framework = build_framework(config)
-        self.rules = build_rules(config.data, tokenizer)
+        self.framework = build.build_framework(config)
+        self.rules = build.build_rules(config.data, self.tokenizer)
         self.plan = plan_parallel(config, world)
         self.run_id = uuid.uuid4().hex[:12]
-        command = resume_command(folder, world.size, world.machine_size)
-        self.marks = RunState(folder, config.train.steps, command)
+        command = run_folder.resume_command(folder, world.size, world.machine_size)
+        self.marks = run_folder.RunState(folder, config.train.steps, command)
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
 
-        model = parallelize(start.build_model(tokenizer), self.plan, world.device)
+        model = parallelize(start.build_model(self.tokenizer), self.plan, world.device)
         self.state = TrainState.begin(model, config.optim)
+        objective, mixture = build.build_objective(config), (data.sizes, data.weights)
         planner = StepPlanner(
-            data.train,
-            build_objective(config),
-            config.train,
-            world,
-            recipe=build_recipe(config),
-            rules=self.rules,
-            sizes=data.sizes,
-            weights=data.weights,
+            data.train, objective, config, world, rules=self.rules, mixture=mixture
         )
         step = TrainStep(
             model,
             planner,
             self.framework,
-            mask_id=tokenizer.mask_id,
+            mask_id=self.tokenizer.mask_id,
             clip=config.optim.clip,
             precision=self.plan.precision,
         )
@@ -195,7 +152,7 @@ class _Training:
 
     def _open_folder(self, checkpoint: Path | None) -> None:
         """Write what describes the run, and undo what happened after the checkpoint."""
-        before = {} if checkpoint is None else read_description(self.folder)
+        before = {} if checkpoint is None else run_folder.read_description(self.folder)
         about = self._description()
         if checkpoint is not None:
             check_same_run(before, about, self.config, self.folder)
@@ -205,26 +162,25 @@ class _Training:
             self.data.train, self.data.valid, self.tokenizer.num_tokens
         )
         backbone = self.start.backbone_for(self.tokenizer)
-        write_description(self.folder, self.config, self.tokenizer, about, before, backbone)
+        run_folder.write_description(
+            self.folder, self.config, self.tokenizer, about, before, backbone
+        )
         step = 0 if checkpoint is None else read_state(checkpoint)["step"]
         self.store.clean()
         self.store.set_aside_after(step)  # before its lines go: a kill here must not part them
         self.trainer.metrics.cut_back(step)
         if self.trainer.skipped.path.exists():
             self.trainer.skipped.cut_back(step)
-        drop_files_after(self.folder, step)
+        run_folder.drop_files_after(self.folder, step)
 
     def _description(self) -> dict[str, Any]:
-        tokenizer = self.tokenizer
         return {
             "device": str(self.world.device),
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
             **self.plan.describe(),
             "parameters": count_parameters(self.state.model),
-            "num_tokens": tokenizer.num_tokens,
-            "mask_id": tokenizer.mask_id,
-            "tokenizer_fingerprint": tokenizer.fingerprint,
+            **run_folder.describe_tokenizer(self.tokenizer),
             **describe_blocks(self.config, self.data),
         }
 
@@ -236,7 +192,7 @@ class _Training:
         say(
             f"{self.folder}: {where}; {describe_size(state.model)}, "
             f"{len(data.train):,} blocks of {data.train.block_length}, "
-            f"{describe_learning(config)}, "
+            f"{build.describe_learning(config)}, "
             f"{self.world.size} process{'es' * (self.world.size > 1)} on {self.world.device.type}"
         )
         say("; ".join(f"{name} {value}" for name, value in self.plan.describe().items()))
@@ -245,7 +201,7 @@ class _Training:
             say(f"examples: {told}; {len(data.valid):,} for validation")
         if self.trainer.is_done:
             say("all steps are done already; for more give --train.steps")
-        for note in [*self.start.notes, *self.plan.notes, *learning_cautions(config)]:
+        for note in [*self.start.notes, *self.plan.notes, *build.learning_cautions(config)]:
             say(f"note: {note}")
 
     def _validate(self) -> None:
@@ -386,7 +342,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
         raise UserError(
             f"{folder} already holds a run; continue it with --resume auto, or choose another --out"
         )
-    if not has_run and not is_free(folder):
+    if not has_run and not run_folder.is_free(folder):
         raise UserError(f"{folder} exists and is not a run of bellmask; choose another --out")
     if not has_run and resume == "yes":
         raise UserError(f"{folder} holds no run to resume; use --resume auto to start one")
@@ -416,7 +372,7 @@ def _check_state(state: dict[str, Any], found: Path, folder: Path, config: RunCo
             f"{folder} is at step {state['step']}, beyond train.steps="
             f"{config.train.steps}; give at least that many to resume it"
         )
-    own = read_description(folder).get("id")
+    own = run_folder.read_description(folder).get("id")
     if state.get("run", own) != own:
         raise UserError(f"{found} is of another run than {folder}; remove it, and an older is used")
     window: Any = state.get("window")

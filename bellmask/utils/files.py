@@ -176,6 +176,11 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
+def write_json(path: Path, content: Any, **how: Any) -> None:
+    """The same of plain values; ``how`` is ``json.dumps``'s."""
+    write_text(path, json.dumps(content, indent=1, **how) + "\n")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write to, free until then; the file gets its own at the end."""

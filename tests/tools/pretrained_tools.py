@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from bellmask.config.options import TrainOptions
+from bellmask.config.config import RunConfig
+from bellmask.config.options import SftOptions, TrainOptions
 from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.diffusion.objectives import Bell
 from bellmask.model.pretrained import PretrainedDenoiser
-from bellmask.train.planning import Recipe, StepPlanner
+from bellmask.train.planning import StepPlanner
 from bellmask.train.step import TrainStep
 from bellmask.utils.distributed import World
 from bellmask.utils.libraries import quiet
@@ -40,7 +41,7 @@ WINDOWS = {
 }
 V = 37
 L, BATCH = 16, 8
-SFT = Recipe(counts_examples=True, sorts_by_length=True)
+SFT = {"sft": SftOptions(train="toy:copy")}
 PAD = V - 1
 """Only pads have this id here, and only prompts and first tokens the ids from PROMPT on."""
 PROMPT = V - 6
@@ -145,11 +146,12 @@ def examples(count=24, *, is_sft=True):
     return Blocks.from_rows(rows)
 
 
-def make_planner(recipe, objective=None, *, world=None, microbatch=None, blocks=None, **options):
+def make_planner(sections, objective=None, *, world=None, microbatch=None, blocks=None, **options):
     settings = TrainOptions(batch_size=BATCH, microbatch_size=microbatch, seed=5)
     settings = replace(settings, **options)
     world, objective = world or World(), objective or Bell()
-    return StepPlanner(blocks or examples(), objective, settings, world, recipe=recipe)
+    config = RunConfig(train=settings, **sections)
+    return StepPlanner(blocks or examples(), objective, config, world)
 
 
 def make_step(model, planner):

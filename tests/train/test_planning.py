@@ -23,11 +23,11 @@ from pretrained_tools import (
     make_step,
 )
 
+from bellmask.config.options import StartOptions
 from bellmask.diffusion.frameworks import Mdm, shifted_arm
 from bellmask.diffusion.laws import Dirac
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
 from bellmask.diffusion.theory import CountLaw
-from bellmask.train.planning import Recipe
 from bellmask.train.step import microbatch_loss
 from bellmask.utils.distributed import World
 from bellmask.utils.rng import stream_key, uniform_rows
@@ -43,16 +43,18 @@ def model():
 # --- annealed attention
 
 
+def annealed(steps):
+    return {"start": StartOptions(anneal_steps=steps)}
+
+
 def test_edges_open_at_random_with_the_steps_probability():
-    planner = make_planner(Recipe(anneal_steps=10), blocks=examples(is_sft=False))
+    planner = make_planner(annealed(10), blocks=examples(is_sft=False))
     past = torch.ones(L, L, dtype=torch.bool).tril()
     for step in range(9):
         edges = planner.open_edges(step, L)
         assert edges[past].all()
         assert not edges.all()
-    one, other = (
-        make_planner(Recipe(anneal_steps=10), seed=seed).open_edges(2, L) for seed in (5, 6)
-    )
+    one, other = (make_planner(annealed(10), seed=seed).open_edges(2, L) for seed in (5, 6))
     assert not torch.equal(one, other)
     assert (one & ~planner.open_edges(3, L)).any(), "edges are drawn anew in each step"
     assert planner.openness(0) == 0.1
@@ -72,8 +74,8 @@ def test_edges_open_at_random_with_the_steps_probability():
 @pytest.mark.parametrize("step", [0, 3, 7])
 def test_an_annealed_step_has_the_loss_of_a_dense_reference(model, step):
     """Its mask on eager attention, every row scored by hand; padding and prompts included."""
-    planner = make_planner(Recipe(anneal_steps=8), Nelbo(time_floor=0.0))
-    parts = make_planner(planner.recipe, planner.objective, microbatch=2)
+    planner = make_planner(annealed(8), Nelbo(time_floor=0.0))
+    parts = make_planner(annealed(8), planner.objective, microbatch=2)
     whole, found = (make_step(model, plan)(step).loss for plan in (planner, parts))
     assert whole == pytest.approx(found, rel=1e-5)
     model.zero_grad()
@@ -100,7 +102,7 @@ def test_an_annealed_step_has_the_loss_of_a_dense_reference(model, step):
 
 @pytest.mark.parametrize(("is_arm", "min_masks"), [(False, 0), (False, 1), (True, 0)])
 def test_no_target_is_a_prompt_a_pad_or_a_first_token(is_arm, min_masks):
-    recorder, recipe = Recorder(), replace(SFT, min_masks=min_masks)
+    recorder, recipe = Recorder(), {"sft": replace(SFT["sft"], min_masks=min_masks)}
     planner = make_planner(recipe, Bell(Dirac(0.9)), microbatch=4)
     framework = shifted_arm(L) if is_arm else Mdm()
     scored = 0
@@ -138,7 +140,7 @@ def slow_loss(model, planner, step):
         ids = ids[ids != PAD]
         response = (ids < PROMPT).nonzero().flatten().tolist()
         t = objective.times(levels[b : b + 1])
-        if planner.recipe.min_masks:
+        if planner.config.sft.min_masks:
             number, weight = counts.draw(levels[b : b + 1], torch.tensor([len(response)]))
             order = sorted(response, key=lambda i: float(u_BL[b, i]))
             masked, w = order[: int(number)], float(weight)
@@ -155,7 +157,7 @@ def slow_loss(model, planner, step):
 @pytest.mark.parametrize("objective", [Bell(), Nelbo(time_floor=0.0), Importance()])
 @pytest.mark.parametrize("min_masks", [0, 1])
 def test_the_loss_is_a_mean_over_examples_however_batched(model, objective, min_masks):
-    recipe = replace(SFT, min_masks=min_masks)
+    recipe = {"sft": replace(SFT["sft"], min_masks=min_masks)}
     for step in (0, 3):
         expected = slow_loss(model, make_planner(recipe, objective), step)
         gradients = []
@@ -164,7 +166,8 @@ def test_the_loss_is_a_mean_over_examples_however_batched(model, objective, min_
             assert make_step(model, planner)(step).loss == pytest.approx(expected, rel=1e-4)
             gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
             model.zero_grad()
-        unsorted = make_planner(replace(recipe, sorts_by_length=False), objective, microbatch=4)
+        unsorted = make_planner(recipe, objective, microbatch=4)
+        unsorted.sorts_by_length = False
         assert make_step(model, unsorted)(step).loss == pytest.approx(expected, rel=1e-4)
         model.zero_grad()
         for gradient in gradients[1:]:

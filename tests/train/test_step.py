@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bellmask.config.config import RunConfig
 from bellmask.config.options import ModelOptions, TrainOptions
 from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
@@ -19,7 +20,7 @@ from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, 
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
 from bellmask.diffusion.schedules import Cosine, MiddleFlat
 from bellmask.model.transformer import Denoiser
-from bellmask.train.planning import Recipe, StepPlanner
+from bellmask.train.planning import StepPlanner
 from bellmask.train.step import Prefetch, TrainStep
 from bellmask.utils.distributed import World
 from bellmask.utils.rng import stream_key, uniform_rows
@@ -40,7 +41,7 @@ def planner(world=None, is_padded=False, objective=None, **options):
         for n in range(40)
     )
     settings = replace(TrainOptions(batch_size=16, seed=4), **options)
-    return StepPlanner(rows, objective or Bell(), settings, world or World())
+    return StepPlanner(rows, objective or Bell(), RunConfig(train=settings), world or World())
 
 
 def train_step(model, plan, mask_id=9, clip=0.0):
@@ -108,7 +109,7 @@ def test_every_objective_has_the_same_scale(objective):
 def test_without_c_the_scale_is_mdlms():
     model, plan = small_model(), planner(batch_size=256)
     ours = train_step(model, plan)(0).loss
-    plan.recipe = Recipe(divides_by_c=False)
+    plan.config = plan.config.with_options({"objective.divide_by_c": False})
     mdlm = train_step(model, plan)(0).loss
     assert mdlm == pytest.approx(ours / 2, rel=1e-9)
 
@@ -265,7 +266,8 @@ def test_every_objective_has_the_same_minimiser(objective):
     """Prop 4.2: a tabular model learns the true conditionals under any law with mass in (0, 1)."""
     rows = CUBE.repeat_interleave(JOINT * 80, dim=0).numpy()
     data = Blocks.from_rows(Row(ids, 3, n) for n, ids in enumerate(rows))
-    plan = StepPlanner(data, objective, TrainOptions(batch_size=len(rows), seed=2), World())
+    config = RunConfig(train=TrainOptions(batch_size=len(rows), seed=2))
+    plan = StepPlanner(data, objective, config, World())
     model = Tabular()
     step, average = train_step(model, plan, mask_id=2), torch.zeros(27, 3, 2)
     for s in range(500):
