@@ -377,11 +377,10 @@ class DataListOptions:
 
 def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> DataOptions:
     name = options.corpus
-    start = PRESETS[name]() if name in PRESETS else RunConfig()
-    data = start.data if name in PRESETS else replace(start.data, train=name)
+    start = PRESETS[name]() if name in PRESETS else RunConfig(data=DataOptions(train=name))
     if options.from_files is not None:
-        data = replace(data, from_files=options.from_files)
-    return override(replace(start, data=data), args, where).check().data
+        start = replace(start, data=replace(start.data, from_files=options.from_files))
+    return override(start, args, where).check().data
 
 
 def _prepare_and_print(

@@ -270,7 +270,8 @@ def probe(config: RunConfig, microbatch: int) -> Section:
     planned = tracer.plan_network(config, is_real=True)
     config = planned.config
     parallel = plan_parallel(config, distributed.World(device=device))
-    network = parallelize(planned.network, parallel, device)
+    # what is recomputed is so already
+    network = parallelize(planned.network, replace(parallel, recompute="none"), device)
     size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
     given = tracer.inputs(planned, size)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}

@@ -128,8 +128,7 @@ def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
         network._draw_kept = lambda shape, like: [  # type: ignore[method-assign, assignment]
             torch.rand(tuple(shape)) >= dropout for _ in range(2)
         ]
-    if not is_real:  # else what it is measured with does this
-        recompute_blocks(network.block_modules(), config.scale.recompute)
+    recompute_blocks(network.block_modules(), config.scale.recompute)
     loss = (masked_share(config), not build_objective(config).is_unweighted)
     return PlannedNetwork(config, network, num_tokens, start.notes, *loss, mode)
 

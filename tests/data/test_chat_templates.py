@@ -7,13 +7,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
 from bellmask.data import chat_templates as templates
-from bellmask.data.chat_templates import (
-    Example,
-    Message,
-    PromptEncoder,
-    Template,
-    make_template,
-)
+from bellmask.data.chat_templates import Example, Message, PromptEncoder, Template, make_template
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
 from bellmask.utils.errors import UserError
 

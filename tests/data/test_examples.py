@@ -23,7 +23,6 @@ from bellmask.data.examples import (
     clean_conversation,
     load_example_blocks,
     open_examples,
-    questions,
 )
 from bellmask.data.tokenizers import ByteTokenizer, SymbolTokenizer
 from bellmask.utils.errors import UserError
@@ -118,7 +117,7 @@ def test_parts_of_a_conversation_are_one_document(tmp_path):
         assert clean_conversation(record, Counter()) == ()
 
 
-# What is cleaned, put in order and asked otherwise is in ``golden.json``.
+# What is cleaned, put in order and asked of stories is in ``golden.json``.
 FIRST, JOINED = "turns before the first question", "turns joined to the one before"
 
 
@@ -137,7 +136,7 @@ def test_real_conversations(shared_file):
         assert roles == ["user", "assistant"] * (len(roles) // 2)
 
 
-# --- toys and stories ------------------------------------------------------------------------
+# --- toys ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,17 +157,6 @@ def test_toys_are_right_and_never_repeat_a_prompt(name, count):
         else:
             assert response.split() == list(signs if kind == "Copy" else reversed(signs))
             assert len(signs) == size if size else 4 <= len(signs) <= 8
-
-
-def test_stories_are_asked_only_what_they_answer():
-    found = questions("There was a little car named Beep. Beep loved to go fast. The end.")
-    begin = "Story: There was a little car named Beep. Beep loved to go fast. The end.\nQuestion: "
-    asked = [(example.prompt_messages[0].text, example.response) for _, example in found]
-    assert [(prompt.removeprefix(begin), answer) for prompt, answer in asked] == [
-        ("What is the car's name?\nAnswer:", "Beep"),
-        ("What is Beep?\nAnswer:", "a car"),
-        ("What did Beep love to do?\nAnswer:", "go fast"),
-    ]
 
 
 BYTES = ByteTokenizer()

@@ -21,14 +21,8 @@ from remote_code import keep_modules
 from safetensors.torch import load_file, save_file
 
 import bellmask
+from bellmask.config import options as opt
 from bellmask.config.config import RunConfig
-from bellmask.config.options import (
-    FrameworkOptions,
-    LawOptions,
-    ModelOptions,
-    ObjectiveOptions,
-    ScheduleOptions,
-)
 from bellmask.exchange import huggingface as hugging_face
 from bellmask.exchange.card import exported_options
 from bellmask.exchange.huggingface import export_hugging_face
@@ -278,7 +272,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_labels(find_export, kind, x, 
 
 
 def timed(run_of, time_input, **sections):
-    options = ModelOptions(2, 16, 2, dropout=0.0, modulation="time", time_input=time_input)
+    options = opt.ModelOptions(2, 16, 2, dropout=0.0, modulation="time", time_input=time_input)
     return load_run(run_of("bytes", model=options, **sections))
 
 
@@ -299,7 +293,7 @@ def test_times_are_told_or_counted(run_of, tmp_path, time_input):
     assert (counted - rounded.float()).abs().max() < 0.2 < counted.std()
     loaded = bellmask.load(folder)
     assert torch.equal(our_logits(loaded, x, t_B=times), our_logits(run, x, t_B=times))
-    cosine = timed(run_of, time_input, schedule=ScheduleOptions("cosine"))
+    cosine = timed(run_of, time_input, schedule=opt.ScheduleOptions("cosine"))
     with pytest.raises(ValueError, match="cosine"):
         auto_model(exported(cosine, tmp_path / "cosine"))(input_ids=x)
 
@@ -343,10 +337,10 @@ def test_an_arm_is_a_plain_causal_lm(find_run, find_export):
 
 
 def test_what_cannot_be_exported_is_refused(find_run, run_of, tmp_path):
-    causal = {"law": LawOptions("uniform"), "objective": ObjectiveOptions("nelbo")}
-    sigma = load_run(run_of("bytes", framework=FrameworkOptions("sigma_arm"), **causal))
+    causal = {"law": opt.LawOptions("uniform"), "objective": opt.ObjectiveOptions("nelbo")}
+    sigma = load_run(run_of("bytes", framework=opt.FrameworkOptions("sigma_arm"), **causal))
     llama = find_run("llama")  # its tokenizer has a mask, for which an ARM has no row
-    arm = replace(llama, config=replace(llama.config, framework=FrameworkOptions("arm")))
+    arm = replace(llama, config=replace(llama.config, framework=opt.FrameworkOptions("arm")))
     for run, words in ((sigma, "sigma_arm"), (arm, "mask")):
         with pytest.raises(UserError, match=words):
             exported(run, tmp_path / "out")
@@ -506,7 +500,7 @@ def test_the_shipped_code_needs_torch_and_transformers_only():
 def test_an_export_is_pushed_after_it_is_whole(run_of, tmp_path, monkeypatch):
     api, out = Mock(), tmp_path / "out"
     api.create_repo.return_value = "https://hub/me/small"
-    monkeypatch.setattr(hugging_face, "hub_library", lambda: Mock(HfApi=lambda: api))
+    monkeypatch.setattr(hub, "hub_library", lambda: Mock(HfApi=lambda: api))
     command = ["export", run_of("bytes"), "--format", "hf", "--push", "me/small", "--out"]
     assert "https://hub/me/small" in succeeds(*command, out, "--private").text
     api.create_repo.assert_called_with("me/small", repo_type="model", private=True, exist_ok=True)

@@ -13,14 +13,7 @@ import torch.nn.functional as F
 from commands import refuses, succeeds
 from safetensors.torch import save_file
 
-from bellmask.config.options import (
-    DataOptions,
-    FrameworkOptions,
-    LawOptions,
-    ModelOptions,
-    ObjectiveOptions,
-    ScheduleOptions,
-)
+from bellmask.config import options as opt
 from bellmask.exchange.huggingface import export_mdlm
 from bellmask.exchange.mdlm import ImportOptions, read_import, write_import
 from bellmask.run import load_run
@@ -261,7 +254,7 @@ def test_what_the_user_must_say_is_asked_for(tmp_path, more, names):
     ("modulation", "time_input"), [("constant", "stretched"), ("time", "sigma")]
 )
 def test_out_and_in_again_is_exact(run_of, kind, tmp_path, modulation, time_input):
-    options = ModelOptions(2, 16, 2, dropout=0.0, modulation=modulation, time_input=time_input)
+    options = opt.ModelOptions(2, 16, 2, dropout=0.0, modulation=modulation, time_input=time_input)
     before, path = load_run(run_of(kind, model=options)), tmp_path / "w.safetensors"
     export_mdlm(before, path)
     after = import_(path, tmp_path / "back", tokenizer=str(run_of(kind)), block_length=None)
@@ -273,22 +266,22 @@ def test_out_and_in_again_is_exact(run_of, kind, tmp_path, modulation, time_inpu
     assert torch.equal(before.model.embedding.weight[-1], found["embedding.weight"][-1])
 
 
-NO_TIMES = {"law": LawOptions("uniform"), "objective": ObjectiveOptions("nelbo")}
+NO_TIMES = {"law": opt.LawOptions("uniform"), "objective": opt.ObjectiveOptions("nelbo")}
 SIGMA = {"modulation": "time", "time_input": "sigma"}
 
 
 @pytest.mark.parametrize(
     ("model", "sections", "names"),
     [
-        ({}, {"framework": FrameworkOptions("arm"), **NO_TIMES}, "framework arm"),
+        ({}, {"framework": opt.FrameworkOptions("arm"), **NO_TIMES}, "framework arm"),
         ({"modulation": "time"}, {}, "--model.time-input"),
-        (SIGMA, {"schedule": ScheduleOptions("cosine")}, "cosine"),
+        (SIGMA, {"schedule": opt.ScheduleOptions("cosine")}, "cosine"),
         ({"mlp_ratio": 2}, {}, "MLP"),
-        ({}, {"data": DataOptions(block_length=12, document_attention=True)}, "documents"),
+        ({}, {"data": opt.DataOptions(block_length=12, document_attention=True)}, "documents"),
     ],
 )
 def test_what_mdlm_cannot_say_is_refused(run_of, tmp_path, model, sections, names):
-    options = replace(ModelOptions(2, 16, 2, dropout=0.0), **model)
+    options = replace(opt.ModelOptions(2, 16, 2, dropout=0.0), **model)
     run = run_of("bytes", model=options, **sections)
     out = tmp_path / "out.safetensors"
     refuses("export", run, "--format", "mdlm", "--out", out, names=names)
