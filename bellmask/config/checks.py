@@ -94,6 +94,8 @@ def _causal_lm(config: RunConfig) -> Iterator[str]:
         yield f"framework {name} needs our own trunk; a causal LM can be mdm or arm"
     if config.model.modulation != "constant":
         yield "model.modulation=time needs our own trunk: a causal LM is not told times"
+    if config.model.local_conv and name != "mdm":
+        yield f"model.local_conv on a causal LM is for framework mdm, not {name}"
     if config.data.pads == "noised":
         yield "data.pads=noised is for our own trunk"
     if tokenizer.startswith("symbols:"):
@@ -111,7 +113,9 @@ def _data(config: RunConfig) -> Iterator[str]:
 
 
 def _model(config: RunConfig) -> Iterator[str]:
-    width, heads = config.model.width, config.model.num_heads
+    width, heads, near = config.model.width, config.model.num_heads, config.model.local_conv
+    if near and near % 2 == 0:
+        yield f"model.local_conv={near} must be odd, the token itself and its neighbors: 3, 5, ..."
     is_own = config.start.model is None and config.start.architecture is None
     if is_own and heads >= 1 and (width % heads or (width // heads) % 2):
         good = [h for h in range(1, min(width, 64) + 1) if width % (2 * h) == 0]

@@ -90,6 +90,9 @@ def check_exportable(run: Loaded, format: str) -> None:
         "a model whose attention stays inside documents, and mdlm's does not": (
             is_mdlm and config.data.document_attention
         ),
+        "a model with a local convolution (--model.local-conv), which mdlm's models do not have": (
+            is_mdlm and model.local_conv > 0
+        ),
     }
     for problem, is_there in problems.items():
         if is_there:
@@ -112,7 +115,7 @@ def export_mdlm(run: Loaded, out: Path) -> None:
 # The Hugging Face folder.
 
 CODE = ("exchange/hub_code/modeling_bellmask.py", "model/dit.py")
-CAUSAL_CODE = ("exchange/hub_code/modeling_bellmask_causal.py",)
+CAUSAL_CODE = ("exchange/hub_code/modeling_bellmask_causal.py", "model/dit.py")
 _KEPT = (
     "id parameters num_tokens mask_id tokenizer_fingerprint train_fingerprint valid_fingerprint "
     "train_blocks valid_blocks unigram_nll response_tokens has_turns imported_from"
@@ -196,6 +199,7 @@ def _trunk_files(run: Loaded) -> ModelFiles:
         "num_attention_heads": model.num_heads,
         "intermediate_size": model.mlp_ratio * model.width,
         "max_position_embeddings": run.config.data.block_length,
+        "local_conv": model.local_conv,
         "modulation": model.modulation,
         "time_input": model.time_input,
         "schedule": run.config.schedule.name,
@@ -246,6 +250,7 @@ def _causal_files(run: Loaded) -> ModelFiles:
         },
         "text_config": {**inner, "vocab_size": num_ids},
         "is_shifted": True,
+        "local_conv": run.config.model.local_conv,
         "has_windows": model.has_windows,
         "silent_token_ids": loading.silent_ids(model, tokenizer),
         "dtype": "float32",

@@ -59,7 +59,7 @@ class AttentionRules:
 #
 # Causal models keep every call's: exact. For a bidirectional one the keys and values of a prefix
 # change a little whenever a later token does; keeping those of the prefix is exact in the first
-# layer and an approximation above it.
+# layer (but for the last positions under a local convolution) and an approximation above it.
 
 
 @dataclass
@@ -69,6 +69,8 @@ class KeyValues:
     keep: int | None = None
     """Positions of the first call to keep, and nothing later; None keeps all of every call."""
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    embeddings: Tensor | None = None
+    """Of the last positions before a call's own, for a local convolution."""
 
     def extend(self, layer: int, k_BLHE: Tensor, v_BLHE: Tensor) -> tuple[Tensor, Tensor]:
         """The kept keys and values followed by a call's own."""
@@ -81,7 +83,17 @@ class KeyValues:
             self.layers[layer] = whole
         return whole
 
+    def nearby(self, x_BLD: Tensor, count: int) -> Tensor | None:
+        """Embeddings of up to ``count`` positions before a call's own; None in the first call."""
+        before = self.embeddings
+        if before is None or self.keep is None:
+            row = x_BLD if before is None else torch.cat([before, x_BLD], dim=1)
+            row = row[:, : self.keep]
+            self.embeddings = row[:, max(0, row.shape[1] - count) :]
+        return before
+
     def select(self, rows: Tensor) -> KeyValues:
         """Those of some rows of the batch."""
         picked = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers]
-        return KeyValues(self.keep, picked)
+        near = None if self.embeddings is None else self.embeddings.index_select(0, rows)
+        return KeyValues(self.keep, picked, near)

@@ -1,4 +1,4 @@
-"""The parts of the DiT: RoPE, attention, modulation, blocks.
+"""The parts of the DiT: RoPE, attention, local convolution, modulation, blocks.
 
 Imports torch only: ``bellmask export`` puts a copy of this file beside an exported model, so that
 the network is written once.
@@ -74,6 +74,41 @@ def attend(
         mask, is_causal = past if mask is None else mask & past, False
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
     return out.transpose(1, 2).flatten(2)
+
+
+class LocalConv(nn.Module):
+    """X + a depthwise convolution of x over a few neighbors, zero at first.
+
+    Text is local, and attention takes long to find the neighbors; here they are at hand. A position
+    uses a neighbor only where attention may look at it, so nothing leaks across documents, from
+    pads or from later tokens.
+    """
+
+    def __init__(self, width: int, num_positions: int, *, is_causal: bool = False) -> None:
+        """``num_positions`` around the token itself, or the last ones up to it if causal."""
+        super().__init__()
+        self.num_left = num_positions - 1 if is_causal else num_positions // 2
+        self.num_right = num_positions - 1 - self.num_left
+        self.weight = nn.Parameter(torch.zeros(width, 1, num_positions))
+
+    def forward(
+        self, x_BLD: Tensor, mask: Tensor | None = None, earlier: Tensor | None = None
+    ) -> Tensor:
+        """``mask`` is the attention's; ``earlier`` [B, num_left, D] are inputs of earlier calls."""
+        length = x_BLD.shape[1]
+        row = x_BLD if earlier is None else torch.cat([earlier, x_BLD], dim=1)
+        missing = self.num_left + length - row.shape[1]
+        row = F.pad(row, (0, 0, missing, self.num_right))
+        if mask is None:  # as one image per row, the layout that is fast on CPUs
+            image = row.transpose(1, 2)[:, :, None]
+            added = F.conv2d(image, self.weight[:, :, None].to(row.dtype), groups=row.shape[2])
+            return x_BLD + added[:, :, 0].transpose(1, 2)
+        seen = F.pad(mask[:, 0], (self.num_left, self.num_right)).expand(-1, length, -1)
+        first = mask.shape[-1] - length  # the key of the first query's own token
+        for k, tap in enumerate(self.weight[:, 0].unbind(1)):
+            is_seen = seen.diagonal(first + k, dim1=1, dim2=2)[..., None]
+            x_BLD = x_BLD + tap * row[:, k : k + length] * is_seen
+        return x_BLD
 
 
 # Shift, scale and gate of each branch: learned constants, or AdaLN fed with the time.

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bellmask.model.dit import LocalConv
 from bellmask.model.head import predict
 from bellmask.utils.errors import UserError
 from bellmask.utils.libraries import first_line, import_transformers, quiet
@@ -48,7 +49,9 @@ class PretrainedDenoiser(nn.Module):
     time_embedding = None
     loss_kernel = "torch"
 
-    def __init__(self, language_model: Any, mask_id: int, *, is_causal: bool = False) -> None:
+    def __init__(
+        self, language_model: Any, mask_id: int, *, is_causal: bool = False, local_conv: int = 0
+    ) -> None:
         """``language_model`` is a ``AutoModelForCausalLM`` whose rows are our ids 0 .. V-1."""
         super().__init__()
         self.language_model, self.mask_id, self.is_causal = language_model, mask_id, is_causal
@@ -59,6 +62,7 @@ class PretrainedDenoiser(nn.Module):
         self.has_windows = window is not None if kinds is None else "sliding_attention" in kinds
         self.has_layer_norm = any(isinstance(m, nn.LayerNorm) for m in language_model.modules())
         self.mask_row = nn.Parameter(mean_row(language_model.get_input_embeddings()))
+        self.local_conv = LocalConv(len(self.mask_row), local_conv) if local_conv else None
 
     @property
     def num_logits(self) -> int:
@@ -93,8 +97,11 @@ class PretrainedDenoiser(nn.Module):
         """Final hidden states [B, L, D]; ``mask`` [B or 1, 1, 1 or L, L] is True where seen."""
         if mask is None and self.has_windows and not self.is_causal:
             mask = torch.ones(1, 1, 1, x_BL.shape[1], dtype=torch.bool, device=x_BL.device)
+        h_BLD = self._embed(x_BL)
+        if self.local_conv is not None:
+            h_BLD = self.local_conv(h_BLD, mask)
         return self.language_model.base_model(
-            inputs_embeds=self._embed(x_BL), use_cache=False, **attention(mask, self.is_causal)
+            inputs_embeds=h_BLD, use_cache=False, **attention(mask, self.is_causal)
         ).last_hidden_state
 
     def _embed(self, x_BL: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from bellmask.model.attention import KeyValues
 from bellmask.model.dit import (
     LEVELS,
     Block,
+    LocalConv,
     ModulatedNorm,
     Modulation,
     TimeEmbedding,
@@ -85,6 +86,9 @@ class Denoiser(nn.Module):
         self.head_size = options.width // options.num_heads
         self.embedding = nn.Embedding(num_tokens + 1, options.width)
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
+        self.local_conv = None
+        if options.local_conv:
+            self.local_conv = LocalConv(options.width, options.local_conv, is_causal=is_causal)
         has_time = options.modulation == "time"
         self.time_embedding = TimeEmbedding(options.time_input) if has_time else None
         sizes = (options.width, options.num_heads, options.mlp_ratio * options.width)
@@ -161,6 +165,9 @@ class Denoiser(nn.Module):
         h_BLD = self.embedding(x_BL)
         if torch.is_autocast_enabled(h_BLD.device.type):
             h_BLD = h_BLD.float()  # the sum over blocks, also where weights were gathered shorter
+        if self.local_conv is not None:
+            earlier = None if cache is None else cache.nearby(h_BLD, self.local_conv.num_left)
+            h_BLD = self.local_conv(h_BLD, mask, earlier)
         for number, block in enumerate(self.blocks, start=1):
             wanted = rows_N if number == len(self.blocks) else None
             shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])

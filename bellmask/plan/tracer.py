@@ -68,7 +68,8 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
         note = f"{name}: planned by its sizes alone; nothing was fetched"
     else:
         raise _not_here(f"start.model={name}", ARCHITECTURES)
-    config = replace(config, model=replace(model, dropout=config.model.dropout))
+    near = config.model.local_conv or model.local_conv
+    config = replace(config, model=replace(model, dropout=config.model.dropout, local_conv=near))
     return Start(config, backbone=backbone, notes=(note,)), num_tokens
 
 

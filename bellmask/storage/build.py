@@ -149,7 +149,10 @@ def build_model(
         if config.model.backbone == "causal_lm":
             assert backbone is not None
             inner = make_language_model(backbone.language_model, config.model.dropout)
-            model: Network = PretrainedDenoiser(inner, num_tokens, is_causal=is_causal)
+            near = config.model.local_conv
+            model: Network = PretrainedDenoiser(
+                inner, num_tokens, is_causal=is_causal, local_conv=near
+            )
         else:
             encoding = config.resolved().framework.encoding or "source"
             model = Denoiser(config.model, num_tokens, is_causal=is_causal, encoding=encoding)

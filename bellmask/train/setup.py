@@ -114,22 +114,27 @@ def _begin(
     """A start whose config says what the network really is.
 
     On our own trunk that is ``model`` with the run's own dropout. Of a causal LM only dropout can
-    be chosen, where it has any.
+    be chosen, where it has any. Both can get a local convolution, which starts at zero.
     """
     notes = []
-    dropout = config.model.dropout
+    dropout, near = config.model.dropout, config.model.local_conv or model.local_conv
+    if model.local_conv not in (0, near):
+        raise UserError(
+            f"model.local_conv={near}: {config.start.model} has one of {model.local_conv} "
+            "positions; leave the option out"
+        )
     if backbone is not None:
         check_length(config, backbone, str(config.start.model or config.start.architecture))
         model = ModelOptions(backbone="causal_lm")
-        if replace(config.model, dropout=model.dropout, backbone=model.backbone) != model:
-            notes.append("of the --model options only dropout applies to a causal LM")
+        given = replace(config.model, dropout=model.dropout, backbone=model.backbone, local_conv=0)
+        if given != model:
+            notes.append("of the --model options only dropout and local-conv apply to a causal LM")
         if dropout and not dropout_rates(backbone.language_model):
             notes.append("this causal LM has no dropout: model.dropout does not apply")
             dropout = 0.0
     name = config.data.tokenizer if config.start.model is None else FROM_START
-    adopted = replace(
-        config, model=replace(model, dropout=dropout), data=replace(config.data, tokenizer=name)
-    )
+    model = replace(model, dropout=dropout, local_conv=near)
+    adopted = replace(config, model=model, data=replace(config.data, tokenizer=name))
     return Start(adopted.check(), tokenizer, backbone, fill, fingerprint, tuple(notes))
 
 
@@ -159,7 +164,8 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
             merge_lora(source.model)
         weights = dict(source.model.named_parameters())
         for name, parameter in network.named_parameters():
-            parameter.copy_(weights[name])
+            if name in weights:  # a local convolution may be new
+                parameter.copy_(weights[name])
 
     mark = hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
     mark = f"{mark}/{source.step}"
@@ -186,9 +192,9 @@ def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None
 
 
 def _check_model(config: RunConfig, theirs: ModelOptions, folder: Path) -> None:
-    """Of our own trunk all but dropout is decided by the weights."""
-    given = config.model
-    if given not in [replace(m, dropout=given.dropout) for m in (ModelOptions(), theirs)]:
+    """Of our own trunk all but dropout and a local convolution is decided by the weights."""
+    free = {"dropout": config.model.dropout, "local_conv": config.model.local_conv}
+    if config.model not in [replace(model, **free) for model in (ModelOptions(), theirs)]:
         raise UserError(f"{folder} has other --model options; leave them out here")
 
 

@@ -20,6 +20,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 # bellmask/model/dit.py, of which an export has a copy
 from .dit import (  # type: ignore[import-not-found]
     Block,
+    LocalConv,
     ModulatedNorm,
     Modulation,
     TimeEmbedding,
@@ -36,6 +37,7 @@ class BellmaskConfig(PretrainedConfig):
         sizes = {"vocab_size": 260, "hidden_size": 64, "intermediate_size": 256}
         sizes |= {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 64}
         kind = {"modulation": "constant", "time_input": "stretched", "schedule": "linear"}
+        kind |= {"local_conv": 0}
         ids = {"mask_token_id": 259, "tie_word_embeddings": False}
         super().__init__(**{**sizes, **kind, **ids, **kwargs})
 
@@ -53,6 +55,7 @@ class BellmaskForMaskedLM(PreTrainedModel):
         width = config.hidden_size
         has_time = config.modulation == "time"
         self.embedding = nn.Embedding(config.vocab_size, width)
+        self.local_conv = LocalConv(width, config.local_conv) if config.local_conv else None
         self.time_embedding = TimeEmbedding(config.time_input) if has_time else None
         sizes = (width, config.num_attention_heads, config.intermediate_size)
         self.blocks = nn.ModuleList(
@@ -89,6 +92,8 @@ class BellmaskForMaskedLM(PreTrainedModel):
         size = self.config.hidden_size // self.config.num_attention_heads
         rotary = rotary_table([torch.arange(input_ids.shape[1], device=x.device)], size)
         mask = self._mask(attention_mask)
+        if self.local_conv is not None:
+            x = self.local_conv(x, mask)
         for block in self.blocks:
             x = block(x, rotary, mask, condition)
         logits = self.head(self.final_norm(x, *self.final_modulation(condition)))

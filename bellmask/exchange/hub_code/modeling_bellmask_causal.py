@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
+# bellmask/model/dit.py, of which an export has a copy
+from .dit import LocalConv  # type: ignore[import-not-found]
+
 
 class BellmaskCausalConfig(PretrainedConfig):
     """The causal LM's own config, and which ids are special; ids are those of the tokenizer."""
@@ -36,6 +39,7 @@ class BellmaskCausalConfig(PretrainedConfig):
             text_config = AutoConfig.for_model(**(text_config or {"model_type": "gpt2"}))
         self.text_config = text_config
         special = {"mask_token_id": 0, "silent_token_ids": [], "has_windows": False}
+        special |= {"local_conv": 0}
         # the causal LM inside ties its own rows, where it does
         super().__init__(**{**special, "tie_word_embeddings": False, **kwargs})
 
@@ -58,6 +62,7 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
         self.language_model = AutoModelForCausalLM.from_config(config.text_config)
         width = self.language_model.get_input_embeddings().weight.shape[1]
         self.mask_row = nn.Parameter(torch.zeros(width))
+        self.local_conv = LocalConv(width, config.local_conv) if config.local_conv else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -108,6 +113,9 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
         x = self.get_input_embeddings()(input_ids)
         is_mask = (input_ids == self.config.mask_token_id)[..., None]
         x = torch.where(is_mask, self.mask_row.to(x.dtype), x)
+        if self.local_conv is not None:
+            seen = None if attention_mask is None else _four_axes(attention_mask)
+            x = self.local_conv(x, seen)
         how = self._attention(input_ids, attention_mask, x.dtype)
         return self.language_model.base_model(
             inputs_embeds=x, use_cache=False, **how
@@ -121,10 +129,14 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
         is_plain = attention_mask is None or bool(attention_mask.all())
         if is_plain and is_sdpa and not self.config.has_windows:
             return {"is_causal": False}
-        seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        seen = seen.bool()
-        seen = seen[:, None, None, :] if seen.ndim == 2 else seen[:, None]
+        seen = _four_axes(torch.ones_like(input_ids) if attention_mask is None else attention_mask)
         if is_sdpa:
             return {"attention_mask": seen}
         hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
         return {"attention_mask": hidden.masked_fill(~seen, torch.finfo(dtype).min)}
+
+
+def _four_axes(attention_mask: Tensor) -> Tensor:
+    """[B, 1, 1 or L, L], True where seen."""
+    seen = attention_mask.bool()
+    return seen[:, None, None, :] if seen.ndim == 2 else seen[:, None]
