@@ -11,6 +11,8 @@ B batch, L length, V vocabulary with the mask as its last token, D width.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -131,8 +133,8 @@ def log_probabilities(logits_BLV: Tensor, xt_BL: Tensor, mask_id: int) -> Tensor
 class ReferenceStep:
     """Forward, backward, clipping, update, average: one step of the plain implementation."""
 
-    def __init__(self, options: ModelOptions, num_tokens: int) -> None:
-        self.model = PlainDenoiser(options, num_tokens)
+    def __init__(self, options: ModelOptions, num_tokens: int, ema: float = EMA_DECAY) -> None:
+        self.model, self.ema, self.num_updates = PlainDenoiser(options, num_tokens), ema, 0
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, weight_decay=0.0, foreach=False, fused=False
         )
@@ -151,7 +153,30 @@ class ReferenceStep:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.num_updates += 1
+        decay = min(self.ema, (1 + self.num_updates) / (10 + self.num_updates))
         with torch.no_grad():
             for kept, now in zip(self.average, self.model.parameters(), strict=True):
-                kept.sub_((1 - EMA_DECAY) * (kept - now))
+                kept.sub_((1 - decay) * (kept - now))
         return float(loss.detach())
+
+    def set_rate(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    @contextmanager
+    def averaged(self) -> Iterator[PlainDenoiser]:
+        """Within: the model has the averaged weights."""
+        now = [p.detach().clone() for p in self.model.parameters()]
+        self._set_weights(self.average)
+        self.model.eval()
+        try:
+            yield self.model
+        finally:
+            self._set_weights(now)
+            self.model.train()
+
+    @torch.no_grad()
+    def _set_weights(self, weights: list[Tensor]) -> None:
+        for parameter, weight in zip(self.model.parameters(), weights, strict=True):
+            parameter.copy_(weight)

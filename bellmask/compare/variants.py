@@ -1,6 +1,7 @@
 """What is compared: a name → the options it sets, over a config that all variants share.
 
-NAME[:NUMBERS][+SUFFIX...], for example ``base``, ``bell``, ``laplace:0.5,0.2``, ``bell+muon``; or
+NAME[:NUMBERS][+SUFFIX...], for example ``base``, ``bell``, ``laplace:0.5,0.2``, ``bell+muon``,
+``bell+conv+lr2`` (twice the learning rate); or
 ``LABEL=OPTIONS`` for anything else, for example ``deep=--model.num-layers 6``. A suite is a list of
 them under one name: the paper's ablations.
 """
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from bellmask.config.config import RunConfig, override, read_tree, to_args
 from bellmask.config.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
+from bellmask.config.presets import FAST_RATE
 from bellmask.utils.errors import UserError, look_up
 
+_RATE = re.compile(r"lr(\d+(?:\.\d+)?)")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")
 OWNED = ("--framework", "--law", "--schedule", "--objective")
 """Options that variants decide."""
@@ -30,6 +33,8 @@ class Variant:
     options: tuple[str, ...]
     is_custom: bool = False
     """True for options of the user's own, which go over the shared ones as they are."""
+    rate: float = 1.0
+    """The learning rate, over the shared one."""
 
     def apply(self, shared: RunConfig) -> RunConfig:
         """The shared config with the variant's options."""
@@ -43,6 +48,7 @@ class Variant:
                 law=LawOptions(),
                 schedule=ScheduleOptions(),
             )
+        shared = replace(shared, optim=replace(shared.optim, lr=self.rate * shared.optim.lr))
         return override(shared, self.options, where=f"variant {self.name}").check()
 
 
@@ -67,7 +73,11 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 """Name → its options, and those that its numbers set; 0.5 and 0.1 where they are left out. The last
 three are causal models on the same trunk."""
 
+FAST = f"bell+muon+conv+lr{FAST_RATE:g}"
+"""What ``fast`` is short for: the recipe of the presets ``X_fast``, its parts by name."""
+
 SUFFIXES = {
+    "conv": "--model.local-conv 5",
     "muon": "--optimizer muon",
     "adamw": "--optimizer adamw",
     "unstratified": "--train.no-stratified",
@@ -95,7 +105,7 @@ def parse_variant(text: str) -> Variant:
                 "letters, digits, spaces and . + - _, begins with one of the first two, not 'arm'"
             )
         return Variant(label, tuple(split_words(options, f"variant {text!r}")), is_custom=True)
-    name, *suffixes = text.split("+")
+    name, *suffixes = re.sub(r"^fast\b", FAST, text).split("+")
     name, _, numbers = name.partition(":")
     options, takes = look_up("variant", name, NAMES)
     values = numbers.split(",") if numbers else []
@@ -106,9 +116,15 @@ def parse_variant(text: str) -> Variant:
         raise UserError(message) from None
     if len(values) > len(takes):
         raise UserError(f"variant {text!r}: {name} takes {len(takes)} number(s) at most")
-    more = [look_up("variant suffix", suffix, SUFFIXES) for suffix in suffixes]
+    rates = [float(found[1]) for suffix in suffixes if (found := _RATE.fullmatch(suffix))]
+    more = [
+        look_up("variant suffix", suffix, {**SUFFIXES, "lrNUMBER": ""})
+        for suffix in suffixes
+        if not _RATE.fullmatch(suffix)
+    ]
     given = [f"{option} {value}" for option, value in zip(takes, values)]
-    return Variant(text, tuple(" ".join([options, *given, *more]).split()))
+    words = " ".join([options, *given, *more]).split()
+    return Variant(text, tuple(words), rate=rates[-1] if rates else 1.0)
 
 
 def parse_variants(texts: Sequence[str]) -> list[Variant]:
@@ -147,6 +163,16 @@ SUITES: dict[str, list[str]] = {
     "alternatives": ["base", "bell", "importance", "importance_t", "middle_flat"],
     # App. C.5: stratified or independent times
     "stratification": ["base", "base+unstratified", "bell", "bell+unstratified"],
+    # the fast recipe, and the same without each of its parts: rate, convolution, Muon, bell
+    "fast": [
+        "base",
+        "bell",
+        "fast",
+        "bell+muon+conv",
+        "bell+muon+lr2",
+        "bell+conv+lr2",
+        "base+muon+conv+lr2",
+    ],
     # does the gain survive another optimizer?
     "optimizers": ["base+adamw", "bell+adamw", "base+muon", "bell+muon"],
     # Fig. 2 (Sec. 3.1): is it the order's locality or the number of orders that is hard?

@@ -1,0 +1,266 @@
+"""A race: the plain implementation of ``reference.py`` (mdlm's way) against our recipes.
+
+    python benchmarks/race.py small --seeds 3 --out runs/race
+    python benchmarks/race.py medium --seeds 1 --recipes bell fast
+
+Every racer trains in a process of its own, on one thread, on the same blocks in the same order. Its
+clock counts training alone: not validation, nor reading the text. As many race at once as there are
+cores. The reference's learning rate is the best of three on validation text; what is reported comes
+from the test split. Finished racers are kept in --out, so that a race can be continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from reference import PlainDenoiser, ReferenceStep, log_probabilities
+from torch import Tensor, nn
+
+from bellmask.compare.results import Curve, ratio_over_seeds, speed_up
+from bellmask.compare.variants import parse_variant
+from bellmask.config.config import RunConfig
+from bellmask.config.presets import PRESETS, preset
+from bellmask.evaluate.likelihood import evaluate
+from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure
+from bellmask.storage.build import build_objective
+from bellmask.storage.run_folder import read_metrics
+from bellmask.train.optim import learning_rate
+from bellmask.train.planning import StepPlanner
+from bellmask.train.setup import open_start
+from bellmask.train.train_run import train_run
+from bellmask.utils.distributed import World
+from bellmask.utils.files import write_json
+from bellmask.utils.table import Table
+
+REFERENCE = "reference"
+RATES = (0.5, 1.0, 2.0)
+"""Learning rates that the reference tries, over the preset's."""
+NUM_VALIDATIONS = 50
+
+
+@dataclass(frozen=True)
+class Racer:
+    """One training; ``rate`` is the reference's learning rate over the preset's."""
+
+    name: str
+    seed: int
+    split: str
+    steps: int
+    config: RunConfig
+    rate: float = 1.0
+
+    @property
+    def label(self) -> str:
+        rate = f"-lr{self.rate:g}" if self.name == REFERENCE else ""
+        return f"{self.name}{rate}-{self.split}-seed{self.seed}-{self.steps}"
+
+
+def make_racer(name: str, size: str, seed: int, split: str, steps: int, rate: float) -> Racer:
+    shared = preset(size)
+    every = max(1, steps // NUM_VALIDATIONS)
+    shared = shared.with_options(
+        {
+            "train.seed": seed,
+            "train.steps": steps,
+            "validation.every": f"{every} steps",
+            "log.every": every,
+        }
+    )
+    variant = parse_variant("base" if name == REFERENCE else name)
+    return Racer(name, seed, split, steps, variant.apply(shared), rate)
+
+
+# The two kinds of racers
+
+
+def run_racer(racer: Racer, out: Path) -> dict[str, Any]:
+    """Train, and write down steps, NLL and seconds; what is there already is read."""
+    path = out / f"{racer.label}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    torch.set_num_threads(1)
+    curve = _run_reference(racer) if racer.name == REFERENCE else _run_ours(racer, out)
+    steps, nll, seconds = curve
+    found = {"racer": racer.name, "seed": racer.seed, "split": racer.split, "rate": racer.rate}
+    write_json(path, {**found, "steps": steps, "nll": nll, "seconds": seconds})
+    return json.loads(path.read_text())
+
+
+def _run_ours(racer: Racer, out: Path) -> Curve:
+    """The product itself, as a user runs it."""
+    folder = out / "runs" / racer.label
+    train_run(racer.config, folder, resume="auto", is_quiet=True)
+    lines = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "validation"]
+    steps, nll, seconds = ([line[key] for line in lines] for key in ("step", "nll", "seconds"))
+    return steps, nll, seconds
+
+
+def _run_reference(racer: Racer) -> Curve:
+    """The plain step on the rows, times and masks that our base would see."""
+    config, world = racer.config, World()
+    start = open_start(config)
+    tokenizer, data = start.load_data()
+    planner = StepPlanner(data.train, build_objective(config), config, world)
+    torch.manual_seed(racer.seed)
+    step = ReferenceStep(config.model, tokenizer.num_tokens, ema=config.optim.ema)
+    held_out = data.valid.slice(0, min(config.validation.blocks, len(data.valid)))
+    every = max(1, racer.steps // NUM_VALIDATIONS)
+    curve: tuple[list[float], list[float], list[float]] = ([], [], [])
+    clock = 0.0
+    for number in range(racer.steps):
+        began = time.perf_counter()
+        (batch,) = planner(number).microbatches
+        weight = planner.objective.weight(batch.t_B).float()
+        step.set_rate(racer.rate * learning_rate(config.optim, number, racer.steps))
+        step(batch.x0_BL, batch.u_BL, batch.t_B.float(), weight)
+        clock += time.perf_counter() - began
+        if (number + 1) % every == 0 or number + 1 == racer.steps:
+            with step.averaged() as model:
+                found = evaluate(
+                    AskedRows(model),
+                    held_out,
+                    mask_id=tokenizer.mask_id,
+                    seed=config.validation.seed,
+                    batch_size=config.validation.batch_size,
+                )
+            for values, value in zip(curve, (number + 1, found.nll, clock), strict=True):
+                values.append(value)
+    return curve
+
+
+class AskedRows(nn.Module):
+    """The plain model as evaluation asks: cross-entropies of some rows."""
+
+    def __init__(self, model: PlainDenoiser) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BL: Tensor, rows_N: Tensor, targets_N: Tensor, **_: Any) -> Tensor:
+        log_p = log_probabilities(self.model(x_BL), x_BL, self.model.mask_id)
+        return -log_p.flatten(0, 1)[rows_N].gather(1, targets_N[:, None]).squeeze(1)
+
+
+# The race
+
+
+def race(racers: Sequence[Racer], out: Path, jobs: int) -> list[dict[str, Any]]:
+    """All of them, so many at once, told as they arrive; in the order given."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = {pool.submit(run_racer, racer, out): racer for racer in racers}
+        for future in as_completed(futures):
+            found = future.result()
+            print(
+                f"{futures[future].label}: NLL {found['nll'][-1]:.4f} after {found['steps'][-1]} "
+                f"steps, {found['seconds'][-1]:.0f} s of training",
+                flush=True,
+            )
+        return [future.result() for future in futures]
+
+
+def curve_of(found: dict[str, Any]) -> Curve:
+    return found["steps"], found["nll"], found["seconds"]
+
+
+def summarize(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each recipe: seeds by seed how much sooner it has the reference's final NLL."""
+    references = {one["seed"]: one for one in found if one["racer"] == REFERENCE}
+    rows: dict[str, Any] = {}
+    for one in found:
+        if one["racer"] != REFERENCE:
+            result = speed_up(curve_of(references[one["seed"]]), curve_of(one))
+            rows.setdefault(one["racer"], []).append({"seed": one["seed"], **result})
+    for name, seeds in rows.items():
+        kinds = {"steps": "ratio", "seconds": "time_ratio"}
+        ratios = {kind: [seed[key] for seed in seeds] for kind, key in kinds.items()}
+        rows[name] = {
+            "seeds": seeds,
+            **{k: None if None in v else ratio_over_seeds(v) for k, v in ratios.items()},
+        }
+    return rows
+
+
+def print_table(
+    size: str, rows: dict[str, Any], found: Sequence[dict[str, Any]], rate: float
+) -> None:
+    def ratio(value: dict[str, Any] | None) -> str:
+        if value is None:
+            return "not reached"
+        interval = "" if value["low"] is None else f" ({value['low']:.1f} to {value['high']:.1f})"
+        return f"{value['mean']:.1f}x{interval}"
+
+    def last(name: str, key: str) -> float:
+        values = [one[key][-1] for one in found if one["racer"] == name]
+        return sum(values) / len(values)
+
+    names = [REFERENCE, *rows]
+    lines = []
+    for name in names:
+        summary = rows.get(name)
+        speed = ["1", "1"] if summary is None else [ratio(summary[k]) for k in ("steps", "seconds")]
+        milliseconds = 1000 * last(name, "seconds") / last(name, "steps")
+        lines.append([name, f"{last(name, 'nll'):.3f}", f"{milliseconds:.1f}", *speed])
+    columns = ["", "final NLL, nats/token", "ms per step", "speed-up in steps", "in seconds"]
+    note = f"Reference: learning rate {rate:g} times the preset's, the best of {RATES}."
+    Table(f"Race at {size}, test split", columns, lines, [note]).print()
+
+
+def draw(size: str, found: Sequence[dict[str, Any]], out: Path) -> None:
+    """NLL against seconds of training, one line per racer and seed."""
+    names = list(dict.fromkeys(one["racer"] for one in found))
+    figure, (axes,) = new_figure(7, 4.2)
+    for name, colour in zip(names, COLOURS):
+        for number, one in enumerate(run for run in found if run["racer"] == name):
+            label = name if number == 0 else None
+            axes.plot(one["seconds"], one["nll"], color=colour, label=label, linewidth=1.3)
+    target = [one["nll"][-1] for one in found if one["racer"] == REFERENCE]
+    axes.axhline(sum(target) / len(target), color="0.5", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log")
+    finish_axes(
+        axes, "seconds of training on one thread", "test NLL, nats/token", f"race at {size}"
+    )
+    axes.legend(fontsize=8)
+    save_figure(figure, out / f"race-{size}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("size", choices=sorted(n for n in PRESETS if f"{n}_fast" in PRESETS))
+    parser.add_argument("--recipes", nargs="+", default=["base", "bell", "bell+muon", "fast"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="default: the preset's")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=Path("runs/race"))
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    out, steps = given.out / given.size, given.steps or preset(given.size).train.steps
+    out.mkdir(parents=True, exist_ok=True)
+
+    def make(name: str, seed: int, split: str = "test", rate: float = 1.0) -> Racer:
+        return make_racer(name, given.size, seed, split, steps, rate)
+
+    tried = race([make(REFERENCE, 1, "valid", rate) for rate in RATES], out, given.jobs)
+    best = min(tried, key=lambda one: one["nll"][-1])["rate"]
+    print(f"The reference's best learning rate is {best:g} times the preset's.")
+    seeds = range(1, given.seeds + 1)
+    racers = [make(REFERENCE, seed, rate=best) for seed in seeds]
+    racers += [make(name, seed) for seed in seeds for name in given.recipes]
+    found = race(racers, out, given.jobs)
+    rows = summarize(found)
+    print_table(given.size, rows, found, best)
+    draw(given.size, found, out)
+    write_json(out / "race.json", {"size": given.size, "rate": best, "rows": rows, "runs": found})
+
+
+if __name__ == "__main__":
+    main()
