@@ -22,9 +22,9 @@ from bellmask.config.config import (
 )
 from bellmask.config.options import FrameworkOptions, Interval, RunProgress
 from bellmask.config.presets import PRESETS, preset, tiny
-from bellmask.data.tokenizers import VOCABULARIES
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser, count_parameters
+from bellmask.plan.tracer import count_tokens
 from bellmask.storage.build import build_framework, build_objective
 
 
@@ -36,8 +36,9 @@ def test_every_preset_parses_round_trips_and_builds(name, tmp_path):
     assert (read, read.fingerprint()) == (config, config.fingerprint())
     assert build_objective(config).normaliser > 0
     if config.start == RunConfig().start:  # else its network is that of the start
+        num_tokens = count_tokens(config)
         with torch.device("meta"):
-            model = Denoiser(config.model, {"bpe:300": 300, **VOCABULARIES}[config.data.tokenizer])
+            model = Denoiser(config.model, num_tokens)
         assert count_parameters(model) > 1e5
 
 
@@ -184,6 +185,8 @@ def test_runs_of_other_frameworks_and_orders_have_other_folders():
         ("--framework sigma_arm --framework.order-seed -1", "order_seed=-1"),
         ("--framework arm --model.modulation time", "model.modulation"),
         ("--framework aoarm --data.document-attention", "data.document_attention"),
+        ("--framework aoarm --model.local-conv 5", "model.local_conv"),
+        ("--model.local-conv 4", "model.local_conv"),
         ("--framework aoarm --data.packing unpacked --data.pads noised", "data.pads=noised"),
         ("--objective nelbo --law.scale 0.01", "objective bell"),  # too narrow for the NELBO
     ],

@@ -86,6 +86,8 @@ def find_run(zoo, run_of, small_config, tmp_path_factory):
     def find(kind, *more):
         if kind in TRUNKS:
             return load_run(run_of(kind))
+        if kind == "neighbors":
+            return load_run(run_of("bytes", model=replace(small_config().model, local_conv=5)))
         if kind not in CAUSAL and not Path(kind).exists():
             return load_run(zoo / kind)
         if (kind, *more) not in made:
@@ -94,7 +96,8 @@ def find_run(zoo, run_of, small_config, tmp_path_factory):
             short = ["--train.steps", "1", "--optim.warmup-steps", "0", "--optim.ema", "0.5"]
             config = small_config(*short, "--start.model", str(source), *more)
             config = replace(config, model=replace(config.model, dropout=0.0))
-            train_run(config, folder / "run", is_quiet=True)
+            with torch.enable_grad():  # whatever the test that asks first
+                train_run(config, folder / "run", is_quiet=True)
             made[kind, *more] = folder / "run"
         return load_run(made[kind, *more])
 
@@ -207,15 +210,25 @@ def test_every_byte_of_utf8_has_its_own_id(find_export):
 
 
 @pytest.mark.parametrize(
-    ("kind", "bos", "pad", "mask"), [("bytes", 257, 258, 259), ("qwen2", 31, 30, 32)]
+    ("key", "bos", "pad", "mask"),
+    [
+        (("bytes",), 257, 258, 259),
+        (("neighbors",), 257, 258, 259),
+        (("qwen2",), 31, 30, 32),
+        (("qwen2", "--model.local-conv", "3", "--optim.lr", "0.1"), 31, 30, 32),
+    ],
+    ids=["bytes", "neighbors", "qwen2", "qwen2, neighbors"],
 )
 @torch.no_grad()
 def test_padding_and_pairs_are_hidden_however_attention_is_computed(
-    find_run, find_export, kind, bos, pad, mask
+    find_run, find_export, key, bos, pad, mask
 ):
-    run, models = find_run(kind), [auto_model(find_export(kind))]
-    if kind in CAUSAL:
-        models.append(auto_model(find_export(kind), attn_implementation="eager"))
+    run, models = find_run(*key), [auto_model(find_export(*key))]
+    near = run.model.local_conv
+    assert (near is not None) == (len(key) > 1 or key == ("neighbors",))
+    assert near is None or bool(near.weight.abs().min() > 0)
+    if key[0] in CAUSAL:
+        models.append(auto_model(find_export(*key), attn_implementation="eager"))
     row = torch.tensor([[bos, 5, mask, 7, mask, 3, mask, 4, 8, mask]])
     padded, seen = torch.cat([row, torch.tensor([[pad, pad]])], 1), (torch.arange(12) < 10)[None]
     pairs = seen[:, None].expand(1, 12, 12).long()

@@ -77,6 +77,8 @@ def _cases() -> Iterator[Case]:
     yield _training("importance", "tiny --objective importance")
     yield _training("middle_flat", "tiny_base --schedule middle_flat --schedule.scale 0.2")
     yield _training("muon", "tiny --optimizer muon")
+    yield _training("fast", "tiny_fast --data.document-attention")
+    yield _training("arm_conv", "tiny_arm --model.local-conv 5")
     yield _training("dropout", "tiny --model.dropout 0.1")
     unpacked = "tiny --data.packing unpacked --data.documents line"
     yield _training("unpacked", f"{unpacked} --model.modulation time")

@@ -66,7 +66,13 @@ def plain_states(model, x_BL, is_seen, source, target, encoding, condition):
         table = condition @ modulation.linear.weight.T + modulation.linear.bias
         return table.view(len(x_BL), -1, 1, 16).unbind(1)
 
-    h = model.embedding.weight[x_BL]
+    h = embedded = model.embedding.weight[x_BL]
+    if model.local_conv is not None:
+        for k, tap in enumerate(model.local_conv.weight[:, 0].T):
+            for i, j in ((i, i + k - model.local_conv.num_left) for i in range(L)):
+                if 0 <= j < L:
+                    sees = is_seen.expand(len(x_BL), 1, L, L)[:, 0, i, j, None]
+                    h = h.index_add(1, torch.tensor([i]), (tap * embedded[:, j] * sees)[:, None])
     for number, block in enumerate(model.blocks):
         is_late = number >= len(model.blocks) // 2
         query_at = target if is_late and encoding != "source" else source
@@ -86,16 +92,18 @@ def plain_states(model, x_BL, is_seen, source, target, encoding, condition):
 
 
 @pytest.mark.parametrize(
-    ("modulation", "encoding", "num_layers"),
-    [("constant", e, n) for e in ("source", "literal", "crossed") for n in (1, 3)]
-    + [("constant", "crossed", 2), ("time", "source", 2), ("time", "crossed", 3)],
+    ("modulation", "encoding", "num_layers", "local_conv"),
+    [("constant", e, n, 0) for e in ("source", "literal", "crossed") for n in (1, 3)]
+    + [("constant", "crossed", 2, 0), ("time", "source", 2, 0), ("time", "crossed", 3, 0)]
+    + [("constant", "source", 1, 5), ("time", "source", 1, 3)],
 )
 @pytest.mark.parametrize("is_causal", [False, True], ids=["open", "causal"])
 def test_states_and_gradients_are_those_of_the_plain_formula(
-    modulation, encoding, num_layers, is_causal
+    modulation, encoding, num_layers, local_conv, is_causal
 ):
-    """With padding, positions of sources and targets, and both kinds of modulation."""
+    """With padding, positions of sources and targets, both kinds of modulation, neighbors."""
     options = {"modulation": modulation, "encoding": encoding, "is_causal": is_causal}
+    options |= {"local_conv": local_conv}
     model, x = awake(num_layers, V, std=STD[modulation], **options).double(), tokens()
     orders = torch.stack([torch.randperm(L + 1, generator=seeded(s)) for s in (2, 3, 4)])
     source, target = orders[:, :-1], orders[:, 1:]
@@ -247,19 +255,21 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 @pytest.mark.parametrize("widths", [[1] * L, [2, 5, 3]])
 @pytest.mark.parametrize(
-    ("framework", "encoding", "num_layers"),
+    ("framework", "encoding", "num_layers", "local_conv"),
     [
-        (arm(L), "source", 1),
-        (sigma_arm(torch.tensor([3, 1, 5, 0, 9, 7, 2, 6, 4, 8])), "literal", 2),
-        (any_order(), "crossed", 3),
+        (arm(L), "source", 1, 0),
+        (arm(L), "source", 2, 5),
+        (sigma_arm(torch.tensor([3, 1, 5, 0, 9, 7, 2, 6, 4, 8])), "literal", 2, 0),
+        (any_order(), "crossed", 3, 0),
     ],
-    ids=["arm", "sigma_arm", "aoarm"],
+    ids=["arm", "arm, neighbors", "sigma_arm", "aoarm"],
 )
 @torch.no_grad()
 def test_slot_by_slot_a_causal_model_says_what_it_says_at_once(
-    framework, encoding, num_layers, widths
+    framework, encoding, num_layers, local_conv, widths
 ):
-    model = awake(num_layers, V, is_causal=True, encoding=encoding).double()
+    options = {"is_causal": True, "encoding": encoding, "local_conv": local_conv}
+    model = awake(num_layers, V, **options).double()
     u_BL = torch.rand(3, L, generator=seeded(2), dtype=torch.float64)
     problem = framework.every_context(tokens(), u_BL, mask_id=V)
     held, sought = (one.expand(3, L) for one in (problem.positions, problem.target_positions))
@@ -292,6 +302,30 @@ def test_a_cached_prefix_of_an_open_model_is_exact_for_one_layer(prefix, is_padd
         expected = model.hidden(torch.cat([x[:, :prefix], late], 1), mask=mask)[:, prefix:]
         torch.testing.assert_close(found, expected, **CLOSE)
         assert [k.shape[1] for k, _ in cache.layers] == [prefix]
+
+
+@pytest.mark.parametrize("prefix", [1, 7])
+@torch.no_grad()
+def test_neighbors_in_a_cached_prefix_are_seen(prefix):
+    """What the first block gets, of chosen rows too; the prefix itself stays as it was."""
+    model, x, got = awake(1, local_conv=5).double(), tokens(), []
+    model.blocks[0].register_forward_pre_hook(lambda module, args: got.append(args[0]))
+    cache = model.new_cache(prefix)
+    model.hidden(x, cache=cache)
+    for rows in ([0, 1, 2], [2, 0]):
+        late = torch.randint(V + 1, (len(rows), L - prefix), generator=seeded(2))
+        part = cache.select(torch.tensor(rows))
+        model.hidden(late, positions=torch.arange(prefix, L), cache=part)
+        model.hidden(torch.cat([x[rows, :prefix], late], 1))
+        torch.testing.assert_close(got[-2], got[-1][:, prefix:], **CLOSE)
+
+
+def test_neighbors_change_nothing_at_first():
+    model, x = Denoiser(replace(SMALL, local_conv=5), V), tokens()
+    states = model.hidden(x)
+    assert count_parameters(model) - count_parameters(Denoiser(SMALL, V)) == 5 * 16
+    model.local_conv = None
+    assert torch.equal(model.hidden(x), states)
 
 
 # dropout

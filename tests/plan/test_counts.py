@@ -68,11 +68,12 @@ def dit_parameters(config, num_tokens):
 
     block = 4 * width**2 + 2 * width * hidden + hidden + width + 2 * width + vectors(6)
     time = (256 + 1) * 128 + (128 + 1) * 128 if has_time else 0
-    ends = (num_tokens + 1) * width + (width + 1) * num_tokens + width + vectors(2)
+    ends = (num_tokens + 1 + config.model.local_conv) * width
+    ends += (width + 1) * num_tokens + width + vectors(2)
     return config.model.num_layers * block + time + ends
 
 
-@pytest.mark.parametrize("name", ["tiny", "small_aoarm", "lm1b", "owt"])
+@pytest.mark.parametrize("name", ["tiny_fast", "small_aoarm", "lm1b", "owt"])
 def test_parameters_of_our_trunk(name):
     config = preset(name)
     planned = plan_network(config)
@@ -138,7 +139,7 @@ def product(total, left, right, *_, **__):
 @pytest.mark.parametrize(
     ("shape", "recompute"),
     [
-        (SMALL, "block"),
+        (f"{SMALL} --model.local-conv 5", "block"),
         (f"{SMALL} --framework arm", "none"),
         ("llama", "none"),
         pytest.param(f"{SMALL} --model.modulation time", "block", marks=LONG),

@@ -113,6 +113,7 @@ OURS = "--model.width 8 --model.num-layers 2 --model.num-heads 2"
         (f"--start.model BASE {OURS} --framework arm", "framework"),
         ("--start.model BASE --model.width 32", "--model"),
         (f"--start.model BASE {OURS} --start.lora-rank 2", "causal LMs"),
+        ("--start.model LM --framework arm --model.local-conv 3", "model.local_conv"),
         (f"--start.model BASE {OURS} --start.anneal-steps 9", "causal LMs"),
         (f"--start.model BASE {OURS} --start.mask-token 3", "mask"),
         (f"--start.model BASE {OURS} --start.checkpoint 77", "'77'"),
@@ -251,6 +252,26 @@ def test_stages_begin_with_the_averaged_weights_of_the_one_before(name, next_sta
     for key, parameter in build(config)[1].named_parameters():
         assert torch.equal(parameter, stored[f"ema.{key}"]), key
     assert any(not stored[n].equal(stored[f"ema.{n[6:]}"]) for n in stored if n[:6] == "model.")
+
+
+@pytest.mark.parametrize("name", ["base", "cpt"])
+@torch.no_grad()
+def test_a_local_convolution_can_be_added_and_is_inherited(name, zoo, tmp_path, small_config):
+    """It is zero, so nothing changes at first; a run that has one keeps it."""
+    more = f"--start.model {zoo / name} --model.local-conv 3 --optim.warmup-steps 0".split()
+    config, before = small_config(*more, "--train.steps", "1"), load_run(zoo / name)
+    tokenizer, model = build(config)
+    x, rows = torch.arange(2, 18)[None] % tokenizer.num_tokens, torch.arange(3, 16)
+    assert torch.equal(model(x, rows), before.model(x, rows))
+    assert not bool(model.local_conv.weight.any())
+    with torch.enable_grad():
+        train_run(config, tmp_path / "run", is_quiet=True)
+    after = small_config("--start.model", str(tmp_path / "run"))
+    near = build(after)[1].local_conv.weight
+    assert torch.equal(near, load_run(tmp_path / "run").model.local_conv.weight)
+    assert bool(near.any())
+    with pytest.raises(UserError, match=r"model\.local_conv"):
+        build(after.with_options({"model.local_conv": 5}))
 
 
 def test_a_greedy_arm_writes_what_transformers_writes(small_config, tmp_path, lm):
