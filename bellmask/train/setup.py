@@ -193,8 +193,9 @@ def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None
 
 def _check_model(config: RunConfig, theirs: ModelOptions, folder: Path) -> None:
     """Of our own trunk all but dropout and a local convolution is decided by the weights."""
-    free = {"dropout": config.model.dropout, "local_conv": config.model.local_conv}
-    if config.model not in [replace(model, **free) for model in (ModelOptions(), theirs)]:
+    dropout, near = config.model.dropout, config.model.local_conv
+    allowed = [replace(m, dropout=dropout, local_conv=near) for m in (ModelOptions(), theirs)]
+    if config.model not in allowed:
         raise UserError(f"{folder} has other --model options; leave them out here")
 
 

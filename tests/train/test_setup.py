@@ -258,7 +258,7 @@ def test_stages_begin_with_the_averaged_weights_of_the_one_before(name, next_sta
 @torch.no_grad()
 def test_a_local_convolution_can_be_added_and_is_inherited(name, zoo, tmp_path, small_config):
     """It is zero, so nothing changes at first; a run that has one keeps it."""
-    more = f"--start.model {zoo / name} --model.local-conv 3 --optim.warmup-steps 0".split()
+    more = f"--start.model {zoo / name} {OURS} --model.local-conv 3 --optim.warmup-steps 0".split()
     config, before = small_config(*more, "--train.steps", "1"), load_run(zoo / name)
     tokenizer, model = build(config)
     x, rows = torch.arange(2, 18)[None] % tokenizer.num_tokens, torch.arange(3, 16)
@@ -266,7 +266,7 @@ def test_a_local_convolution_can_be_added_and_is_inherited(name, zoo, tmp_path, 
     assert not bool(model.local_conv.weight.any())
     with torch.enable_grad():
         train_run(config, tmp_path / "run", is_quiet=True)
-    after = small_config("--start.model", str(tmp_path / "run"))
+    after = small_config("--start.model", str(tmp_path / "run"), *OURS.split())
     near = build(after)[1].local_conv.weight
     assert torch.equal(near, load_run(tmp_path / "run").model.local_conv.weight)
     assert bool(near.any())

@@ -36,8 +36,8 @@ class BellmaskConfig(PretrainedConfig):
     def __init__(self, **kwargs: Any) -> None:
         sizes = {"vocab_size": 260, "hidden_size": 64, "intermediate_size": 256}
         sizes |= {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 64}
+        sizes |= {"local_conv": 0}
         kind = {"modulation": "constant", "time_input": "stretched", "schedule": "linear"}
-        kind |= {"local_conv": 0}
         ids = {"mask_token_id": 259, "tie_word_embeddings": False}
         super().__init__(**{**sizes, **kind, **ids, **kwargs})
 
