@@ -138,7 +138,7 @@ class Display:
 
     def __init__(self, total: int, *, is_quiet: bool) -> None:
         self.console = _Console(quiet=is_quiet, highlight=False)
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -147,20 +147,13 @@ class Display:
             console=self.console,
             disable=is_quiet or not self.console.is_terminal,
         )
-        self._task = self._progress.add_task("training", total=total, note="")
+        self._task = self.progress.add_task("training", total=total, note="")
         self._nll, self._total, self._said = "", total, time.monotonic()
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
         parts = (f"loss {loss:.3f}", self._nll, f"{tokens_per_second:,.0f} tokens/s")
         note = "  ".join(filter(None, parts))
-        self._progress.update(self._task, completed=step, note=note)
+        self.progress.update(self._task, completed=step, note=note)
         if not self.console.is_terminal and time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()
             self.say(f"step {step:>7} of {self._total}  {note}")
@@ -172,4 +165,4 @@ class Display:
     def say(self, text: str) -> None:
         """A line above the bar, if it can be written."""
         with contextlib.suppress(OSError):
-            self._progress.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(text, markup=False, soft_wrap=True)

@@ -122,7 +122,7 @@ class _Training:
             for name in self.config.log.trackers if world.is_main else ():
                 tracker = TRACKERS[name](self.config, self.folder, self.run_id, state.step)
                 self.trainer.trackers.append(stack.enter_context(tracker))
-            stack.enter_context(self.display)
+            stack.enter_context(self.display.progress)
             # on_main: whoever left earlier would have torchrun end the one who writes the mark
             world.on_main(lambda: self.marks.running(state.step))
             try:
