@@ -131,13 +131,7 @@ class Mdm:
     is_exact = False
 
     def training(
-        self,
-        x0_BL: Tensor,
-        t_B: Tensor,
-        u_BL: Tensor,
-        *,
-        mask_id: int,
-        is_real_BL: Tensor | None = None,
+        self, x0_BL: Tensor, t_B: Tensor, u_BL: Tensor, *, mask_id: int, is_real_BL: Tensor | None
     ) -> Problem:
         """Each token masked with probability 1 - alpha(t)."""
         xt_BL, is_masked_BL = mask_tokens(
