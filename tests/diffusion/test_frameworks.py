@@ -101,11 +101,6 @@ def test_random_orders_are_uniform_over_all_of_them():
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 
 
-def test_the_frameworks_say_what_they_are():
-    kinds = [(f.is_causal, f.is_exact) for f in (Mdm(), arm(3), any_order(), shifted_arm(3))]
-    assert kinds == [(False, False), (True, True), (True, False), (True, True)]
-
-
 # padding
 
 
