@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sampling_tools import seeded
-from scipy import integrate, stats
+from scipy import integrate
 from toy_tools import toy_rows
 
 from bellmask.config.options import ModelOptions
@@ -61,17 +61,15 @@ def cross_entropy(answer, row, seen_places, place, t=None):
 
 
 class Asked:
-    """Called as the network is, by ``answer(seen, place, t)`` = p(token 1); notes what it saw."""
+    """Called as the network is, by ``answer(seen, place, t)`` = p(token 1)."""
 
     def __init__(self, answer):
-        self.answer, self.orders = answer, []
+        self.answer = answer
 
     def __call__(self, x_BL, rows_N, targets_N, *, t_B=None, reduce=True, **more):
         positions, target_positions = more.get("positions"), more.get("target_positions")
         assert not reduce
         assert (t_B is None) == (positions is not None)
-        if positions is not None:
-            self.orders += (target_positions.expand_as(x_BL) - 1).tolist()
         found = []
         for row, target in zip(rows_N.tolist(), targets_N.tolist()):
             b, slot = divmod(row, x_BL.shape[1])
@@ -176,23 +174,6 @@ def test_a_model_that_is_told_the_time_is_scored_by_the_integral(schedule, alpha
     other_schedule = Cosine() if schedule == Linear() else Linear()
     other = over_seeds(wrong_by_time, Mdm(other_schedule), draws=4, seeds=30)
     assert abs(other[0] - truth) > 4 * other[1]
-
-
-def test_orders_are_uniform_and_differ_between_rows_and_draws_but_not_between_models():
-    blocks = blocks_of(DATA * 40)
-
-    def orders(answer, seed, draws=6):
-        model, options = Asked(answer), {"mask_id": MASK, "framework": any_order()}
-        evaluate(model, blocks, **options, draws=draws, seed=seed, batch_size=240)
-        return model.orders
-
-    found = orders(wrong, 3)
-    draws = np.array(found).reshape(6, 240, L)
-    codes = draws @ [64, 16, 4, 1]
-    assert all((a != b).any() for a, b in itertools.combinations(codes, 2))
-    assert all(len(set(code.tolist())) == 24 for code in codes)
-    assert stats.chisquare(np.unique(codes, return_counts=True)[1]).pvalue > 1e-3
-    assert orders(wrong_by_order, 3, draws=1) == found[:240] != orders(wrong, 4, draws=1)
 
 
 # the real network

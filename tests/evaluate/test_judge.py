@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from continuation_tools import token_nll
 from judge_server import VARIABLE, JudgeServer, by_length, error, good, script, set_key, shown
 from pretrained_tools import save_lm
 from tuned_runs import tuned
@@ -268,33 +269,27 @@ def pair_of(a, b, *earlier, turns=TURNS):
     return Pair(JudgeTask("0", tuple(turns), "all", None, 0), len(earlier), said_a, said_b)
 
 
-def slow_log_likelihood(folder, before, answer):
-    """Sum over the answer's tokens of log p(token | all before it), each from its own pass."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    given = [tokenizer.bos_token_id, *tokenizer(before, add_special_tokens=False).input_ids]
-    said = tokenizer(answer, add_special_tokens=False).input_ids
-    total = 0.0
-    with torch.no_grad():
-        for place, token in enumerate(said):
-            row = torch.tensor([given + said[:place]])
-            total += float(model(row).logits[0, -1].double().log_softmax(0)[token])
-    return total, len(said)
-
-
 def test_likelihoods_of_a_language_model(tmp_path):
     """GPT-2's architecture with random weights and a context of 64."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     folder = save_lm(tmp_path / "lm", "gpt2", TEXT, bos_token="<|begin|>")
     judge = LocalJudge(load_scorer(str(folder), device="cpu"), tmp_path / "l.jsonl")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False).input_ids
+
     assert judge.label == "likelihood of lm, not a judgement of quality"
     answers, asked = ("it ran", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
     (found,) = judge.judge([pair_of(*answers, ("the mat ", "a dog"))])
     means = []
     for score, earlier, answer in zip(found.grounds.values(), ("the mat", "a dog"), answers):
-        before = f"{asked} {earlier}\n\nQuestion: and the dog\nAnswer:"
-        total, count = slow_log_likelihood(folder, before, " " + answer)
+        before = encode(f"{asked} {earlier}\n\nQuestion: and the dog\nAnswer:")
+        said = encode(f" {answer}")
+        nll = token_nll(model, [tokenizer.bos_token_id, *before, *said])
+        total, count = -sum(nll[len(before) :]), len(said)
         assert score["log_likelihood"] == pytest.approx(total, abs=1e-3)
         assert (score["num_tokens"], score["is_exact"], score["is_cut"]) == (count, True, False)
         means.append(total / count)

@@ -57,6 +57,18 @@ def log_p(run: Run, request: Request, hidden: Sequence[int], t: float = 0.5) -> 
     return {n: float(found[row, request.target[n]]) for row, n in enumerate(sorted(hidden))}
 
 
+def surprise(logits_V: torch.Tensor, token: int) -> float:
+    return float(torch.logsumexp(logits_V.double(), 0) - logits_V[token].double())
+
+
+@torch.no_grad()
+def token_nll(model: Any, ids: Sequence[int]) -> list[float]:
+    """-log p of each token but the first, each from a forward pass over its own prefix alone."""
+    return [
+        surprise(model(torch.tensor([ids[:n]])).logits[0, -1], ids[n]) for n in range(1, len(ids))
+    ]
+
+
 def bound(run: Run, request: Request) -> float:
     """- sum over n of the mean over all masks of n tokens of their mean cross-entropy."""
     total = 0.0
