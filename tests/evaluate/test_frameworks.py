@@ -5,22 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sampling_tools import seeded
+from sampling_tools import awake, seeded
 from scipy import integrate
 from toy_tools import toy_rows
 
-from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.evaluate.likelihood import BlockScorer, evaluate
-from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import collapsed_strata_error
 
@@ -179,16 +178,7 @@ def test_a_model_that_is_told_the_time_is_scored_by_the_integral(schedule, alpha
 # the real network
 
 
-def awake(**settings):
-    options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
-    model = Denoiser(options, 9, is_causal=True, **settings)
-    draw = seeded(8)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.5)
-    return model.eval()
-
-
+network = partial(awake, num_tokens=9, is_causal=True)
 LENGTHS = [7, 3, 1, 7, 5, 2, 6, 4]
 TEXT = torch.randint(0, 9, (8, 7), generator=seeded(4)).tolist()
 
@@ -212,7 +202,7 @@ def next_token_losses(model, row, order):
 )
 def test_next_token_cross_entropy_in_the_order_of_the_framework(framework, encoding):
     """Row by row, without pads: left to right, or in the order of the row's uniform numbers."""
-    model, is_arm = awake(encoding=encoding), framework == "arm"
+    model, is_arm = network(encoding=encoding), framework == "arm"
     result = evaluate(
         model,
         blocks_of(TEXT, LENGTHS),
@@ -242,12 +232,12 @@ def test_next_token_cross_entropy_in_the_order_of_the_framework(framework, encod
 
 def test_what_other_orders_would_change_is_the_spread_over_orders():
     blocks, options = blocks_of(TEXT, LENGTHS), {"mask_id": 9, "framework": any_order()}
-    result = evaluate(awake(), blocks, **options, draws=4)
+    result = evaluate(network(), blocks, **options, draws=4)
     for b, n in enumerate(LENGTHS):
         value = [result.ce_BR[b, 7 * d : 7 * d + n].mean() for d in range(4)]
         assert result.draw_errors[b] == pytest.approx(np.std(value, ddof=1) / 2, abs=1e-12)
-    assert np.isnan(evaluate(awake(), blocks, **options, draws=1).draw_errors).all()
-    exact = evaluate(awake(), blocks, mask_id=9, framework=arm(7), draws=4)
+    assert np.isnan(evaluate(network(), blocks, **options, draws=1).draw_errors).all()
+    exact = evaluate(network(), blocks, mask_id=9, framework=arm(7), draws=4)
     assert exact.draw_errors.tolist() == [0.0] * 8
 
 
@@ -302,7 +292,7 @@ def test_what_can_be_paired():
 def test_the_scorer_gives_the_same_at_a_context_count_as_at_all_of_them():
     blocks, index = blocks_of(TEXT, LENGTHS), torch.arange(8)
     for framework in (arm(7), sigma_arm(torch.tensor([6, 2, 0, 5, 1, 3, 4])), any_order()):
-        scorer = BlockScorer(awake(), blocks, 9, framework)
+        scorer = BlockScorer(network(), blocks, 9, framework)
         whole = scorer.by_context(index, key=77)
         is_real = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
         assert bool((whole[~is_real] == 0).all())

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from counted_progress import Counted
-from sampling_tools import seeded
+from sampling_tools import awake, seeded
 from scipy import stats
 from toy_tools import toy_rows
 
 from bellmask import load
-from bellmask.config.options import ModelOptions
 from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.evaluate.likelihood import (
@@ -29,7 +28,6 @@ from bellmask.evaluate.likelihood import (
     references,
     unigram_cross_entropy,
 )
-from bellmask.model.transformer import Denoiser
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.stats import clustered_error, collapsed_strata_error
@@ -99,10 +97,6 @@ def made_up(value_B, *, level_B=None, length_B=None, document_B=None, draws=1):
     )
 
 
-def coverage(nll, error, truth):
-    return float(np.mean(np.abs(np.asarray(nll) - truth) < 1.96 * np.asarray(error)))
-
-
 # standard errors: hand formulas, simulations of known variance
 
 
@@ -154,7 +148,7 @@ def test_the_perfect_model_scores_the_entropy(name, num_blocks, draws, repetitio
     spread = nll.std(ddof=1)
     assert abs(nll.mean() - truth) < 4 * spread / math.sqrt(len(nll)) < 0.05 * truth
     assert error.mean() == pytest.approx(spread, rel=0.12)
-    assert 0.92 <= coverage(nll, error, truth) <= 0.98
+    assert 0.92 <= np.mean(np.abs(nll - truth) < 1.96 * error) <= 0.98
 
 
 # mask counts and masks
@@ -231,11 +225,7 @@ def random_rows(lengths, block_length):
 
 @pytest.mark.parametrize("modulation", ["constant", "time"])
 def test_the_value_of_a_block_depends_neither_on_its_batch_nor_on_its_padding(modulation):
-    options = ModelOptions(num_layers=2, width=32, num_heads=2, dropout=0.0, modulation=modulation)
-    model, noise = Denoiser(options, MASK).eval(), seeded(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=noise)
+    model = awake(num_tokens=MASK, modulation=modulation)
     blocks = random_rows([9, 4, 9, 1, 6, 9, 2], 9)
     whole, three = (measure(model, blocks, draws=3, batch_size=size).ce_BR for size in (7, 3))
     assert whole.std() > 0.1

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from continuation_tools import EXACT, bound, log_p, random_run, surprise, token_nll
+from continuation_tools import EXACT, bound, log_p, random_run, surprise, token_nll, with_data
 from counted_progress import Counted
 from pretrained_tools import make_config, make_lm, make_tokenizer
 
@@ -399,7 +399,7 @@ def arm(request, zoo):
     """(run, what its rows begin with): on our own trunk, and on a causal LM that needs BOS."""
     run = load(zoo / ("gpt2" if request.param == "causal LM" else "arm"))
     if request.param == "wrapped":
-        run = replace(run, config=replace(run.config, data=replace(run.config.data, wrap=True)))
+        run = with_data(run, wrap=True)
     return run, [] if request.param == "plain" else [run.tokenizer.bos_id]
 
 

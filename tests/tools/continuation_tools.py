@@ -42,6 +42,11 @@ def random_run(config: RunConfig, kind: str = "dit", seed: int = 0) -> Run:
     return Run(Path("nowhere"), config, 0, tokenizer, model.eval(), build_framework(config), device)
 
 
+def with_data(run: Any, **options: Any) -> Any:
+    """The same run under other options of its data."""
+    return replace(run, config=replace(run.config, data=replace(run.config.data, **options)))
+
+
 def ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
