@@ -136,10 +136,7 @@ class Exam:
 
         ``progress`` counts those that were missing.
         """
-
-        @functools.cache
-        def run() -> Loaded:
-            return load(folder, checkpoint=str(step))
+        run = functools.cache(partial(load, folder, checkpoint=str(step)))
 
         def answer(seed: int) -> list[str]:
             return self.ask(run(), seed, progress)

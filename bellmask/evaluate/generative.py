@@ -224,8 +224,6 @@ REPETITION_LENGTH = 4
 
 def unigram_entropy(ids: Tokens) -> float:
     """Entropy of the token frequencies of one sample, in nats: at most the log of its length."""
-    if not len(ids):
-        return 0.0
     _, counts = np.unique(np.asarray(ids), return_counts=True)
     share = counts / counts.sum()
     return float(-(share * np.log(share)).sum()) + 0.0  # no minus zero

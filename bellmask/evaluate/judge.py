@@ -276,7 +276,6 @@ class EndpointJudge:
         replies = [record["reply"] for record in self._records(judged) if "reply" in record]
         tokens_in = sum(reply["prompt_tokens"] for reply in replies)
         tokens_out = sum(reply["completion_tokens"] for reply in replies)
-        usd = self.budget.usd(tokens_in, tokens_out)
         return {
             "endpoint": self.options.url(),
             "style": self.style.name,
@@ -285,7 +284,7 @@ class EndpointJudge:
             "num_requests": len(replies),
             "tokens_in": tokens_in,
             "tokens_out": tokens_out,
-            "usd": None if self.budget.prices is None else usd,
+            "usd": self.budget.usd(tokens_in, tokens_out) if self.budget.prices else None,
         }
 
     def cautions(self, judged: Sequence[Judged]) -> list[str]:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from sampling_tools import awake, seeded
 from scipy import integrate
-from toy_tools import toy_rows
+from toy_tools import blocks_of, toy_rows
 
-from bellmask.data.blocks import Blocks, Row
+from bellmask.data.blocks import Blocks
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
@@ -26,11 +26,6 @@ from bellmask.utils.stats import collapsed_strata_error
 V, L = 2, 4
 MASK = 2
 ORDERS = list(itertools.permutations(range(L)))
-
-
-def blocks_of(rows, lengths=None):
-    lengths = [len(row) for row in rows] if lengths is None else lengths
-    return Blocks.from_rows(Row(np.array(r), n, d) for d, (r, n) in enumerate(zip(rows, lengths)))
 
 
 DATA = [(0, 1, 1, 0), (1, 1, 0, 1), (0, 0, 1, 1), (0, 1, 1, 0), (1, 0, 0, 0), (1, 1, 1, 0)]

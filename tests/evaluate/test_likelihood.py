@@ -12,10 +12,9 @@ import torch
 from counted_progress import Counted
 from sampling_tools import awake, seeded
 from scipy import stats
-from toy_tools import toy_rows
+from toy_tools import blocks_of, toy_rows
 
 from bellmask import load
-from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.evaluate.likelihood import (
     BlockScorer,
@@ -48,17 +47,10 @@ def register(num_tokens, length):
     return ToySource.markov(start, move, length)
 
 
-def rows_of(rows, lengths=None):
-    lengths = [len(row) for row in rows] if lengths is None else lengths
-    return Blocks.from_rows(
-        Row(np.asarray(row), n, b) for b, (row, n) in enumerate(zip(rows, lengths, strict=True))
-    )
-
-
 def constant_rows(lengths, block_length):
     """Block b holds only the token b, then pads."""
     place = np.arange(block_length)
-    return rows_of([np.where(place < n, b, PAD) for b, n in enumerate(lengths)], lengths)
+    return blocks_of([np.where(place < n, b, PAD) for b, n in enumerate(lengths)], lengths)
 
 
 def scored_by_target(table):
@@ -220,7 +212,7 @@ def random_rows(lengths, block_length):
     for b, n in enumerate(lengths):
         own = np.random.default_rng(b).integers(0, PAD, n)
         rows.append(np.pad(own, (0, block_length - n), constant_values=PAD))
-    return rows_of(rows, lengths)
+    return blocks_of(rows, lengths)
 
 
 @pytest.mark.parametrize("modulation", ["constant", "time"])
@@ -282,7 +274,7 @@ def test_a_model_that_diverged_has_no_numbers(value, zoo, monkeypatch):
 def test_each_bin_is_the_mean_over_its_contexts():
     """A loss of n^2 for n masks, every n once per block; context c is n = 8 - c."""
     model = scored_by_count(torch.square)
-    result = measure(model, rows_of([[0] * 8] * 3), draws=8)
+    result = measure(model, blocks_of([[0] * 8] * 3), draws=8)
     single = binned_curve(result, num_bins=8)
     assert [p.nll for p in single] == pytest.approx([(8 - c) ** 2 for c in range(8)])
     assert [p.standard_error for p in single] == pytest.approx([0] * 8)
@@ -290,7 +282,7 @@ def test_each_bin_is_the_mean_over_its_contexts():
     assert [(p.low, p.high, p.num_draws) for p in pairs] == [(c, c + 1, 6) for c in (0, 2, 4, 6)]
     assert [p.nll for p in pairs] == pytest.approx([56.5, 30.5, 12.5, 2.5])
     # half of the blocks have 2 tokens and score 1, half have 8 and score 2
-    blocks = rows_of([[0, 0, *[PAD] * 6], [1] * 8] * 10, [2, 8] * 10)
+    blocks = blocks_of([[0, 0, *[PAD] * 6], [1] * 8] * 10, [2, 8] * 10)
     result = measure(lambda x, rows, y, **_: 1.0 + y.double(), blocks, draws=8)
     assert binned_curve(result, num_bins=1)[0].nll == pytest.approx(1.8)
     few = made_up(np.ones(4), length_B=np.full(4, 8))
@@ -310,11 +302,11 @@ def test_every_block_that_is_long_enough_shows_exactly_the_context_asked_for():
 
 def test_references_by_hand():
     """Counts 4, 1, 0 (+1) of 8; validation 0 1 2 2. Position 0 saw 300 times 0, position 1 1."""
-    train, valid = rows_of([[0, 0, 1], [0, 0, PAD]], [3, 2]), rows_of([[0, 1], [2, 2]])
+    train, valid = blocks_of([[0, 0, 1], [0, 0, PAD]], [3, 2]), blocks_of([[0, 1], [2, 2]])
     expected = -(math.log(5 / 8) + math.log(2 / 8) + 2 * math.log(1 / 8)) / 4
     assert references(train, valid, 3).unigram == pytest.approx(expected, rel=1e-12)
     assert unigram_cross_entropy(train, valid, 3) == pytest.approx(expected, rel=1e-12)
-    known = references(rows_of([[0, 1]] * 300), rows_of([[0, 1], [1, 1]]), 2)
+    known = references(blocks_of([[0, 1]] * 300), blocks_of([[0, 1], [1, 1]]), 2)
     likely, unlikely = math.log(350 / 400), math.log(50 / 400)  # a hundred unigram counts
     assert known.unigram == pytest.approx(math.log(2), rel=1e-12)
     assert known.position_wise == pytest.approx(-(3 * likely + unlikely) / 4, rel=1e-12)

@@ -54,7 +54,6 @@ from bellmask.evaluate.lm_eval_model import (
     BellmaskLM,
     Gap,
     LoadedTasks,
-    RandomLM,
     ScoredChoice,
     UnigramLM,
 )
@@ -393,16 +392,6 @@ def test_a_unigram_is_counted_by_hand(zoo, monkeypatch):
     monkeypatch.setattr(type(run), "blocks", lambda self: (valid, train))
     with pytest.raises(UserError, match="has changed"):
         UnigramLM.of(run)
-
-
-def test_guessing_is_even(zoo, measure):
-    guesser = RandomLM.of(load_run(zoo / "bell"))
-    for task, values in measure(guesser, *BENCHMARKS).items():
-        if BENCHMARKS[task].kind == "choice":
-            count = int(BENCHMARKS[task].column.measure.split()[1])
-            assert all((value == 100 / count).all() for value in values.values())
-            facts = guesser.facts[task]
-            assert (facts.passes, facts.exact_share) == ({}, None)
 
 
 # --- tables ----------------------------------------------------------------------------------
