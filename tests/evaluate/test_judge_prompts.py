@@ -74,8 +74,9 @@ def test_mt_bench_as_published():
 
 def test_alpaca_eval_of_a_folder_or_of_the_hub(tmp_path, monkeypatch):
     rows = [{"instruction": f"do {n}", "dataset": "koala"} for n in range(805)]
-    path = write(tmp_path / "alpaca_eval.json", rows)
-    write(tmp_path / "a.model_outputs.json", rows[1:])
+    (tmp_path / "alpaca_eval").mkdir()  # looked for there, too
+    path = write(tmp_path / "alpaca_eval" / "alpaca_eval.json", rows)
+    write(path.with_name("a.model_outputs.json"), rows[1:])
     found = open_benchmark("alpaca-eval", str(tmp_path), tmp_path)
     assert found.tasks[804] == JudgeTask("804", ("do 804",), "koala", None, 804)
     answers = iter([str(path)])
