@@ -66,8 +66,7 @@ def cosines(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str
     found = {}
     for part in PARTS:
         a, b = left[part].double(), right[part].double()
-        norms = float(a.norm() * b.norm())
-        found[part] = float(a @ b) / norms if norms > 0 else math.nan
+        found[part] = float(a @ b / (a.norm() * b.norm()))
     return found
 
 

@@ -126,13 +126,10 @@ class TokenTexts:
     def __call__(self, token: int) -> str:
         """The text of one id that is not the mask."""
         if token not in self._known:
-            self._known[token] = self._decode(token)
+            decode = self._tokenizer.decode
+            before, both = decode(self._before), decode(np.append(self._before, token))
+            text = both[len(before) :] if both.startswith(before) else decode(np.array([token]))
+            if isinstance(self._tokenizer, ByteTokenizer) and text == REPLACEMENT:
+                text = f"\\x{token:02x}"
+            self._known[token] = text or REPLACEMENT
         return self._known[token]
-
-    def _decode(self, token: int) -> str:
-        decode = self._tokenizer.decode
-        before, both = decode(self._before), decode(np.append(self._before, token))
-        text = both[len(before) :] if both.startswith(before) else decode(np.array([token]))
-        if isinstance(self._tokenizer, ByteTokenizer) and text == REPLACEMENT:
-            return f"\\x{token:02x}"
-        return text or REPLACEMENT
