@@ -16,13 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from bellmask.compare import stages
-from bellmask.compare.execute import (
-    TrainingOptions,
-    execute,
-    for_comparison,
-    parse_grid,
-    plan_runs,
-)
+from bellmask.compare.execute import TrainingOptions, execute, for_comparison, parse_grid, plan_runs
 from bellmask.compare.report import curves_figure, print_comparison, render_page
 from bellmask.compare.results import Entry, read_run, summarize, write_json
 from bellmask.compare.variants import SUITES, Variant, check_shared, parse_variants

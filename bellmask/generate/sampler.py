@@ -351,8 +351,7 @@ def _share_grid(grid: Grid, turns: list[Tensor], schedule: Schedule) -> list[Ten
     """For each turn a grid of the same shape, steps in proportion to its tokens, at least one."""
     sizes = [int(one.sum(1).max()) for one in turns]
     if not isinstance(grid, Tensor):
-        each = 1 if grid is None else grid
-        return [count_grid(size, each, schedule) if size else torch.ones(1) for size in sizes]
+        return [count_grid(size, grid or 1, schedule) if size else torch.ones(1) for size in sizes]
     if len(turns) < 2:
         return [grid] * len(turns)
     last = len(grid) - 1
