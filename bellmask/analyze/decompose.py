@@ -108,11 +108,13 @@ def ordered_chain_entropy(source: ToySource, order_L: Tensor) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def row_entropy(source: ToySource, *, seed: int = 0) -> tuple[float, float]:
+def row_entropy(
+    source: ToySource, *, num_rows: int = 1 << 14, seed: int = 0
+) -> tuple[float, float]:
     """(H(X) in nats, its standard error): exact where the source has an order, else Monte Carlo."""
     if source.order is not None:
         return source.entropy, 0.0
-    rows = torch.arange(1 << 14)
+    rows = torch.arange(num_rows)
     u = uniform_rows(stream_key(seed, "entropy", "rows"), rows, source.num_uniforms)
     found = [-source.log_probability(source.draw(part)) for part in u.split(1024)]
     mean, error = _mean_and_error(torch.cat(found))
