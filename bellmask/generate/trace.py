@@ -19,7 +19,7 @@ import tyro
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.canvas import Step, TokenTexts
+from bellmask.generate.canvas import Step, token_texts
 from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import LINE_END, reveal_colour, reveal_colours, visible
 from bellmask.utils.errors import UserError
@@ -56,7 +56,7 @@ class TraceOptions:
 
 # The file: the canvas, then what changed in each step.
 #
-# Tokens are stored as text, so that reports need no tokenizer; see ``TokenTexts`` for bytes that
+# Tokens are stored as text, so that reports need no tokenizer; see ``token_texts`` for bytes that
 # are no character alone. The text of a finished sample is decoded as a whole. One JSON file:
 #
 #     {"version": 1, "title": ..., "settings": {...}, "num_calls": ..., "samples": [
@@ -205,7 +205,7 @@ class Recorder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self._texts = tokenizer, TokenTexts(tokenizer)
+        self.tokenizer, self._texts = tokenizer, token_texts(tokenizer)
         self._samples: list[TracedSample] = []
         self._rows: list[list[int]] = []  # of the latest batch, after its latest step
         self._num_calls = self._calls_before = 0
