@@ -32,7 +32,7 @@ from bellmask.diffusion.theory import context_weights
 from bellmask.report.figures import COLOURS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
-from bellmask.utils.errors import UserError, check_at_least
+from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import plus_minus
@@ -267,7 +267,7 @@ def _stage(
 
 
 def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
-    check_at_least(2, rows=options.rows)
+    check_least(options, rows=2)
     runs = open_runs(options.runs)
     check_all_maskable(runs, "decompose")
     for run in runs:

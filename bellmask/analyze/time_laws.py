@@ -30,7 +30,7 @@ from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial,
 from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.report.figures import COLOURS, draw_histogram, finish_axes, new_figure
 from bellmask.storage.build import build_law
-from bellmask.utils.errors import UserError, check_at_least, unknown
+from bellmask.utils.errors import UserError, check_least, unknown
 from bellmask.utils.progress import Progress
 from bellmask.utils.table import Table
 
@@ -213,7 +213,7 @@ class SchedulesOptions(OutOptions):
 
 def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
     """The numbers of every schedule; all are given the same times."""
-    check_at_least(1, batch_size=options.batch_size, draws=options.draws)
+    check_least(options, batch_size=1, draws=1)
     if not options.power > 0.5:
         raise UserError(
             f"--power {options.power} must be above 0.5: below, the weights' variance is infinite"

@@ -6,7 +6,6 @@ This file also has the two commands about options themselves, ``bellmask config`
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import json
 import sys
@@ -112,26 +111,18 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
         )
 
 
-def flags_of(kind: Any) -> Iterator[tuple[str, int | None]]:
-    """(option as it is typed, number of its values) of a command; None: any number of values."""
+def flags_of(kind: Any) -> Iterator[tuple[str, int]]:
+    """(option as it is typed, number of its values, 0 or 1) of a command that takes others too."""
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        about: list[Any] = []
-        inner = hint
-        if typing.get_origin(hint) is Annotated:
-            inner, *about = typing.get_args(hint)
+        about = typing.get_args(hint) if typing.get_origin(hint) is Annotated else ()
         if tyro.conf.Positional in about:
             continue
-        called = next((n for a in about if (n := getattr(a, "name", None)) is not None), None)
-        flag = (name if called is None else called).replace("_", "-")
-        if dataclasses.is_dataclass(inner):
-            prefix = f"--{flag}." if flag else "--"
-            yield from ((prefix + given[2:], count) for given, count in flags_of(inner))
-        elif inner is bool:
+        called = next((n for a in about if (n := getattr(a, "name", None)) is not None), name)
+        flag = called.replace("_", "-")
+        if hint is bool:
             yield from ((f"--{flag}", 0), (f"--no-{flag}", 0))
         else:
-            is_tuple = typing.get_origin(inner) is tuple
-            takes_many = is_tuple and "UseAppendAction" not in repr(hint)
-            yield f"--{flag}", None if takes_many else 1
+            yield f"--{flag}", 1
 
 
 def split_args(kind: Any, args: Sequence[str], command: str) -> tuple[list[str], list[str]]:
@@ -226,21 +217,18 @@ class ConfigDiffOptions:
     """Another one."""
 
 
-CONFIG_HELP = """Show or compare resolved options.
-
-usage: bellmask config show PRESET [options]
-       bellmask config diff PRESET|FILE|RUN PRESET|FILE|RUN
-
-examples:
-  bellmask config show lm1b --optim.lr 1e-4
-  bellmask config diff tiny_base tiny_bell
-"""
-
-
 def config_main(args: Sequence[str]) -> int:
-    """Show or compare resolved options."""
+    """Show or compare resolved options.
+
+    usage: bellmask config show PRESET [options]
+           bellmask config diff PRESET|FILE|RUN PRESET|FILE|RUN
+
+    examples:
+      bellmask config show lm1b --optim.lr 1e-4
+      bellmask config diff tiny_base tiny_bell
+    """  # noqa: D405
     if not args or args[0] in ("-h", "--help"):
-        print(CONFIG_HELP)
+        print(f"{inspect.getdoc(config_main)}\n")
         return 0
     action, *rest = args
     return look_up("config action", action, {"show": _show, "diff": _diff})(rest)

