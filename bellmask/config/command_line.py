@@ -128,25 +128,20 @@ def flags_of(kind: Any) -> Iterator[tuple[str, int]]:
 def split_args(kind: Any, args: Sequence[str], command: str) -> tuple[list[str], list[str]]:
     """(positional arguments and options of a command, all other options)."""
     flags = dict(flags_of(kind))
-    own: list[str] = []
-    rest: list[str] = []
-    place = 0
-    while place < len(args) and not args[place].startswith("-"):
-        own.append(args[place])
-        place += 1
-    while place < len(args):
-        flag, is_joined, _ = args[place].partition("=")
-        if not flag.startswith("-"):
-            raise UserError(f"bellmask {command}: give {flag} before the first option")
-        flag = flag.replace("_", "-")
-        target = own if flag in flags else rest
-        target.append(args[place])
-        place += 1
-        count = 0 if is_joined else flags.get(flag)
-        while place < len(args) and count != 0 and not args[place].startswith("--"):
-            target.append(args[place])
-            place += 1
-            count = None if count is None else count - 1
+    first = next((place for place, arg in enumerate(args) if arg.startswith("-")), len(args))
+    own, rest = list(args[:first]), list[str]()
+    target, values_left = own, 0
+    for arg in args[first:]:
+        if values_left and not arg.startswith("--"):
+            values_left -= 1
+        else:
+            flag, is_joined, _ = arg.partition("=")
+            if not flag.startswith("-"):
+                raise UserError(f"bellmask {command}: give {flag} before the first option")
+            flag = flag.replace("_", "-")
+            target = own if flag in flags else rest
+            values_left = 0 if is_joined else flags.get(flag, len(args))  # others may take many
+        target.append(arg)
     return own, rest
 
 
