@@ -152,11 +152,8 @@ def test_runs_of_other_frameworks_and_orders_have_other_folders():
     ("args", "names"),
     [
         ("--schedule cosin", "did you mean 'cosine'?"),
-        ("--objective elbo", "did you mean 'nelbo'"),
         ("--optim.curve cosin", "did you mean 'cosine'?"),
         ("--log.trackers wandb tensorbord", "did you mean 'tensorboard'?"),
-        ("--data.detokenizer wikitex", "did you mean 'wikitext'?"),
-        ("--framework amr", "did you mean 'arm'"),
         ("--framework arm --framework.encoding both", "--framework.encoding 'both'"),
         ("--train.steps many", "--train.steps"),
         ("--train.steps 0 --model.dropout 2", "model.dropout=2.0"),  # all problems at once

@@ -129,7 +129,7 @@ def test_the_mix_comes_from_the_hub(monkeypatch):
         asked_for[name] = part
         return RecordSource(name, f"{name}@1", lambda: iter(()), {})
 
-    monkeypatch.setattr(tasks, "hub_records", hub)
+    monkeypatch.setattr(tasks.readers, "hub_records", hub)
     open_examples("tasks", ("hellaswag=0",))
     assert {*asked_for} == {*MIX} - {"hellaswag"}
     assert asked_for["piqa"] == HubSplit("ybisk/piqa", "train", None, "refs/convert/parquet")

@@ -179,7 +179,6 @@ def test_the_tokenizer_of_a_run_or_an_export_is_its_own(tmp_path, bpe):
     [
         ("bpe:258", "from 259"),
         ("bpe:2k", "bpe:N"),
-        ("symbols:0", "1 to 52"),
         ("symbols:53", "1 to 52"),
         ("symbols:x", "symbols:8"),
         ("no/such/folder", "no/such/folder"),

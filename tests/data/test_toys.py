@@ -196,7 +196,6 @@ def toy(train, **more):
     [
         ("toy:stick", {}, "'sticky'"),
         ("toy:sticky:1", {}, "stay of toy:sticky"),
-        ("toy:local:1.1", {}, "locality of toy:local"),
         ("toy:local:", {}, "locality"),
         ("toy:order2:1", {}, "toy:order2"),
         ("toy:sticky", {"from_files": "x"}, "--data.from$"),
