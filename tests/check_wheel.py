@@ -28,6 +28,11 @@ def run(*command: str | Path, cwd: Path = ROOT, **env: str) -> str:
     return done.stdout
 
 
+def package_files(folder: Path) -> set[str]:
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in found if "__pycache__" not in path.parts}
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -47,8 +52,8 @@ def main() -> None:
         (Path(paths.strip()) / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         where = run(python, "-c", "import bellmask; print(bellmask.__file__)", cwd=scratch)
         assert str(environment) in where, f"not the wheel's package: {where}"
-        files = {path.name for path in (Path(where).parent / "evaluate" / "tasks").iterdir()}
-        assert files == {path.name for path in (ROOT / "bellmask/evaluate/tasks").iterdir()}, files
+        packed, here = package_files(Path(where).parent), package_files(ROOT / "bellmask")
+        assert packed == here, f"only on one side: {packed ^ here}"
         text = scratch / "text.txt"
         text.write_text("All work and no play makes a dull demonstration. " * 200)
         out = run(

@@ -23,7 +23,7 @@ from bellmask.data.blocks import Blocks
 from bellmask.evaluate.likelihood import BlockScorer, references, scorer_of, weighted_mean
 from bellmask.report.figures import COLOURS, draw_bins, finish_axes, new_figure
 from bellmask.storage.runs import check_same_text, chosen_steps, open_runs
-from bellmask.utils.errors import UserError, check_at_least
+from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import Floats, document_clusters, plus_minus
@@ -80,7 +80,6 @@ Bins = Sequence[tuple[int, int]]
 
 def context_bins(length: int, num_bins: int) -> list[tuple[int, int]]:
     """N_c = 0 alone, then 1 .. L-1 in about equal parts."""
-    check_at_least(1, bins=num_bins)
     edges = np.unique(np.linspace(1, length, min(num_bins, max(1, length - 1)) + 1).astype(int))
     return [(0, 0), *((low, stop - 1) for low, stop in itertools.pairwise(edges.tolist()))]
 
@@ -133,9 +132,8 @@ def _mean(value_B: Floats, blocks: Blocks) -> dict[str, float] | None:
 
 
 def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
-    check_at_least(1, batch_size=options.batch_size)
-    if options.blocks:  # 0: all
-        check_at_least(2, blocks=options.blocks)
+    # a block alone has no error; 0 means all
+    check_least(options, bins=1, batch_size=1, blocks=2 if options.blocks else 0)
     runs = open_runs(options.runs)
     check_same_text(runs)
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}

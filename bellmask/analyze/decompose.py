@@ -32,7 +32,7 @@ from bellmask.diffusion.theory import context_weights
 from bellmask.report.figures import COLOURS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
-from bellmask.utils.errors import UserError, check_at_least
+from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import plus_minus
@@ -114,9 +114,8 @@ def row_entropy(
     """(H(X) in nats, its standard error): exact where the source has an order, else Monte Carlo."""
     if source.order is not None:
         return source.entropy, 0.0
-    u = uniform_rows(
-        stream_key(seed, "entropy", "rows"), torch.arange(num_rows), source.num_uniforms
-    )
+    rows = torch.arange(num_rows)
+    u = uniform_rows(stream_key(seed, "entropy", "rows"), rows, source.num_uniforms)
     found = [-source.log_probability(source.draw(part)) for part in u.split(1024)]
     mean, error = _mean_and_error(torch.cat(found))
     return float(mean), float(error)
@@ -267,7 +266,7 @@ def _stage(
 
 
 def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
-    check_at_least(2, rows=options.rows)
+    check_least(options, rows=2)
     runs = open_runs(options.runs)
     check_all_maskable(runs, "decompose")
     for run in runs:

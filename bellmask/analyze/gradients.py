@@ -24,7 +24,7 @@ from bellmask.report.figures import COLOURS, draw_intervals, finish_axes, new_fi
 from bellmask.storage.build import build_model
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
-from bellmask.utils.errors import UserError, check_at_least
+from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.stats import Estimate, plus_minus
@@ -66,8 +66,7 @@ def cosines(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str
     found = {}
     for part in PARTS:
         a, b = left[part].double(), right[part].double()
-        norms = float(a.norm() * b.norm())
-        found[part] = float(a @ b) / norms if norms > 0 else math.nan
+        found[part] = float(a @ b / (a.norm() * b.norm()))
     return found
 
 
@@ -177,7 +176,7 @@ class AdditivityOptions(GradientOptions):
 
 def _measure(options: RadiusOptions | AdditivityOptions, progress: Progress) -> dict[str, Any]:
     least = options.row_length()
-    check_at_least(2, draws=options.draws)
+    check_least(options, draws=2)
     runs = open_runs(options.runs)
     check_all_maskable(runs, "this analysis of gradients")
     for run in runs:

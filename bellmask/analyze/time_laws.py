@@ -30,7 +30,7 @@ from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial,
 from bellmask.diffusion.theory import bell_test, context_weights
 from bellmask.report.figures import COLOURS, draw_histogram, finish_axes, new_figure
 from bellmask.storage.build import build_law
-from bellmask.utils.errors import UserError, check_at_least, unknown
+from bellmask.utils.errors import UserError, check_least, unknown
 from bellmask.utils.progress import Progress
 from bellmask.utils.table import Table
 
@@ -213,7 +213,7 @@ class SchedulesOptions(OutOptions):
 
 def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
     """The numbers of every schedule; all are given the same times."""
-    check_at_least(1, batch_size=options.batch_size, draws=options.draws)
+    check_least(options, batch_size=1, draws=1)
     if not options.power > 0.5:
         raise UserError(
             f"--power {options.power} must be above 0.5: below, the weights' variance is infinite"
@@ -423,28 +423,21 @@ def rises_in_time(counts: Sequence[int], weights: Sequence[Sequence[int]]) -> bo
     return all(before < after for before, after in itertools.pairwise(values))
 
 
-@dataclass(frozen=True)
 class Efficiency:
-    """q(n) and 1 - q(n) as floats, each with all its digits.
+    """q(n) = N(n) / C(L, n) and 1 - q(n) as floats, each with all its digits.
 
     q is divided by 2^-shift, about its maximum: at length 1024, q for k = 2 is below 1e-307.
     """
 
-    shift: int
-    scaled: Tensor
-    inefficient: Tensor
-
-    @classmethod
-    def from_counts(cls, counts: Sequence[int]) -> Efficiency:
-        """N(n) / C(L, n); Python rounds a ratio of integers correctly."""
+    def __init__(self, counts: Sequence[int]) -> None:
         length = len(counts) - 1
         totals = [math.comb(length, n) for n in range(length + 1)]
         middle = length // 2
-        shift = totals[middle].bit_length() - counts[middle].bit_length()
-        scaled = [(count << shift) / total for count, total in zip(counts, totals)]
+        self.shift = totals[middle].bit_length() - counts[middle].bit_length()
+        # Python rounds a ratio of integers correctly
+        scaled = [(count << self.shift) / total for count, total in zip(counts, totals)]
         missing = [(total - count) / total for count, total in zip(counts, totals)]
-        as_tensor = torch.tensor([scaled, missing], dtype=torch.float64)
-        return cls(shift, as_tensor[0], as_tensor[1])
+        self.scaled, self.inefficient = torch.tensor([scaled, missing], dtype=torch.float64)
 
     def probability(self, weights: Tensor) -> dict[str, Any]:
         """P(not in E_k), its logarithm (None where it is zero in floats) and P(in E_k)."""
@@ -486,7 +479,7 @@ def measure_masks(options: InefficientMasksOptions, progress: Progress) -> dict[
     for k in all_ks:
         counts = efficient_counts(options.length, k)
         lemmas = check_counts(counts) | {"rises_in_time": rises_in_time(counts, in_time)}
-        efficiency = Efficiency.from_counts(counts)
+        efficiency = Efficiency(counts)
         by_law = {text: efficiency.probability(weight) for text, weight in weights.items()}
         for text, weight in weights.items():
             if text != "uniform":

@@ -16,13 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from bellmask.compare import stages
-from bellmask.compare.execute import (
-    TrainingOptions,
-    execute,
-    for_comparison,
-    parse_grid,
-    plan_runs,
-)
+from bellmask.compare.execute import TrainingOptions, execute, for_comparison, parse_grid, plan_runs
 from bellmask.compare.report import curves_figure, print_comparison, render_page
 from bellmask.compare.results import Entry, read_run, summarize, write_json
 from bellmask.compare.variants import SUITES, Variant, check_shared, parse_variants
@@ -32,7 +26,7 @@ from bellmask.config.presets import tiny
 from bellmask.generate.trace import main as report_trace
 from bellmask.report.figures import save_figure
 from bellmask.storage.runs import names_of
-from bellmask.utils.errors import TrainingError, UserError, check_at_least, look_up
+from bellmask.utils.errors import TrainingError, UserError, check_least, look_up
 from bellmask.utils.files import has_kinds, inside, read_json, sanitize, without_nan, write_text
 
 # ``bellmask compare``
@@ -100,7 +94,7 @@ def compare(
         )
     if len(variants) < 2:
         raise UserError("a comparison needs at least two variants")
-    check_at_least(1, seeds=options.seeds, jobs=options.jobs)
+    check_least(options, seeds=1, jobs=1)
     planned = plan_runs(for_comparison(shared), variants, options, grid)
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -293,7 +287,7 @@ class DemoOptions:
 def demo_main(args: Sequence[str]) -> int:
     """Base against bell on a laptop, in minutes."""
     options = parse_command(DemoOptions, args, command="demo")
-    check_at_least(1, steps=options.steps)
+    check_least(options, steps=1)
     every = f"{max(1, min(100, options.steps // 10))} steps"
     changed = {"train.steps": options.steps, "validation.every": every}
     changed |= {} if options.data is None else {"data.train": options.data}

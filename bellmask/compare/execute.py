@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig, override, to_args
@@ -173,31 +173,25 @@ def is_finished(run: PlannedRun) -> bool:
     return is_validated and (run.folder / "checkpoints" / f"step-{steps:09d}").exists()
 
 
-@dataclass
 class _Job:
-    run: PlannedRun
-    process: subprocess.Popen[bytes]
-    errors: IO[bytes]
-
-    @classmethod
-    def start(cls, run: PlannedRun, is_alone: bool) -> _Job:
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the job
-        process = subprocess.Popen(
+    def __init__(self, run: PlannedRun, is_alone: bool) -> None:
+        self.run = run
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the job
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "bellmask.compare.execute", str(run.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=errors,
+            stderr=self.errors,
             env=os.environ | ({} if is_alone else {"OMP_NUM_THREADS": "1"}),
         )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(run.config.to_dict()).encode() + b"\n")
-        process.stdin.flush()
-        return cls(run, process, errors)
+        assert self.process.stdin is not None
+        self.stdin = self.process.stdin
+        self.stdin.write(json.dumps(run.config.to_dict()).encode() + b"\n")
+        self.stdin.flush()
 
     def end(self) -> str:
         """Let the worker finish its step, save and end; what it wrote on stderr."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.stdin.close()
         self.process.wait()
         with self.errors as errors:
             errors.seek(0)
@@ -234,7 +228,7 @@ def execute(
         with progress_bar("comparing", "steps", total, is_quiet=options.quiet) as progress:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active.append(_Job.start(waiting.pop(0), is_alone=jobs == 1))
+                    active.append(_Job(waiting.pop(0), is_alone=jobs == 1))
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)

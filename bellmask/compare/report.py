@@ -277,9 +277,7 @@ def law_figure(results: Results, name: str) -> Figure:
     """A variant's mask rates, drawn and as a density, and its weight on each context count."""
     law, colour = results["variants"][name]["law"], variant_colour(results, name)
     figure, (left, right) = new_figure(7, 2.6, 2)
-    histogram, density, weights = (
-        law[key] for key in ("mask_rate_histogram", "density", "context_weights")
-    )
+    histogram, density, weights = law["mask_rate_histogram"], law["density"], law["context_weights"]
     if histogram is None:
         left.text(0.5, 0.5, "no times: every context\ncount of a row, once", ha="center")
         left.set_axis_off()

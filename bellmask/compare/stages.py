@@ -42,7 +42,7 @@ from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
 from bellmask.generate.settings import Sampling
 from bellmask.report.figures import finish_axes, new_figure, save_figure
 from bellmask.train.setup import open_start
-from bellmask.utils.errors import UserError, check_at_least
+from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import Estimate, plus_minus
@@ -204,9 +204,7 @@ def compare_stages(
     cpt: RunConfig, sft: RunConfig, options: StagesOptions, out: Path
 ) -> dict[str, Any]:
     """Train what is not there yet, ask, write the report, return the results."""
-    check_at_least(1, seeds=options.seeds, jobs=options.jobs)
-    check_at_least(1, sampling_seeds=options.sampling_seeds, batch_size=options.batch_size)
-    check_at_least(0, examples=options.examples)
+    check_least(options, seeds=1, jobs=1, sampling_seeds=1, batch_size=1, examples=0)
     options.sampling.check()
     plan = plan_stages(cpt, sft, options)
     exam = _exam(plan, sft, options)

@@ -6,7 +6,6 @@ This file also has the two commands about options themselves, ``bellmask config`
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import json
 import sys
@@ -112,50 +111,37 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
         )
 
 
-def flags_of(kind: Any) -> Iterator[tuple[str, int | None]]:
-    """(option as it is typed, number of its values) of a command; None: any number of values."""
+def flags_of(kind: Any) -> Iterator[tuple[str, int]]:
+    """(option as it is typed, number of its values, 0 or 1) of a command that takes others too."""
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        about: list[Any] = []
-        inner = hint
-        if typing.get_origin(hint) is Annotated:
-            inner, *about = typing.get_args(hint)
+        about = typing.get_args(hint) if typing.get_origin(hint) is Annotated else ()
         if tyro.conf.Positional in about:
             continue
-        called = next((n for a in about if (n := getattr(a, "name", None)) is not None), None)
-        flag = (name if called is None else called).replace("_", "-")
-        if dataclasses.is_dataclass(inner):
-            prefix = f"--{flag}." if flag else "--"
-            yield from ((prefix + given[2:], count) for given, count in flags_of(inner))
-        elif inner is bool:
+        called = next((n for a in about if (n := getattr(a, "name", None)) is not None), name)
+        flag = called.replace("_", "-")
+        if hint is bool:
             yield from ((f"--{flag}", 0), (f"--no-{flag}", 0))
         else:
-            is_tuple = typing.get_origin(inner) is tuple
-            takes_many = is_tuple and "UseAppendAction" not in repr(hint)
-            yield f"--{flag}", None if takes_many else 1
+            yield f"--{flag}", 1
 
 
 def split_args(kind: Any, args: Sequence[str], command: str) -> tuple[list[str], list[str]]:
     """(positional arguments and options of a command, all other options)."""
     flags = dict(flags_of(kind))
-    own: list[str] = []
-    rest: list[str] = []
-    place = 0
-    while place < len(args) and not args[place].startswith("-"):
-        own.append(args[place])
-        place += 1
-    while place < len(args):
-        flag, is_joined, _ = args[place].partition("=")
-        if not flag.startswith("-"):
-            raise UserError(f"bellmask {command}: give {flag} before the first option")
-        flag = flag.replace("_", "-")
-        target = own if flag in flags else rest
-        target.append(args[place])
-        place += 1
-        count = 0 if is_joined else flags.get(flag)
-        while place < len(args) and count != 0 and not args[place].startswith("--"):
-            target.append(args[place])
-            place += 1
-            count = None if count is None else count - 1
+    first = next((place for place, arg in enumerate(args) if arg.startswith("-")), len(args))
+    own, rest = list(args[:first]), list[str]()
+    target, values_left = own, 0
+    for arg in args[first:]:
+        if values_left and not arg.startswith("--"):
+            values_left -= 1
+        else:
+            flag, is_joined, _ = arg.partition("=")
+            if not flag.startswith("-"):
+                raise UserError(f"bellmask {command}: give {flag} before the first option")
+            flag = flag.replace("_", "-")
+            target = own if flag in flags else rest
+            values_left = 0 if is_joined else flags.get(flag, len(args))  # others may take many
+        target.append(arg)
     return own, rest
 
 
@@ -226,21 +212,18 @@ class ConfigDiffOptions:
     """Another one."""
 
 
-CONFIG_HELP = """Show or compare resolved options.
-
-usage: bellmask config show PRESET [options]
-       bellmask config diff PRESET|FILE|RUN PRESET|FILE|RUN
-
-examples:
-  bellmask config show lm1b --optim.lr 1e-4
-  bellmask config diff tiny_base tiny_bell
-"""
-
-
 def config_main(args: Sequence[str]) -> int:
-    """Show or compare resolved options."""
+    """Show or compare resolved options.
+
+    usage: bellmask config show PRESET [options]
+           bellmask config diff PRESET|FILE|RUN PRESET|FILE|RUN
+
+    examples:
+      bellmask config show lm1b --optim.lr 1e-4
+      bellmask config diff tiny_base tiny_bell
+    """  # noqa: D405
     if not args or args[0] in ("-h", "--help"):
-        print(CONFIG_HELP)
+        print(f"{inspect.getdoc(config_main)}\n")
         return 0
     action, *rest = args
     return look_up("config action", action, {"show": _show, "diff": _diff})(rest)

@@ -13,22 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from bellmask.config import options as opt
 from bellmask.config.config import RunConfig
-from bellmask.config.options import (
-    CheckpointOptions,
-    DataOptions,
-    FrameworkName,
-    FrameworkOptions,
-    LawOptions,
-    LogOptions,
-    ModelOptions,
-    ObjectiveOptions,
-    OptimOptions,
-    SftOptions,
-    StartOptions,
-    TrainOptions,
-    ValidationOptions,
-)
 from bellmask.utils.errors import look_up
 
 # Presets of Sec. 5.3: a causal LM adapted (CPT), fine-tuned on tasks, then on conversations.
@@ -45,13 +31,13 @@ def cpt_gpt2_large() -> RunConfig:
     The paper does not name the curve; cosine is that of Gong et al.
     """
     return RunConfig(
-        data=DataOptions(train="fineweb_edu", block_length=1024),
-        start=StartOptions(
+        data=opt.DataOptions(train="fineweb_edu", block_length=1024),
+        start=opt.StartOptions(
             model="openai-community/gpt2-large", mask_token=10541, anneal_steps=10_000
         ),
-        optim=OptimOptions(lr=3e-4, warmup_steps=2000, curve="cosine", ema=0.0),
-        train=TrainOptions(steps=100_000, batch_size=256),
-        validation=ValidationOptions(batch_size=16),
+        optim=opt.OptimOptions(lr=3e-4, warmup_steps=2000, curve="cosine", ema=0.0),
+        train=opt.TrainOptions(steps=100_000, batch_size=256),
+        validation=opt.ValidationOptions(batch_size=16),
     )
 
 
@@ -61,13 +47,13 @@ def sft_tasks() -> RunConfig:
     The paper names neither rate nor length; 3e-4 and 256 are those of Gong et al.
     """
     return RunConfig(
-        data=DataOptions(block_length=256),
-        sft=SftOptions(train="tasks", template="plain"),
-        start=StartOptions(model="runs/cpt_gpt2_large", checkpoint="100000"),
-        optim=OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
-        train=TrainOptions(steps=10_000, batch_size=128),
-        validation=ValidationOptions(every="1000 steps", batch_size=32, sample_steps=64),
-        checkpoint=CheckpointOptions(every="1000 steps", keep_steps=(2000,)),
+        data=opt.DataOptions(block_length=256),
+        sft=opt.SftOptions(train="tasks", template="plain"),
+        start=opt.StartOptions(model="runs/cpt_gpt2_large", checkpoint="100000"),
+        optim=opt.OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
+        train=opt.TrainOptions(steps=10_000, batch_size=128),
+        validation=opt.ValidationOptions(every="1000 steps", batch_size=32, sample_steps=64),
+        checkpoint=opt.CheckpointOptions(every="1000 steps", keep_steps=(2000,)),
     )
 
 
@@ -76,29 +62,29 @@ def sft_sharegpt() -> RunConfig:
     tasks = sft_tasks()
     return replace(
         tasks,
-        data=DataOptions(block_length=1024),
-        sft=SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4", template="chat"),
-        start=StartOptions(model="runs/sft_tasks", checkpoint="2000"),
+        data=opt.DataOptions(block_length=1024),
+        sft=opt.SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4", template="chat"),
+        start=opt.StartOptions(model="runs/sft_tasks", checkpoint="2000"),
         optim=replace(tasks.optim, lr=1e-4),
         validation=replace(tasks.validation, batch_size=16),
-        checkpoint=CheckpointOptions(every="1000 steps"),
+        checkpoint=opt.CheckpointOptions(every="1000 steps"),
     )
 
 
 def arm_tiny() -> RunConfig:
     """A causal LM to adapt, pretrained in minutes: GPT-2's architecture, small, WikiText-2."""
     return RunConfig(
-        data=DataOptions(train="wikitext2", tokenizer="bpe:512", block_length=64),
-        start=StartOptions(architecture="gpt2-tiny"),
-        model=ModelOptions(dropout=0.0),
-        framework=FrameworkOptions("arm"),
-        law=LawOptions("uniform"),
-        objective=ObjectiveOptions("nelbo"),
-        optim=OptimOptions(lr=3e-3, warmup_steps=100, ema=0.99),
-        train=TrainOptions(steps=1000, batch_size=32),
-        validation=ValidationOptions(every="100 steps", blocks=256, batch_size=128),
-        checkpoint=CheckpointOptions(every="500 steps", keep_last=1),
-        log=LogOptions(every=20),
+        data=opt.DataOptions(train="wikitext2", tokenizer="bpe:512", block_length=64),
+        start=opt.StartOptions(architecture="gpt2-tiny"),
+        model=opt.ModelOptions(dropout=0.0),
+        framework=opt.FrameworkOptions("arm"),
+        law=opt.LawOptions("uniform"),
+        objective=opt.ObjectiveOptions("nelbo"),
+        optim=opt.OptimOptions(lr=3e-3, warmup_steps=100, ema=0.99),
+        train=opt.TrainOptions(steps=1000, batch_size=32),
+        validation=opt.ValidationOptions(every="100 steps", blocks=256, batch_size=128),
+        checkpoint=opt.CheckpointOptions(every="500 steps", keep_last=1),
+        log=opt.LogOptions(every=20),
     )
 
 
@@ -107,12 +93,11 @@ def cpt_tiny() -> RunConfig:
     before = arm_tiny()
     return replace(
         before,
-        data=DataOptions(train="wikitext2", block_length=64),
-        start=StartOptions(model="runs/arm_tiny", anneal_steps=250),
-        model=ModelOptions(dropout=0.0),
-        framework=FrameworkOptions(),
-        law=LawOptions(),
-        objective=ObjectiveOptions(),
+        data=opt.DataOptions(train="wikitext2", block_length=64),
+        start=opt.StartOptions(model="runs/arm_tiny", anneal_steps=250),
+        framework=opt.FrameworkOptions(),
+        law=opt.LawOptions(),
+        objective=opt.ObjectiveOptions(),
     )
 
 
@@ -121,43 +106,48 @@ def sft_tiny() -> RunConfig:
     before = cpt_tiny()
     return replace(
         before,
-        data=DataOptions(block_length=64),
-        sft=SftOptions(train="toy:reverse", round_to=16),
-        start=StartOptions(model="runs/cpt_tiny"),
-        optim=OptimOptions(lr=3e-3, warmup_steps=50, curve="cosine", ema=0.99),
+        data=opt.DataOptions(block_length=64),
+        sft=opt.SftOptions(train="toy:reverse", round_to=16),
+        start=opt.StartOptions(model="runs/cpt_tiny"),
+        optim=opt.OptimOptions(lr=3e-3, warmup_steps=50, curve="cosine", ema=0.99),
     )
 
 
-def base_of(config: RunConfig) -> RunConfig:
+Preset = Callable[[], RunConfig]
+
+
+def base_of(family: Preset) -> RunConfig:
     """The same run with the conventional objective: Eq. L_MDM under uniform times."""
-    return replace(config, law=LawOptions("uniform"), objective=ObjectiveOptions("nelbo"))
+    law, objective = opt.LawOptions("uniform"), opt.ObjectiveOptions("nelbo")
+    return replace(family(), law=law, objective=objective)
 
 
 FAST_RATE = 2.0
 """The fast recipe's learning rate over the base's."""
 
 
-def fast_of(config: RunConfig) -> RunConfig:
+def fast_of(family: Preset) -> RunConfig:
     """The same run by the fastest recipe known: Muon, a local convolution, a higher rate."""
+    config = family()
     optim = replace(config.optim, name="muon", lr=FAST_RATE * config.optim.lr)
     return replace(config, optim=optim, model=replace(config.model, local_conv=5))
 
 
-def causal_of(config: RunConfig, framework: FrameworkName) -> RunConfig:
+def causal_of(family: Preset, framework: opt.FrameworkName) -> RunConfig:
     """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same trunk, data and optimiser."""
-    return replace(base_of(config), framework=FrameworkOptions(framework))
+    return replace(base_of(family), framework=opt.FrameworkOptions(framework))
 
 
 def tiny() -> RunConfig:
     """Minutes on two CPU cores: WikiText-2 bytes, 3 layers of width 64, blocks of 64."""
     return RunConfig(
-        data=DataOptions(train="wikitext2", tokenizer="bytes", block_length=64),
-        model=ModelOptions(num_layers=3, width=64, num_heads=4, dropout=0.0),
-        optim=OptimOptions(lr=6e-3, warmup_steps=100, ema=0.99),
-        train=TrainOptions(steps=1000, batch_size=32),
-        validation=ValidationOptions(every="100 steps", blocks=512, batch_size=128),
-        checkpoint=CheckpointOptions(every="500 steps"),
-        log=LogOptions(every=20),
+        data=opt.DataOptions(train="wikitext2", tokenizer="bytes", block_length=64),
+        model=opt.ModelOptions(num_layers=3, width=64, num_heads=4, dropout=0.0),
+        optim=opt.OptimOptions(lr=6e-3, warmup_steps=100, ema=0.99),
+        train=opt.TrainOptions(steps=1000, batch_size=32),
+        validation=opt.ValidationOptions(every="100 steps", blocks=512, batch_size=128),
+        checkpoint=opt.CheckpointOptions(every="500 steps"),
+        log=opt.LogOptions(every=20),
     )
 
 
@@ -165,32 +155,32 @@ def small() -> RunConfig:
     """The ablations' run: tiny in 300 BPE tokens, validated more often."""
     return replace(
         tiny(),
-        data=DataOptions(train="wikitext2", tokenizer="bpe:300", block_length=64),
-        validation=ValidationOptions(every="50 steps", blocks=256, batch_size=128),
-        checkpoint=CheckpointOptions(every="500 steps", keep_last=1, keep_best=False),
+        data=opt.DataOptions(train="wikitext2", tokenizer="bpe:300", block_length=64),
+        validation=opt.ValidationOptions(every="50 steps", blocks=256, batch_size=128),
+        checkpoint=opt.CheckpointOptions(every="500 steps", keep_last=1, keep_best=False),
     )
 
 
 def medium() -> RunConfig:
     """About an hour on one CPU core: clean enwik8, 4 layers of width 128, blocks of 128."""
     return RunConfig(
-        data=DataOptions(train="enwik8_text", tokenizer="bpe:2048", block_length=128),
-        model=ModelOptions(num_layers=4, width=128, num_heads=4, dropout=0.0),
-        optim=OptimOptions(lr=3e-3, warmup_steps=200, ema=0.999),
-        train=TrainOptions(steps=10_000, batch_size=32),
-        validation=ValidationOptions(every="250 steps", blocks=512, batch_size=128),
-        checkpoint=CheckpointOptions(every="1000 steps", keep_last=1, keep_best=False),
-        log=LogOptions(every=50),
+        data=opt.DataOptions(train="enwik8_text", tokenizer="bpe:2048", block_length=128),
+        model=opt.ModelOptions(num_layers=4, width=128, num_heads=4, dropout=0.0),
+        optim=opt.OptimOptions(lr=3e-3, warmup_steps=200, ema=0.999),
+        train=opt.TrainOptions(steps=10_000, batch_size=32),
+        validation=opt.ValidationOptions(every="250 steps", blocks=512, batch_size=128),
+        checkpoint=opt.CheckpointOptions(every="1000 steps", keep_last=1, keep_best=False),
+        log=opt.LogOptions(every=50),
     )
 
 
 def lm1b() -> RunConfig:
     """LM1B, sentences packed to 128 tokens (App. C.1): about 100 hours on two H200."""
     return RunConfig(
-        data=DataOptions(train="lm1b", tokenizer="bert-base-uncased", block_length=128),
-        model=ModelOptions(),
-        optim=OptimOptions(lr=3e-4, warmup_steps=2500),
-        train=TrainOptions(steps=1_000_000, batch_size=512),
+        data=opt.DataOptions(train="lm1b", tokenizer="bert-base-uncased", block_length=128),
+        model=opt.ModelOptions(),
+        optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500),
+        train=opt.TrainOptions(steps=1_000_000, batch_size=512),
     )
 
 
@@ -203,41 +193,28 @@ def lm1b_unpacked() -> RunConfig:
 def owt() -> RunConfig:
     """OpenWebText, blocks of 1024 GPT-2 tokens, cosine annealing with weight decay (App. C.1)."""
     return RunConfig(
-        data=DataOptions(train="openwebtext", tokenizer="gpt2", block_length=1024),
-        model=ModelOptions(),
-        optim=OptimOptions(lr=3e-4, warmup_steps=2500, curve="cosine", weight_decay=0.03),
-        train=TrainOptions(steps=1_000_000, batch_size=512),
-        validation=ValidationOptions(batch_size=16),
+        data=opt.DataOptions(train="openwebtext", tokenizer="gpt2", block_length=1024),
+        model=opt.ModelOptions(),
+        optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500, curve="cosine", weight_decay=0.03),
+        train=opt.TrainOptions(steps=1_000_000, batch_size=512),
+        validation=opt.ValidationOptions(batch_size=16),
     )
 
 
-Preset = Callable[[], RunConfig]
-
-
-def _derived(family: Preset, change: Callable[[RunConfig], RunConfig], about: str) -> Preset:
-    def build() -> RunConfig:
-        return change(family())
-
-    build.__doc__ = f"{family.__name__} {about}."
-    return build
-
-
 PRESETS: dict[str, Preset] = {}
-_CAUSAL: tuple[FrameworkName, ...] = ("arm", "sigma_arm", "aoarm")
+_CAUSAL: tuple[opt.FrameworkName, ...] = ("arm", "sigma_arm", "aoarm")
 _STAGES = (arm_tiny, cpt_gpt2_large, sft_tasks, sft_sharegpt, cpt_tiny, sft_tiny)
 """Sec. 5.3; these have a start, so no causal variants."""
 for _family in (tiny, small, medium, lm1b, lm1b_unpacked, owt, *_STAGES):
     _name = _family.__name__
     PRESETS[_name] = _family
     if _family is not arm_tiny:
-        about = "with the conventional objective: NELBO, uniform times"
-        PRESETS[f"{_name}_base"] = _derived(_family, base_of, about)
+        PRESETS[f"{_name}_base"] = partial(base_of, _family)
         PRESETS[f"{_name}_bell"] = _family
     if _family not in _STAGES:
-        PRESETS[f"{_name}_fast"] = _derived(_family, fast_of, "with Muon and a local convolution")
+        PRESETS[f"{_name}_fast"] = partial(fast_of, _family)
     for _kind in () if _family in _STAGES else _CAUSAL:
-        change = partial(causal_of, framework=_kind)
-        PRESETS[f"{_name}_{_kind}"] = _derived(_family, change, f"as framework {_kind}")
+        PRESETS[f"{_name}_{_kind}"] = partial(causal_of, _family, _kind)
 PRESETS["fast"] = PRESETS["tiny_fast"]
 
 

@@ -24,7 +24,7 @@ from bellmask.config.options import DataOptions
 from bellmask.data.readers import Source, cache_folder
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import is_whole, read_json, write_text
+from bellmask.utils.files import is_whole, read_json, write_json
 from bellmask.utils.rng import IndexPermutation, shuffle, stream_key
 
 # Documents → fixed rows. Order-preserving, independent of CPU count; memory does not grow.
@@ -394,8 +394,7 @@ class BlockFolder:
             "dtype": self.dtype.name,
             **more,
         }
-        text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
-        write_text(scratch / "card.json", text)
+        write_json(scratch / "card.json", card, ensure_ascii=False)
 
 
 # Step → global batch → this rank's slice: a function of (seed, step), without state.

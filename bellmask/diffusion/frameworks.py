@@ -52,27 +52,11 @@ def mask_tokens(
     return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL
 
 
-def mask_exactly(
-    x0_BL: Tensor,
-    count_B: Tensor,
-    *,
-    mask_id: int,
-    u_BL: Tensor,
-    is_maskable_BL: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Hide exactly ``count`` maskable tokens of each row (all, where there are fewer)."""
-    if is_maskable_BL is not None:
-        u_BL = torch.where(is_maskable_BL, u_BL, torch.inf)
-        count_B = torch.minimum(count_B, is_maskable_BL.sum(1))
-    rank_BL = u_BL.argsort(dim=1, stable=True).argsort(dim=1)
-    is_masked_BL = rank_BL < count_B[:, None]
-    return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL
-
-
-# The frameworks. Each has ``training``, a training step's contexts from uniform numbers (only MDM
-# looks at the times), and ``given``, contexts of exactly N_c tokens, each with all targets that it
-# may be asked for. ``is_causal``: slots see earlier slots only, so one pass scores every context
-# count of a row. ``is_exact``: the NLL is -log p of the model; otherwise an upper bound on it.
+# The frameworks. A training step's contexts come from uniform numbers, by ``training`` (masks, at
+# their times) or ``every_context`` (orders); ``given`` makes contexts of exactly N_c tokens, each
+# with all targets that it may be asked for. ``is_causal``: slots see earlier slots only, so one
+# pass scores every context count of a row. ``is_exact``: the NLL is -log p of the model; otherwise
+# an upper bound on it.
 
 Model = Callable[..., Tensor]
 """Called as :class:`bellmask.model.transformer.Denoiser` is."""
@@ -147,13 +131,7 @@ class Mdm:
     is_exact = False
 
     def training(
-        self,
-        x0_BL: Tensor,
-        t_B: Tensor,
-        u_BL: Tensor,
-        *,
-        mask_id: int,
-        is_real_BL: Tensor | None = None,
+        self, x0_BL: Tensor, t_B: Tensor, u_BL: Tensor, *, mask_id: int, is_real_BL: Tensor | None
     ) -> Problem:
         """Each token masked with probability 1 - alpha(t)."""
         xt_BL, is_masked_BL = mask_tokens(
@@ -177,10 +155,10 @@ class Mdm:
         is_real_BL: Tensor | None = None,
     ) -> Problem:
         """Exactly N_c tokens visible, and a time that such a mask may have come from."""
-        length_B = _lengths(x0_BL, is_real_BL)
-        xt_BL, is_masked_BL = mask_exactly(
-            x0_BL, length_B - context_B, mask_id=mask_id, u_BL=u_BL, is_maskable_BL=is_real_BL
-        )
+        order_BL = u_BL if is_real_BL is None else torch.where(is_real_BL, u_BL, torch.inf)
+        rank_BL = order_BL.argsort(dim=1, stable=True).argsort(dim=1)
+        is_masked_BL = rank_BL < (_lengths(x0_BL, is_real_BL) - context_B)[:, None]
+        xt_BL = torch.where(is_masked_BL, mask_id, x0_BL)
         # given n masks, the mask rate follows Beta(n, L - n + 1): that of the n-th smallest uniform
         rate_B = torch.where(is_masked_BL, u_BL, -1.0).amax(dim=1)
         if self.noises_pads and is_real_BL is not None:
@@ -225,18 +203,6 @@ class Ordered:
         if is_real_BL is not None:
             key = torch.where(is_real_BL, key, torch.inf)
         return key.argsort(dim=-1, stable=True)
-
-    def training(
-        self,
-        x0_BL: Tensor,
-        t_B: Tensor,
-        u_BL: Tensor,
-        *,
-        mask_id: int,
-        is_real_BL: Tensor | None = None,
-    ) -> Problem:
-        """Every context count of every row, once."""
-        return self.every_context(x0_BL, u_BL, mask_id=mask_id, is_real_BL=is_real_BL)
 
     def every_context(
         self, x0_BL: Tensor, u_BL: Tensor, *, mask_id: int, is_real_BL: Tensor | None = None

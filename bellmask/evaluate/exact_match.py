@@ -16,7 +16,6 @@ S sampling seeds, B examples, L length.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ from bellmask.generate.fill import fill_rows
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, load
 from bellmask.storage.run_folder import read_description
-from bellmask.utils.files import read_object, write_text
+from bellmask.utils.files import read_object, write_json
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
 from bellmask.utils.store import FileStore, content_key
@@ -137,10 +136,7 @@ class Exam:
 
         ``progress`` counts those that were missing.
         """
-
-        @functools.cache
-        def run() -> Loaded:
-            return load(folder, checkpoint=str(step))
+        run = functools.cache(partial(load, folder, checkpoint=str(step)))
 
         def answer(seed: int) -> list[str]:
             return self.ask(run(), seed, progress)
@@ -191,8 +187,7 @@ class Exam:
 
     def _store(self, folder: Path) -> FileStore[list[str]]:
         def write(answers: list[str], path: Path) -> None:
-            content = json.dumps({"answers": answers}, ensure_ascii=False, indent=0)
-            write_text(path, content + "\n")
+            write_json(path, {"answers": answers}, ensure_ascii=False)
 
         return FileStore(folder / "exact_match", ".json", self._read, write)
 

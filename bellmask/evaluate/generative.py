@@ -224,8 +224,6 @@ REPETITION_LENGTH = 4
 
 def unigram_entropy(ids: Tokens) -> float:
     """Entropy of the token frequencies of one sample, in nats: at most the log of its length."""
-    if not len(ids):
-        return 0.0
     _, counts = np.unique(np.asarray(ids), return_counts=True)
     share = counts / counts.sum()
     return float(-(share * np.log(share)).sum()) + 0.0  # no minus zero
@@ -354,9 +352,6 @@ def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 # Tables of generative perplexity: the paper's Table 8, never without diversity beside it.
 
-_WITH_DEVIATION = {"perplexity", "entropy"}
-_NO_STEPS = "no NFE to choose"
-
 
 def full_table(numbers: Mapping[str, Any]) -> Table:
     """A row for each run and NFE, real text last."""
@@ -366,7 +361,9 @@ def full_table(numbers: Mapping[str, Any]) -> Table:
         for setting in record["settings"]:
             mean, sd = setting["mean"], setting["sd"]
             values = [
-                plus_minus(mean[name], sd[name] if name in _WITH_DEVIATION else None, digits)
+                plus_minus(
+                    mean[name], sd[name] if name in ("perplexity", "entropy") else None, digits
+                )
                 for _, name, digits in _COLUMNS
             ]
             nfe, nats = setting["nfe"], plus_minus(nats_per_sample(setting), None, 1)
@@ -403,7 +400,7 @@ def paper_table(numbers: Mapping[str, Any]) -> Table:
     for record in records:
         by_nfe = {setting["nfe"]: setting for setting in record["settings"]}
         rows.append([record["name"], *(_cell(by_nfe.get(nfe)) for nfe in columns)])
-    names = [_NO_STEPS if nfe is None else str(nfe) for nfe in columns]
+    names = ["no NFE to choose" if nfe is None else str(nfe) for nfe in columns]
     return Table("As in Table 8 of the paper, unigram entropy in brackets", ["NFE", *names], rows)
 
 

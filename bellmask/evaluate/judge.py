@@ -276,7 +276,6 @@ class EndpointJudge:
         replies = [record["reply"] for record in self._records(judged) if "reply" in record]
         tokens_in = sum(reply["prompt_tokens"] for reply in replies)
         tokens_out = sum(reply["completion_tokens"] for reply in replies)
-        usd = self.budget.usd(tokens_in, tokens_out)
         return {
             "endpoint": self.options.url(),
             "style": self.style.name,
@@ -285,7 +284,7 @@ class EndpointJudge:
             "num_requests": len(replies),
             "tokens_in": tokens_in,
             "tokens_out": tokens_out,
-            "usd": None if self.budget.prices is None else usd,
+            "usd": self.budget.usd(tokens_in, tokens_out) if self.budget.prices else None,
         }
 
     def cautions(self, judged: Sequence[Judged]) -> list[str]:
@@ -303,12 +302,11 @@ class EndpointJudge:
 # A judge without an endpoint: which answer a causal LM finds likelier after the request.
 #
 # It measures how a language model would have continued, not quality: fluent and common answers
-# win. Every result carries :data:`LABEL`. An answer's log-likelihood is that of request and answer
-# minus that of the request alone, which is exact wherever the tokens of the request stay what they
-# are when the answer follows; pairs where they do not are counted. There is no order of answers, so
-# one outcome needs no second verdict. Cost: one forward pass over each conversation with its last
+# win. Every result's label says so. An answer's log-likelihood is that of request and answer minus
+# that of the request alone, which is exact wherever the tokens of the request stay what they are
+# when the answer follows; pairs where they do not are counted. There is no order of answers, so one
+# outcome needs no second verdict. Cost: one forward pass over each conversation with its last
 # answer and one without.
-LABEL = "likelihood of {name}, not a judgement of quality"
 TIE_MARGIN = 1e-5
 """Log-likelihoods, in nats per token, that differ by less are a tie: sums are no more exact."""
 LOCAL_CHUNK = 16
@@ -326,7 +324,7 @@ class LocalJudge:
     def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
         self._scorer, self._is_mean = scorer, measure == "per-token"
         self._store = Store(path, _is_outcome)
-        self.label = LABEL.format(name=scorer.name)
+        self.label = f"likelihood of {scorer.name}, not a judgement of quality"
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:

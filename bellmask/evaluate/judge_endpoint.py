@@ -377,7 +377,12 @@ class Endpoint:
         while True:
             self._wait_for_turn(stop)
             refused = self._refused
-            outcome = self._attempt(request, refused, stop)
+            # its money is set aside for as long as an attempt is under way
+            worst, outcome = self.budget.reserve(request, stop), None
+            try:
+                outcome = self._exchange(request, refused)
+            finally:
+                self.budget.settle(worst, outcome)
             if isinstance(outcome, Reply):
                 self._was_reached = True
                 return {
@@ -445,17 +450,6 @@ class Endpoint:
                 "--base-url and that the server runs"
             )
         raise RequestFailed(f"no answer after {failures} attempts; last: {failure.words}")
-
-    def _attempt(
-        self, request: ChatRequest, refused: frozenset[str], stop: threading.Event
-    ) -> Reply | Failure:
-        """One attempt, with its money set aside for as long as it is under way."""
-        worst, outcome = self.budget.reserve(request, stop), None
-        try:
-            outcome = self._exchange(request, refused)
-            return outcome
-        finally:
-            self.budget.settle(worst, outcome)
 
     def _exchange(self, request: ChatRequest, refused: frozenset[str]) -> Reply | Failure:
         """Send and read. What a server repeats of the key is taken out."""

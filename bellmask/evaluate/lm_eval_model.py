@@ -180,7 +180,9 @@ class BellmaskLM(LM):
         Without ``greedy`` nobody finds out whether the model would write a continuation.
         """
         super().__init__()
-        self.options = replace(parse_arguments(arguments), device=_usable(device))
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "auto"  # lm-eval asks for cuda:0 even where there is none
+        self.options = replace(parse_arguments(arguments), device=device)
         if run is None:
             raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
         self.run = run if isinstance(run, Loaded) else self.options.load(str(run))
@@ -524,13 +526,6 @@ class BellmaskLM(LM):
                     "passes": sum(score.num_passes for score in scores),
                 }
         return found
-
-
-def _usable(device: str | None) -> str:
-    """lm-eval asks for cuda:0 even where there is none."""
-    if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
-        return "auto"
-    return device
 
 
 def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:

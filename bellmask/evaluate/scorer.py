@@ -459,12 +459,12 @@ class Scorer:
             rows = [(plan, 0) for plan in plans]
             for row, guess_N2 in self._ask(rows, self._best_guesses, is_logits=True):
                 sure_N, is_right_N = guess_N2.T
-                if self.is_causal:
-                    verdict: bool | None = bool(is_right_N.all())
-                else:
-                    verdict = _reveal(hidden[left[row]], sure_N, is_right_N)
-                if verdict is not None:
-                    found[left[row]] = verdict
+                number, surest = left[row], int(sure_N.argmax())
+                is_right = bool(is_right_N.all() if self.is_causal else is_right_N[surest])
+                written = slice(None) if self.is_causal else np.flatnonzero(hidden[number])[surest]
+                hidden[number][written] = False
+                if not is_right or not hidden[number].any():
+                    found[number] = is_right
                     progress.advance()
         return [found[number] for number in range(len(requests))]
 
@@ -562,15 +562,6 @@ class Scorer:
             framework.schedule.inverse(1 - rate_B),
         )
         return problem, attention_mask(real_BL)
-
-
-def _reveal(is_hidden_L: NDArray[np.bool_], sure_N: Tensor, is_right_N: Tensor) -> bool | None:
-    """Write the surest token into the gap: wrong ends it, the last right one too."""
-    first = int(sure_N.argmax())
-    if not bool(is_right_N[first]):
-        return False
-    is_hidden_L[np.flatnonzero(is_hidden_L)[first]] = False
-    return None if is_hidden_L.any() else True
 
 
 # Whole texts under a model that reads left to right

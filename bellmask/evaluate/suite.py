@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import tyro
 
 from bellmask.storage.loading import LoadOptions
 from bellmask.utils.errors import UserError, check_least
-from bellmask.utils.files import check_folder, without_nan, write_text
+from bellmask.utils.files import check_folder, without_nan, write_json, write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +50,6 @@ def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
 def write_results(folder: Path, numbers: dict[str, Any], name: str, **pages: str) -> None:
     """Write ``name.json`` and pages by their suffixes (``md=...``); nan becomes null."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(without_nan(numbers), indent=1, allow_nan=False, default=str)
-    for suffix, text in {"json": content + "\n", **pages}.items():
+    write_json(folder / f"{name}.json", without_nan(numbers), allow_nan=False, default=str)
+    for suffix, text in pages.items():
         write_text(folder / f"{name}.{suffix}", text)

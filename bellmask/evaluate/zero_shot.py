@@ -109,7 +109,6 @@ TITLES = {
     "wikitext103": "WikiText-103",
     "lm1b": "LM1B",
     "lambada": "LAMBADA",
-    "ag_news": "AG News",
     "pubmed": "PubMed",
     "arxiv": "arXiv",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -104,35 +105,26 @@ class Step:
 OnStep = Callable[[Step], None]
 
 
-class TokenTexts:
-    """The text of each token by itself, as it stands inside a text.
+def token_texts(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """The text of each token by itself, as it stands inside a text; of ids that are not the mask.
 
     A token is decoded behind another one, since some decoders treat the first token of a text
     differently (a space is dropped, a word piece keeps its sign). Bytes that are no character by
     themselves are shown as ``\\xNN`` where a token is a byte, else as the replacement character;
     special tokens, which decoding leaves out, by name.
     """
+    decode, first = tokenizer.decode, tokenizer.encode("a")
+    before = decode(first)
+    named = {tokenizer.pad_id: "<pad>", tokenizer.bos_id: "<bos>", tokenizer.eos_id: "<eos>"}
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._before = tokenizer.encode("a")
-        named = {tokenizer.pad_id: "<pad>", tokenizer.bos_id: "<bos>", tokenizer.eos_id: "<eos>"}
-        self._known = {
-            token: name
-            for token, name in named.items()
-            if token >= 0 and not tokenizer.decode(np.array([token]))
-        }
-
-    def __call__(self, token: int) -> str:
-        """The text of one id that is not the mask."""
-        if token not in self._known:
-            self._known[token] = self._decode(token)
-        return self._known[token]
-
-    def _decode(self, token: int) -> str:
-        decode = self._tokenizer.decode
-        before, both = decode(self._before), decode(np.append(self._before, token))
-        text = both[len(before) :] if both.startswith(before) else decode(np.array([token]))
-        if isinstance(self._tokenizer, ByteTokenizer) and text == REPLACEMENT:
+    @cache
+    def text_of(token: int) -> str:
+        alone, both = decode(np.array([token])), decode(np.append(first, token))
+        if token in named and not alone:
+            return named[token]
+        text = both[len(before) :] if both.startswith(before) else alone
+        if isinstance(tokenizer, ByteTokenizer) and text == REPLACEMENT:
             return f"\\x{token:02x}"
         return text or REPLACEMENT
+
+    return text_of

@@ -182,7 +182,12 @@ class Chat:
             case "/retry":
                 self.answer(self.talk.retry)
             case "/steps" | "/length" | "/temperature":
-                self._set(name.removeprefix("/"), rest)
+                try:
+                    value = float(rest) if name == "/temperature" else int(rest)
+                except ValueError:
+                    raise UserError(f"{name} needs a number, got {rest!r}") from None
+                self.talk.set(name[1:], value)
+                self.say(f"{name[1:]} {value:g}")
             case "/system":
                 self.talk.system = rest
                 self.say("said before all else from now on" if rest else "no system text any more")
@@ -191,15 +196,6 @@ class Chat:
                     self.say(f"  {other:<13} {does}")
                 self.say(HINTS)
         return name != "/quit"
-
-    def _set(self, name: str, text: str) -> None:
-        """Steps, length or temperature of the answers that follow."""
-        try:
-            value = float(text) if name == "temperature" else int(text)
-        except ValueError:
-            raise UserError(f"/{name} needs a number, got {text!r}") from None
-        self.talk.set(name, value)
-        self.say(f"{name} {value:g}")
 
     def answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
         """Show how an answer is written, then print it."""

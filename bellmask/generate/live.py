@@ -19,7 +19,7 @@ from rich.text import Text
 from torch import Tensor
 
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.canvas import Step, TokenTexts
+from bellmask.generate.canvas import Step, token_texts
 from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible, visible_lines
 from bellmask.utils.errors import UserError
 
@@ -95,7 +95,7 @@ class LiveView:
         self.frame: Frame | None = None
         self.seconds_waited = 0.0
         """How long steps were held to be seen; no part of the model's time."""
-        self._tokenizer, self._texts = tokenizer, TokenTexts(tokenizer)
+        self._tokenizer, self._texts = tokenizer, token_texts(tokenizer)
         self._title, self._fps, self._next_time = title, fps, 0.0
         self._live = Live(
             console=self.console,

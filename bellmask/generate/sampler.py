@@ -317,34 +317,21 @@ def generate(
                 fresh=partial(noise.numbers, k),
                 schedule=schedule,
             )
-            _step(x_BL, moment, k, network, rule, choice, noise)
+            is_forgotten_BL = rule.forgotten(moment)
+            is_candidate_BL = rule.candidates(moment)
+            if bool(is_candidate_BL.any()):
+                logits_NV = network.logits(x_BL, is_candidate_BL, rule.times(moment))
+                key = noise.key(k if rule.is_repeated else None, "gumbel")
+                tokens_N = choice.draw(logits_NV, noise.place_BL[is_candidate_BL], key)
+                is_revealed_BL = rule.revealed(moment, is_candidate_BL, logits_NV, tokens_N)
+                x_BL[is_revealed_BL] = tokens_N.cpu()[is_revealed_BL[is_candidate_BL]]
+            if is_forgotten_BL is not None:
+                x_BL[is_forgotten_BL] = network.mask_id
             number += 1
             if not is_alone:  # the time of the whole rows, not of the block
                 s = schedule.inverse(1 - (x_BL == network.mask_id).double().mean())
             tell(Step(number, num_steps, network.num_calls, float(s), noise.first, x_BL))
     return Generation(x_BL, network.num_calls, network.num_rows)
-
-
-def _step(
-    x_BL: Tensor,
-    moment: Moment,
-    k: int,
-    network: SamplingDenoiser,
-    rule: Rule,
-    choice: TokenChoice,
-    noise: Noise,
-) -> None:
-    """Step k of a block, in place."""
-    is_forgotten_BL = rule.forgotten(moment)
-    is_candidate_BL = rule.candidates(moment)
-    if bool(is_candidate_BL.any()):
-        logits_NV = network.logits(x_BL, is_candidate_BL, rule.times(moment))
-        key = noise.key(k if rule.is_repeated else None, "gumbel")
-        tokens_N = choice.draw(logits_NV, noise.place_BL[is_candidate_BL], key)
-        is_revealed_BL = rule.revealed(moment, is_candidate_BL, logits_NV, tokens_N)
-        x_BL[is_revealed_BL] = tokens_N.cpu()[is_revealed_BL[is_candidate_BL]]
-    if is_forgotten_BL is not None:
-        x_BL[is_forgotten_BL] = network.mask_id
 
 
 def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:
@@ -364,8 +351,7 @@ def _share_grid(grid: Grid, turns: list[Tensor], schedule: Schedule) -> list[Ten
     """For each turn a grid of the same shape, steps in proportion to its tokens, at least one."""
     sizes = [int(one.sum(1).max()) for one in turns]
     if not isinstance(grid, Tensor):
-        each = 1 if grid is None else grid
-        return [count_grid(size, each, schedule) if size else torch.ones(1) for size in sizes]
+        return [count_grid(size, grid or 1, schedule) if size else torch.ones(1) for size in sizes]
     if len(turns) < 2:
         return [grid] * len(turns)
     last = len(grid) - 1

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import tyro
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.canvas import Step, TokenTexts
+from bellmask.generate.canvas import Step, token_texts
 from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import LINE_END, reveal_colour, reveal_colours, visible
 from bellmask.utils.errors import UserError
@@ -56,7 +57,7 @@ class TraceOptions:
 
 # The file: the canvas, then what changed in each step.
 #
-# Tokens are stored as text, so that reports need no tokenizer; see ``TokenTexts`` for bytes that
+# Tokens are stored as text, so that reports need no tokenizer; see ``token_texts`` for bytes that
 # are no character alone. The text of a finished sample is decoded as a whole. One JSON file:
 #
 #     {"version": 1, "title": ..., "settings": {...}, "num_calls": ..., "samples": [
@@ -205,7 +206,7 @@ class Recorder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self._texts = tokenizer, TokenTexts(tokenizer)
+        self.tokenizer, self._texts = tokenizer, token_texts(tokenizer)
         self._samples: list[TracedSample] = []
         self._rows: list[list[int]] = []  # of the latest batch, after its latest step
         self._num_calls = self._calls_before = 0
@@ -290,146 +291,10 @@ def _broken(text: str) -> str:
     return visible(text).replace(LINE_END, LINE_END + "\n")
 
 
-BODY = """
-<p>{summary}</p>
-<div class="bar">
-<button id="play" type="button">Play</button>
-<input id="slider" type="range" min="0" max="1" value="0" step="1" aria-label="step">
-<label>speed <select id="speed"><option value="0.25">0.25x</option><option value="0.5">0.5x</option>
-<option value="1" selected>1x</option><option value="2">2x</option><option value="4">4x</option>
-<option value="8">8x</option></select></label>
-<label>sample <select id="sample">{samples}</select></label>
-<span id="now" class="soft"></span>
-</div>
-<noscript><p>The animation needs JavaScript; the finished texts are below.</p></noscript>
-<div class="text" id="text" role="region" aria-label="the text after this step"></div>
-<div class="legend">
-<span>revealed at step 1 <span class="ramp" style="background:linear-gradient(90deg, {ramp})">
-</span> <span id="last">the last</span></span>
-<span><span class="key masked">xxx</span> masked</span>
-<span><span class="key given">abc</span> given</span>
-<span><span class="key new">abc</span> in this step</span>
-<span><span class="key masked again">xxx</span> masked again in this step</span>
-<span><span class="key was">abc</span> was masked again before</span>
-</div>
-<h2>Finished</h2>{finished}<h2>Settings</h2>{settings}
-<script type="application/json" id="trace">{trace}</script>
-"""
-
-STYLE = """
-:root { --mask: #d3d6db; } @media (prefers-color-scheme: dark) { :root { --mask: #3b3f48; } }
-.bar, .legend { display: flex; flex-wrap: wrap; gap: .4rem 1rem; align-items: center;
-  margin: .8rem 0; }
-.bar, .text { border: 1px solid var(--line); border-radius: 8px; padding: .7rem; }
-.bar { background: var(--panel); }
-.bar label, .bar select { min-width: 0; max-width: 100%; }
-button, select { font: inherit; color: inherit; background: var(--paper); padding: .2rem .7rem;
-  border: 1px solid var(--line); border-radius: 6px; }
-:focus-visible { outline: 2px solid var(--accent); }
-input { flex: 1 1 12rem; accent-color: var(--accent); }
-#now { font-variant-numeric: tabular-nums; width: 100%; }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; min-height: 6rem; }
-.text, .key { font: .95rem/1.9 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
-.text span { padding: 2px 0; border-radius: 3px; box-decoration-break: clone;
-  -webkit-box-decoration-break: clone; }
-.legend { font-size: .85rem; }
-.key, .ramp { padding: 1px 5px; border-radius: 3px; }
-.ramp { display: inline-block; width: 9rem; height: .8rem; }
-.given { text-decoration: underline var(--soft); text-underline-offset: 4px; }
-.masked { color: transparent; background: var(--mask); user-select: none; }
-.masked.again { background: repeating-linear-gradient(135deg, var(--mask) 0 3px,
-  var(--red) 3px 5px); }
-.was { box-shadow: inset 0 -2px 0 var(--red); }
-.new { outline: 2px solid var(--ink); }
-"""
-
-SCRIPT = """
-"use strict";
-const find = id => document.getElementById(id);
-const {first, colors, samples} = JSON.parse(find("trace").textContent);
-const SECONDS = 8;  // a whole sample at normal speed
-let sample = samples[0], step = 0, timer = null;
-
-// A position's past: [its text, null while masked; since which step; how often masked again].
-function paint(span, past, number) {
-  const [text, since, again] = past.findLast(([, since]) => since <= step);
-  const isMasked = text === null, isGiven = past[0][0] !== null;
-  const isNow = step > 0 && since === step;
-  const kinds = {masked: isMasked, given: isGiven && !isMasked, again: isMasked && isNow,
-    new: !isMasked && isNow, was: !isMasked && again};
-  span.className = Object.keys(kinds).filter(kind => kinds[kind]).join(" ");
-  span.textContent = text ?? past.at(-1)[0] ?? "x";
-  span.ariaHidden = isMasked ? "true" : null;
-  const share = (since - 1) / Math.max(1, sample.num_steps - 1) * (colors.length - 1);
-  const [background, ink] = !isMasked && since ? colors[Math.round(share)] : ["", ""];
-  span.style.background = background;
-  span.style.color = ink;
-  const state = isMasked ? "masked" : since ? "since step " + since : "given";
-  const times = again === 1 ? "once" : `${again} times`;
-  span.title = `position ${number}: ${state}` + (again ? `, masked again ${times}` : "");
-  return again;
-}
-
-function draw(to) {
-  step = Math.min(Math.max(0, to), sample.num_steps);
-  const spans = [...find("text").children];
-  const again = sample.positions.map((past, i) => paint(spans[i], past, i))
-    .reduce((sum, count) => sum + count, 0);
-  const gaps = sample.positions.filter(past => past[0][0] === null).length;
-  const left = spans.filter(span => span.classList.contains("masked")).length;
-  const [number, t, calls] = sample.steps.findLast(([number]) => number <= step);
-  find("slider").value = step;
-  find("now").textContent = [`step ${step} of ${sample.num_steps}`,
-    `${Math.round(gaps ? 100 * (gaps - left) / gaps : 100)} % unmasked`, `${calls} calls`,
-    again && `${again} masked again`, number === step && `t ${t.toFixed(3)}`,
-  ].filter(Boolean).join(" · ");
-}
-
-function choose(number) {
-  find("sample").value = Math.min(Math.max(0, number), samples.length - 1);
-  sample = samples[find("sample").value];
-  find("slider").max = find("last").textContent = sample.num_steps;
-  find("text").replaceChildren(...sample.positions.map(() => document.createElement("span")));
-  draw(0);
-}
-
-function stop() {
-  clearTimeout(timer); timer = null;
-  find("play").textContent = "▶ Play";
-}
-
-function tick() {
-  if (step >= sample.num_steps) return stop();
-  const wait = 1000 * SECONDS / sample.num_steps / Number(find("speed").value);
-  const stride = Math.max(1, Math.round(16 / wait));  // no more frames than a screen shows
-  draw(step + stride);
-  timer = setTimeout(tick, wait * stride);
-}
-
-function play() {
-  if (step >= sample.num_steps) draw(0);
-  find("play").textContent = "⏸ Pause";
-  timer = setTimeout(tick, 400);
-}
-
-const toggle = () => timer === null ? play() : stop();
-const move = to => { stop(); draw(to); };
-find("play").addEventListener("click", toggle);
-find("slider").addEventListener("input", event => move(Number(event.target.value)));
-find("sample").addEventListener("change", event => { stop(); choose(event.target.value); play(); });
-addEventListener("keydown", event => {
-  if (["SELECT", "INPUT", "BUTTON"].includes(event.target.tagName)) return;
-  if (event.key === " ") { event.preventDefault(); toggle(); }
-  if (event.key === "ArrowRight") move(step + 1);
-  if (event.key === "ArrowLeft") move(step - 1);
-});
-
-// page.html#sample=2&step=40 shows that moment; otherwise the page plays, unless motion is unwanted
-const asked = new URLSearchParams(location.hash.slice(1));
-choose(parseInt(asked.get("sample")) || (asked.has("sample") ? 0 : first));
-if (asked.has("step")) move(parseInt(asked.get("step")) || 0);
-else if (!matchMedia("(prefers-reduced-motion: reduce)").matches) play();
-"""
+_FILES = files("bellmask.generate")
+BODY, STYLE, SCRIPT = (
+    _FILES.joinpath(f"trace.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+)
 
 
 # A strip of frames of one sample, from the canvas to the finished text.

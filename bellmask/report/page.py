@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from importlib.resources import files
 
 from bellmask.utils.console import visible_lines
 
@@ -15,27 +16,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 SCRIPT_POLICY = f"{POLICY}; script-src 'unsafe-inline'"
 """The same for a page with a script of its own."""
 
-STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d8d8d8;
-  --panel: #f5f6f8; --accent: #0a58ca; --red: #d1242f; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14161a; --ink: #ececec; --soft: #a5a9b0;
-  --line: #3a3d44; --panel: #1d2026; --accent: #6ea8fe; --red: #ff6b6b; } }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1240px; padding: 1rem;
-  color: var(--ink); background: var(--paper); }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; overflow-wrap: anywhere; }
-small, .soft { color: var(--soft); font-weight: normal; }
-pre { background: var(--panel); border-radius: 6px; padding: .5rem .6rem; margin: .3rem 0;
-  font: .85rem/1.5 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; white-space: pre-wrap;
-  overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; }
-table { border-collapse: collapse; font-size: .85rem; }
-th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
-.columns { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); }
-"""
+STYLE = files("bellmask.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def page_text(text: str) -> str:

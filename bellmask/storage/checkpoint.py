@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +106,17 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if _NAME.match(path.name))
 
 
+@dataclass(frozen=True)
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        options: CheckpointOptions,
-        world: World,
-        on_saved: Callable[[int], None] = lambda step: None,
-    ) -> None:
-        """``on_saved`` is told, on the main process, each step whose checkpoint is on disk."""
-        self.folder, self.options, self.world, self.on_saved = folder, options, world, on_saved
+    folder: Path
+    options: CheckpointOptions
+    world: World
+    on_saved: Callable[[int], None] = lambda step: None
+    """Is told, on the main process, each step whose checkpoint is on disk."""
+
+    def __post_init__(self) -> None:
         # here and not around a save: filters belong to all threads, and a save may be in another
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
@@ -183,10 +182,8 @@ class CheckpointStore:
         All go by the names that any of them sees: file systems can show others an older list.
         """
         found: dict[str, dict[str, Any]] = {}
-        listed = self.world.all_gather_text(
-            json.dumps([p.name for p in scratch.iterdir() if p.is_file()])
-        )
-        names = sorted({name for part in listed for name in json.loads(part)})
+        listed = self.world.all_gather_object([p.name for p in scratch.iterdir() if p.is_file()])
+        names = sorted({name for part in listed for name in part})
 
         def hash_own() -> None:
             for name in names[self.world.rank :: self.world.size]:
@@ -194,8 +191,8 @@ class CheckpointStore:
                 _sync(scratch / name)
 
         self._together(step, hash_own)
-        for part in self.world.all_gather_text(json.dumps(found)):
-            found.update(json.loads(part))
+        for part in self.world.all_gather_object(found):
+            found.update(part)
         return found
 
     def _finish(
@@ -272,7 +269,7 @@ class CheckpointStore:
         All ranks go by what the main one sees: file systems can show others an older list.
         """
         complaints: list[str] = []
-        names = json.loads(self.world.all_gather_text(json.dumps([f.name for f in self.all()]))[0])
+        names = self.world.all_gather_object([folder.name for folder in self.all()])[0]
         for folder in (self.folder / name for name in reversed(names)):
             damage = find_damage(folder, self.world)
             if damage is None:

@@ -30,7 +30,7 @@ from bellmask.storage.run_folder import read_backbone, read_description, read_to
 from bellmask.utils.distributed import World, pick_device
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole
-from bellmask.utils.libraries import first_line
+from bellmask.utils.libraries import first_line, import_optional
 
 Weights = Literal["auto", "ema", "raw"]
 
@@ -322,11 +322,7 @@ def is_hub_name(text: str) -> bool:
 
 def hub_library() -> Any:
     """The package huggingface_hub; a UserError says how to get it."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError("the hub needs huggingface_hub: pip install 'bellmask[hf]'") from None
-    return huggingface_hub
+    return import_optional("huggingface_hub", "the hub", "hf")
 
 
 def local_folder(name: str) -> Path:

@@ -95,12 +95,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
     """The tokenizer kept in the run folder (or a folder inside), checked by its fingerprint."""
     path = folder / inside / "tokenizer.json"
-    try:
-        tokenizer = from_description(files.read_json(path))
-    except UserError:
-        raise
-    except Exception as error:  # a vocabulary can be damaged in many ways
-        raise UserError(f"cannot read {path}: {error}") from None
+    tokenizer = from_description(files.read_object(path))
     if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:
         raise UserError(f"{path} is not the one the run was trained with")
     return tokenizer

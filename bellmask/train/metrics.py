@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -71,44 +70,47 @@ class Window:
         }
 
 
-# Trackers: somewhere else that metrics go.
+# Trackers: somewhere else that metrics go. Each is open within its block.
+
+Tracker = Callable[[dict[str, float], int], None]
+"""Sends the numbers of a step."""
+OpenTracker = Callable[[RunConfig, Path, str, int], contextlib.AbstractContextManager[Tracker]]
+"""From a run's options, folder and id, and the step that it starts or continues at."""
 
 
-class Tracker(NamedTuple):
-    """How numbers of a step are sent, and what is called at the end."""
-
-    log: Callable[[dict[str, float], int], None]
-    close: Callable[[], None]
-
-
-def _tensorboard(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
+@contextlib.contextmanager
+def _tensorboard(config: RunConfig, folder: Path, run_id: str, step: int) -> Iterator[Tracker]:
     """Event files in ``<run>/tensorboard``; points after the step resumed from are dropped."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+    with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) as writer:
 
-    def log(values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
+        def log(values: dict[str, float], step: int) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
 
-    return Tracker(log, writer.close)
+        yield log
 
 
-def _hosted(package: str) -> Callable[[RunConfig, Path, str, int], Tracker]:
+def _hosted(package: str) -> OpenTracker:
     """A run of wandb or trackio named after the folder, continued on resume."""
 
-    def start(config: RunConfig, folder: Path, run_id: str, step: int) -> Tracker:
+    @contextlib.contextmanager
+    def start(config: RunConfig, folder: Path, run_id: str, step: int) -> Iterator[Tracker]:
         library = importlib.import_module(package)
         name = {"name": folder.name, "id": run_id}
         if package == "trackio":  # knows runs by their names alone
             name = {"name": f"{folder.name}-{run_id}"}
         library.init(project=config.log.project, config=config.to_dict(), resume="allow", **name)
-        return Tracker(lambda values, step: library.log(values, step=step), library.finish)
+        try:
+            yield lambda values, step: library.log(values, step=step)
+        finally:
+            library.finish()
 
     return start
 
 
-TRACKERS: dict[str, Callable[[RunConfig, Path, str, int], Tracker]] = {
+TRACKERS: dict[str, OpenTracker] = {
     "tensorboard": _tensorboard,
     "wandb": _hosted("wandb"),
     "trackio": _hosted("trackio"),
@@ -121,19 +123,6 @@ def find_trackers(names: Sequence[str]) -> None:
         look_up("tracker", name, TRACKERS)
         if importlib.util.find_spec(name) is None:
             raise UserError(f"tracker {name} needs its package: pip install 'bellmask[{name}]'")
-
-
-@contextlib.contextmanager
-def open_trackers(
-    config: RunConfig, folder: Path, run_id: str, step: int
-) -> Iterator[list[Tracker]]:
-    """The trackers that the options name, of a run that starts or continues at ``step``."""
-    with contextlib.ExitStack() as stack:
-        opened = []
-        for name in config.log.trackers:  # one that fails leaves none open
-            opened.append(TRACKERS[name](config, folder, run_id, step))
-            stack.callback(opened[-1].close)
-        yield opened
 
 
 class _Console(Console):
@@ -149,7 +138,7 @@ class Display:
 
     def __init__(self, total: int, *, is_quiet: bool) -> None:
         self.console = _Console(quiet=is_quiet, highlight=False)
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -158,20 +147,13 @@ class Display:
             console=self.console,
             disable=is_quiet or not self.console.is_terminal,
         )
-        self._task = self._progress.add_task("training", total=total, note="")
+        self._task = self.progress.add_task("training", total=total, note="")
         self._nll, self._total, self._said = "", total, time.monotonic()
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
         parts = (f"loss {loss:.3f}", self._nll, f"{tokens_per_second:,.0f} tokens/s")
         note = "  ".join(filter(None, parts))
-        self._progress.update(self._task, completed=step, note=note)
+        self.progress.update(self._task, completed=step, note=note)
         if not self.console.is_terminal and time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()
             self.say(f"step {step:>7} of {self._total}  {note}")
@@ -183,4 +165,4 @@ class Display:
     def say(self, text: str) -> None:
         """A line above the bar, if it can be written."""
         with contextlib.suppress(OSError):
-            self._progress.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(text, markup=False, soft_wrap=True)

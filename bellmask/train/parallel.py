@@ -82,29 +82,8 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
     return Layout(size // share, share, "hybrid with one group" if share == size else reason)
 
 
-def shard_model(
-    model: nn.Module, blocks: Sequence[nn.Module], plan: ParallelPlan, device: torch.device
-) -> None:
-    """Cut a model in place, block by block; the rest of it belongs to the model itself.
-
-    With bfloat16 products, weights are gathered as bfloat16 and gradients are added up in
-    ``reduce_dtype``; the parts themselves, and all that the optimizer sees, stay float32.
-    """
-    shape: tuple[int, ...] = (plan.layout.copies, plan.layout.processes_per_copy)
-    names: tuple[str, ...] = ("copies", "parts")
-    if plan.layout.copies == 1:
-        shape, names = shape[1:], names[1:]
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    policy = MixedPrecisionPolicy()
-    if plan.precision == torch.bfloat16:
-        # inputs stay as they are: autocast decides what is multiplied in which type
-        policy = MixedPrecisionPolicy(torch.bfloat16, plan.reduce_dtype, cast_forward_inputs=False)
-    for part in [*blocks, model]:
-        fully_shard(part, mesh=mesh, mp_policy=policy)
-
-
 def is_sharded(model: object) -> bool:
-    """True for a model that :func:`shard_model` has cut: all ranks must call it together."""
+    """True for a model that :func:`parallelize` has cut: all ranks must call it together."""
     return isinstance(model, FSDPModule)
 
 
@@ -134,10 +113,9 @@ def reshard(model: nn.Module) -> None:
     After a call without gradient the root's stay gathered: a change of the parts (averaged weights
     put in or taken out) would not be seen.
     """
-    if isinstance(model, FSDPModule):
-        for part in model.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -251,7 +229,10 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
 def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Network:
     """The same network, ready to train on this process's device.
 
-    Order matters: what is recomputed is inside what is compiled, and both inside what is cut.
+    Order matters: what is recomputed is inside what is compiled, and both inside what is cut. It is
+    cut block by block; the rest belongs to the model itself. With bfloat16 products, weights are
+    gathered as bfloat16 and gradients are added up in ``reduce_dtype``; the parts themselves, and
+    all that the optimizer sees, stay float32.
     """
     blocks = model.block_modules()
     model.loss_kernel = plan.loss_kernel
@@ -261,6 +242,16 @@ def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Net
             block.compile()
     if not plan.layout.is_sharded:
         return model.to(device)
-    # moves each block to the device as it is cut: the whole model is never there at once
-    shard_model(model, blocks, plan, device)
+    shape: tuple[int, ...] = (plan.layout.copies, plan.layout.processes_per_copy)
+    names: tuple[str, ...] = ("copies", "parts")
+    if plan.layout.copies == 1:
+        shape, names = shape[1:], names[1:]
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    policy = MixedPrecisionPolicy()
+    if plan.precision == torch.bfloat16:
+        # inputs stay as they are: autocast decides what is multiplied in which type
+        policy = MixedPrecisionPolicy(torch.bfloat16, plan.reduce_dtype, cast_forward_inputs=False)
+    for part in [*blocks, model]:
+        # moves each block to the device as it is cut: the whole model is never there at once
+        fully_shard(part, mesh=mesh, mp_policy=policy)
     return model

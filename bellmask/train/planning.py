@@ -7,7 +7,7 @@ matter which process or microbatch a sample is computed in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,31 +35,16 @@ class Microbatch:
     t_B: Tensor
     is_real_BL: Tensor | None
     """False at padding; None when no row of the corpus is padded."""
-    rules: AttentionRules = field(default_factory=AttentionRules)
-    is_given_BL: Tensor | None = None
-    """True where a token is seen but never masked nor scored: prompts; None: nowhere."""
-    weight_B: Tensor | None = None
+    is_maskable_BL: Tensor | None
+    """What may be masked and scored: neither padding nor prompts; None: everything."""
+    rules: AttentionRules
+    weight_B: Tensor | None
     """Of each row's cross-entropies: w(t), and 1 / its maskable tokens where examples count the
     same; None: 1."""
-    count_B: Tensor | None = None
-    """Tokens to mask where that is drawn as a number; None: each by chance, at its time."""
-    is_open_LL: Tensor | None = None
+    context_B: Tensor | None
+    """Tokens to leave where that is drawn as a number; None: each by chance, at its time."""
+    is_open_LL: Tensor | None
     """Edges that are there while attention is annealed (CPT); None: all."""
-
-    @property
-    def is_maskable_BL(self) -> Tensor | None:
-        """What may be masked and scored; None: everything."""
-        if self.is_given_BL is None:
-            return self.is_real_BL
-        return ~self.is_given_BL if self.is_real_BL is None else self.is_real_BL & ~self.is_given_BL
-
-    @property
-    def num_maskable_B(self) -> Tensor:
-        """Maskable tokens of each row."""
-        maskable = self.is_maskable_BL
-        if maskable is None:
-            return torch.full((len(self.x0_BL),), self.x0_BL.shape[1])
-        return maskable.sum(1)
 
     def attention_mask(self) -> Tensor | None:
         """Who may look at whom."""
@@ -142,16 +127,12 @@ class StepPlanner:
         ).tolist()
         return 1 + int(how_long * full) if which < self.options.random_length_fraction else full
 
-    def openness(self, step: int) -> float:
-        """p = min(1, (s + 1) / anneal_steps): the share of edges to the right that are there."""
-        return min(1.0, (step + 1) / self.config.start.anneal_steps)
-
     def open_edges(self, step: int, length: int) -> Tensor | None:
         """One matrix [L, L] per step, whatever the batch: causal edges, others by chance p.
 
-        At p = 1 there is none: full attention needs no mask.
+        p = (s + 1) / anneal_steps. From p = 1 on there is none: full attention needs no mask.
         """
-        share = self.openness(step)
+        share = (step + 1) / self.config.start.anneal_steps
         if share >= 1:
             return None
         full = self.blocks.block_length
@@ -170,18 +151,22 @@ class StepPlanner:
             ends_B, starts_B = real[samples], start[samples]
             width = max(1, int(ends_B.max())) if self.sorts_by_length else length
             place = torch.arange(width)
+            is_real_BL = place < ends_B[:, None] if self.is_padded else None
+            is_maskable_BL = is_real_BL
+            if self.blocks.starts is not None:
+                is_maskable_BL = (starts_B[:, None] <= place) & (place < ends_B[:, None])
             t_B = self.objective.times(levels[samples])
-            count_B, weight_B = self._draw_counts(t_B, levels[samples], ends_B - starts_B)
+            context_B, weight_B = self._draw_counts(t_B, levels[samples], ends_B - starts_B)
             return Microbatch(
                 first,
                 self.blocks.rows(rows[samples])[:, :width],
                 uniform_rows(key, samples, self.blocks.block_length)[:, :width],
                 t_B,
-                place < ends_B[:, None] if self.is_padded else None,
+                is_real_BL,
+                is_maskable_BL,
                 self.rules,
-                place < starts_B[:, None] if self.blocks.starts is not None else None,
                 weight_B,
-                count_B,
+                context_B,
                 self.open_edges(step, width),
             )
 
@@ -194,16 +179,17 @@ class StepPlanner:
     def _draw_counts(
         self, t_B: Tensor, levels_B: Tensor, maskable_B: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(numbers of masks where those are drawn, weights of rows where they differ)."""
-        count_B, weight_B = None, None
+        """(tokens left where their number is drawn, weights of rows where they differ)."""
+        context_B, weight_B = None, None
         if self.counts is not None:
             count_B, weight_B = self.counts.draw(levels_B, maskable_B)
+            context_B = maskable_B - count_B
         elif not self.objective.is_unweighted:
             weight_B = self.objective.weight(t_B)
         if self.counts_examples:
             share_B = 1 / maskable_B.clamp(min=1).double()
             weight_B = share_B if weight_B is None else weight_B * share_B
-        return count_B, weight_B
+        return context_B, weight_B
 
     def _shares(self, real: Tensor) -> Iterator[tuple[int, Tensor]]:
         """This rank's microbatches: (number of the first sample, samples)."""

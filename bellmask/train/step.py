@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bellmask.diffusion.frameworks import Framework
+from bellmask.diffusion.frameworks import Framework, Mdm
 from bellmask.train.parallel import full_tensor, gradient_sync, local_tensor, replicate
 from bellmask.train.planning import Microbatch, StepPlan, StepPlanner
 from bellmask.utils.distributed import autocast
@@ -25,12 +26,14 @@ def microbatch_loss(
     model: nn.Module, batch: Microbatch, framework: Framework, mask_id: int, device: torch.device
 ) -> tuple[Tensor, int, float]:
     """(sum of w(t) * cross-entropy over scored rows, number of them, largest weight)."""
-    x0_BL, u_BL, maskable = batch.x0_BL, batch.u_BL, batch.is_maskable_BL
-    if batch.count_B is None:
-        problem = framework.training(x0_BL, batch.t_B, u_BL, mask_id=mask_id, is_real_BL=maskable)
+    x0_BL, u_BL, context_B = batch.x0_BL, batch.u_BL, batch.context_B
+    where: dict[str, Any] = {"mask_id": mask_id, "is_real_BL": batch.is_maskable_BL}
+    if context_B is not None:
+        problem = framework.given(x0_BL, context_B, u_BL, **where)
+    elif isinstance(framework, Mdm):
+        problem = framework.training(x0_BL, batch.t_B, u_BL, **where)
     else:
-        context_B = batch.num_maskable_B - batch.count_B
-        problem = framework.given(x0_BL, context_B, u_BL, mask_id=mask_id, is_real_BL=maskable)
+        problem = framework.every_context(x0_BL, u_BL, **where)
     rows_N, weight_N, largest = problem.rows_N, None, 1.0
     if batch.weight_B is not None:
         weight_N = batch.weight_B[rows_N // x0_BL.shape[1]].float()

@@ -19,7 +19,7 @@ from bellmask.evaluate.likelihood import evaluate, unigram_cross_entropy
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.storage import build, run_folder
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore, Saver, load_tensors, read_state
-from bellmask.train.metrics import Display, Window, find_trackers, open_trackers
+from bellmask.train.metrics import TRACKERS, Display, Window, find_trackers
 from bellmask.train.parallel import is_sharded, parallelize, plan_parallel
 from bellmask.train.planning import StepPlanner, split_batch
 from bellmask.train.setup import Start, open_start
@@ -119,10 +119,10 @@ class _Training:
             state.restore(read_state(checkpoint))
         self._introduce(checkpoint)
         with contextlib.ExitStack() as stack:
-            if world.is_main:
-                trackers = open_trackers(self.config, self.folder, self.run_id, state.step)
-                self.trainer.trackers = stack.enter_context(trackers)
-            stack.enter_context(self.display)
+            for name in self.config.log.trackers if world.is_main else ():
+                tracker = TRACKERS[name](self.config, self.folder, self.run_id, state.step)
+                self.trainer.trackers.append(stack.enter_context(tracker))
+            stack.enter_context(self.display.progress)
             # on_main: whoever left earlier would have torchrun end the one who writes the mark
             world.on_main(lambda: self.marks.running(state.step))
             try:

@@ -120,7 +120,7 @@ class Trainer:
         self.actions = [(Interval.parse(action.every), action) for action in actions]
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.skipped = MetricsFile(folder / "skipped.jsonl")
-        self.trackers: Sequence[Tracker] = ()
+        self.trackers: list[Tracker] = []
         self._signal: int | None = None
         self._problem = ""
 
@@ -242,7 +242,7 @@ class Trainer:
             )
             numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
             for tracker in self.trackers:
-                tracker.log(numbers, state.step)
+                tracker(numbers, state.step)
 
     @contextlib.contextmanager
     def _catching_signals(self) -> Iterator[None]:

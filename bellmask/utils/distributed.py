@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from bellmask.utils.errors import LostProcessError, SavingError, TrainingError, UserError
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 _LOST = re.compile(
     r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Failed to recv|"
@@ -82,17 +84,16 @@ class World:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.group)
         return float(shared.item())
 
-    def all_gather_text(self, text: str) -> list[str]:
-        """What every rank says, by rank."""
-        if self.size == 1:
-            return [text]
-        found = [""] * self.size
-        dist.all_gather_object(found, text, group=self.group)
+    def all_gather_object(self, value: T) -> list[T]:
+        """What every rank gives, by rank."""
+        found = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, value, group=self.group)
         return found
 
     def any_rank(self, problem: str) -> str:
         """The first rank's problem that has one, on all ranks; empty when none has."""
-        return next((said for said in self.all_gather_text(problem) if said), "")
+        return next((said for said in self.all_gather_object(problem) if said), "")
 
     def aside(self) -> World:
         """The same processes with a process group of their own, for work in another thread.

@@ -53,10 +53,3 @@ def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise unknown(kind, name, table)
     return table[name]
-
-
-def check_at_least(least: int, **options: int) -> None:
-    """Refuse smaller numbers, each by the name of its option."""
-    for name, value in options.items():
-        if value < least:
-            raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")

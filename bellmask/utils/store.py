@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -95,26 +96,22 @@ class Store(dict[str, dict[str, Any]]):
         self._is_torn = False
 
 
+@dataclass(frozen=True)
 class FileStore(Generic[T]):
     """Values by key, each in a file of its own; a damaged file is one that is not there.
 
     ``write`` writes beside and renames; ``read`` fails with an OSError or a ValueError.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        suffix: str,
-        read: Callable[[Path], T],
-        write: Callable[[T, Path], object],
-    ) -> None:
-        self.folder, self.suffix = folder, suffix
-        self._read, self._write = read, write
+    folder: Path
+    suffix: str
+    read: Callable[[Path], T]
+    write: Callable[[T, Path], object]
 
     def get(self, key: str) -> T | None:
         """The value of a key; None where there is none, or a damaged one."""
         try:
-            return self._read(self._path(key))
+            return self.read(self._path(key))
         except (OSError, ValueError):
             return None
 
@@ -124,7 +121,7 @@ class FileStore(Generic[T]):
         if found is None:
             found = make()
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(found, self._path(key))
+            self.write(found, self._path(key))
         return found
 
     def _path(self, key: str) -> Path:

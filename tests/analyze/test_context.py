@@ -12,6 +12,7 @@ import torch
 from changed_runs import change_run
 from counted_progress import Counted
 from plain_entropy import plain_entropy
+from sampling_tools import seeded
 from toy_tools import sample, toy_rows
 
 from bellmask.analyze.context import CONTEXT_DROP, DropOptions, context_bins, losses_by_bin
@@ -28,10 +29,6 @@ UNEVEN = ToySource.markov(
     length=5,
 )
 """Not stationary and not reversible: every place and both sides differ."""
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def rows_of(rows, lengths):

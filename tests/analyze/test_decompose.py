@@ -11,7 +11,9 @@ import pytest
 import torch
 from changed_runs import change_run
 from counted_progress import Counted
+from law_tools import float64, scipy_gaussian
 from plain_entropy import plain_entropy, table_of
+from sampling_tools import awake
 from scipy import integrate, stats
 
 from bellmask.analyze.decompose import (
@@ -23,10 +25,8 @@ from bellmask.analyze.decompose import (
     spend,
     split_losses,
 )
-from bellmask.config.options import ModelOptions
 from bellmask.data.toys import ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
-from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
 
 FRAMEWORKS = {
@@ -35,10 +35,6 @@ FRAMEWORKS = {
     "sigma_arm": sigma_arm(torch.tensor([0, 3, 1, 2])),
     "aoarm": any_order(),
 }
-
-
-def float64(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def started(transition, length):
@@ -85,17 +81,6 @@ def test_the_entropy_of_a_source_without_an_order_is_sampled():
 # splits
 
 
-def model_for(name):
-    """A causal or masked model with random weights; AoARM's is told what it predicts."""
-    options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
-    encoding = "literal" if name == "aoarm" else "source"
-    model = Denoiser(options, 3, is_causal=name != "mdm", encoding=encoding).eval()
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.data = 0.5 * torch.randn(parameter.shape, generator=generator)
-    return model
-
-
 def split(name, model, source, count):
     """(rows, red, blue), with what a split needs of a run."""
     run = SimpleNamespace(framework=FRAMEWORKS[name], model=model, device=torch.device("cpu"))
@@ -136,7 +121,9 @@ def predictions(calls, length):
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_red_and_blue_add_up_to_the_expected_cross_entropy(name):
     """E over p_data(. | context) of -log q, from the probabilities of all 81 rows."""
-    source, watched = ToySource.hidden(3, 4, num_states=3, stay=0.8), Watched(model_for(name))
+    encoding = "literal" if name == "aoarm" else "source"  # AoARM's is told what it predicts
+    watched = Watched(awake(2, 3, std=0.5, is_causal=name != "mdm", encoding=encoding))
+    source = ToySource.hidden(3, 4, num_states=3, stay=0.8)
     table, found = table_of(source), {}
     x_BL, red_BL, blue_BL = split(name, watched, source, 5)
     assert red_BL.dtype == blue_BL.dtype == torch.float64
@@ -171,7 +158,7 @@ def test_symbols_that_cannot_be_cost_nothing():
 
 def context_probability(length, context):
     """P(N_c) when t is drawn from the default bell and tokens are masked one by one."""
-    law = stats.truncnorm(-5, 5, loc=0.5, scale=0.1)
+    law = scipy_gaussian(0.5, 0.1)
 
     def density(t):
         return law.pdf(t) * stats.binom.pmf(context, length, 1 - t)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counted_progress import Counted
+from sampling_tools import awake, seeded
 
 from bellmask.analyze.gradients import (
     GRADIENT_ADDITIVITY,
@@ -20,8 +21,6 @@ from bellmask.analyze.gradients import (
     RadiusOptions,
     gradient,
 )
-from bellmask.config.options import ModelOptions
-from bellmask.model.transformer import Denoiser
 from bellmask.run import load_run
 from bellmask.utils.rng import stream_key
 
@@ -30,18 +29,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 """Of float32 sums in another order."""
 
 
-def denoiser(modulation="constant"):
-    """Two layers, all weights random, so that gates are open and the head looks."""
-    options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.3, modulation=modulation)
-    model = Denoiser(options, VOCABULARY).eval()
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator)
-    return model
-
-
 def row(seed=3, length=LENGTH):
-    return torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(VOCABULARY, (length,), generator=seeded(seed))
 
 
 PART = {"embedding.weight": "embedding", "head.weight": "head", "head.bias": "head"}
@@ -80,7 +69,7 @@ def recorded(model):
 
 @pytest.mark.parametrize("modulation", ["constant", "time"])
 def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
-    model, x0_L = denoiser(modulation=modulation), row()
+    model, x0_L = awake(2, VOCABULARY, dropout=0.3, modulation=modulation), row()
     masked, scored = [2, 5, 6, 9], [2, 6, 9]
     is_masked = torch.zeros(1, LENGTH, dtype=torch.bool)
     is_masked[0, masked] = True
@@ -100,7 +89,7 @@ def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
 
 def radius_masks(length, radii, masks, keys):
     """(centre, {radius: other masked places}) for each key; also that only the centre is scored."""
-    model, x0_L, found = denoiser(), row(length=length), []
+    model, x0_L, found = awake(2, VOCABULARY), row(length=length), []
     asked = recorded(model)
     options = RadiusOptions(runs=(), radii=radii, masks=masks)
     for key in keys:
@@ -142,7 +131,7 @@ def test_eight_neighbours_within_the_radius_are_masked():
 
 
 def test_the_sum_of_single_masks_is_that_of_separate_passes():
-    model, x0_L = denoiser(), row()
+    model, x0_L = awake(2, VOCABULARY), row()
     asked = recorded(model)
     found = AdditivityOptions(runs=(), counts=(2, 5)).similarities(model, x0_L, MASK, key=3)
     joint = [asked[1][1].tolist(), asked[3][1].tolist()]
@@ -161,11 +150,10 @@ def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
     """At the checkpoint asked for; the untrained model beside it, the paper's numbers too."""
     progress, run = Counted(), load_run(zoo / "steps", checkpoint="30")
     common = {"runs": (str(zoo / "steps"),), "checkpoint": "30", "draws": 5, "seed": 8}
-    analysis, settings = GRADIENT_ADDITIVITY, (2, 6)
-    options = AdditivityOptions(counts=settings, **common)
-    if kind == "radius":
-        analysis, settings = GRADIENT_RADIUS, (4, 6)
-        options = RadiusOptions(radii=settings, **common)
+    analysis, options, settings = {
+        "additivity": (GRADIENT_ADDITIVITY, AdditivityOptions(counts=(2, 6), **common), [2, 6]),
+        "radius": (GRADIENT_RADIUS, RadiusOptions(radii=(4, 6), **common), [4, 6]),
+    }[kind]
     found = analysis.measure(options, progress)
     assert (progress.totals, progress.done) == ([10], 10)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -177,7 +165,7 @@ def test_a_summary_is_the_mean_and_error_over_draws(zoo, kind):
         for n, x0_L in enumerate(spread)
     ]
     trained, untrained = (model["rows"] for model in found["models"])
-    assert [line["setting"] for line in trained] == list(settings)
+    assert [line["setting"] for line in trained] == settings
     for line, part in itertools.product(trained, PARTS):
         values = np.array([draw[line["setting"]][part] for draw in draws])
         assert line[part]["mean"] == pytest.approx(values.mean(), abs=1e-6)

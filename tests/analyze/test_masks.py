@@ -92,7 +92,7 @@ def test_probabilities_and_lemmas_hold_in_fractions(length):
         half = Fraction(sum(counts), 2**length)
         truth = {Uniform(): sum(q, Fraction(0)) / (length + 1), Dirac(0.5): half}
         for law, expected in truth.items():
-            got = Efficiency.from_counts(counts).probability(mask_count_law(law, length))
+            got = Efficiency(counts).probability(mask_count_law(law, length))
             assert got["efficient"] == pytest.approx(float(expected), rel=1e-13)
             assert got["inefficient"] == pytest.approx(float(1 - expected), rel=1e-13)
             assert got["log10_efficient"] == pytest.approx(math.log10(expected), abs=1e-12)
@@ -121,7 +121,7 @@ def test_checks_can_fail():
 
 
 def margin(length, k, law):
-    efficiency = Efficiency.from_counts(efficient_counts(length, k))
+    efficiency = Efficiency(efficient_counts(length, k))
     return efficiency.margin(mask_count_law(law, length), mask_count_law(Uniform(), length))
 
 
@@ -144,7 +144,7 @@ def test_margins_near_one_and_near_zero_keep_their_digits():
     # too small for a float, and still compared
     assert margin(1200, 2, Dirac(0.5))["verdict"] == "holds"
     weights = mask_count_law(Dirac(0.5), 1200)
-    got = Efficiency.from_counts(efficient_counts(1200, 2)).probability(weights)
+    got = Efficiency(efficient_counts(1200, 2)).probability(weights)
     assert got["log10_efficient"] == pytest.approx(-1199 * math.log10(2), rel=1e-13)
 
 

@@ -14,7 +14,6 @@ from bellmask.compare.report import comparison_tables, curves_figure, sentence
 from bellmask.compare.results import Entry, law_summary, paired_bootstrap, read_run, summarize
 from bellmask.compare.variants import parse_variant
 from bellmask.config import presets
-from bellmask.config.options import LawOptions
 from bellmask.evaluate.likelihood import Likelihood
 
 STEPS = (100, 200, 300, 400)
@@ -319,11 +318,8 @@ def test_incomplete_and_damaged_runs_are_refused(tmp_path):
             read_run(folder)
 
 
-def test_a_law_is_described_as_it_is_trained_on(entries):
-    narrow = replace(applied("bell"), law=LawOptions("gaussian", 0.4, 0.05))
-    (entry,) = entries(Run("bell"))
-    entry = replace(entry, record=replace(entry.record, config=narrow))
-    law = summarize([entry], "bell")["variants"]["bell"]["law"]
+def test_a_law_is_described_as_it_is_trained_on():
+    law = law_summary(applied("gaussian:0.4,0.05"))
     t, density = np.array(law["t"]), np.array(law["density"])
     assert t[density.argmax()] == pytest.approx(0.4)
     rate = (np.arange(25) + 0.5) / 25

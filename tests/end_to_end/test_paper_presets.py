@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,6 @@ from bellmask.data.tokenizers import VOCABULARIES
 from bellmask.run import load_run
 from bellmask.train.train_run import train_run
 
-SHARED = Path(os.environ.get("BELLMASK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 TEXTS = {"lm1b": "lm1b/*.tokens", "lm1b_unpacked": "lm1b/*.tokens", "owt": "tinystories/*.txt"}
 SMALL = {"model.num_layers": 1, "model.width": 16, "model.num_heads": 2, "log.every": 1}
 SMALL |= {"train.steps": 3, "train.batch_size": 4, "optim.warmup_steps": 2}
@@ -25,10 +22,9 @@ SMALL |= {"validation.blocks": 8, "validation.batch_size": 4}
 @pytest.mark.long
 @pytest.mark.parametrize("variant", ["base", "bell"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_preset_runs_end_to_end(name, variant, tmp_path, monkeypatch):
-    if not list(SHARED.glob(TEXTS[name])):
-        pytest.skip(f"needs {TEXTS[name]}, which is not under {SHARED}")
-    options = {**SMALL, "data.from": str(SHARED / TEXTS[name])}
+def test_a_preset_runs_end_to_end(name, variant, shared_file, tmp_path, monkeypatch):
+    folder, pattern = TEXTS[name].split("/")
+    options = {**SMALL, "data.from": str(shared_file(folder) / pattern)}
     if name == "owt":  # OpenWebText's 100 000 held-out documents are more than there are here
         few = replace(corpora.CORPORA["openwebtext"], holdout=100)
         monkeypatch.setitem(corpora.CORPORA, "openwebtext", few)

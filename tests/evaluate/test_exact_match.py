@@ -11,9 +11,8 @@ import pytest
 import torch
 from counted_progress import Counted
 from example_tools import encode_example
-from sampling_tools import SAMPLINGS, seeded
+from sampling_tools import SAMPLINGS, awake
 
-from bellmask.config.options import ModelOptions
 from bellmask.config.presets import tiny
 from bellmask.data.blocks import Blocks
 from bellmask.data.chat_templates import Example, Template
@@ -22,7 +21,6 @@ from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.exact_match import ExactMatch, Exam
 from bellmask.generate.settings import Sampling
-from bellmask.model.transformer import Denoiser
 from bellmask.run import Run
 
 BYTES = ByteTokenizer()
@@ -70,8 +68,8 @@ class Writer:
         return self.says[BYTES.decode(np.array(ids_L[:start]))], start
 
 
-def run_with(model, config=None):
-    return Run(Path("nowhere"), config or tiny(), 1, BYTES, model, Mdm(), torch.device("cpu"))
+def run_with(model):
+    return Run(Path("nowhere"), tiny(), 1, BYTES, model, Mdm(), torch.device("cpu"))
 
 
 TRUTH = dict(PAIRS)
@@ -128,11 +126,7 @@ def test_a_gap_has_one_length_or_the_rows_and_a_long_prompt_loses_its_oldest_tok
 @pytest.fixture(scope="module")
 def unsure():
     """A run of random weights: what it writes depends on all it sees."""
-    config = replace(tiny(), model=ModelOptions(2, 16, 2, dropout=0.0))
-    model, draw = Denoiser(config.model, BYTES.num_tokens), seeded(0)
-    for parameter in model.parameters():
-        parameter.data.normal_(std=1.0, generator=draw)
-    return run_with(model.eval(), config)
+    return run_with(awake(num_tokens=BYTES.num_tokens, std=1.0))
 
 
 @pytest.mark.parametrize(

@@ -5,33 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sampling_tools import seeded
-from scipy import integrate, stats
-from toy_tools import toy_rows
+from sampling_tools import awake, seeded
+from scipy import integrate
+from toy_tools import blocks_of, toy_rows
 
-from bellmask.config.options import ModelOptions
-from bellmask.data.blocks import Blocks, Row
+from bellmask.data.blocks import Blocks
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.diffusion.schedules import Cosine, Linear
 from bellmask.evaluate.likelihood import BlockScorer, evaluate
-from bellmask.model.transformer import Denoiser
 from bellmask.utils.rng import stream_key, uniform_rows
 from bellmask.utils.stats import collapsed_strata_error
 
 V, L = 2, 4
 MASK = 2
 ORDERS = list(itertools.permutations(range(L)))
-
-
-def blocks_of(rows, lengths=None):
-    lengths = [len(row) for row in rows] if lengths is None else lengths
-    return Blocks.from_rows(Row(np.array(r), n, d) for d, (r, n) in enumerate(zip(rows, lengths)))
 
 
 DATA = [(0, 1, 1, 0), (1, 1, 0, 1), (0, 0, 1, 1), (0, 1, 1, 0), (1, 0, 0, 0), (1, 1, 1, 0)]
@@ -61,17 +55,15 @@ def cross_entropy(answer, row, seen_places, place, t=None):
 
 
 class Asked:
-    """Called as the network is, by ``answer(seen, place, t)`` = p(token 1); notes what it saw."""
+    """Called as the network is, by ``answer(seen, place, t)`` = p(token 1)."""
 
     def __init__(self, answer):
-        self.answer, self.orders = answer, []
+        self.answer = answer
 
     def __call__(self, x_BL, rows_N, targets_N, *, t_B=None, reduce=True, **more):
         positions, target_positions = more.get("positions"), more.get("target_positions")
         assert not reduce
         assert (t_B is None) == (positions is not None)
-        if positions is not None:
-            self.orders += (target_positions.expand_as(x_BL) - 1).tolist()
         found = []
         for row, target in zip(rows_N.tolist(), targets_N.tolist()):
             b, slot = divmod(row, x_BL.shape[1])
@@ -178,36 +170,10 @@ def test_a_model_that_is_told_the_time_is_scored_by_the_integral(schedule, alpha
     assert abs(other[0] - truth) > 4 * other[1]
 
 
-def test_orders_are_uniform_and_differ_between_rows_and_draws_but_not_between_models():
-    blocks = blocks_of(DATA * 40)
-
-    def orders(answer, seed, draws=6):
-        model, options = Asked(answer), {"mask_id": MASK, "framework": any_order()}
-        evaluate(model, blocks, **options, draws=draws, seed=seed, batch_size=240)
-        return model.orders
-
-    found = orders(wrong, 3)
-    draws = np.array(found).reshape(6, 240, L)
-    codes = draws @ [64, 16, 4, 1]
-    assert all((a != b).any() for a, b in itertools.combinations(codes, 2))
-    assert all(len(set(code.tolist())) == 24 for code in codes)
-    assert stats.chisquare(np.unique(codes, return_counts=True)[1]).pvalue > 1e-3
-    assert orders(wrong_by_order, 3, draws=1) == found[:240] != orders(wrong, 4, draws=1)
-
-
 # the real network
 
 
-def awake(**settings):
-    options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
-    model = Denoiser(options, 9, is_causal=True, **settings)
-    draw = seeded(8)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.5)
-    return model.eval()
-
-
+network = partial(awake, num_tokens=9, is_causal=True)
 LENGTHS = [7, 3, 1, 7, 5, 2, 6, 4]
 TEXT = torch.randint(0, 9, (8, 7), generator=seeded(4)).tolist()
 
@@ -231,7 +197,7 @@ def next_token_losses(model, row, order):
 )
 def test_next_token_cross_entropy_in_the_order_of_the_framework(framework, encoding):
     """Row by row, without pads: left to right, or in the order of the row's uniform numbers."""
-    model, is_arm = awake(encoding=encoding), framework == "arm"
+    model, is_arm = network(encoding=encoding), framework == "arm"
     result = evaluate(
         model,
         blocks_of(TEXT, LENGTHS),
@@ -261,12 +227,12 @@ def test_next_token_cross_entropy_in_the_order_of_the_framework(framework, encod
 
 def test_what_other_orders_would_change_is_the_spread_over_orders():
     blocks, options = blocks_of(TEXT, LENGTHS), {"mask_id": 9, "framework": any_order()}
-    result = evaluate(awake(), blocks, **options, draws=4)
+    result = evaluate(network(), blocks, **options, draws=4)
     for b, n in enumerate(LENGTHS):
         value = [result.ce_BR[b, 7 * d : 7 * d + n].mean() for d in range(4)]
         assert result.draw_errors[b] == pytest.approx(np.std(value, ddof=1) / 2, abs=1e-12)
-    assert np.isnan(evaluate(awake(), blocks, **options, draws=1).draw_errors).all()
-    exact = evaluate(awake(), blocks, mask_id=9, framework=arm(7), draws=4)
+    assert np.isnan(evaluate(network(), blocks, **options, draws=1).draw_errors).all()
+    exact = evaluate(network(), blocks, mask_id=9, framework=arm(7), draws=4)
     assert exact.draw_errors.tolist() == [0.0] * 8
 
 
@@ -321,7 +287,7 @@ def test_what_can_be_paired():
 def test_the_scorer_gives_the_same_at_a_context_count_as_at_all_of_them():
     blocks, index = blocks_of(TEXT, LENGTHS), torch.arange(8)
     for framework in (arm(7), sigma_arm(torch.tensor([6, 2, 0, 5, 1, 3, 4])), any_order()):
-        scorer = BlockScorer(awake(), blocks, 9, framework)
+        scorer = BlockScorer(network(), blocks, 9, framework)
         whole = scorer.by_context(index, key=77)
         is_real = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
         assert bool((whole[~is_real] == 0).all())

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from continuation_tools import with_data
 from counted_progress import Counted
 
 from bellmask import load
@@ -157,10 +158,6 @@ def test_lost_and_changed_samples_are_noticed(tmp_path):
 
 
 # runs
-
-
-def with_data(run, **changes):
-    return replace(run, config=replace(run.config, data=replace(run.config.data, **changes)))
 
 
 def test_rows_become_documents(zoo):

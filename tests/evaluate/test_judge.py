@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from judge_server import VARIABLE, JudgeServer, by_length, error, good, script, set_key, shown
+from continuation_tools import token_nll
+from judge_server import VARIABLE, JudgeServer, by_length, error, set_key
 from pretrained_tools import save_lm
 from tuned_runs import tuned
 
@@ -105,18 +106,11 @@ def test_nothing_is_written_twice_whatever_is_asked_first(side, monkeypatch):
 
 
 def test_what_decides_an_answer_has_a_file_of_its_own(side, runs):
-    """Other lengths and sampling; the same weights used otherwise, or asked in other words."""
-    run, config = runs["turns"], runs["turns"].config
-    precise = replace(config, train=replace(config.train, precision="bf16"))
-    others = [
-        side(),
-        side(length=7),
-        side(sampling=Sampling(steps=4)),
-        side("single"),
-        side(run=replace(run, config=precise)),
-        side(run=replace(run, backbone=Backbone({}, "{{ messages[0].content }}"))),
-        side(run=replace(run, backbone=Backbone({}, "{{ messages[0].content }}!"))),
-    ]
+    """Other lengths and sampling; the same weights asked in other words."""
+    templates = ("{{ messages[0].content }}", "{{ messages[0].content }}!")
+    asked = [replace(runs["turns"], backbone=Backbone({}, text)) for text in templates]
+    others = [side(), side(length=7), side(sampling=Sampling(steps=4)), side("single")]
+    others += [side(run=run) for run in asked]
     assert len({other.fingerprint for other in others}) == len(others)
     for one, same in (
         (side(sampling=Sampling()), side(sampling=Sampling(steps=64))),
@@ -220,25 +214,6 @@ def results(judged):
     return [one.result for one in judged]
 
 
-def test_garbage_is_unreadable_kept_and_not_asked_again(judge_at):
-    """Every third request; one thread, so that we know which."""
-    rule = [by_length, by_length, good("Both are lovely.")] * 4
-    with JudgeServer(script(*rule)) as server:
-        judged = judge_at(server, num_threads=1).judge(PAIRS)
-        judge = judge_at(server)
-        assert judge.judge(PAIRS) == judged
-        assert len(server.requests) == 12
-    # requests 3, 6, 9, 12 of the six pairs that differ: pairs 2, 3, 5, 6 of those
-    bad = (1, 3, 6, 7)
-    assert results(judged) == ["unreadable" if n in bad else BY_LENGTH[n] for n in range(8)]
-    assert judged[1].grounds["verdicts"] == ["unreadable", "second"]
-    assert judged[2].grounds == {"verdicts": [], "requests": []}
-    lines = judge.transcript.store.items()
-    by_key = {key: line["request"]["messages"][-1][1] for key, line in lines}
-    for key, order in zip(judged[0].grounds["requests"], (("a", "aaa"), ("aaa", "a"))):
-        assert shown({"messages": [{"content": by_key[key]}]}) == order
-
-
 def test_failures_are_asked_again_and_refusals_are_not(judge_at):
     def reply(body):
         return error(500, "broken") if "ffffff" in str(body) else by_length(body)
@@ -268,33 +243,27 @@ def pair_of(a, b, *earlier, turns=TURNS):
     return Pair(JudgeTask("0", tuple(turns), "all", None, 0), len(earlier), said_a, said_b)
 
 
-def slow_log_likelihood(folder, before, answer):
-    """Sum over the answer's tokens of log p(token | all before it), each from its own pass."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    given = [tokenizer.bos_token_id, *tokenizer(before, add_special_tokens=False).input_ids]
-    said = tokenizer(answer, add_special_tokens=False).input_ids
-    total = 0.0
-    with torch.no_grad():
-        for place, token in enumerate(said):
-            row = torch.tensor([given + said[:place]])
-            total += float(model(row).logits[0, -1].double().log_softmax(0)[token])
-    return total, len(said)
-
-
 def test_likelihoods_of_a_language_model(tmp_path):
     """GPT-2's architecture with random weights and a context of 64."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     folder = save_lm(tmp_path / "lm", "gpt2", TEXT, bos_token="<|begin|>")
     judge = LocalJudge(load_scorer(str(folder), device="cpu"), tmp_path / "l.jsonl")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False).input_ids
+
     assert judge.label == "likelihood of lm, not a judgement of quality"
     answers, asked = ("it ran", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
     (found,) = judge.judge([pair_of(*answers, ("the mat ", "a dog"))])
     means = []
     for score, earlier, answer in zip(found.grounds.values(), ("the mat", "a dog"), answers):
-        before = f"{asked} {earlier}\n\nQuestion: and the dog\nAnswer:"
-        total, count = slow_log_likelihood(folder, before, " " + answer)
+        before = encode(f"{asked} {earlier}\n\nQuestion: and the dog\nAnswer:")
+        said = encode(f" {answer}")
+        nll = token_nll(model, [tokenizer.bos_token_id, *before, *said])
+        total, count = -sum(nll[len(before) :]), len(said)
         assert score["log_likelihood"] == pytest.approx(total, abs=1e-3)
         assert (score["num_tokens"], score["is_exact"], score["is_cut"]) == (count, True, False)
         means.append(total / count)

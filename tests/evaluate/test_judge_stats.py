@@ -79,23 +79,6 @@ def test_ties_count_half_and_not_at_all():
     assert (soft["win_rate"].value, soft["non_tie"].value) == (pytest.approx(0.75), 1.0)
 
 
-def test_errors_are_the_spread_over_repeated_draws_of_tasks():
-    """300 benchmarks of 80 tasks with two turns that move together and tie now and then."""
-    draw = np.random.default_rng(5)
-    found = []
-    for _ in range(300):
-        judged = []
-        for task, level in enumerate(draw.normal(0.4, 1.0, 80)):
-            for turn in (0, 1):
-                z = level + draw.normal(0, 0.5)
-                result = "tie" if abs(z) < 0.3 else "win" if z > 0 else "loss"
-                judged.append(one(task, result, turn=turn))
-        found.append(win_rates(judged))
-    for name in ("win_rate", "non_tie"):
-        spread = np.std([rates[name].value for rates in found], ddof=1)
-        assert np.mean([rates[name].se for rates in found]) == pytest.approx(spread, rel=0.1)
-
-
 # --- length control by two terms -------------------------------------------------------------
 
 

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from counted_progress import Counted
-from sampling_tools import seeded
+from sampling_tools import awake, seeded
 from scipy import stats
-from toy_tools import toy_rows
+from toy_tools import blocks_of, toy_rows
 
 from bellmask import load
-from bellmask.config.options import ModelOptions
-from bellmask.data.blocks import Blocks, Row
 from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.evaluate.likelihood import (
     BlockScorer,
@@ -29,7 +27,6 @@ from bellmask.evaluate.likelihood import (
     references,
     unigram_cross_entropy,
 )
-from bellmask.model.transformer import Denoiser
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.stats import clustered_error, collapsed_strata_error
@@ -50,17 +47,10 @@ def register(num_tokens, length):
     return ToySource.markov(start, move, length)
 
 
-def rows_of(rows, lengths=None):
-    lengths = [len(row) for row in rows] if lengths is None else lengths
-    return Blocks.from_rows(
-        Row(np.asarray(row), n, b) for b, (row, n) in enumerate(zip(rows, lengths, strict=True))
-    )
-
-
 def constant_rows(lengths, block_length):
     """Block b holds only the token b, then pads."""
     place = np.arange(block_length)
-    return rows_of([np.where(place < n, b, PAD) for b, n in enumerate(lengths)], lengths)
+    return blocks_of([np.where(place < n, b, PAD) for b, n in enumerate(lengths)], lengths)
 
 
 def scored_by_target(table):
@@ -97,10 +87,6 @@ def made_up(value_B, *, level_B=None, length_B=None, document_B=None, draws=1):
         np.arange(count) if document_B is None else document_B,
         0,
     )
-
-
-def coverage(nll, error, truth):
-    return float(np.mean(np.abs(np.asarray(nll) - truth) < 1.96 * np.asarray(error)))
 
 
 # standard errors: hand formulas, simulations of known variance
@@ -154,7 +140,7 @@ def test_the_perfect_model_scores_the_entropy(name, num_blocks, draws, repetitio
     spread = nll.std(ddof=1)
     assert abs(nll.mean() - truth) < 4 * spread / math.sqrt(len(nll)) < 0.05 * truth
     assert error.mean() == pytest.approx(spread, rel=0.12)
-    assert 0.92 <= coverage(nll, error, truth) <= 0.98
+    assert 0.92 <= np.mean(np.abs(nll - truth) < 1.96 * error) <= 0.98
 
 
 # mask counts and masks
@@ -226,16 +212,12 @@ def random_rows(lengths, block_length):
     for b, n in enumerate(lengths):
         own = np.random.default_rng(b).integers(0, PAD, n)
         rows.append(np.pad(own, (0, block_length - n), constant_values=PAD))
-    return rows_of(rows, lengths)
+    return blocks_of(rows, lengths)
 
 
 @pytest.mark.parametrize("modulation", ["constant", "time"])
 def test_the_value_of_a_block_depends_neither_on_its_batch_nor_on_its_padding(modulation):
-    options = ModelOptions(num_layers=2, width=32, num_heads=2, dropout=0.0, modulation=modulation)
-    model, noise = Denoiser(options, MASK).eval(), seeded(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=noise)
+    model = awake(num_tokens=MASK, modulation=modulation)
     blocks = random_rows([9, 4, 9, 1, 6, 9, 2], 9)
     whole, three = (measure(model, blocks, draws=3, batch_size=size).ce_BR for size in (7, 3))
     assert whole.std() > 0.1
@@ -292,7 +274,7 @@ def test_a_model_that_diverged_has_no_numbers(value, zoo, monkeypatch):
 def test_each_bin_is_the_mean_over_its_contexts():
     """A loss of n^2 for n masks, every n once per block; context c is n = 8 - c."""
     model = scored_by_count(torch.square)
-    result = measure(model, rows_of([[0] * 8] * 3), draws=8)
+    result = measure(model, blocks_of([[0] * 8] * 3), draws=8)
     single = binned_curve(result, num_bins=8)
     assert [p.nll for p in single] == pytest.approx([(8 - c) ** 2 for c in range(8)])
     assert [p.standard_error for p in single] == pytest.approx([0] * 8)
@@ -300,7 +282,7 @@ def test_each_bin_is_the_mean_over_its_contexts():
     assert [(p.low, p.high, p.num_draws) for p in pairs] == [(c, c + 1, 6) for c in (0, 2, 4, 6)]
     assert [p.nll for p in pairs] == pytest.approx([56.5, 30.5, 12.5, 2.5])
     # half of the blocks have 2 tokens and score 1, half have 8 and score 2
-    blocks = rows_of([[0, 0, *[PAD] * 6], [1] * 8] * 10, [2, 8] * 10)
+    blocks = blocks_of([[0, 0, *[PAD] * 6], [1] * 8] * 10, [2, 8] * 10)
     result = measure(lambda x, rows, y, **_: 1.0 + y.double(), blocks, draws=8)
     assert binned_curve(result, num_bins=1)[0].nll == pytest.approx(1.8)
     few = made_up(np.ones(4), length_B=np.full(4, 8))
@@ -320,11 +302,11 @@ def test_every_block_that_is_long_enough_shows_exactly_the_context_asked_for():
 
 def test_references_by_hand():
     """Counts 4, 1, 0 (+1) of 8; validation 0 1 2 2. Position 0 saw 300 times 0, position 1 1."""
-    train, valid = rows_of([[0, 0, 1], [0, 0, PAD]], [3, 2]), rows_of([[0, 1], [2, 2]])
+    train, valid = blocks_of([[0, 0, 1], [0, 0, PAD]], [3, 2]), blocks_of([[0, 1], [2, 2]])
     expected = -(math.log(5 / 8) + math.log(2 / 8) + 2 * math.log(1 / 8)) / 4
     assert references(train, valid, 3).unigram == pytest.approx(expected, rel=1e-12)
     assert unigram_cross_entropy(train, valid, 3) == pytest.approx(expected, rel=1e-12)
-    known = references(rows_of([[0, 1]] * 300), rows_of([[0, 1], [1, 1]]), 2)
+    known = references(blocks_of([[0, 1]] * 300), blocks_of([[0, 1], [1, 1]]), 2)
     likely, unlikely = math.log(350 / 400), math.log(50 / 400)  # a hundred unigram counts
     assert known.unigram == pytest.approx(math.log(2), rel=1e-12)
     assert known.position_wise == pytest.approx(-(3 * likely + unlikely) / 4, rel=1e-12)

@@ -41,11 +41,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from bellmask.evaluate import lm_eval_model as writing
-from bellmask.evaluate.lm_eval_model import (
-    BellmaskLM,
-    evaluate_tasks,
-    quiet_lm_eval,
-)
+from bellmask.evaluate.lm_eval_model import BellmaskLM, quiet_lm_eval
 
 WORDS = "the a cat dog sat ran on under mat tree and then saw".split()
 
@@ -133,34 +129,18 @@ def test_a_causal_lm_scores_as_in_lm_eval(lm, arm):
     assert ours.loglikelihood_rolling(requests) == pytest.approx(expected, rel=1e-5)
 
 
-def test_whole_tasks_as_with_lm_evals_own_model(lm, arm, zoo, tmp_path):
-    chosen = HarnessOptions(data_dir=str(zoo / "tasks"), tasks=("piqa,lambada",))
-    names = write_overlays(tmp_path, chosen)
-    where = {"include": tmp_path, "bootstrap_iters": 50}
-    theirs = evaluate_tasks(hflm(lm, add_bos_token=True), names, **where)
-    found = evaluate_tasks(BellmaskLM(run=arm), names, **where)
-    assert list(found["results"]) == ["piqa", "lambada_openai"]
-    for task, expected in theirs["results"].items():
-        numbers = {name: value for name, value in expected.items() if isinstance(value, float)}
-        assert len(numbers) == 4, "two metrics with their errors"
-        for name, value in numbers.items():
-            assert found["results"][task][name] == pytest.approx(value, rel=1e-4), name
-
-
-LONG = [" sat on the", " ran under", " and then saw", " the old red"]
+LONG = " sat on the"
 
 
 def test_choices_of_a_document_share_their_noise(masked):
-    twice = [ask("loglikelihood", ("a cat", LONG[0]), doc, idx) for doc in (0, 1) for idx in (0, 1)]
-    twice.append(ask("loglikelihood", ("a cat", LONG[0]), 0, task="another"))
-    (a, _), (b, _), (c, _), (d, _), (e, _) = BellmaskLM(run=masked, draws=2).loglikelihood(twice)
+    model = BellmaskLM(run=masked, draws=2)
+    twice = [ask("loglikelihood", ("a cat", LONG), doc, idx) for doc in (0, 1) for idx in (0, 1)]
+    twice.append(ask("loglikelihood", ("a cat", LONG), 0, task="another"))
+    (a, _), (b, _), (c, _), (d, _), (e, _) = model.loglikelihood(twice)
     assert (a, c) == (b, d), "the same choice twice in a document"
     assert len({a, c, e}) == 3, "documents and tasks draw apart"
-    pair = [ask("loglikelihood", ("a cat", text), 0, n) for n, text in enumerate(LONG[1:3])]
-    common, apart = (BellmaskLM(run=masked, draws=2, common=c) for c in (True, False))
-    assert common.loglikelihood(pair) != apart.loglikelihood(pair)
-    unnamed = [ask("loglikelihood", ("a cat", LONG[0]), None) for _ in range(2)]
-    first, second = common.loglikelihood(unnamed)
+    unnamed = [ask("loglikelihood", ("a cat", LONG), None) for _ in range(2)]
+    first, second = model.loglikelihood(unnamed)
     assert first == second
 
 

@@ -54,7 +54,6 @@ from bellmask.evaluate.lm_eval_model import (
     BellmaskLM,
     Gap,
     LoadedTasks,
-    RandomLM,
     ScoredChoice,
     UnigramLM,
 )
@@ -395,16 +394,6 @@ def test_a_unigram_is_counted_by_hand(zoo, monkeypatch):
         UnigramLM.of(run)
 
 
-def test_guessing_is_even(zoo, measure):
-    guesser = RandomLM.of(load_run(zoo / "bell"))
-    for task, values in measure(guesser, *BENCHMARKS).items():
-        if BENCHMARKS[task].kind == "choice":
-            count = int(BENCHMARKS[task].column.measure.split()[1])
-            assert all((value == 100 / count).all() for value in values.values())
-            facts = guesser.facts[task]
-            assert (facts.passes, facts.exact_share) == ({}, None)
-
-
 # --- tables ----------------------------------------------------------------------------------
 
 
@@ -619,10 +608,6 @@ def test_rouge_by_hand(monkeypatch):
     for written, gold, scores in (
         # 4 of 6 words (the, cat, on, mat), 1 of 5 pairs (the cat), the cat on mat in order
         ("the cat sat on the mat", "The cat lay on a mat.", (4 / 6, 1 / 5, 4 / 6)),
-        # all words, no pair but (c d), two in order
-        ("b a c d", "c d a b", (1, 1 / 3, 1 / 2)),
-        # precision 2/2, recall 2/4: F1 2/3; pairs 1/1 and 1/3: F1 1/2
-        ("x1 y1", "x1 y1 z1 w1", (2 / 3, 1 / 2, 2 / 3)),
         # stems: walked = walking, dogs = dog
         ("walked dogs", "walking dog", (1, 1, 1)),
         ("", "something", (0, 0, 0)),

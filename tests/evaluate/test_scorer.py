@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from continuation_tools import EXACT, bound, log_p, random_run
+from continuation_tools import EXACT, bound, log_p, random_run, surprise, token_nll, with_data
 from counted_progress import Counted
-from pretrained_tools import make_tokenizer
+from pretrained_tools import make_config, make_lm, make_tokenizer
 
 from bellmask import load
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer
@@ -349,23 +349,11 @@ def test_a_masked_run_is_greedy_where_it_would_write_the_target(make_run, kind):
 # --- whole texts under a model that reads left to right
 
 
-def surprise(logits_V, token):
-    return float(torch.logsumexp(logits_V.double(), 0) - logits_V[token].double())
-
-
-@torch.no_grad()
-def token_nll(model, ids):
-    """-log p of each token but the first, each from a forward pass over its own prefix alone."""
-    return [
-        surprise(model(torch.tensor([ids[:n]])).logits[0, -1], ids[n]) for n in range(1, len(ids))
-    ]
-
-
 @pytest.fixture(params=["bos", "no bos"])
 def small_gpt2(request, tmp_path):
     """GPT-2's architecture and signs (BOS is EOS) with random weights and letters as tokens."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     sign = "<|endoftext|>"
     letters = [sign, "?", *"abcdefgh "]
@@ -374,11 +362,7 @@ def small_gpt2(request, tmp_path):
     signs = {"eos_token": sign, "unk_token": "?"}
     signs |= {"bos_token": sign} if request.param == "bos" else {}
     PreTrainedTokenizerFast(tokenizer_object=inner, **signs).save_pretrained(tmp_path)
-    torch.manual_seed(3)
-    config = GPT2Config(
-        vocab_size=11, n_positions=24, n_embd=8, n_layer=2, n_head=2, initializer_range=0.8
-    )
-    model = GPT2LMHeadModel(config).eval()
+    model = make_lm(make_config("gpt2", len(letters), n_positions=24))
     model.save_pretrained(tmp_path)
     return tmp_path, model, [0] if request.param == "bos" else []
 
@@ -415,7 +399,7 @@ def arm(request, zoo):
     """(run, what its rows begin with): on our own trunk, and on a causal LM that needs BOS."""
     run = load(zoo / ("gpt2" if request.param == "causal LM" else "arm"))
     if request.param == "wrapped":
-        run = replace(run, config=replace(run.config, data=replace(run.config.data, wrap=True)))
+        run = with_data(run, wrap=True)
     return run, [] if request.param == "plain" else [run.tokenizer.bos_id]
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from continuation_tools import with_data
 from counted_progress import Counted
 
 from bellmask import load
@@ -135,10 +136,6 @@ def test_the_summary_by_hand_and_differences_are_paired():
 
 
 # sets and runs
-
-
-def with_data(run, **options):
-    return replace(run, config=replace(run.config, data=replace(run.config.data, **options)))
 
 
 @pytest.fixture(scope="module")

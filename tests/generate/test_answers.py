@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -69,25 +70,17 @@ def test_padding_changes_nothing(answerer, monkeypatch):
 
 
 def test_a_canvas_begins_as_the_training_row(run):
-    said = (
-        Message("system", "Be brief."),
-        Message("user", " Hi "),
-        Message("assistant", "Yes?"),
-        Message("user", "Say a:"),
-    )
-    forms = [
-        (t, c, m) for t in ("auto", "plain", "chat") for c in (0, 1) for m in (said, said[-1:])
-    ]
-    for template, is_conversation, messages in forms:
+    turns = {"system": "Be brief.", "user": " Hi ", "assistant": "Yes?"}
+    said = (*(Message(role, text) for role, text in turns.items()), Message("user", "Say a:"))
+    templates, both = ("auto", "plain", "chat"), (said, said[-1:])
+    for template, is_conversation, messages in product(templates, (False, True), both):
         rules = ExampleRules(run.config.data.block_length, 8, template)
         config = replace(run.config, sft=replace(run.config.sft, template=template))
-        example = Example((*messages, Message("assistant", "a a")), bool(is_conversation))
+        example = Example((*messages, Message("assistant", "a a")), is_conversation)
         row = encode_example(example, BYTES, Template(template), rules)
-        asked, is_cut = Answerer(replace(run, config=config)).row(
-            Question(messages, bool(is_conversation)), row.length - row.start
-        )
-        gap = [BYTES.mask_id] * (row.length - row.start)
-        assert asked.tolist() == [*row.ids[: row.start].tolist(), *gap]
+        answerer, length = Answerer(replace(run, config=config)), row.length - row.start
+        asked, is_cut = answerer.row(Question(messages, is_conversation), length)
+        assert asked.tolist() == [*row.ids[: row.start].tolist(), *[BYTES.mask_id] * length]
         assert not is_cut
 
 

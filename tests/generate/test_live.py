@@ -106,33 +106,28 @@ def test_a_pipe_gets_plain_frames_now_and_then():
     assert "#_/" in file.getvalue()
 
 
-@pytest.fixture
-def held(monkeypatch):
+def held(monkeypatch, view, frames):
     """Seconds that a view waits before each of (row, seconds since the last one)."""
+    clock, waits = [0.0], []
 
-    def wait(view, frames):
-        clock, waits = [0.0], []
+    def sleep(seconds):
+        waits.append(round(seconds, 6))
+        clock[0] += seconds
 
-        def sleep(seconds):
-            waits.append(round(seconds, 6))
-            clock[0] += seconds
-
-        time = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
-        monkeypatch.setattr("bellmask.generate.live.time", time)
-        shown = view(BYTES, fps=4, console=screen())
-        for number, (row, took) in enumerate(frames):
-            clock[0] += took
-            shown(step(number, row))
-        return waits
-
-    return wait
+    time = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr("bellmask.generate.live.time", time)
+    shown = view(BYTES, fps=4, console=screen())
+    for number, (row, took) in enumerate(frames):
+        clock[0] += took
+        shown(step(number, row))
+    return waits
 
 
-def test_steps_are_held_until_they_have_been_seen(held):
+def test_steps_are_held_until_they_have_been_seen(monkeypatch):
     slow = [("____", took) for took in (0.0, 0.05, 0.05, 3.0)]
-    assert held(Watch, slow) == [0.0, 0.2, 0.2, 0.0], "a slow model is not held up"
+    assert held(monkeypatch, Watch, slow) == [0.0, 0.2, 0.2, 0.0], "a slow model is not held up"
     rows = ("____", "____", "a___", "a$__", "a$__", "a$_d", "a$cd")
-    found = held(AnswerView, [(row, 0.0) for row in rows])
+    found = held(monkeypatch, AnswerView, [(row, 0.0) for row in rows])
     assert found == [0.0, 0.25, 0.25], "the canvas, the first letter, the end"
 
 

@@ -345,18 +345,17 @@ def test_pads_are_kept_hidden_from_the_network_and_not_counted(rule, w):
 
 
 def test_what_would_leave_masks_or_has_nothing_to_guide_is_refused():
-    for grid in ([1.0, 0.3], [0.0, 1.0], [1.0, 0.5, 0.5, 0.0]):
-        with pytest.raises(UserError, match="grid"):
-            generate(SamplingDenoiser(None, MASK), masked(2, 6), torch.tensor(grid))
-    for canvas in (torch.tensor([[MASK + 1]]), torch.tensor([[-1]]), masked(1, 6)[0], masked(0, 6)):
-        with pytest.raises(UserError, match="canvas"):
-            generate(SamplingDenoiser(None, MASK), canvas, 1)
-    for options, names in (
-        ({"grid": 0}, "grid"),
-        ({"grid": 1, "rule": RULES["first_hitting"]}, "grid"),
-        ({"grid": 1, "block_length": 0}, "block_length"),
+    bad_canvases = (torch.tensor([[MASK + 1]]), torch.tensor([[-1]]), masked(1, 6)[0], masked(0, 6))
+    bad_grids = (torch.tensor([1.0, 0.3]), torch.tensor([0.0, 1.0]), torch.tensor([1, 0.5, 0.5, 0]))
+    for names, options in (
+        *(("canvas", {"canvas_BL": canvas}) for canvas in bad_canvases),
+        *(("grid", {"grid": grid}) for grid in (*bad_grids, 0)),
+        ("grid", {"rule": RULES["first_hitting"]}),
+        ("block_length", {"block_length": 0}),
     ):
         with pytest.raises(UserError, match=names):
-            generate(SamplingDenoiser(None, MASK), masked(2, 6), **options)
+            generate(
+                SamplingDenoiser(None, MASK), **{"canvas_BL": masked(2, 6), "grid": 1} | options
+            )
     with pytest.raises(UserError, match="guidance"):
         make(Spy(), masked(5, 7), 1, w=3.0)

@@ -60,21 +60,14 @@ def test_a_causal_model_has_its_own_order():
 
 def test_filling_does_what_the_settings_say():
     """Those of which no frozen command has samples."""
-    model, schedule, rows = (
-        ExactDenoiser(ToySource.sticky(5, 6, 0.5)),
-        Cosine(),
-        torch.full((9, 6), MASK),
-    )
-    noise = {"seed": 3, "first_sample": 7}
+    model, schedule = ExactDenoiser(ToySource.sticky(5, 6, 0.5)), Cosine()
+    rows, noise = torch.full((9, 6), MASK), {"seed": 3, "first_sample": 7}
+    rescaled = {"remask": 0.3, "remask_kind": "rescale", "steps": 9}
     for settings, rule, grid in (
         ({}, RULES["ancestral"], uniform_grid(128)),
         ({"grid": "count", "rule": "margin"}, RULES["margin"], 1),
         ({"grid": "count", "per_step": 4}, RULES["ancestral"], 4),
-        (
-            {"remask": 0.3, "remask_kind": "rescale", "steps": 9},
-            Remasking(0.3, "rescale"),
-            uniform_grid(9),
-        ),
+        (rescaled, Remasking(0.3, "rescale"), uniform_grid(9)),
     ):
         made = fill(model, rows, Mdm(schedule), Sampling(**settings), mask_id=MASK, **noise)
         network = SamplingDenoiser(model, MASK)

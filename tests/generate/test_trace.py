@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers
 
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer
-from bellmask.generate.canvas import Step, TokenTexts
+from bellmask.generate.canvas import Step, token_texts
 from bellmask.generate.trace import Recorder, load_trace
 from bellmask.utils.errors import UserError
 
@@ -99,8 +99,7 @@ def word_pieces():
 
 
 def texts(tokenizer, ids):
-    text_of = TokenTexts(tokenizer)
-    return [text_of(int(token)) for token in ids]
+    return list(map(token_texts(tokenizer), map(int, ids)))
 
 
 def test_tokens_have_the_text_they_have_inside_a_text():

@@ -122,8 +122,8 @@ def test_a_good_checkpoint_survives_housekeeping_that_fails(tmp_path, monkeypatc
 class Alone(World):
     """One of two processes, which hears nothing of the other."""
 
-    def all_gather_text(self, text):
-        return [text]
+    def all_gather_object(self, value):
+        return [value]
 
 
 def test_processes_share_the_search_for_damage(tmp_path):

@@ -42,6 +42,11 @@ def random_run(config: RunConfig, kind: str = "dit", seed: int = 0) -> Run:
     return Run(Path("nowhere"), config, 0, tokenizer, model.eval(), build_framework(config), device)
 
 
+def with_data(run: Any, **options: Any) -> Any:
+    """The same run under other options of its data."""
+    return replace(run, config=replace(run.config, data=replace(run.config.data, **options)))
+
+
 def ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
@@ -55,6 +60,18 @@ def log_p(run: Run, request: Request, hidden: Sequence[int], t: float = 0.5) -> 
         logits = run.model(row, rows, t_B=torch.tensor([t])).double()
     found = logits.log_softmax(1)
     return {n: float(found[row, request.target[n]]) for row, n in enumerate(sorted(hidden))}
+
+
+def surprise(logits_V: torch.Tensor, token: int) -> float:
+    return float(torch.logsumexp(logits_V.double(), 0) - logits_V[token].double())
+
+
+@torch.no_grad()
+def token_nll(model: Any, ids: Sequence[int]) -> list[float]:
+    """-log p of each token but the first, each from a forward pass over its own prefix alone."""
+    return [
+        surprise(model(torch.tensor([ids[:n]])).logits[0, -1], ids[n]) for n in range(1, len(ids))
+    ]
 
 
 def bound(run: Run, request: Request) -> float:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from bellmask.utils import progress as progress_module
-from bellmask.utils.progress import NO_PROGRESS, progress_bar
+from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.table import Bold, Table, markdown_page
 
@@ -26,13 +26,6 @@ def test_without_a_screen_a_line_now_and_then(monkeypatch, capsys):
         "scoring: 20 of 100 blocks, about 3 min left",
         "scoring: 40 of 100 blocks, a note, about 2 min left",
     ]
-
-
-def test_a_quiet_bar_and_no_bar_take_everything():
-    with progress_bar("x", "y", is_quiet=True) as progress:
-        for one in (progress, NO_PROGRESS):
-            one.start(3)
-            one.scaled(2).advance(1, "note")
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
