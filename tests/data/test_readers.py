@@ -345,7 +345,6 @@ def test_options_override_a_corpus_and_auto_does_not():
         ("tinystory", "'tinystory'.*'tinystories'"),
         ("none/a.txt", "none/a.txt"),
         ("lambada", "'lambada'.*--data.from"),
-        ("enwik8", r"'enwik8'.*mingru_pytorch.*--data.from"),
         ("x.tar.gz", r"x\.tar\.gz.*unpack"),
         ("toy:sticky", "toy:sticky has no text"),
         ("imported", "--data TEXT"),
