@@ -2,7 +2,7 @@
 
 Everything goes through public entry points, the ``bellmask`` command above all, so the list
 outlives any change of modules. ``test_frozen.py`` compares the results with ``results.json`` (to
-1e-4, on any CPU); ``tests/tools/same_numbers.py`` compares those of two checkouts exactly.
+1e-4, on any CPU); ``tools/same_numbers.py`` compares those of two checkouts exactly.
 
 ``zoo/`` has tiny trained runs. Commands run in a copy of that folder, which is their working
 directory: paths in them are relative, so the folder can be copied anywhere.

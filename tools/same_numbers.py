@@ -1,6 +1,6 @@
 """Do two checkouts of the project give the same numbers, exactly?
 
-    python tests/tools/same_numbers.py OLD_CHECKOUT NEW_CHECKOUT [--only PATTERN] [--keep DIR]
+    python tools/same_numbers.py OLD_CHECKOUT NEW_CHECKOUT [--only PATTERN] [--keep DIR]
 
 Trains, evaluates, samples and scores the runs of ``tests/frozen/cases.py`` with both, side by side
 on this machine, one thread each, and reports every value that differs: losses, likelihoods,

@@ -1,7 +1,7 @@
 """How much the tests protect: one-line mutations of the package, and the tests that notice.
 
-    python tests/tools/mutations.py cover OUT           # once: the suite with coverage contexts
-    python tests/tools/mutations.py run OUT [--count 60] [--seed 0]
+    python tools/mutations.py cover OUT           # once: the suite with coverage contexts
+    python tools/mutations.py run OUT [--count 60] [--seed 0]
 
 Every mutation changes one expression inside a function of the folders below, in a copy of the
 checkout. The tests that run the changed line are run with ``-x``, those that run the fewest lines
@@ -241,7 +241,7 @@ def main() -> None:
     )
     parser.add_argument("action", choices=("cover", "run"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[2])
+    parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
