@@ -72,6 +72,7 @@ def make_racer(name: str, size: str, seed: int, split: str, steps: int, rate: fl
         {
             "train.seed": seed,
             "train.steps": steps,
+            "data.valid_split": split,
             "validation.every": f"{every} steps",
             "log.every": every,
         }

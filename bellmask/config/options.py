@@ -39,8 +39,6 @@ class Marks:
     given at all), this option must have its default."""
     not_with: str = ""
     """Another option that excludes this one."""
-    is_late: bool = False
-    """True where there were keys before the option: its default is not part of them."""
     unset: Any = None
     """What None stands for where the option applies."""
 
@@ -89,7 +87,7 @@ class DataOptions:
     valid: str | None = option(None, not_with="sft.train")
     """Text for validation, given like --data.train. Default: the corpus's own validation split, or
     the last --data.valid-fraction of the training blocks where there is none."""
-    valid_split: Literal["valid", "test"] = option("valid", is_late=True, not_with="sft.train")
+    valid_split: Literal["valid", "test"] = option("valid", not_with="sft.train")
     """Held-out split that validation and evaluate read; test is for final numbers."""
     valid_fraction: float = option(0.05, above=0, below=1)
     """Share of blocks held out at the end of the training text when there is no validation text."""
