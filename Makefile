@@ -12,7 +12,7 @@ STAMP := .venv/.ready
 # one thread per process: tests run side by side
 TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
-.PHONY: setup lint types test test-full test-gpu wheel demo bench evidence clean
+.PHONY: setup lint types test test-full test-gpu wheel demo race bench evidence clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ wheel: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/bellmask demo
+
+# the plain implementation against our recipes, to its final NLL; minutes at small, hours at medium
+race: $(STAMP)
+	$(BIN)/python benchmarks/race.py $(or $(SIZE),small) --seeds $(or $(SEEDS),3)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step.py
