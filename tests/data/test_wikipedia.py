@@ -15,7 +15,6 @@ from shutil import copytree
 import pytest
 from commands import refuses, succeeds
 
-from bellmask.config.config import RunConfig
 from bellmask.config.options import DataOptions
 from bellmask.data.corpora import CORPORA, InWheel, open_corpus
 from bellmask.data.prepare import load_data
@@ -216,13 +215,6 @@ def test_a_test_split_that_is_not_there_is_refused(tmp_path, given):
     options = DataOptions(cache=str(tmp_path), valid_split="test", **given)
     with pytest.raises(UserError, match=r"has no test split.*--data\.valid PATH"):
         load_data(options, ByteTokenizer())
-
-
-def test_the_default_split_is_not_part_of_keys():
-    keys = RunConfig().key_options("result")
-    assert "data.valid_split" not in keys
-    config = RunConfig(data=DataOptions(valid_split="test"))
-    assert config.key_options("result") == {**keys, "data.valid_split": "test"}
 
 
 # --- the real ones ---------------------------------------------------------------------------
