@@ -1,7 +1,7 @@
 """What is compared: a name → the options it sets, over a config that all variants share.
 
 NAME[:NUMBERS][+SUFFIX...], for example ``base``, ``bell``, ``laplace:0.5,0.2``, ``bell+muon``,
-``bell+conv+lr2`` (twice the learning rate); or
+``bell+conv+lr2+warmup0.2`` (twice the learning rate, a fifth of its warm-up); or
 ``LABEL=OPTIONS`` for anything else, for example ``deep=--model.num-layers 6``. A suite is a list of
 them under one name: the paper's ablations.
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from bellmask.config.config import RunConfig, override, read_tree, to_args
 from bellmask.config.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
-from bellmask.config.presets import FAST_RATE
+from bellmask.config.presets import FAST_RATE, FAST_WARMUP, scaled
 from bellmask.utils.errors import UserError, look_up
 
-_RATE = re.compile(r"lr(\d+(?:\.\d+)?)")
+_FACTOR = re.compile(r"(lr|warmup)(\d+(?:\.\d+)?)")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")
 OWNED = ("--framework", "--law", "--schedule", "--objective")
 """Options that variants decide."""
@@ -34,7 +34,8 @@ class Variant:
     is_custom: bool = False
     """True for options of the user's own, which go over the shared ones as they are."""
     rate: float = 1.0
-    """The learning rate, over the shared one."""
+    warmup: float = 1.0
+    """The learning rate and its warm-up, over the shared ones."""
 
     def apply(self, shared: RunConfig) -> RunConfig:
         """The shared config with the variant's options."""
@@ -48,7 +49,7 @@ class Variant:
                 law=LawOptions(),
                 schedule=ScheduleOptions(),
             )
-        shared = replace(shared, optim=replace(shared.optim, lr=self.rate * shared.optim.lr))
+        shared = replace(shared, optim=scaled(shared.optim, self.rate, self.warmup))
         return override(shared, self.options, where=f"variant {self.name}").check()
 
 
@@ -73,7 +74,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 """Name → its options, and those that its numbers set; 0.5 and 0.1 where they are left out. The last
 three are causal models on the same trunk."""
 
-FAST = f"bell+muon+conv+lr{FAST_RATE:g}"
+FAST = f"bell+muon+conv+lr{FAST_RATE:g}+warmup{FAST_WARMUP:g}"
 """What ``fast`` is short for: the recipe of the presets ``X_fast``, its parts by name."""
 
 SUFFIXES = {
@@ -116,15 +117,13 @@ def parse_variant(text: str) -> Variant:
         raise UserError(message) from None
     if len(values) > len(takes):
         raise UserError(f"variant {text!r}: {name} takes {len(takes)} number(s) at most")
-    rates = [float(found[1]) for suffix in suffixes if (found := _RATE.fullmatch(suffix))]
-    more = [
-        look_up("variant suffix", suffix, {**SUFFIXES, "lrNUMBER": ""})
-        for suffix in suffixes
-        if not _RATE.fullmatch(suffix)
-    ]
+    found = {suffix: _FACTOR.fullmatch(suffix) for suffix in suffixes}
+    factors = {one[1]: float(one[2]) for one in found.values() if one}
+    known = {**SUFFIXES, "lrNUMBER": "", "warmupNUMBER": ""}
+    more = [look_up("variant suffix", suffix, known) for suffix in suffixes if not found[suffix]]
     given = [f"{option} {value}" for option, value in zip(takes, values)]
-    words = " ".join([options, *given, *more]).split()
-    return Variant(text, tuple(words), rate=rates[-1] if rates else 1.0)
+    words = tuple(" ".join([options, *given, *more]).split())
+    return Variant(text, words, rate=factors.get("lr", 1.0), warmup=factors.get("warmup", 1.0))
 
 
 def parse_variants(texts: Sequence[str]) -> list[Variant]:
@@ -163,15 +162,16 @@ SUITES: dict[str, list[str]] = {
     "alternatives": ["base", "bell", "importance", "importance_t", "middle_flat"],
     # App. C.5: stratified or independent times
     "stratification": ["base", "base+unstratified", "bell", "bell+unstratified"],
-    # the fast recipe, and the same without each of its parts: rate, convolution, Muon, bell
+    # the fast recipe, and the same without each part: warm-up, rate, convolution, Muon, bell
     "fast": [
         "base",
         "bell",
         "fast",
-        "bell+muon+conv",
-        "bell+muon+lr2",
-        "bell+conv+lr2",
-        "base+muon+conv+lr2",
+        "bell+muon+conv+lr2",
+        "bell+muon+conv+warmup0.2",
+        "bell+muon+lr2+warmup0.2",
+        "bell+conv+lr2+warmup0.2",
+        "base+muon+conv+lr2+warmup0.2",
     ],
     # does the gain survive another optimizer?
     "optimizers": ["base+adamw", "bell+adamw", "base+muon", "bell+muon"],

@@ -51,6 +51,7 @@ SUFFIX_OPTIONS = {
     "unstratified": {"train.stratified": False},
     "muon+unstratified": {"optim.name": "muon", "train.stratified": False},
     "conv+lr1.5": {"model.local_conv": 5, "optim.lr": 1.5 * presets.tiny().optim.lr},
+    "warmup0.2": {"optim.warmup_steps": 20},
 }
 LAPLACE = {"law": LawOptions("laplace", 0.3, 0.3)}
 POLYNOMIAL = {"schedule": ScheduleOptions("polynomial", power=3.0)}
@@ -162,7 +163,7 @@ def test_what_variants_decide_cannot_be_shared():
 
 def test_the_suites_begin_with_their_reference_and_share_their_trainings():
     """By hand: base, uniform, 3 diracs, 6 gaussians, 2 laplaces, 3 others, 2 + 2 with suffixes,
-    five of the fast recipe, and five causal ones.
+    six of the fast recipe, and five causal ones.
     """
     for suite in SUITES.values():
         texts = [variant.name for variant in parse_variants(suite)]
@@ -170,7 +171,7 @@ def test_the_suites_begin_with_their_reference_and_share_their_trainings():
         assert build_objective(applied(texts[0])) == MEANT["base"]
         assert len(texts) >= 3
     keys = [run_key(applied(text), "text") for suite in SUITES.values() for text in suite]
-    assert len(set(keys)) == 1 + 1 + 3 + 6 + 2 + 3 + 2 + 2 + 5 + 5
+    assert len(set(keys)) == 1 + 1 + 3 + 6 + 2 + 3 + 2 + 2 + 6 + 5
     assert run_key(applied("bell"), "text") == run_key(applied("gaussian:0.5,0.1"), "text")
 
 
