@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bellmask.compare.results import Curve, ratio_over_seeds, speed_up
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
-from bellmask.config.presets import PRESETS, preset
+from bellmask.config.presets import preset
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure
 from bellmask.storage.build import build_objective
@@ -62,7 +62,8 @@ class Racer:
     @property
     def label(self) -> str:
         rate = f"-lr{self.rate:g}" if self.name == REFERENCE else ""
-        return f"{self.name}{rate}-{self.split}-seed{self.seed}-{self.steps}"
+        key = self.config.fingerprint()[:8]
+        return f"{self.name}{rate}-{self.split}-seed{self.seed}-{key}"
 
 
 def make_racer(name: str, size: str, seed: int, split: str, steps: int, rate: float) -> Racer:
@@ -174,7 +175,7 @@ def curve_of(found: dict[str, Any]) -> Curve:
 
 
 def summarize(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each recipe: seeds by seed how much sooner it has the reference's final NLL."""
+    """Of each recipe, seed by seed: its speed-up to the reference's final NLL."""
     references = {one["seed"]: one for one in found if one["racer"] == REFERENCE}
     rows: dict[str, Any] = {}
     for one in found:
@@ -236,7 +237,7 @@ def draw(size: str, found: Sequence[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("size", choices=sorted(n for n in PRESETS if f"{n}_fast" in PRESETS))
+    parser.add_argument("size", choices=("tiny", "small", "medium"))
     parser.add_argument("--recipes", nargs="+", default=["base", "bell", "bell+muon", "fast"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, help="default: the preset's")

@@ -59,12 +59,13 @@ class CompareOptions(TrainingOptions, PresetOptions):
     variants: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[VARIANT ...]")
     ] = ()
-    """base, bell, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance, importance_t,
-    middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon or +unstratified; or
-    'LABEL=--option value'. Default: base bell."""
+    """base, bell, fast, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance,
+    importance_t, middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon, +adamw,
+    +conv, +lrFACTOR, +warmupFACTOR or +unstratified; or 'LABEL=--option value'. Default: base
+    bell."""
     suite: str | None = None
     """One of the paper's ablations in place of variants: families, variance, mean, dirac,
-    gaussian, laplace, alternatives, stratification, optimizers, orders."""
+    gaussian, laplace, alternatives, stratification, orders; or optimizers, fast (our own)."""
     reference: str | None = None
     """The variant whose final NLL is the target; default: base, else the first one."""
     grid: Annotated[

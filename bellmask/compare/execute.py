@@ -139,7 +139,7 @@ def plan_runs(
     planned = []
     for number, variant, point in itertools.product(range(options.seeds), variants, grid):
         args = [part for option, value in point.items() for part in (f"--{option}", value)]
-        config = override(variant.apply(shared), args, where="--grid")
+        config = variant.apply(shared, args)
         _check_fair(config, shared, variant.name)
         name = " ".join(f"{option}={value}" for option, value in point.items())
         planned.append((variant.name, name, with_seed(config, number)))

@@ -20,6 +20,7 @@ from bellmask.config.presets import FAST_RATE, FAST_WARMUP, scaled
 from bellmask.utils.errors import UserError, look_up
 
 _FACTOR = re.compile(r"(lr|warmup)(\d+(?:\.\d+)?)")
+_RATE, _WARMUP = f"lr{FAST_RATE:g}", f"warmup{FAST_WARMUP:g}"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")
 OWNED = ("--framework", "--law", "--schedule", "--objective")
 """Options that variants decide."""
@@ -37,8 +38,8 @@ class Variant:
     warmup: float = 1.0
     """The learning rate and its warm-up, over the shared ones."""
 
-    def apply(self, shared: RunConfig) -> RunConfig:
-        """The shared config with the variant's options."""
+    def apply(self, shared: RunConfig, grid: Sequence[str] = ()) -> RunConfig:
+        """The shared config with the variant's options; those of a grid point replace them."""
         if not self.is_custom:  # a named variant decides all of these sections
             given, default = shared.objective, ObjectiveOptions()
             floor = given.time_floor if "nelbo" in self.options else default.time_floor
@@ -49,8 +50,9 @@ class Variant:
                 law=LawOptions(),
                 schedule=ScheduleOptions(),
             )
-        shared = replace(shared, optim=scaled(shared.optim, self.rate, self.warmup))
-        return override(shared, self.options, where=f"variant {self.name}").check()
+        config = override(shared, self.options, where=f"variant {self.name}")
+        config = override(config, grid, where="--grid")
+        return replace(config, optim=scaled(config.optim, self.rate, self.warmup)).check()
 
 
 _LAW, _SCHEDULE = (("--law.mu", "--law.scale"), ("--schedule.mu", "--schedule.scale"))
@@ -74,7 +76,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 """Name → its options, and those that its numbers set; 0.5 and 0.1 where they are left out. The last
 three are causal models on the same trunk."""
 
-FAST = f"bell+muon+conv+lr{FAST_RATE:g}+warmup{FAST_WARMUP:g}"
+FAST = f"bell+muon+conv+{_RATE}+{_WARMUP}"
 """What ``fast`` is short for: the recipe of the presets ``X_fast``, its parts by name."""
 
 SUFFIXES = {
@@ -106,9 +108,11 @@ def parse_variant(text: str) -> Variant:
                 "letters, digits, spaces and . + - _, begins with one of the first two, not 'arm'"
             )
         return Variant(label, tuple(split_words(options, f"variant {text!r}")), is_custom=True)
-    name, *suffixes = re.sub(r"^fast\b", FAST, text).split("+")
+    name, *suffixes = text.split("+")
+    if name == "fast":
+        name, *suffixes = [*FAST.split("+"), *suffixes]
     name, _, numbers = name.partition(":")
-    options, takes = look_up("variant", name, NAMES)
+    options, takes = look_up("variant", name, {**NAMES, "fast": ("", ())})
     values = numbers.split(",") if numbers else []
     try:
         list(map(float, values))
@@ -167,15 +171,15 @@ SUITES: dict[str, list[str]] = {
         "base",
         "bell",
         "fast",
-        "bell+muon+conv+lr2",
-        "bell+muon+conv+warmup0.2",
-        "bell+muon+lr2+warmup0.2",
-        "bell+conv+lr2+warmup0.2",
-        "base+muon+conv+lr2+warmup0.2",
+        f"bell+muon+conv+{_RATE}",
+        f"bell+muon+conv+{_WARMUP}",
+        f"bell+muon+{_RATE}+{_WARMUP}",
+        f"bell+conv+{_RATE}+{_WARMUP}",
+        f"base+muon+conv+{_RATE}+{_WARMUP}",
     ],
     # does the gain survive another optimizer?
     "optimizers": ["base+adamw", "bell+adamw", "base+muon", "bell+muon"],
     # Fig. 2 (Sec. 3.1): is it the order's locality or the number of orders that is hard?
     "orders": ["base", "arm", "sigma_arm", "sigma_arm+crossed", "aoarm", "aoarm+crossed"],
 }
-"""The paper's ablations; the first variant is the reference."""
+"""The paper's ablations, and our own; the first variant is the reference."""

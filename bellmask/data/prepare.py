@@ -48,7 +48,7 @@ from bellmask.data.corpora import (
 )
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.examples import IN_CONVERSATIONS, load_example_blocks
-from bellmask.data.readers import Piece, parse_numbers
+from bellmask.data.readers import Piece, parse_numbers, rule_identity
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.data.toys import toy_blocks
 from bellmask.utils.console import visible_lines
@@ -86,7 +86,7 @@ class Preparation:
         parts = {
             "content": self.source.identity,
             "tokenizer": tokenizer.fingerprint,
-            "documents": self.policy.documents,
+            "documents": rule_identity(self.policy.documents),
             "column": self.policy.column,
             "detokenizer": self.policy.detokenizer,
             "rules": vars(self.rules),
@@ -250,7 +250,8 @@ def make_tokenizer(options: DataOptions) -> Tokenizer:
     def training_text() -> tuple[str, Callable[[], Iterator[str]]]:
         source, policy = open_corpus(options, "train", cache)
         clean = detokenizer(policy.detokenizer)
-        identity = f"{source.identity}/{policy.documents}/{policy.column}/{policy.detokenizer}"
+        rule = rule_identity(policy.documents)
+        identity = f"{source.identity}/{rule}/{policy.column}/{policy.detokenizer}"
         return identity, lambda: (clean(piece.text) for piece in source.read())
 
     return load_tokenizer(options.tokenizer, cache, training_text)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
 
-from bellmask.data.wikipedia import articles
+from bellmask.data import wikipedia
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import load_json, sanitize
 from bellmask.utils.libraries import first_line, import_optional
@@ -99,7 +99,7 @@ def _between(is_border: Callable[[str], bool], keep_border: bool) -> DocumentRul
 
 def _by_wiki_page(lines: Iterable[str]) -> Iterator[Piece]:
     """Each article of a Wikipedia dump, as clean text."""
-    return map(Piece, articles(lines))
+    return map(Piece, wikipedia.articles(lines))
 
 
 _HEADING = re.compile(r"^ = [^=\s](?:.*[^=\s])? = $")
@@ -112,6 +112,12 @@ DOCUMENT_RULES: dict[str, DocumentRule] = {
     "endoftext": _between(lambda line: line.strip() == "<|endoftext|>", keep_border=False),
     "wikipage": _by_wiki_page,
 }
+
+
+def rule_identity(name: str) -> str:
+    """What stands for a rule in keys of what was read by it."""
+    return f"{name} {wikipedia.VERSION}" if name == "wikipage" else name
+
 
 # Files → records, or lines of text. Compression is told by the last suffix (.gz, .xz, .zst), the
 # format by the one before.
@@ -362,8 +368,8 @@ class Wheel:
     def _sdist_arguments(self, folder: Path) -> list[str]:
         """For pip, which asks an sdist's build backend for metadata even if it only downloads.
 
-        A backend of ours, found first, gives the little that pip wants, so that no code from the
-        index is run. pip checks the hash before it asks.
+        A stand-in for hatchling, the backend of the sdist that we read, gives the little that pip
+        wants, so that no code from the index is run. pip checks the hash before it asks.
         """
         (folder / "hatchling").mkdir()
         (folder / "hatchling" / "__init__.py").touch()
@@ -477,10 +483,11 @@ def open_member(archive: Path, member: str) -> Iterator[IO[bytes]]:
 def hash_text(path: Path, member: str) -> str:
     """SHA-256 of the unpacked text of a file, or of this one in it if it is a .tar.gz."""
     is_archive = path.name.endswith(".tar.gz")
-    opened = open_member(path, member) if is_archive else path.open("rb")
     name = member if is_archive else path.name
-    with readable_errors(str(path)), opened as stream, _text_stream(stream, name) as text:
-        return hashlib.file_digest(cast(Any, text.buffer), "sha256").hexdigest()
+    with readable_errors(str(path)):
+        opened = open_member(path, member) if is_archive else path.open("rb")
+        with opened as stream, _text_stream(stream, name) as text:
+            return hashlib.file_digest(cast(Any, text.buffer), "sha256").hexdigest()
 
 
 def _identify(

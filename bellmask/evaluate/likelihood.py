@@ -732,7 +732,8 @@ def main(args: Sequence[str]) -> int:
     first = blocks.slice(0, min(512, len(blocks)))
     exact = exact_curve(scorer_of(loaded, first), ends, **how)
     known = references(train, blocks, loaded.tokenizer.num_tokens) if train else None
-    own_text = "the run's validation text" if options.split is None else loaded.config.data.train
+    data = loaded.config.data
+    own_text = "the run's validation text" if options.split is None else data.valid or data.train
     text = options.data or own_text
     report: dict[str, Any] = {
         "run": loaded.folder.name,

@@ -99,13 +99,15 @@ class LocalConv(nn.Module):
         row = x_BLD if earlier is None else torch.cat([earlier, x_BLD], dim=1)
         missing = self.num_left + length - row.shape[1]
         row = F.pad(row, (0, 0, missing, self.num_right))
+        weight = self.weight.to(row.dtype)
         if mask is None:  # as one image per row, the layout that is fast on CPUs
             image = row.transpose(1, 2)[:, :, None]
-            added = F.conv2d(image, self.weight[:, :, None].to(row.dtype), groups=row.shape[2])
+            with torch.autocast(row.device.type, enabled=False):  # as exact as with a mask
+                added = F.conv2d(image, weight[:, :, None], groups=row.shape[2])
             return x_BLD + added[:, :, 0].transpose(1, 2)
         seen = F.pad(mask[:, 0], (self.num_left, self.num_right)).expand(-1, length, -1)
         first = mask.shape[-1] - length  # the key of the first query's own token
-        for k, tap in enumerate(self.weight[:, 0].unbind(1)):
+        for k, tap in enumerate(weight[:, 0].unbind(1)):
             is_seen = seen.diagonal(first + k, dim1=1, dim2=2)[..., None]
             x_BLD = x_BLD + tap * row[:, k : k + length] * is_seen
         return x_BLD

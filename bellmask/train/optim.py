@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,26 +29,23 @@ def learning_rate(options: OptimOptions, step: int, num_steps: int) -> float:
     return options.final_lr + (options.lr - options.final_lr) * cosine
 
 
-def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """The orthogonal matrices [..., m, n] nearest to these, roughly: five quintic Newton-Schulz
-    iterations.
-    """
+def orthogonalize(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest orthogonal matrix, roughly: five quintic Newton-Schulz iterations."""
     a, b, c = NEWTON_SCHULZ
-    is_tall = matrices.shape[-2] > matrices.shape[-1]
-    x = (matrices.mT if is_tall else matrices).to(dtype)
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if is_tall else matrix).to(dtype)
+    x = x / x.norm().clamp(min=1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.mT
+        gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if is_tall else x
+    return x.T if is_tall else x
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised, scaled to the size of AdamW's updates, for weight matrices.
 
-    Same updates as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``, but all matrices of one
-    shape are orthogonalised together, and on CPUs in float32, where bfloat16 products can take
-    hundreds of times longer.
+    Same updates as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``, but the iteration runs in
+    float32 on CPUs, where bfloat16 products can take hundreds of times longer.
     """
 
     def __init__(
@@ -59,35 +57,25 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of every matrix that has a gradient."""
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape, []).append(parameter)
-            for shape, parameters in by_shape.items():
-                ahead = torch.stack([self._lookahead(p, group["momentum"]) for p in parameters])
-                dtype = torch.float32 if ahead.device.type == "cpu" else torch.bfloat16
-                rate = group["lr"] * 0.2 * math.sqrt(max(shape))
-                for parameter, update in zip(parameters, orthogonalize(ahead, dtype)):
-                    update = _placed_as(parameter, update.to(parameter.dtype))
-                    decay = 1 - group["lr"] * group["weight_decay"]
-                    parameter.mul_(decay).add_(update, alpha=-rate)
+                    self._update(parameter, group)
 
-    def _lookahead(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Nesterov's: the gradient and its average, which takes it in."""
-        state, gradient = self.state[parameter], parameter.grad
-        assert gradient is not None
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        return full_tensor(gradient.lerp(average, momentum))
-
-
-def _placed_as(parameter: Tensor, update: Tensor) -> Tensor:
-    """A whole update, which every process has, cut as the parameter is."""
-    if not isinstance(parameter, DTensor):
-        return update
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return distribute_tensor(update, mesh, placements, src_data_rank=None)
+        gradient, average = parameter.grad, state["momentum_buffer"]
+        assert gradient is not None
+        average.lerp_(gradient, 1 - group["momentum"])
+        lookahead = full_tensor(gradient.lerp(average, group["momentum"]))  # Nesterov
+        dtype = torch.float32 if parameter.device.type == "cpu" else torch.bfloat16
+        update = orthogonalize(lookahead, dtype).to(parameter.dtype)
+        if isinstance(parameter, DTensor):  # every process has the whole update: take its part
+            mesh, placements = parameter.device_mesh, parameter.placements
+            update = distribute_tensor(update, mesh, placements, src_data_rank=None)
+        rate = group["lr"] * 0.2 * math.sqrt(max(parameter.shape))
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:

@@ -164,7 +164,7 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
             merge_lora(source.model)
         weights = dict(source.model.named_parameters())
         for name, parameter in network.named_parameters():
-            if name in weights:  # a local convolution may be new
+            if name in weights or name != "local_conv.weight":  # that may be new
                 parameter.copy_(weights[name])
 
     mark = hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()

@@ -140,6 +140,7 @@ def test_runs_are_called_by_their_variants():
         ("deep=--model.layers 6", "variant deep"),
         *[("gausian", "gaussian"), ("bell+moun", "muon"), ("bell+crossed", "framework.encoding")],
         *[("bell:0.5", "bell takes 0"), ("dirac:0.5,0.1", "dirac takes 1")],
+        *[("fasst", "fast"), ("fast:0.4", "fast takes 0"), ("bell+lrx", "lrNUMBER")],
         *[(f"{name}:0.5,0.1,2", f"{name} takes 2") for name in ("gaussian", "middle_flat")],
         *[("gaussian:a", "'a'"), ("laplace:0.5,", "0.5,"), ("laplace:,0.1", ",0.1")],
         *[(text, "law") for text in ("dirac:nan", "dirac:0", "gaussian:0.5,-1", "laplace:inf")],
@@ -219,6 +220,8 @@ def test_a_grid_is_all_combinations():
     assert found == [{"optim.lr": lr, "model.width": width} for lr, width in pairs]
     assert parse_grid(["optim.lr=1e-3", "optim.lr=3e-3"]) == parse_grid(["optim.lr=1e-3,3e-3"])
     assert parse_grid([]) == [{}]
+    for name, lr in (("fast", 0.2), ("bell", 0.1)):  # a factor is over the grid's rate
+        assert parse_variant(name).apply(presets.tiny(), ["--optim.lr", "0.1"]).optim.lr == lr
     for text in ("optim.lr", "optim.lr=", "=1", "--optim.lr=1", "", "a=1,1"):
         with pytest.raises(ValueError, match="grid"):
             parse_grid([text])

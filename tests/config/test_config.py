@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import bellmask
+from bellmask.config.command_line import families
 from bellmask.config.config import (
     RunConfig,
     is_free_option,
@@ -40,6 +42,13 @@ def test_every_preset_parses_round_trips_and_builds(name, tmp_path):
         with torch.device("meta"):
             model = Denoiser(config.model, num_tokens)
         assert count_parameters(model) > 1e5
+
+
+def test_listed_presets_are_described_and_stand_for_all_others():
+    for name in families():
+        assert inspect.isfunction(PRESETS[name])
+        assert PRESETS[name].__doc__
+    assert {name for name in PRESETS if not name.startswith(tuple(families()))} == {"fast"}
 
 
 PAPER = {  # App. C.1

@@ -40,6 +40,15 @@ def test_two_damaged_checkpoints_cost_two_and_three_are_an_error(lab):
     lab.refused(names="no intact checkpoint is left")
 
 
+@pytest.mark.parametrize("name", [None, pytest.param("zzz.safetensors", marks=LONG)])
+def test_a_shard_of_another_run_is_not_loaded(lab, name):
+    """In the place of its own, or beside it."""
+    other = lab.plan(*lab.OPTIONS, "--train.seed", "5").truth()
+    (shard,), newest = checkpoints(other)[-1].glob(SHARD), lab.begin()
+    shutil.copy(shard, newest / name if name else next(newest.glob(SHARD)))
+    lab.uses_older()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sharding", ["none", "full"])
 def test_two_processes_agree_on_an_older_one(lab, sharding):

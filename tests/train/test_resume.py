@@ -38,6 +38,7 @@ def signal_at(monkeypatch, step):
     [
         ("tiny", "", (1, 7)),
         ("tiny_aoarm", "--optimizer muon", (4,)),
+        ("tiny_fast", "", (4,)),
         ("tiny_arm", "", (5,)),
         pytest.param("tiny_sigma_arm", "", (2, 4, 8), marks=pytest.mark.long),
         pytest.param("tiny_base", "--optimizer muon", (1, 2, 4, 5, 7, 8), marks=pytest.mark.long),
