@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from reference import PlainDenoiser, ReferenceStep, log_probabilities
 from torch import Tensor, nn
 
@@ -31,7 +32,7 @@ from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import preset
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure
+from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure, trim_start
 from bellmask.storage.build import build_objective
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.optim import learning_rate
@@ -226,8 +227,13 @@ def draw(size: str, found: Sequence[dict[str, Any]], out: Path) -> None:
             label = name if number == 0 else None
             axes.plot(one["seconds"], one["nll"], color=colour, label=label, linewidth=1.3)
     target = [one["nll"][-1] for one in found if one["racer"] == REFERENCE]
-    axes.axhline(sum(target) / len(target), color="0.5", linewidth=0.8, linestyle="--")
+    label = "reference at its last step"
+    axes.axhline(sum(target) / len(target), color="0.5", linewidth=0.8, linestyle="--", label=label)
+    trim_start(axes, [one["nll"] for one in found])
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     finish_axes(
         axes, "seconds of training on one thread", "test NLL, nats/token", f"race at {size}"
     )

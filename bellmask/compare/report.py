@@ -11,15 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bellmask.report.figures import (
-    COLOURS,
-    draw_bins,
-    draw_histogram,
-    finish_axes,
-    new_figure,
-    trim_start,
-    write_svg,
-)
+from bellmask.report import figures
 from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import print_lines
 from bellmask.utils.stats import plus_minus
@@ -198,7 +190,9 @@ def variant_colour(results: Results, name: str) -> str:
     """Red for the reference; the others in order."""
     reference = results["reference"]
     others = [other for other in results["variants"] if other != reference]
-    return COLOURS[0 if name == reference else 1 + others.index(name) % (len(COLOURS) - 1)]
+    return figures.COLOURS[
+        0 if name == reference else 1 + others.index(name) % (len(figures.COLOURS) - 1)
+    ]
 
 
 def shown_name(results: Results, name: str) -> str:
@@ -253,15 +247,15 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     labels = {"steps": "training step"}
     if with_time:
         labels["seconds"] = "training time (seconds, evaluation excluded)"
-    figure, panels = new_figure(11 if with_time else 6.6, 4.4, len(labels), sharey=True)
+    figure, panels = figures.new_figure(11 if with_time else 6.6, 4.4, len(labels), sharey=True)
     variants, reference = results["variants"], results["reference"]
     for axes, (x, label) in zip(panels, labels.items()):
         for name, variant in variants.items():
             look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
             draw_runs(axes, variant["runs"], x, **look)
         axes.axhline(variants[reference]["nll"], color="0.4", linestyle="--", linewidth=1)
-        finish_axes(axes, label)
-    trim_start(panels[0], [run["nll"] for v in variants.values() for run in v["runs"]])
+        figures.finish_axes(axes, label)
+    figures.trim_start(panels[0], [run["nll"] for v in variants.values() for run in v["runs"]])
     _draw_arrows(panels[0], results)
     is_mixed = any(variant.get("is_exact") for variant in variants.values())
     bound = "NLL, a bound unless exact" if is_mixed else "NLL bound"
@@ -276,20 +270,20 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
 def law_figure(results: Results, name: str) -> Figure:
     """A variant's mask rates, drawn and as a density, and its weight on each context count."""
     law, colour = results["variants"][name]["law"], variant_colour(results, name)
-    figure, (left, right) = new_figure(7, 2.6, 2)
+    figure, (left, right) = figures.new_figure(7, 2.6, 2)
     histogram, density, weights = law["mask_rate_histogram"], law["density"], law["context_weights"]
     if histogram is None:
         left.text(0.5, 0.5, "no times: every context\ncount of a row, once", ha="center")
         left.set_axis_off()
     else:
-        draw_histogram(left, histogram, "drawn mask rates")
+        figures.draw_histogram(left, histogram, "drawn mask rates")
         if density is not None:
             left.plot(law["t"], density, color=colour, label="density of the law")
         left.set_ylim(0, 1.4 * max([*histogram, *(density or [])]))  # room for the legend
-        finish_axes(left, "time t, mask rate", "density", legend=0)
+        figures.finish_axes(left, "time t, mask rate", "density", legend=0)
     right.plot(weights, color=colour)
     right.set_ylim(0, 1.15 * max(weights))
-    finish_axes(right, "observed tokens $N_c$", "weight in the objective")
+    figures.finish_axes(right, "observed tokens $N_c$", "weight in the objective")
     for axes in (left, right):
         axes.tick_params(labelsize=8)
     return figure
@@ -297,12 +291,12 @@ def law_figure(results: Results, name: str) -> Figure:
 
 def context_figure(results: Results) -> Figure:
     """Final NLL by context count, first seed of each variant."""
-    figure, (axes,) = new_figure(7, 3.8)
+    figure, (axes,) = figures.new_figure(7, 3.8)
     for name, variant in results["variants"].items():
         look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
-        draw_bins(axes, variant["runs"][0]["nll_by_context"], "nll", **look)
+        figures.draw_bins(axes, variant["runs"][0]["nll_by_context"], "nll", **look)
     x, y = "observed tokens $N_c$ in the block", "cross-entropy of a target token (nats)"
-    finish_axes(axes, x, y, legend=0)
+    figures.finish_axes(axes, x, y, legend=0)
     return figure
 
 
@@ -325,7 +319,7 @@ figure.wide svg { min-width: 640px; max-width: none; }
 def _figure(figure: Figure, caption: str, prefix: str, kind: str = "") -> str:
     """An inline figure; element ids get a prefix, as those of several figures would clash."""
     stream = io.StringIO()
-    write_svg(figure, stream)
+    figures.write_svg(figure, stream)
     svg = stream.getvalue().partition("<svg")[2]
     for reference in ('id="', 'xlink:href="#', "url(#"):
         svg = svg.replace(reference, f"{reference}{prefix}-")

@@ -20,6 +20,7 @@ from bellmask.config.command_line import parse_command, parse_data_command
 from bellmask.config.config import RunConfig, override
 from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS
+from bellmask.data import corpora
 from bellmask.data.blocks import (
     PACKER_VERSION,
     BlockFolder,
@@ -33,18 +34,6 @@ from bellmask.data.blocks import (
     read_card,
     shard_path,
     writable_cache,
-)
-from bellmask.data.corpora import (
-    CORPORA,
-    Corpus,
-    InWheel,
-    Split,
-    check_split,
-    documents_kept,
-    find_policy,
-    has_split,
-    is_toy,
-    open_corpus,
 )
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.examples import IN_CONVERSATIONS, load_example_blocks
@@ -78,9 +67,9 @@ class Preparation:
     It writes into ``.preparing-*`` beside the final folder.
     """
 
-    def __init__(self, options: DataOptions, tokenizer: Tokenizer, split: Split) -> None:
+    def __init__(self, options: DataOptions, tokenizer: Tokenizer, split: corpora.Split) -> None:
         cache = writable_cache(options)
-        self.source, self.policy = open_corpus(options, split, cache)
+        self.source, self.policy = corpora.open_corpus(options, split, cache)
         self.tokenizer = tokenizer
         self.rules = _rules(options, self.policy, tokenizer)
         parts = {
@@ -130,7 +119,7 @@ class Preparation:
         clean = detokenizer(self.policy.detokenizer)
         batch: list[Piece] = []
         size = 0
-        for piece in documents_kept(self.source.read(), self.packer.num_documents):
+        for piece in corpora.documents_kept(self.source.read(), self.packer.num_documents):
             batch.append(Piece(clean(piece.text), piece.is_end))
             size += len(piece.text)
             if size >= BATCH_CHARACTERS:
@@ -209,7 +198,7 @@ class Preparation:
         )
 
 
-def _rules(options: DataOptions, policy: Corpus, tokenizer: Tokenizer) -> PackingRules:
+def _rules(options: DataOptions, policy: corpora.Corpus, tokenizer: Tokenizer) -> PackingRules:
     if policy.wrap and options.block_length < 3:
         raise UserError("rows wrapped in BOS ... EOS need a block length of at least 3")
     has_eos = tokenizer.eos_id >= 0
@@ -232,7 +221,10 @@ def _rules(options: DataOptions, policy: Corpus, tokenizer: Tokenizer) -> Packin
 
 
 def prepare(
-    options: DataOptions, tokenizer: Tokenizer, split: Split, progress: Progress = NO_PROGRESS
+    options: DataOptions,
+    tokenizer: Tokenizer,
+    split: corpora.Split,
+    progress: Progress = NO_PROGRESS,
 ) -> Blocks:
     """Blocks of one split, from the cache if its fingerprint is there."""
     return Preparation(options, tokenizer, split).blocks(progress)
@@ -248,7 +240,7 @@ def make_tokenizer(options: DataOptions) -> Tokenizer:
     cache = writable_cache(options)
 
     def training_text() -> tuple[str, Callable[[], Iterator[str]]]:
-        source, policy = open_corpus(options, "train", cache)
+        source, policy = corpora.open_corpus(options, "train", cache)
         clean = detokenizer(policy.detokenizer)
         rule = rule_identity(policy.documents)
         identity = f"{source.identity}/{rule}/{policy.column}/{policy.detokenizer}"
@@ -279,11 +271,11 @@ def load_data(
     options: DataOptions, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS
 ) -> LoadedData:
     """The training mixture, and the validation text of its first corpus."""
-    check_split(options, options.valid_split)
-    if is_toy(options.train):
+    corpora.check_split(options, options.valid_split)
+    if corpora.is_toy(options.train):
         return LoadedData(*toy_blocks(options, tokenizer))
     train = prepare(options, tokenizer, "train", progress)
-    if has_split(options, options.valid_split):
+    if corpora.has_split(options, options.valid_split):
         valid = prepare(options, tokenizer, options.valid_split, progress)
     else:
         name = f"data.train={options.train!r}"
@@ -294,7 +286,7 @@ def load_data(
     # a corpus of a mixture is read by its own rules, but all rows are wrapped alike
     own: dict[str, Any] = {"from_files": None, "valid": None, "mixture": ()}
     own |= {"documents": "auto", "column": None, "detokenizer": "auto"}
-    own |= {"wrap": find_policy(options, options.train).wrap}
+    own |= {"wrap": corpora.find_policy(options, options.train).wrap}
     parts = [train]
     for name in others:
         parts.append(prepare(replace(options, train=name, **own), tokenizer, "train", progress))
@@ -365,7 +357,7 @@ class DataShowOptions(CorpusOptions):
     bellmask data show lm1b --from 'lm1b/*.txt' --data.tokenizer bert-base-uncased
     """
 
-    split: Split = "train"
+    split: corpora.Split = "train"
     """Which part."""
 
 
@@ -384,15 +376,15 @@ def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> Da
     if options.from_files is not None:
         start = replace(start, data=replace(start.data, from_files=options.from_files))
     data = override(start, args, where).check().data
-    check_split(data, data.valid_split)
+    corpora.check_split(data, data.valid_split)
     return data
 
 
 def _prepare_and_print(
-    options: DataOptions, tokenizer: Tokenizer, split: Split
+    options: DataOptions, tokenizer: Tokenizer, split: corpora.Split
 ) -> tuple[Blocks, Path]:
     """Blocks and their folder, after their data card was printed."""
-    if not has_split(options, split) and split == "valid":
+    if not corpora.has_split(options, split) and split == "valid":
         raise UserError(
             f"{options.train} has no validation text of its own: training holds out the last "
             f"{options.valid_fraction:.0%} of its blocks; give some with --data.valid PATH"
@@ -428,11 +420,11 @@ def _card_rows(card: dict[str, Any]) -> list[list[str]]:
 def _list(args: Sequence[str]) -> int:
     parse_command(DataListOptions, args, command="data list")
     rows = []
-    for name, corpus in CORPORA.items():
-        in_wheel = any(isinstance(split, InWheel) for split in corpus.splits.values())
+    for name, corpus in corpora.CORPORA.items():
+        in_wheel = any(isinstance(split, corpora.InWheel) for split in corpus.splits.values())
         where = "package index" if in_wheel else "hub" if corpus.splits else "--from"
         rows.append([name, where, corpus.detokenizer, corpus.licence])
-    notes = [f"{name}: {corpus.note}" for name, corpus in CORPORA.items() if corpus.note]
+    notes = [f"{name}: {corpus.note}" for name, corpus in corpora.CORPORA.items() if corpus.note]
     Table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows, notes).print()
     return 0
 
@@ -492,10 +484,10 @@ def prepare_main(args: Sequence[str]) -> int:
     command, rest = parse_data_command(PrepareOptions, args, command="prepare")
     options = _data_options(command, rest, "bellmask prepare")
     tokenizer = make_tokenizer(options)
-    read: list[Split] = ["train", options.valid_split]
+    read: list[corpora.Split] = ["train", options.valid_split]
     splits = read if command.split == "all" else [command.split]
     if command.split == "all":  # a corpus without any text says so
-        splits = [split for split in splits if has_split(options, split)] or ["train"]
+        splits = [split for split in splits if corpora.has_split(options, split)] or ["train"]
     for split in splits:
         _, folder = _prepare_and_print(options, tokenizer, split)
         print(f"blocks: {folder}")

@@ -14,14 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.laws import (
-    TimeLaw,
-    TruncatedGaussian,
-    Uniform,
-    as_float64,
-    composite_rule,
-    panel_edges,
-)
+from bellmask.diffusion import laws
 from bellmask.diffusion.schedules import Linear, Schedule
 
 SMALLEST_DENSITY = 1e-200
@@ -31,7 +24,7 @@ SMALLEST_DENSITY = 1e-200
 class Objective(ABC):
     """What is minimised: times from levels, weights from times, and the normaliser c."""
 
-    law: TimeLaw
+    law: laws.TimeLaw
     schedule: Schedule
     is_unweighted = False
     """True when w(t) = 1 for all t, so that plain sums of cross-entropy suffice."""
@@ -59,7 +52,7 @@ class Nelbo(Objective):
     (logarithmically) at t = 0. With 0 the objective is the NELBO exactly.
     """
 
-    law: TimeLaw = field(default_factory=Uniform)
+    law: laws.TimeLaw = field(default_factory=laws.Uniform)
     schedule: Schedule = field(default_factory=Linear)
     time_floor: float = 0.0
 
@@ -68,7 +61,7 @@ class Nelbo(Objective):
             raise ValueError(f"objective nelbo divides by the law's density; {self.law} has none")
         if not 0 <= self.time_floor < 1:
             raise ValueError(f"time_floor must be in [0, 1), got {self.time_floor}")
-        t, _ = composite_rule(panel_edges(self.law.breaks()))
+        t, _ = laws.composite_rule(laws.panel_edges(self.law.breaks()))
         largest = float((self.schedule.weight(t) * (1 - self.schedule.alpha(t))).max())
         if float(self.law.pdf(t).min()) < SMALLEST_DENSITY or largest > 1 / SMALLEST_DENSITY:
             raise ValueError(
@@ -81,7 +74,7 @@ class Nelbo(Objective):
         """alpha^-1(1 - floor): the floor itself for the linear schedule."""
         if self.time_floor == 0:
             return 0.0
-        return float(self.schedule.inverse(as_float64(1 - self.time_floor)))
+        return float(self.schedule.inverse(laws.as_float64(1 - self.time_floor)))
 
     def times(self, u_B: Tensor) -> Tensor:
         """first + (1 - first) * F^-1(u), with first the time of the smallest mask rate."""
@@ -90,7 +83,7 @@ class Nelbo(Objective):
 
     def weight(self, t_B: Tensor) -> Tensor:
         """-alpha' / (1 - alpha) / pi."""
-        t_B = as_float64(t_B)
+        t_B = laws.as_float64(t_B)
         unfloored = (t_B - self.first_time) / (1 - self.first_time)
         return self.schedule.weight(t_B) / self.law.log_pdf(unfloored).exp()
 
@@ -104,7 +97,7 @@ class Nelbo(Objective):
 class Bell(Objective):
     """The paper's objective, Eq. L_pi: t ~ pi, every masked row counts the same."""
 
-    law: TimeLaw = field(default_factory=TruncatedGaussian)
+    law: laws.TimeLaw = field(default_factory=laws.TruncatedGaussian)
     schedule: Schedule = field(default_factory=Linear)
     is_unweighted = True
 
@@ -118,7 +111,7 @@ class Bell(Objective):
 
     def weight(self, t_B: Tensor) -> Tensor:
         """One."""
-        return torch.ones_like(as_float64(t_B))
+        return torch.ones_like(laws.as_float64(t_B))
 
     @property
     def normaliser(self) -> float:
@@ -135,7 +128,7 @@ class Importance(Objective):
     Without 1/t it has the same expectation as :class:`Bell`, from a noisier batch.
     """
 
-    law: TimeLaw = field(default_factory=TruncatedGaussian)
+    law: laws.TimeLaw = field(default_factory=laws.TruncatedGaussian)
     divide_by_t: bool = False
     schedule: Schedule = field(default_factory=Linear)
 
@@ -147,12 +140,12 @@ class Importance(Objective):
 
     def times(self, u_B: Tensor) -> Tensor:
         """Uniform: u itself."""
-        return as_float64(u_B).clone()
+        return laws.as_float64(u_B).clone()
 
     def weight(self, t_B: Tensor) -> Tensor:
         """f(t), or f(t) / t."""
         weight = self.law.pdf(t_B)
-        return weight / as_float64(t_B) if self.divide_by_t else weight
+        return weight / laws.as_float64(t_B) if self.divide_by_t else weight
 
     @property
     def normaliser(self) -> float:
@@ -167,7 +160,7 @@ class ChainRule(Bell):
     It has no times; those it gives are looked at by nobody.
     """
 
-    law: TimeLaw = field(default_factory=Uniform)
+    law: laws.TimeLaw = field(default_factory=laws.Uniform)
 
     @property
     def normaliser(self) -> float:

@@ -10,16 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from bellmask.diffusion.laws import (
-    Dirac,
-    TimeLaw,
-    TruncatedGaussian,
-    TruncatedLaplace,
-    Uniform,
-    as_float64,
-    composite_rule,
-    panel_edges,
-)
+from bellmask.diffusion import laws
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
 from bellmask.diffusion.schedules import Linear, Schedule
 
@@ -38,15 +29,15 @@ def context_weights(objective: Objective, block_length: int) -> Tensor:
         return torch.ones(block_length, dtype=torch.float64)
     if isinstance(objective, Nelbo):
         return _nelbo_weights(objective, block_length)
-    if isinstance(objective.law, Dirac):
-        alpha = objective.schedule.alpha(as_float64(objective.law.mu))
+    if isinstance(objective.law, laws.Dirac):
+        alpha = objective.schedule.alpha(laws.as_float64(objective.law.mu))
         log_w = torch.zeros(1, dtype=torch.float64)
         return _integrate(log_w, alpha[None], block_length)
     if not isinstance(objective, Bell | Importance):
         raise TypeError(f"no context weights are known for {type(objective).__name__}")
     # panels no wider than half the spread of a binomial, which is what alpha^n (1-alpha)^m is
     width = min(1 / 16, 0.5 / math.sqrt(block_length))
-    t, weight = composite_rule(panel_edges(objective.law.breaks(), max_width=width))
+    t, weight = laws.composite_rule(laws.panel_edges(objective.law.breaks(), max_width=width))
     log_w = torch.log(weight) + objective.law.log_pdf(t)
     if isinstance(objective, Importance) and objective.divide_by_t:
         log_w = log_w - torch.log(t)
@@ -70,7 +61,7 @@ def _nelbo_weights(objective: Nelbo, length: int) -> Tensor:
     """P(Binomial(L, 1 - floor) > N_c) / (1 - first time): exactly one without a floor."""
     if objective.time_floor == 0:
         return torch.ones(length, dtype=torch.float64)
-    alpha = as_float64(1 - objective.time_floor)
+    alpha = laws.as_float64(1 - objective.time_floor)
     n = torch.arange(length, dtype=torch.float64)
     log_pmf = _log_binomial(length) + torch.xlogy(n, alpha) + torch.xlogy(length - n, 1 - alpha)
     at_the_top = alpha**length  # P(Binomial = L), which is not among N_c = 0 .. L-1
@@ -101,11 +92,11 @@ class BellTest:
     """The a at which the margin is largest."""
 
 
-def bell_test(law: TimeLaw, schedule: Schedule | None = None) -> BellTest:
+def bell_test(law: laws.TimeLaw, schedule: Schedule | None = None) -> BellTest:
     """Test Definition 4.1 for the mask rates that a law of times gives under a schedule."""
     schedule = schedule or Linear()
-    if isinstance(law, Dirac):
-        return _test_atom(float(1 - schedule.alpha(as_float64(law.mu))))
+    if isinstance(law, laws.Dirac):
+        return _test_atom(float(1 - schedule.alpha(laws.as_float64(law.mu))))
     low_times, high_times = (lambda a: schedule.inverse(1 - a)), (lambda a: schedule.inverse(a))
 
     def margin(a: Tensor) -> Tensor:
@@ -120,7 +111,7 @@ def bell_test(law: TimeLaw, schedule: Schedule | None = None) -> BellTest:
     values = margin(a)
     top = int(values.argmax())
     is_symmetric_peak = (
-        isinstance(law, TruncatedGaussian | TruncatedLaplace)
+        isinstance(law, laws.TruncatedGaussian | laws.TruncatedLaplace)
         and law.mu == 0.5
         and isinstance(schedule, Linear)
     )
@@ -129,10 +120,10 @@ def bell_test(law: TimeLaw, schedule: Schedule | None = None) -> BellTest:
     return BellTest(is_bell, lowest, highest if highest > TOLERANCE else 0.0, float(a[top]))
 
 
-def _extrema(fall: Callable[[Tensor], Tensor], law: TimeLaw, schedule: Schedule) -> Tensor:
+def _extrema(fall: Callable[[Tensor], Tensor], law: laws.TimeLaw, schedule: Schedule) -> Tensor:
     """Points of (0, 1/2) that contain every local extremum of the margin."""
     sharp = (1 - schedule.alpha(torch.tensor(list(law.breaks()), dtype=torch.float64))).tolist()
-    edges = panel_edges([*sharp, *(1 - s for s in sharp)])
+    edges = laws.panel_edges([*sharp, *(1 - s for s in sharp)])
     edges = edges[edges <= 0.5]
     inside = torch.linspace(0, 1, _POINTS_PER_PANEL + 1, dtype=torch.float64)[:-1]
     grid = (edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * inside).reshape(-1)
@@ -167,7 +158,7 @@ class CountLaw:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        drawn = Uniform() if isinstance(objective, Importance) else objective.law
+        drawn = laws.Uniform() if isinstance(objective, Importance) else objective.law
         self._times_alone = Bell(drawn, objective.schedule)
         self.table = cache(self._table)
 

@@ -22,17 +22,9 @@ import tyro
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate import judge_endpoint, judge_prompts
+from bellmask.evaluate import judge_endpoint, judge_prompts, judge_stats
 from bellmask.evaluate.judge_endpoint import Budget, ChatRequest, EndpointOptions, Transcript
 from bellmask.evaluate.judge_prompts import Answers, Benchmark, Judged, Pair, Said, Side, Style
-from bellmask.evaluate.judge_stats import (
-    COUNTS,
-    PARTS,
-    Calibration,
-    read_calibration,
-    seed_numbers,
-    summarize,
-)
 from bellmask.evaluate.scorer import TextScore, TextScorer, load_scorer
 from bellmask.evaluate.suite import write_results
 from bellmask.generate.answers import DEFAULT_LENGTH
@@ -452,7 +444,9 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     return found.some(options.tasks) if options.tasks else found
 
 
-def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibration | None:
+def open_calibration(
+    options: PairwiseOptions, benchmark: Benchmark
+) -> judge_stats.Calibration | None:
     """What AlpacaEval's full model needs, if its files are given."""
     if options.difficulty is None or options.gamed is None:
         return None
@@ -461,7 +455,7 @@ def open_calibration(options: PairwiseOptions, benchmark: Benchmark) -> Calibrat
             f"--difficulty goes by a task's place among AlpacaEval's 805 instructions, which "
             f"{options.a} does not hold in full: give their folder, --data-dir FOLDER"
         )
-    found = read_calibration(Path(options.difficulty), Path(options.gamed))
+    found = judge_stats.read_calibration(Path(options.difficulty), Path(options.gamed))
     missing = [task.index for task in benchmark.tasks if task.index not in found.difficulty]
     if missing:
         raise UserError(f"{options.difficulty} has no instruction number {missing[0]}")
@@ -532,24 +526,26 @@ def tables(numbers: Numbers) -> list[Table]:
     outcomes = [
         [
             str(seed),
-            *(str(result["counts"][name]) for name in COUNTS),
+            *(str(result["counts"][name]) for name in judge_stats.COUNTS),
             *(f"{result[f'mean_length_{side}']:.0f}" for side in "ab"),
         ]
         for seed, result in zip(numbers["seeds"], numbers["results"], strict=True)
     ]
-    found += [Table("Outcomes for A", ["seed", *COUNTS, "characters of A", "of B"], outcomes)]
-    for name in PARTS:
+    found += [
+        Table("Outcomes for A", ["seed", *judge_stats.COUNTS, "characters of A", "of B"], outcomes)
+    ]
+    for name in judge_stats.PARTS:
         word = name.removeprefix("by_")
         rows = [
             [
                 label,
-                *(str(one[count]) for count in COUNTS),
+                *(str(one[count]) for count in judge_stats.COUNTS),
                 *(percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")),
             ]
             for label, one in numbers["over_seeds"][name].items()
         ]
         if len(rows) > 1:
-            columns = [word, *COUNTS, "win rate, %", "non-tie, %"]
+            columns = [word, *judge_stats.COUNTS, "win rate, %", "non-tie, %"]
             found += [Table(f"By {word}, all seeds", columns, rows)]
     return found
 
@@ -670,7 +666,7 @@ def _pairwise(options: PairwiseOptions) -> None:
 
     found = iter(everything)
     judged = {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
-    results = [seed_numbers(mine, calibration) for mine in judged.values()]
+    results = [judge_stats.seed_numbers(mine, calibration) for mine in judged.values()]
     cautions = [line for side in answers for line in side.cautions]
     cautions += judge.cautions(everything)
     cautions += _cautions(options, answers, len(benchmark.tasks))
@@ -686,7 +682,7 @@ def _pairwise(options: PairwiseOptions) -> None:
                 **judge.about(everything),
             },
             "seeds": seeds,
-            "over_seeds": summarize(results, list(judged.values())),
+            "over_seeds": judge_stats.summarize(results, list(judged.values())),
             "results": results,
             "cautions": cautions,
         }

@@ -37,19 +37,12 @@ from bellmask.evaluate.suite import write_results
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
+from bellmask.utils import stats
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import read_arrays, without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
-from bellmask.utils.stats import (
-    Floats,
-    Labels,
-    clustered_error,
-    collapsed_strata_error,
-    document_clusters,
-    plus_minus,
-)
 from bellmask.utils.table import Table
 
 # Options
@@ -116,11 +109,11 @@ class Likelihood:
 
     length_B: NDArray[np.int64]
     """Maskable tokens of each block."""
-    level_B: Floats
+    level_B: stats.Floats
     """Where in [0, 1) each block's mask counts start: what the strata are strata of."""
     count_BR: NDArray[np.int64]
     """Tokens that each draw does not show: L_b - N_c; 0 where a short block has no such draw."""
-    ce_BR: Floats
+    ce_BR: stats.Floats
     """Mean cross-entropy of the draw's targets, nats."""
     document_B: NDArray[np.int64]
     num_bytes: float
@@ -145,7 +138,7 @@ class Likelihood:
         return int(self.length_B.sum())
 
     @property
-    def block_nll(self) -> Floats:
+    def block_nll(self) -> stats.Floats:
         """NLL (bound) per token of each block, nats: the mean over its draws."""
         is_drawn = self.count_BR > 0
         return (self.ce_BR * is_drawn).sum(axis=1) / is_drawn.sum(axis=1).clip(min=1)
@@ -173,7 +166,7 @@ class Likelihood:
     @property
     def clusters(self) -> NDArray[np.int64] | None:
         """Document of each block, when documents span blocks and there are enough of them."""
-        return document_clusters(self.document_B)
+        return stats.document_clusters(self.document_B)
 
     @property
     def standard_error(self) -> float:
@@ -181,7 +174,7 @@ class Likelihood:
         return self._error_of(self.block_nll)
 
     @property
-    def draw_errors(self) -> Floats:
+    def draw_errors(self) -> stats.Floats:
         """What other masks or orders would change in each block's value; nan for a single draw."""
         num_blocks, draws = len(self.ce_BR), self.num_draws
         if self.is_exact or draws == 1:
@@ -191,7 +184,7 @@ class Likelihood:
             value_BR = value_BR / self.length_B[:, None].clip(min=1)
             return value_BR.std(axis=1, ddof=1) / math.sqrt(draws)
         order = np.arange(draws, dtype=np.float64)
-        return np.array([collapsed_strata_error(ce_R, order) for ce_R in self.ce_BR])
+        return np.array([stats.collapsed_strata_error(ce_R, order) for ce_R in self.ce_BR])
 
     def difference(self, other: Likelihood) -> tuple[float, float]:
         """(this nll - the other's, its standard error), paired: same blocks and masks."""
@@ -207,15 +200,15 @@ class Likelihood:
             return False
         return self.is_causal or other.is_causal or np.array_equal(self.count_BR, other.count_BR)
 
-    def _error_of(self, value_B: Floats) -> float:
+    def _error_of(self, value_B: stats.Floats) -> float:
         """Delta method for the ratio, then strata (one draw) or blocks (several)."""
         if len(value_B) < 2:
             return math.nan
         mean = (self.length_B * value_B).sum() / self.num_tokens
         residual_B = self.length_B * (value_B - mean) / self.length_B.mean()
         if self.count_BR.shape[1] == 1:
-            return collapsed_strata_error(residual_B, self.level_B, self.clusters)
-        return clustered_error(residual_B, self.clusters)
+            return stats.collapsed_strata_error(residual_B, self.level_B, self.clusters)
+        return stats.clustered_error(residual_B, self.clusters)
 
     def summary(self) -> dict[str, Any]:
         """The numbers people ask for; None for what is not finite, which JSON does not know."""
@@ -565,16 +558,18 @@ def exact_curve(
             for part in index.split(batch_size)
         ]
         ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
-        cluster = document_clusters(np.asarray(blocks.documents)[index.numpy()])
+        cluster = stats.document_clusters(np.asarray(blocks.documents)[index.numpy()])
         nll, error = weighted_mean(ce, weight, cluster)
         points.append(ContextPoint(context, context, nll, error, len(ce)))
     return points
 
 
-def weighted_mean(value: Floats, weight: Floats, cluster: Labels | None) -> tuple[float, float]:
+def weighted_mean(
+    value: stats.Floats, weight: stats.Floats, cluster: stats.Labels | None
+) -> tuple[float, float]:
     """A token-weighted mean and its standard error (delta method, clustered)."""
     mean = float((weight * value).sum() / weight.sum())
-    return mean, clustered_error(weight * (value - mean) / weight.mean(), cluster)
+    return mean, stats.clustered_error(weight * (value - mean) / weight.mean(), cluster)
 
 
 class References(NamedTuple):
@@ -592,7 +587,7 @@ def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> floa
     return _cross_entropy([counts] * valid.block_length, valid)
 
 
-def unigram_counts(blocks: Blocks, num_tokens: int) -> Floats:
+def unigram_counts(blocks: Blocks, num_tokens: int) -> stats.Floats:
     """How often each token is a maskable one of the blocks, and once more."""
     return np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(blocks))
 
@@ -608,17 +603,17 @@ def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
     )
 
 
-def _cross_entropy(counts: Sequence[Floats] | Floats, blocks: Blocks) -> float:
+def _cross_entropy(counts: Sequence[stats.Floats] | stats.Floats, blocks: Blocks) -> float:
     """To the tokens of blocks, from a distribution (not normalized) for each position."""
     pairs = zip(counts, _columns(blocks))
     return -float(np.log(np.concatenate([own[tokens] / own.sum() for own, tokens in pairs])).mean())
 
 
-def _counts(tokens: Labels, num_tokens: int) -> Labels:
+def _counts(tokens: stats.Labels, num_tokens: int) -> stats.Labels:
     return np.bincount(tokens, minlength=num_tokens)
 
 
-def _columns(blocks: Blocks) -> list[Labels]:
+def _columns(blocks: Blocks) -> list[stats.Labels]:
     """At each position the maskable tokens of all rows."""
     tokens, lengths = np.asarray(blocks.tokens), np.asarray(blocks.lengths)
     starts = blocks.row_starts(slice(None)).numpy()
@@ -657,10 +652,10 @@ def _show(report: dict[str, Any]) -> None:
     what, bound = ("exact NLL", "") if report["is_exact"] else ("NELBO", " (bound)")
     references = {f"{name} cross-entropy": report[key] for name, key in REFERENCES.items()}
     numbers = {
-        f"{what}, nats per token": plus_minus(report["nll"], report["nll_se"], 4),
+        f"{what}, nats per token": stats.plus_minus(report["nll"], report["nll_se"], 4),
         f"perplexity{bound}": f"{report['perplexity']:.3f}",
-        f"bits per byte{bound}": plus_minus(report["bits_per_byte"], None, 4),
-        **{name: plus_minus(value, None, 4) for name, value in references.items()},
+        f"bits per byte{bound}": stats.plus_minus(report["bits_per_byte"], None, 4),
+        **{name: stats.plus_minus(value, None, 4) for name, value in references.items()},
         "blocks x draws": f"{report['num_blocks']} x {report['num_draws']}",
     }
     Table(_title(report), ["quantity", "value"], list(map(list, numbers.items()))).print()

@@ -40,17 +40,8 @@ from numpy.typing import NDArray
 from bellmask.config.config import parse_options
 from bellmask.data.chat_templates import Message, join, response_after
 from bellmask.data.tasks import BENCHMARKS
+from bellmask.evaluate import scorer
 from bellmask.evaluate.likelihood import REFERENCE_BLOCKS, unigram_counts
-from bellmask.evaluate.scorer import (
-    Estimator,
-    Request,
-    RequestMaker,
-    RequestOptions,
-    Score,
-    Scorer,
-    Tokens,
-    add_up,
-)
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.rules import RULES
@@ -75,9 +66,9 @@ OWN_WORDS = {"word": 4, "answer": 8}
 that was tuned to answer has a length of its own."""
 
 
-def parse_arguments(given: Mapping[str, Any]) -> RequestOptions:
+def parse_arguments(given: Mapping[str, Any]) -> scorer.RequestOptions:
     """Values as lm-eval parsed them (numbers, True, None or text); unknown names are refused."""
-    known = {field.name: field for field in fields(RequestOptions)}
+    known = {field.name: field for field in fields(scorer.RequestOptions)}
     args = []
     for name, value in given.items():
         look_up("argument of the model bellmask", name, {**known, "run": None})
@@ -86,7 +77,7 @@ def parse_arguments(given: Mapping[str, Any]) -> RequestOptions:
             args.append(f"--{option}" if value else f"--no-{option}")
         elif value is not None:
             args.append(f"--{option}={value}")
-    return parse_options(RequestOptions, None, args, WHERE).check()
+    return parse_options(scorer.RequestOptions, None, args, WHERE).check()
 
 
 # What is asked and answered
@@ -101,7 +92,7 @@ class ScoredChoice(tuple[float, bool]):
     num_bytes: int
 
     @staticmethod
-    def of(score: Score, is_greedy: bool, continuation: str) -> ScoredChoice:
+    def of(score: scorer.Score, is_greedy: bool, continuation: str) -> ScoredChoice:
         """Bytes are those of lm-eval's acc_bytes: without the space in front."""
         made = ScoredChoice((score.log_probability, is_greedy))
         text = continuation.removeprefix(" ").encode("utf-8", "surrogatepass")
@@ -113,7 +104,7 @@ class ScoredChoice(tuple[float, bool]):
 class Gap:
     """A text to write: what the masks of a row become."""
 
-    row: Tokens
+    row: scorer.Tokens
     sampling: Sampling
     seed: int
     sample: int
@@ -124,7 +115,7 @@ class Gap:
 class TaskFacts:
     """What came up while a task's requests were answered."""
 
-    scores: list[Score] = field(default_factory=list)
+    scores: list[scorer.Score] = field(default_factory=list)
     passes: dict[str, int] = field(default_factory=dict)
     """Rows through the network, by cached answer."""
     cut: set[int] = field(default_factory=set)
@@ -188,8 +179,8 @@ class BellmaskLM(LM):
         self.run = run if isinstance(run, Loaded) else self.options.load(str(run))
         self._device, self.seed, self._has_greedy = self.run.device, self.options.seed, greedy
         how = self.options
-        estimator = Estimator(how.estimator, how.draws, how.longest_exact, how.common)
-        self.scorer = Scorer(self.run, estimator, batch_tokens=how.batch_tokens)
+        estimator = scorer.Estimator(how.estimator, how.draws, how.longest_exact, how.common)
+        self.scorer = scorer.Scorer(self.run, estimator, batch_tokens=how.batch_tokens)
         self.maker, self.tokenizer = self.scorer.maker, self.run.tokenizer
         self.block_length = self.maker.block_length
         self.sees_behind = self.run.config.framework.name != "arm"
@@ -224,18 +215,20 @@ class BellmaskLM(LM):
         windows = [self.maker.rolling(*r.args, noise=noise_number(r)) for r in requests]
         return [score.log_probability for score in self._scores(requests, windows)]
 
-    def _windows(self, request: Instance) -> list[Request]:
+    def _windows(self, request: Instance) -> list[scorer.Request]:
         before, target = self.split(*request.args)
         if not target:
             raise UserError(f"the choice {request.args[1]!r} has no tokens: nothing to score")
         self._note_length(request, before, len(target))
         return self.windows(before, target, noise_number(request))
 
-    def windows(self, before: Tokens, target: Tokens, noise: int) -> list[Request]:
+    def windows(
+        self, before: scorer.Tokens, target: scorer.Tokens, noise: int
+    ) -> list[scorer.Request]:
         """What to score: one request, or several where the continuation does not fit into a row."""
         return self.maker.windows(before, target + self.ending, (), noise)
 
-    def split(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
+    def split(self, context: str, continuation: str) -> tuple[scorer.Tokens, scorer.Tokens]:
         """Tokens of what is shown, and of what is scored or written. Plain: as lm-eval cuts them.
         Tuned: apart, by the run's template, as in training (:mod:`bellmask.data.examples`).
         """
@@ -249,26 +242,26 @@ class BellmaskLM(LM):
         before = tuple(answerer.encoder.encode([parts])[0].tolist())
         return before, maker.encode(response_after(join(parts), continuation))
 
-    def _note_length(self, request: Instance, before: Tokens, others: int) -> None:
+    def _note_length(self, request: Instance, before: scorer.Tokens, others: int) -> None:
         begun = self.maker.before(before, len(before) + self.block_length)
         about = about_question(request)
         if about and len(begun) + others > self.block_length:
             self.facts[str(request.task_name)].shortened.add(about["number"])
 
-    def _score_key(self, window: Request) -> str:
+    def _score_key(self, window: scorer.Request) -> str:
         noise = () if self.is_exact(window) else (window.noise, self.seed)
         return content_key("score", window.given, window.target, *noise)
 
-    def is_exact(self, window: Request) -> bool:
+    def is_exact(self, window: scorer.Request) -> bool:
         """Every seed gives it the same score: short continuations, and any of an ARM."""
         return self.scorer.is_exact(window)
 
-    def score(self, windows: Sequence[Request], progress: Progress) -> list[Score]:
+    def score(self, windows: Sequence[scorer.Request], progress: Progress) -> list[scorer.Score]:
         return self.scorer.score(windows, seed=self.seed, progress=progress)
 
     def _scores(
-        self, requests: Sequence[Instance], windows: Sequence[Sequence[Request]]
-    ) -> list[Score]:
+        self, requests: Sequence[Instance], windows: Sequence[Sequence[scorer.Request]]
+    ) -> list[scorer.Score]:
         """One score per request; its windows added up."""
         keys = [list(map(self._score_key, own)) for own in windows]
         asked = {
@@ -294,14 +287,14 @@ class BellmaskLM(LM):
         made = []
         for request, own_keys in zip(requests, keys, strict=True):
             records = [self._answers[key] for key in own_keys]
-            scores = [Score(**{k: v for k, v in r.items() if k != "key"}) for r in records]
-            made.append(add_up(scores))
+            scores = [scorer.Score(**{k: v for k, v in r.items() if k != "key"}) for r in records]
+            made.append(scorer.add_up(scores))
             facts = self.facts[str(request.task_name)]
             facts.scores.append(made[-1])
             facts.passes.update((key, s.num_passes) for key, s in zip(own_keys, scores))
         return made
 
-    def _is_greedy(self, windows: Sequence[Sequence[Request]]) -> list[bool]:
+    def _is_greedy(self, windows: Sequence[Sequence[scorer.Request]]) -> list[bool]:
         """All windows of a continuation are what the model would write."""
         flat = [window for own in windows for window in own]
         with self._bar("is it what the model writes", "continuations", len(flat)) as progress:
@@ -370,7 +363,7 @@ class BellmaskLM(LM):
             made.append(Gap(self._free_row(context, settings), sampling, seed, sample))
         return made
 
-    def _free_row(self, context: str, settings: Mapping[str, Any]) -> Tokens:
+    def _free_row(self, context: str, settings: Mapping[str, Any]) -> scorer.Tokens:
         """The context and a gap; half of the block at least is the gap's, if it is asked for."""
         tokens = self.maker.encode(context)
         given = (settings.get(name) for name in LENGTHS)
@@ -381,7 +374,7 @@ class BellmaskLM(LM):
         length = min(wanted, max(left, self.block_length // 2))
         return self._row_with(tokens, length)
 
-    def _gap_row(self, request: Instance, about: Mapping[str, Any]) -> Tokens:
+    def _gap_row(self, request: Instance, about: Mapping[str, Any]) -> scorer.Tokens:
         """A row of Table 4, whose gap has the gold answer's length or one that tells nothing about
         it. Where it does not fit, the gap is cut to half of the block, then what is furthest from
         it is left out.
@@ -402,7 +395,9 @@ class BellmaskLM(LM):
             length = self.own_length or math.ceil(words)
         return self._row_with(before, min(max(1, length), longest), behind)
 
-    def _row_with(self, before: Tokens, length: int, behind: Tokens = ()) -> Tokens:
+    def _row_with(
+        self, before: scorer.Tokens, length: int, behind: scorer.Tokens = ()
+    ) -> scorer.Tokens:
         room = self.block_length - length
         shown = len(self.maker.before(before, self.block_length))
         behind = behind[: max(room // 2, room - shown)]
@@ -550,7 +545,7 @@ class UnigramLM(BellmaskLM):
 
     def __init__(self, run: Loaded, log_p_V: NDArray[np.float64]) -> None:
         super().__init__(run)
-        self.maker = RequestMaker(run.tokenizer, self.block_length, ())
+        self.maker = scorer.RequestMaker(run.tokenizer, self.block_length, ())
         self.log_p_V, self._has_greedy = log_p_V, False
         self.own_length, self.sees_behind = None, True
 
@@ -563,12 +558,12 @@ class UnigramLM(BellmaskLM):
         count_V = unigram_counts(whole, run.tokenizer.num_tokens)
         return UnigramLM(run, np.log(count_V / count_V.sum()))
 
-    def is_exact(self, window: Request) -> bool:
+    def is_exact(self, window: scorer.Request) -> bool:
         return True
 
-    def score(self, windows: Sequence[Request], progress: Progress) -> list[Score]:
+    def score(self, windows: Sequence[scorer.Request], progress: Progress) -> list[scorer.Score]:
         sums = [float(self.log_p_V[list(window.target)].sum()) for window in windows]
-        return [Score(s, 0.0, len(w.target), 0, True) for s, w in zip(sums, windows)]
+        return [scorer.Score(s, 0.0, len(w.target), 0, True) for s, w in zip(sums, windows)]
 
     def fill(self, gaps: Sequence[Gap], progress: Progress) -> list[list[int]]:
         share_V = np.cumsum(np.exp(self.log_p_V))
@@ -590,7 +585,7 @@ class RandomLM(UnigramLM):
         return RandomLM(run, np.full(size, -np.log(size)))
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        alike = Score(0.0, 0.0, 1, 0, True)
+        alike = scorer.Score(0.0, 0.0, 1, 0, True)
         return [ScoredChoice.of(alike, False, request.args[1]) for request in requests]
 
 

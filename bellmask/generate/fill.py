@@ -15,17 +15,9 @@ import torch
 from torch import Tensor
 
 from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
+from bellmask.generate import sampler
 from bellmask.generate.canvas import Canvas, OnStep, canvas_from_pieces, read_gaps
 from bellmask.generate.rules import RULES, Remasking, Rule
-from bellmask.generate.sampler import (
-    GRIDS,
-    Generation,
-    Grid,
-    SamplingDenoiser,
-    TokenChoice,
-    generate,
-    generate_in_order,
-)
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.utils.errors import UserError
@@ -42,7 +34,7 @@ def fill(
     is_real_BL: Tensor | None = None,
     device: torch.device | None = None,
     **noise: Any,
-) -> Generation:
+) -> sampler.Generation:
     """Fill all masked positions the way ``sampling`` says.
 
     ``is_real_BL`` is False at padding behind a canvas; ``noise`` as for :func:`generate`: seed,
@@ -55,16 +47,16 @@ def fill(
         raise UserError(
             "this model predicts a token from what is before it: the first one must be given (BOS)"
         )
-    noise["choice"] = TokenChoice(
+    noise["choice"] = sampler.TokenChoice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
     if isinstance(framework, Ordered) and not isinstance(framework, Shifted):
         if is_real_BL is not None:
             raise UserError("a causal model of our own trunk takes rows of one length, unpadded")
-        return generate_in_order(
+        return sampler.generate_in_order(
             model, canvas_BL, framework, mask_id=mask_id, device=device, **noise
         )
-    network = SamplingDenoiser(
+    network = sampler.SamplingDenoiser(
         model, mask_id, is_real_BL=is_real_BL, guidance=sampling.guidance, device=device
     )
     if isinstance(framework, Shifted):
@@ -74,17 +66,17 @@ def fill(
         if bool(is_late_BL.long().diff(dim=1).lt(0).any()):
             raise UserError("this model writes left to right: it takes a prefix, not gaps")
         # blocks of one token; what is masked behind them a causal LM cannot see
-        return generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
+        return sampler.generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
     assert isinstance(framework, Mdm)
     rule: Rule = RULES[sampling.rule]
     if sampling.remask is not None:
         rule = Remasking(sampling.remask, sampling.remask_kind)
-    grid: Grid = None
+    grid: sampler.Grid = None
     if sampling.grid == "count":
         grid = sampling.per_step or 1
     elif rule.takes_grid:
-        grid = GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
-    return generate(
+        grid = sampler.GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
+    return sampler.generate(
         network,
         canvas_BL,
         grid,
@@ -96,7 +88,9 @@ def fill(
     )
 
 
-def _fill_run(run: Loaded, canvas_BL: Tensor, sampling: Sampling, **options: Any) -> Generation:
+def _fill_run(
+    run: Loaded, canvas_BL: Tensor, sampling: Sampling, **options: Any
+) -> sampler.Generation:
     """:func:`fill` with a run's model."""
     options |= {"mask_id": run.tokenizer.mask_id, "device": run.device}
     return fill(run.model, canvas_BL, run.framework, sampling, **options)
@@ -155,7 +149,7 @@ def fill_canvas(
     batch_size: int = 64,
     progress: Progress = NO_PROGRESS,
     on_step: OnStep | None = None,
-) -> Generation:
+) -> sampler.Generation:
     """Fill a canvas ``count`` times; sample i is the same whatever the batch size.
 
     ``first_sample`` is the number of the first one: other numbers, other noise.
@@ -168,14 +162,14 @@ def fill_canvas(
         options: dict[str, Any] = {"seed": seed, "first_sample": first_sample + done}
         parts.append(_fill_run(run, canvas_BL, sampling or Sampling(), on_step=on_step, **options))
         progress.advance(len(canvas_BL))
-    return Generation(
+    return sampler.Generation(
         torch.cat([part.ids_BL for part in parts]),
         sum(part.num_calls for part in parts),
         sum(part.num_rows for part in parts),
     )
 
 
-def decode_samples(run: Loaded, made: Generation) -> list[str]:
+def decode_samples(run: Loaded, made: sampler.Generation) -> list[str]:
     """Generated ids as text; of a run on single documents, up to the first EOS."""
     # of a wrapped row the first token is BOS, which may have the same id
     start = 1 if run.is_wrapped or run.model.first_maskable else 0

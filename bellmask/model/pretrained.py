@@ -239,8 +239,6 @@ def add_lora(model: PretrainedDenoiser, rank: int, alpha: float) -> None:
     except ImportError:
         raise UserError("--start.lora-rank needs peft: pip install 'bellmask[lora]'") from None
     inner = model.language_model
-    for parameter in inner.parameters():
-        parameter.requires_grad_(False)
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]

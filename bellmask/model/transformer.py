@@ -22,17 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from bellmask.config.options import ModelOptions
+from bellmask.model import dit
 from bellmask.model.attention import KeyValues
-from bellmask.model.dit import (
-    LEVELS,
-    Block,
-    LocalConv,
-    ModulatedNorm,
-    Modulation,
-    TimeEmbedding,
-    pick_vectors,
-    rotary_table,
-)
 from bellmask.model.head import predict
 
 # Dropout whose randomness is drawn outside the blocks, and costs little on CPUs too.
@@ -44,11 +35,11 @@ from bellmask.model.head import predict
 def draw_kept(shape: torch.Size | tuple[int, ...], rate: float, device: torch.device) -> Tensor:
     """Which elements stay (bool), decided by torch's generator of the device."""
     if device.type != "cpu":
-        return torch.rand(shape, device=device) >= round(rate * LEVELS) / LEVELS
+        return torch.rand(shape, device=device) >= round(rate * dit.LEVELS) / dit.LEVELS
     size = torch.Size(shape)
     seed = int(torch.randint(2**62, ()))
     bits = np.random.SFC64(seed).random_raw(-(-size.numel() // 4)).view(np.uint16)
-    return torch.from_numpy(bits[: size.numel()] >= round(rate * LEVELS)).view(size)
+    return torch.from_numpy(bits[: size.numel()] >= round(rate * dit.LEVELS)).view(size)
 
 
 # The network.
@@ -88,16 +79,16 @@ class Denoiser(nn.Module):
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
         self.local_conv = None
         if options.local_conv:
-            self.local_conv = LocalConv(options.width, options.local_conv, is_causal=is_causal)
+            self.local_conv = dit.LocalConv(options.width, options.local_conv, is_causal=is_causal)
         has_time = options.modulation == "time"
-        self.time_embedding = TimeEmbedding(options.time_input) if has_time else None
+        self.time_embedding = dit.TimeEmbedding(options.time_input) if has_time else None
         sizes = (options.width, options.num_heads, options.mlp_ratio * options.width)
-        make = partial(Block, *sizes, has_time=has_time, is_causal=is_causal)
+        make = partial(dit.Block, *sizes, has_time=has_time, is_causal=is_causal)
         self.blocks = nn.ModuleList(
             make(dropout=options.dropout) for _ in range(options.num_layers)
         )
-        self.final_modulation = Modulation(has_time, options.width, 2)
-        self.final_norm = ModulatedNorm(options.width)
+        self.final_modulation = dit.Modulation(has_time, options.width, 2)
+        self.final_norm = dit.ModulatedNorm(options.width)
         self.head = nn.Linear(options.width, num_tokens)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -177,20 +168,20 @@ class Denoiser(nn.Module):
             h_BLD = block(h_BLD, rotary[is_late], mask, condition, wanted, kept, extend)
         vectors = self.final_modulation(condition)
         if rows_N is not None:
-            vectors = pick_vectors(vectors, rows_N, x_BL.shape[1])
+            vectors = dit.pick_vectors(vectors, rows_N, x_BL.shape[1])
         return self.final_norm(h_BLD, *vectors)
 
     def _rotary(
         self, positions: Tensor, target_positions: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """RoPE's tables for the first and the second half of the layers."""
-        early = rotary_table([positions], self.head_size)
+        early = dit.rotary_table([positions], self.head_size)
         if self.second_half == (_SOURCE,):
             return early, early
         if target_positions is None:
             raise ValueError("a model that encodes targets needs their positions")
         maps = (positions, target_positions)
-        return early, rotary_table([maps[which] for which in self.second_half], self.head_size)
+        return early, dit.rotary_table([maps[which] for which in self.second_half], self.head_size)
 
     def _draw_kept(self, shape: Sequence[int], like: Tensor) -> list[Tensor | None]:
         """Dropout's choice for the two branches of a block."""

@@ -8,7 +8,7 @@ import pytest
 from page_tools import Page
 
 from bellmask.compare.compare import from_runs
-from bellmask.compare.report import render_page
+from bellmask.compare.report import curves_figure, render_page
 from bellmask.compare.results import summarize
 
 HOSTILE = "<script>alert('x')</script> & <img src=http://x.test/y.png> \"quoted\""
@@ -61,3 +61,9 @@ def test_text_from_outside_is_escaped_and_numbers_are_those_of_the_results(html,
         assert f"{variant['nll']:.4f}" in cells
     gap = results["variants"]["bell"]["comparison"]["gap"]
     assert any(cell.startswith(f"{gap:+.4f}") for cell in cells)
+
+
+def test_the_arrow_points_at_the_step_of_arrival(results):
+    speed_up, last = results["variants"]["bell"]["comparison"]["speed_up"], results["steps"]
+    arrow = next(text for text in curves_figure(results).axes[0].texts if hasattr(text, "xy"))
+    assert arrow.xy[0] == pytest.approx(last / speed_up["mean"])

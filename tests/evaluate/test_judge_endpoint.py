@@ -109,11 +109,11 @@ def test_replies_with_something_missing():
     reply, _, server, _ = ask((200, {}, completion(None, finish_reason="content_filter")))
     assert (reply.text, reply.finish_reason) == ("", "content_filter")
     assert len(server.requests) == 1
-    body = json.loads(completion("m", logprobs={"m": -0.5, "M": -1.0, "x": -3.0}))
+    body = json.loads(completion("m", logprobs={"m": -0.5, "M": -1.0, "x": -3.0, "y": 0.1}))
     top = body["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     top[1]["logprob"], top[2]["logprob"] = None, math.nan
     reply, *_ = ask((200, {}, json.dumps(body)), request=question(logprobs=3))
-    assert reply.top_logprobs == {"m": -0.5}
+    assert reply.top_logprobs == {"m": -0.5, "y": 0.0}
 
 
 PASSING = [

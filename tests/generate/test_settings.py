@@ -1,5 +1,7 @@
 """Settings of sampling: what is refused, and what samples of a run depend on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from counted_progress import Counted
@@ -119,6 +121,10 @@ def test_a_runs_samples_do_not_depend_on_its_batches(settings, zoo):
         assert parts.num_rows == whole.num_rows
     assert whole.ids_BL[:, row.ids_L != run.tokenizer.mask_id].tolist() == [[97, 98, 99, 100]] * 5
     assert run.texts(whole) == run.infill(TEMPLATE, 5, seed=2, **settings)
+    whole.ids_BL[:, 2] = run.tokenizer.eos_id  # of single documents the text ends there
+    alone = replace(run, config=run.config.with_options({"data.packing": "unpacked"}))
+    assert [run.texts(whole)[0][:2], *alone.texts(whole)] == ["ab"] * 6
+    assert len(run.texts(whole)[0]) > 2
     found = run.sample(2, prefix="ab", length=6, seed=1, **settings)
     row = run.canvas(prefix="ab", length=6)
     assert found == run.texts(run.generate(row, 2, sampling, seed=1))
