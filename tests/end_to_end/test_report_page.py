@@ -66,5 +66,6 @@ def test_text_from_outside_is_escaped_and_numbers_are_those_of_the_results(html,
 def test_the_arrow_points_at_the_step_of_arrival(results):
     changed = json.loads(json.dumps(results))
     changed["variants"]["bell"]["comparison"]["speed_up"] = {"mean": 4.0}
+    changed["progress"]["below_unigram"] = 1.0
     arrow = next(text for text in curves_figure(changed).axes[0].texts if hasattr(text, "xy"))
     assert arrow.xy[0] == pytest.approx(results["steps"] / 4)
