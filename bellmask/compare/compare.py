@@ -61,8 +61,8 @@ class CompareOptions(TrainingOptions, PresetOptions):
     ] = ()
     """base, bell, fast, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance,
     importance_t, middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon, +adamw,
-    +conv, +lrFACTOR, +warmupFACTOR or +unstratified; or 'LABEL=--option value'. Default: base
-    bell."""
+    +conv, +lrFACTOR, +warmupFACTOR, +growing or +unstratified; or 'LABEL=--option value'. Default:
+    base bell."""
     suite: str | None = None
     """One of the paper's ablations in place of variants: families, variance, mean, dirac,
     gaussian, laplace, alternatives, stratification, orders; or optimizers, fast (our own)."""

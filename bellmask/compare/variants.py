@@ -84,6 +84,7 @@ SUFFIXES = {
     "muon": "--optimizer muon",
     "adamw": "--optimizer adamw",
     "unstratified": "--train.no-stratified",
+    "growing": "--train.batch-warmup 200",
     "crossed": "--framework.encoding crossed",
     "literal": "--framework.encoding literal",
     "source": "--framework.encoding source",

@@ -282,6 +282,9 @@ class TrainOptions:
     """Optimiser updates."""
     batch_size: int = option(512, at_least=1, at_most=2**31)
     """Blocks per update, over all processes."""
+    batch_warmup: int = option(0, not_with="sft.train", at_least=0)
+    """Steps with smaller batches: a quarter of batch_size in the first half of them, then a half.
+    Early steps need few rows, so this saves time. 0: full from the start."""
     microbatch_size: int | None = option(None, at_least=1)
     """Blocks per forward pass on one process; default: all of its share at once."""
     seed: int = option(1, at_least=0)

@@ -69,11 +69,12 @@ class StepPlan:
 def split_batch(options: TrainOptions, num_processes: int) -> int:
     """Rows per microbatch; refuses a batch that processes and microbatches do not divide."""
     batch, size = options.batch_size, options.microbatch_size
-    unit = num_processes * (size or 1)
+    unit = num_processes * (size or 1) * (4 if options.batch_warmup else 1)
     if batch % unit:
         below = batch // unit * unit
         near = " or ".join(str(n) for n in (below, below + unit) if n)
         times = f" times train.microbatch_size={size}" if size else ""
+        times += " times 4 (train.batch_warmup)" if options.batch_warmup else ""
         raise UserError(
             f"train.batch_size={batch} must be a multiple of {num_processes} processes{times}: "
             f"{near}"
@@ -107,9 +108,14 @@ class StepPlanner:
         # each row has the same weight in the loss, not each token
         self.counts_examples = is_sft and config.sft.average == "examples"
 
+    def batch_size(self, step: int) -> int:
+        """Rows of the global batch at a step."""
+        full, until = self.options.batch_size, self.options.batch_warmup
+        return full // (4 if 2 * step < until else 2 if step < until else 1)
+
     def levels(self, step: int) -> Tensor:
         """Uniform numbers of the whole global batch, one per stratum (App. C.5), float64."""
-        seed, count = self.options.seed, self.options.batch_size
+        seed, count = self.options.seed, self.batch_size(step)
         levels = uniform(stream_key(seed, "times", step), torch.arange(count))
         if self.options.stratified:
             levels = strata(shuffle(stream_key(seed, "strata", step), count), levels)
@@ -142,7 +148,8 @@ class StepPlanner:
 
     def __call__(self, step: int) -> StepPlan:
         """Everything random about a step."""
-        length, rows, levels = self.length(step), self.batches.rows(step), self.levels(step)
+        length, levels = self.length(step), self.levels(step)
+        rows = self.batches.rows(step)[: len(levels)]
         real = self.blocks.row_lengths(rows).clamp(max=length)  # tokens before padding
         start = torch.minimum(self.blocks.row_starts(rows), real)  # first maskable position
         key = stream_key(self.options.seed, "masks", step)
@@ -193,8 +200,8 @@ class StepPlanner:
 
     def _shares(self, real: Tensor) -> Iterator[tuple[int, Tensor]]:
         """This rank's microbatches: (number of the first sample, samples)."""
-        world, total = self.world, self.options.batch_size
-        size = split_batch(self.options, world.size)
+        world, total = self.world, len(real)
+        size = min(split_batch(self.options, world.size), total // world.size)
         if not self.sorts_by_length:
             share = rank_share(total, world.rank, world.size)
             for first in range(share.start, share.stop, size):

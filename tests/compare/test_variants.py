@@ -51,7 +51,7 @@ SUFFIX_OPTIONS = {
     "unstratified": {"train.stratified": False},
     "muon+unstratified": {"optim.name": "muon", "train.stratified": False},
     "conv+lr1.5": {"model.local_conv": 5, "optim.lr": 1.5 * presets.tiny().optim.lr},
-    "warmup0.2": {"optim.warmup_steps": 20},
+    "warmup0.2+growing": {"optim.warmup_steps": 20, "train.batch_warmup": 200},
 }
 LAPLACE = {"law": LawOptions("laplace", 0.3, 0.3)}
 POLYNOMIAL = {"schedule": ScheduleOptions("polynomial", power=3.0)}

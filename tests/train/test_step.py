@@ -71,6 +71,17 @@ def test_batches_times_and_masks_do_not_depend_on_ranks_and_accumulation():
                 assert torch.equal(a, e)
             assert other[0](step).num_maskable == int(expected[3].sum()) < 16 * 12
     assert planner()(0).microbatches[0].is_real_BL is None
+    growing = [planner(World(r, 2), is_padded=True, batch_warmup=5) for r in range(2)]
+    for step, size in enumerate((4, 4, 4, 8, 8, 16, 16)):
+        x0, u, t, is_real = gather(growing, step)
+        assert [torch.equal(a, e[:size]) for a, e in zip((x0, u), gather(whole, step))] == [
+            True
+        ] * 2
+        levels = TruncatedGaussian().cdf(t) * size
+        assert sorted(levels.floor().int().tolist()) == list(range(size)), "all strata"
+        assert growing[0](step).num_maskable == int(is_real.sum())
+    with pytest.raises(UserError, match="batch_warmup"):
+        planner(World(0, 8), batch_warmup=5)(0)
 
 
 def test_every_step_covers_all_strata_and_an_epoch_every_block_once():
