@@ -23,6 +23,7 @@ from bellmask.model.transformer import Denoiser
 from bellmask.train.planning import StepPlanner
 from bellmask.train.step import Prefetch, TrainStep
 from bellmask.utils.distributed import World
+from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform_rows
 
 WIDE = TruncatedGaussian(0.5, 0.3)
