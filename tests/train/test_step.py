@@ -75,9 +75,8 @@ def test_batches_times_and_masks_do_not_depend_on_ranks_and_accumulation():
     growing = [planner(World(r, 2), is_padded=True, batch_warmup=5) for r in range(2)]
     for step, size in enumerate((4, 4, 4, 8, 8, 16, 16)):
         x0, u, t, is_real = gather(growing, step)
-        assert [torch.equal(a, e[:size]) for a, e in zip((x0, u), gather(whole, step))] == [
-            True
-        ] * 2
+        for a, e in zip((x0, u), gather(whole, step)):
+            assert torch.equal(a, e[:size]), "the first rows of the full batch"
         levels = TruncatedGaussian().cdf(t) * size
         assert sorted(levels.floor().int().tolist()) == list(range(size)), "all strata"
         assert growing[0](step).num_maskable == int(is_real.sum())
