@@ -124,6 +124,8 @@ def parse_variant(text: str) -> Variant:
         raise UserError(f"variant {text!r}: {name} takes {len(takes)} number(s) at most")
     found = {suffix: _FACTOR.fullmatch(suffix) for suffix in suffixes}
     factors = {one[1]: float(one[2]) for one in found.values() if one}
+    if len(factors) < sum(bool(_FACTOR.fullmatch(suffix)) for suffix in suffixes):
+        raise UserError(f"variant {text!r} has a factor twice ({FAST} is what fast is short for)")
     known = {**SUFFIXES, "lrNUMBER": "", "warmupNUMBER": ""}
     more = [look_up("variant suffix", suffix, known) for suffix in suffixes if not found[suffix]]
     given = [f"{option} {value}" for option, value in zip(takes, values)]

@@ -151,8 +151,9 @@ class ModelOptions:
     """constant: learned shift, scale and gate vectors. time: AdaLN fed with the time
     (mdlm's 128-wide conditioning), for models that are told t."""
     local_conv: int = option(0, only_with="framework.name=mdm|arm", at_least=0, at_most=255)
-    """Positions of a depthwise convolution after the embedding, which starts at zero: an odd
-    number around each token, or that many up to it for arm. 5 speeds up training; 0: off."""
+    """Positions of a depthwise convolution after the embedding, an odd number: around each token,
+    or for arm those up to it. It starts at zero; 5 speeds up training. 0: none, or the one that
+    --start.model has."""
     backbone: Literal["dit", "causal_lm"] = "dit"
     """dit: this one. causal_lm: a Hugging Face causal LM, set by --start.model or
     --start.architecture; of the options here only local_conv and dropout (where it has any)

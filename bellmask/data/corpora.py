@@ -248,10 +248,10 @@ def check_split(options: DataOptions, split: Split) -> None:
     """Refuse the test split of a corpus, or of files, without one."""
     if split == "test" and not has_split(options, split):
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
+        given = options.valid or options.from_files or options.train
         raise UserError(
-            f"{options.valid or options.from_files or options.train} has no test split "
-            f"({have} have one); leave out --data.valid-split test (in evaluate --split test), and "
-            "give a text of your own with --data.valid PATH (in evaluate --data PATH)"
+            f"bellmask reads no test split of {given} (it does of {have}); use the valid split, "
+            "or a text of your own: --data.valid PATH in a training, --data PATH in evaluate"
         )
 
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from bellmask.config.command_line import parse_command, take_option
 from bellmask.data.blocks import Blocks, Row
+from bellmask.data.corpora import CORPORA
 from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.evaluate.suite import write_results
@@ -702,6 +703,8 @@ def _blocks(
         print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
         train = None
     if data is not None:
+        if split is not None and data not in CORPORA:
+            raise UserError(f"--split is for named corpora, and --data {data} is measured whole")
         valid = prepare(replace(loaded.config.data, valid=data), loaded.tokenizer, split or "valid")
     return train, valid
 
@@ -728,7 +731,9 @@ def main(args: Sequence[str]) -> int:
     exact = exact_curve(scorer_of(loaded, first), ends, **how)
     known = references(train, blocks, loaded.tokenizer.num_tokens) if train else None
     data = loaded.config.data
-    own_text = "the run's validation text" if options.split is None else data.valid or data.train
+    own_text = data.valid or data.train
+    if options.split is None:
+        own_text = f"the run's {'validation' if data.valid_split == 'valid' else 'test'} text"
     text = options.data or own_text
     report: dict[str, Any] = {
         "run": loaded.folder.name,

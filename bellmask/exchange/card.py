@@ -122,6 +122,7 @@ def _facts(run: Loaded, weights: str) -> list[tuple[str, str]]:
         ("row length", f"{data.block_length} tokens"),
         ("tokens", f"{run.tokenizer.num_tokens:,} ({Path(data.tokenizer).name})"),
         ("time input", f"yes ({model.time_input})" if model.modulation == "time" else "no"),
+        ("local convolution", f"{model.local_conv} positions" if model.local_conv else "no"),
         ("steps", f"{run.step:,}"),
         ("weights", {"ema": "moving average", "raw": "as trained"}[weights]),
     ]

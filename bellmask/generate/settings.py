@@ -59,8 +59,8 @@ class Sampling:
     """Finish blocks of so many tokens one after the other, left to right (semi-autoregressive).
     Default: the whole canvas at once."""
     cache: Literal["none", "prefix"] = "none"
-    """prefix: keep keys and values of what precedes the block; needs --block-length. Exact for one
-    layer, close for more."""
+    """prefix: keep keys and values of what precedes the block; needs --block-length and the
+    built-in DiT. Exact for one layer without a local convolution, close otherwise."""
     guidance: float = 0.0
     """Classifier-free guidance: logits u + (1 + this)(c - u), where u is predicted with all given
     tokens masked; doubles the work."""
