@@ -199,7 +199,7 @@ def test_evaluate_takes_a_split(sdist, zoo, tmp_path, monkeypatch):
     assert [report["data"] for report in seen] == ["enwik8_text, valid", "enwik8_text, test"]
     assert seen[0]["data_fingerprint"] != seen[1]["data_fingerprint"]
     config = json.loads((run / "config.json").read_text())
-    for train, words in (("enwik8_text", "has changed"), ("text.txt", "has no test split")):
+    for train, words in (("enwik8_text", "has changed"), ("text.txt", "no test split")):
         config["data"]["train"] = train  # trained on other text: found, then refused
         (run / "config.json").write_text(json.dumps(config))
         assert words in refuses("evaluate", run, "--split", "test", *few, names="")
@@ -218,7 +218,7 @@ def test_evaluate_takes_a_split(sdist, zoo, tmp_path, monkeypatch):
 )
 def test_a_test_split_that_is_not_there_is_refused(tmp_path, given):
     options = DataOptions(cache=str(tmp_path), valid_split="test", **given)
-    with pytest.raises(UserError, match=r"has no test split.*--data\.valid PATH"):
+    with pytest.raises(UserError, match=r"no test split.*--data\.valid PATH"):
         load_data(options, ByteTokenizer())
 
 
