@@ -39,6 +39,7 @@ from bellmask.train.optim import learning_rate
 from bellmask.train.planning import StepPlanner
 from bellmask.train.setup import open_start
 from bellmask.train.train_run import train_run
+from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.distributed import World
 from bellmask.utils.files import write_json
 from bellmask.utils.table import Table
@@ -100,7 +101,8 @@ def run_racer(racer: Racer, out: Path) -> dict[str, Any]:
 
 
 def _run_ours(racer: Racer, out: Path) -> Curve:
-    """The product itself, as a user runs it."""
+    """The product itself, with the allocator settings that the command line makes."""
+    keep_freed_memory()
     folder = out / "runs" / racer.label
     train_run(racer.config, folder, resume="auto", is_quiet=True)
     lines = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "validation"]
@@ -159,7 +161,7 @@ class AskedRows(nn.Module):
 def race(racers: Sequence[Racer], out: Path, jobs: int) -> list[dict[str, Any]]:
     """All of them, so many at once, told as they arrive; in the order given."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         futures = {pool.submit(run_racer, racer, out): racer for racer in racers}
         for future in as_completed(futures):
             found = future.result()
