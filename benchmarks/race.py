@@ -5,8 +5,9 @@
 
 Every racer trains in a process of its own, on one thread, on the same blocks in the same order. Its
 clock counts training alone: not validation, nor reading the text. As many race at once as there are
-cores. The reference's learning rate is the best of three on validation text; what is reported comes
-from the test split. Finished racers are kept in --out, so that a race can be continued.
+cores. The reference's learning rate is the best of three on validation text (or the one given);
+what is reported comes from the test split. Finished racers are kept in --out, so that a race can be
+continued; ours are runs that `bellmask compare` shares.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from reference import PlainDenoiser, ReferenceStep, log_probabilities
 from torch import Tensor, nn
 
+from bellmask.compare.execute import TrainingOptions, for_comparison, run_key, text_identity
 from bellmask.compare.results import Curve, ratio_over_seeds, speed_up
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
@@ -45,8 +47,6 @@ from bellmask.utils.files import write_json
 from bellmask.utils.table import Table
 
 REFERENCE = "reference"
-RATES = (0.5, 1.0, 2.0)
-"""Learning rates that the reference tries, over the preset's."""
 NUM_VALIDATIONS = 50
 
 
@@ -77,33 +77,32 @@ def make_racer(name: str, size: str, seed: int, split: str, steps: int, rate: fl
             "train.steps": steps,
             "data.valid_split": split,
             "validation.every": f"{every} steps",
-            "log.every": every,
         }
     )
     variant = parse_variant("base" if name == REFERENCE else name)
-    return Racer(name, seed, split, steps, variant.apply(shared), rate)
+    return Racer(name, seed, split, steps, variant.apply(for_comparison(shared)), rate)
 
 
 # The two kinds of racers
 
 
-def run_racer(racer: Racer, out: Path) -> dict[str, Any]:
+def run_racer(racer: Racer, out: Path, runs: Path) -> dict[str, Any]:
     """Train, and write down steps, NLL and seconds; what is there already is read."""
     path = out / f"{racer.label}.json"
     if path.exists():
         return json.loads(path.read_text())
     torch.set_num_threads(1)
-    curve = _run_reference(racer) if racer.name == REFERENCE else _run_ours(racer, out)
+    curve = _run_reference(racer) if racer.name == REFERENCE else _run_ours(racer, runs)
     steps, nll, seconds = curve
     found = {"racer": racer.name, "seed": racer.seed, "split": racer.split, "rate": racer.rate}
     write_json(path, {**found, "steps": steps, "nll": nll, "seconds": seconds})
     return json.loads(path.read_text())
 
 
-def _run_ours(racer: Racer, out: Path) -> Curve:
+def _run_ours(racer: Racer, runs: Path) -> Curve:
     """The product itself, with the allocator settings that the command line makes."""
     keep_freed_memory()
-    folder = out / "runs" / racer.label
+    folder = runs / run_key(racer.config, text_identity(racer.config, is_quiet=True))
     train_run(racer.config, folder, resume="auto", is_quiet=True)
     lines = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "validation"]
     steps, nll, seconds = ([line[key] for line in lines] for key in ("step", "nll", "seconds"))
@@ -118,7 +117,7 @@ def _run_reference(racer: Racer) -> Curve:
     planner = StepPlanner(data.train, build_objective(config), config, world)
     torch.manual_seed(racer.seed)
     step = ReferenceStep(config.model, tokenizer.num_tokens, ema=config.optim.ema)
-    held_out = data.valid.slice(0, min(config.validation.blocks, len(data.valid)))
+    held_out = data.valid.spread(config.validation.blocks)
     every = max(1, racer.steps // NUM_VALIDATIONS)
     curve: tuple[list[float], list[float], list[float]] = ([], [], [])
     clock = 0.0
@@ -158,11 +157,11 @@ class AskedRows(nn.Module):
 # The race
 
 
-def race(racers: Sequence[Racer], out: Path, jobs: int) -> list[dict[str, Any]]:
+def race(racers: Sequence[Racer], out: Path, runs: Path, jobs: int) -> list[dict[str, Any]]:
     """All of them, so many at once, told as they arrive; in the order given."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(run_racer, racer, out): racer for racer in racers}
+        futures = {pool.submit(run_racer, racer, out, runs): racer for racer in racers}
         for future in as_completed(futures):
             found = future.result()
             print(
@@ -216,7 +215,7 @@ def print_table(
         milliseconds = 1000 * last(name, "seconds") / last(name, "steps")
         lines.append([name, f"{last(name, 'nll'):.3f}", f"{milliseconds:.1f}", *speed])
     columns = ["", "final NLL, nats/token", "ms per step", "speed-up in steps", "in seconds"]
-    note = f"Reference: learning rate {rate:g} times the preset's, the best of {RATES}."
+    note = f"Reference: learning rate {rate:g} times the preset's."
     Table(f"Race at {size}, test split", columns, lines, [note]).print()
 
 
@@ -250,7 +249,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, help="default: the preset's")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.5, 1.0, 2.0],
+        help="learning rates that the reference tries, over the preset's; no trial of only one",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/race"))
+    parser.add_argument("--runs", type=Path, default=Path(TrainingOptions.runs))
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     out, steps = given.out / given.size, given.steps or preset(given.size).train.steps
@@ -259,13 +266,17 @@ def main() -> None:
     def make(name: str, seed: int, split: str = "test", rate: float = 1.0) -> Racer:
         return make_racer(name, given.size, seed, split, steps, rate)
 
-    tried = race([make(REFERENCE, 1, "valid", rate) for rate in RATES], out, given.jobs)
-    best = min(tried, key=lambda one: one["nll"][-1])["rate"]
-    print(f"The reference's best learning rate is {best:g} times the preset's.")
+    def run(racers: Sequence[Racer]) -> list[dict[str, Any]]:
+        return race(racers, out, given.runs, given.jobs)
+
+    best = given.rates[0]
+    if len(given.rates) > 1:
+        tried = run([make(REFERENCE, 1, "valid", rate) for rate in given.rates])
+        best = min(tried, key=lambda one: one["nll"][-1])["rate"]
+        print(f"The reference's best learning rate is {best:g} times the preset's.")
     seeds = range(1, given.seeds + 1)
     racers = [make(REFERENCE, seed, rate=best) for seed in seeds]
-    racers += [make(name, seed) for seed in seeds for name in given.recipes]
-    found = race(racers, out, given.jobs)
+    found = run(racers + [make(name, seed) for seed in seeds for name in given.recipes])
     rows = summarize(found)
     print_table(given.size, rows, found, best)
     draw(given.size, found, out)

@@ -81,7 +81,7 @@ def nll_before(config: RunConfig, framework: str) -> tuple[float, float]:
     model = start.build_model(tokenizer).eval()
     found = evaluate(
         model,
-        data.valid.slice(0, min(len(data.valid), config.validation.blocks)),
+        data.valid.spread(config.validation.blocks),
         mask_id=tokenizer.mask_id,
         framework=build_framework(start.config),
         seed=config.validation.seed,

@@ -41,8 +41,9 @@ from bellmask.utils.progress import progress_bar
 # of text and tokenizer. So variants, suites, grids and repetitions share runs, and a changed text
 # file never meets old results.
 
-TRAINING_FORMAT = 1
-"""Raised when code changes what a run with the same options learns: old runs are not reused."""
+TRAINING_FORMAT = 2
+"""Raised when code changes what a run with the same options learns or records: old runs are not
+reused."""
 _SAME_FOR_ALL = ("data.", "validation.", "train.batch_size", "train.seed", "train.steps")
 
 
@@ -151,7 +152,8 @@ def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
     """Refuse, before anything is trained, variants that could not be compared afterwards."""
     mine, theirs = config.flat(), shared.flat()
     for option in mine:
-        if option.startswith(_SAME_FOR_ALL) and mine[option] != theirs[option]:
+        is_shared = option.startswith(_SAME_FOR_ALL) and option != "data.pads"  # causal: ignored
+        if is_shared and mine[option] != theirs[option]:
             raise UserError(
                 f"variant {name} changes {option}, which must be the same for all"
                 + ("; use --seeds" if option == "train.seed" else "")

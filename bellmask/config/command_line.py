@@ -261,5 +261,6 @@ def presets_main(args: Sequence[str]) -> int:
         print(f"{name:<15} {(PRESETS[name].__doc__ or '').strip().splitlines()[0]}")
     print("each but arm_tiny also as NAME_base (NELBO, uniform times) and NAME_bell (as NAME);")
     print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm;")
-    print("and as NAME_fast, our fastest recipe (docs/performance.md); fast is tiny_fast")
+    print("and as NAME_fast, our fastest recipe (docs/performance.md); fast is tiny_fast;")
+    print("sft_tiny and sft_tasks also as NAME_CPT_SFT, base or bell at each stage (Table 4)")
     return 0

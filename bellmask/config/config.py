@@ -260,7 +260,7 @@ def _typed(arg: str) -> list[str]:
 def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
     """A law, schedule or framework that takes another's place inherits nothing that belongs to it.
 
-    Causal frameworks have no times, unless ``args`` ask for them.
+    Causal frameworks have no times and look at no pads, unless ``args`` ask for them.
     """
     changed: dict[str, Any] = {}
     for section in ("law", "schedule", "framework"):
@@ -273,6 +273,8 @@ def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) ->
         for section, timeless in TIMELESS.items():
             if not any(arg.split(".")[0] == f"--{section}" for arg in args):
                 changed[section] = timeless
+        if "--data.pads" not in args:
+            changed["data"] = replace(after.data, pads="ignored")
     return replace(after, **changed)
 
 

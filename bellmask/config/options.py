@@ -314,7 +314,7 @@ class ValidationOptions:
     """When to validate: '500 steps', '20M tokens', '10 minutes' or 'never'. Also after
     the last step."""
     blocks: int = option(1024, at_least=0)
-    """Validation blocks used (the first ones); 0 means all."""
+    """Validation blocks used, spread evenly over the held-out text; 0 means all."""
     draws: int = option(1, at_least=1, at_most=2**31)
     """Masks per block; 2 or more cover all context counts of each block."""
     batch_size: int = option(64, affects="speed", at_least=1, at_most=2**31)
@@ -431,10 +431,13 @@ class SftOptions:
     stories:FILE (questions on stories)."""
     valid: str | None = option(None, only_with="sft.train")
     """Held-out examples, given alike. Default: the last --data.valid-fraction of --sft.train."""
-    template: Literal["auto", "plain", "chat"] = option("auto", only_with="sft.train")
+    turns: Literal["all", "first"] = option("all", only_with="sft.train")
+    """Of a conversation: every answer is an example, with what came before as its prompt, or only
+    the first answer is."""
+    template: Literal["auto", "plain", "chat", "vicuna"] = option("auto", only_with="sft.train")
     """How an example becomes text. plain: the prompt, 'Answer:' on a line of its own unless it ends
     so, the response. chat: roles marked, by the tokenizer's own chat template where it has one.
-    auto: chat for conversations."""
+    vicuna: that of Vicuna 1.5. auto: chat for conversations."""
     round_to: int = option(32, only_with="sft.train", at_least=1)
     """A response is followed by EOS up to a multiple of this many tokens, all of it scored. That
     depends on the example alone, never on its batch."""

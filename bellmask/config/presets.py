@@ -20,10 +20,11 @@ from bellmask.utils.errors import look_up
 
 # Presets of Sec. 5.3: a causal LM adapted (CPT), fine-tuned on tasks, then on conversations.
 #
-# Each stage names the checkpoint it starts from: a run folder ``runs/NAME``, so train the stage
-# before with ``--out runs/NAME``. So NAME_base starts from where NAME does; for base at every
-# stage give ``--start.model``, or use the suite cpt_sft. The paper's three are for GPUs; the
-# ``tiny`` ones go the same road on a laptop, from a causal LM that is pretrained there.
+# Each stage starts from the run folder ``runs/NAME`` of the stage before, so train that one with
+# ``--out runs/NAME``. Plain names are bell at every stage, NAME_base is base at every stage, and
+# ``sft_tasks_CPT_SFT`` with base or bell in both places are the four rows of Table 4.
+# The paper's three are for GPUs; the ``tiny`` ones do the same on a laptop, from a causal LM that
+# is pretrained there; ``cpt`` and ``sft`` are for your own model.
 
 
 def cpt_gpt2_large() -> RunConfig:
@@ -32,17 +33,17 @@ def cpt_gpt2_large() -> RunConfig:
     The paper does not name the curve; cosine is that of Gong et al.
     """
     return RunConfig(
-        data=opt.DataOptions(train="fineweb_edu", block_length=1024),
+        data=opt.DataOptions(train="fineweb_edu", block_length=1024, valid_fraction=0.001),
         start=opt.StartOptions(
             model="openai-community/gpt2-large", mask_token=10541, anneal_steps=10_000
         ),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2000, curve="cosine", ema=0.0),
         train=opt.TrainOptions(steps=100_000, batch_size=256),
-        validation=opt.ValidationOptions(batch_size=16),
+        validation=opt.ValidationOptions(blocks=8192, batch_size=16),
     )
 
 
-def sft_tasks() -> RunConfig:
+def sft_tasks(before: str = "cpt_gpt2_large") -> RunConfig:
     """The adapted model on the paper's mix of seven tasks, 210K examples (App. C.1).
 
     The paper names neither rate nor length; 3e-4 and 256 are those of Gong et al.
@@ -50,7 +51,7 @@ def sft_tasks() -> RunConfig:
     return RunConfig(
         data=opt.DataOptions(block_length=256),
         sft=opt.SftOptions(train="tasks", template="plain"),
-        start=opt.StartOptions(model="runs/cpt_gpt2_large", checkpoint="100000"),
+        start=opt.StartOptions(model=f"runs/{before}", checkpoint="100000"),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
         train=opt.TrainOptions(steps=10_000, batch_size=128),
         validation=opt.ValidationOptions(every="1000 steps", batch_size=32, sample_steps=64),
@@ -58,17 +59,67 @@ def sft_tasks() -> RunConfig:
     )
 
 
-def sft_sharegpt() -> RunConfig:
-    """Conversations, from the 2K-step checkpoint of the tasks (App. C.1)."""
+def sft_sharegpt(before: str = "sft_tasks") -> RunConfig:
+    """Conversations, from the 2K-step checkpoint of the tasks (App. C.1), as Nie et al. do it."""
     tasks = sft_tasks()
+    conversations = "sharegpt:hub:shibing624/sharegpt_gpt4"
     return replace(
         tasks,
         data=opt.DataOptions(block_length=1024),
-        sft=opt.SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4", template="chat"),
-        start=opt.StartOptions(model="runs/sft_tasks", checkpoint="2000"),
+        sft=opt.SftOptions(train=conversations, turns="first", template="vicuna"),
+        start=opt.StartOptions(model=f"runs/{before}", checkpoint="2000"),
         optim=replace(tasks.optim, lr=1e-4),
         validation=replace(tasks.validation, batch_size=16),
         checkpoint=opt.CheckpointOptions(every="1000 steps"),
+    )
+
+
+def cpt() -> RunConfig:
+    """Your own causal LM of up to a billion parameters becomes a masked model; on one GPU."""
+    return RunConfig(
+        data=opt.DataOptions(train="fineweb_edu", block_length=512, valid_fraction=0.001),
+        start=opt.StartOptions(model="smollm2", anneal_steps=1000),
+        optim=opt.OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
+        train=opt.TrainOptions(steps=20_000, batch_size=128),
+        validation=opt.ValidationOptions(every="1000 steps", batch_size=32),
+        checkpoint=opt.CheckpointOptions(every="1000 steps"),
+    )
+
+
+def cpt_7b() -> RunConfig:
+    """The same for several billion parameters, on one machine with eight GPUs."""
+    smaller = cpt()
+    return replace(
+        smaller,
+        data=replace(smaller.data, block_length=1024),
+        start=opt.StartOptions(model="meta-llama/Llama-2-7b-hf", anneal_steps=1000),
+        optim=replace(smaller.optim, lr=2e-5, warmup_steps=2000),
+        train=replace(smaller.train, batch_size=256),
+        scale=opt.ScaleOptions(recompute="block"),
+    )
+
+
+def sft(before: str = "cpt") -> RunConfig:
+    """The model that ``cpt`` left learns to answer; give your examples as --sft.train."""
+    return RunConfig(
+        data=opt.DataOptions(block_length=512),
+        sft=opt.SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4"),
+        start=opt.StartOptions(model=f"runs/{before}"),
+        optim=opt.OptimOptions(lr=1e-4, warmup_steps=200, curve="cosine", ema=0.0),
+        train=opt.TrainOptions(steps=5000, batch_size=64),
+        validation=opt.ValidationOptions(every="500 steps", batch_size=32, sample_steps=64),
+        checkpoint=opt.CheckpointOptions(every="500 steps"),
+    )
+
+
+def sft_7b(before: str = "cpt_7b") -> RunConfig:
+    """The same for several billion parameters."""
+    smaller = sft(before)
+    return replace(
+        smaller,
+        data=replace(smaller.data, block_length=1024),
+        optim=replace(smaller.optim, lr=2e-5),
+        scale=opt.ScaleOptions(recompute="block"),
     )
 
 
@@ -102,14 +153,13 @@ def cpt_tiny() -> RunConfig:
     )
 
 
-def sft_tiny() -> RunConfig:
+def sft_tiny(before: str = "cpt_tiny") -> RunConfig:
     """The masked model learns to write words backwards."""
-    before = cpt_tiny()
     return replace(
-        before,
+        cpt_tiny(),
         data=opt.DataOptions(block_length=64),
         sft=opt.SftOptions(train="toy:reverse", round_to=16),
-        start=opt.StartOptions(model="runs/cpt_tiny"),
+        start=opt.StartOptions(model=f"runs/{before}"),
         optim=opt.OptimOptions(lr=3e-3, warmup_steps=50, curve="cosine", ema=0.99),
     )
 
@@ -142,7 +192,9 @@ def fast_of(family: Preset) -> RunConfig:
 
 def causal_of(family: Preset, framework: opt.FrameworkName) -> RunConfig:
     """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same trunk, data and optimiser."""
-    return replace(base_of(family), framework=opt.FrameworkOptions(framework))
+    config = base_of(family)
+    data = replace(config.data, pads="ignored")
+    return replace(config, data=data, framework=opt.FrameworkOptions(framework))
 
 
 def tiny() -> RunConfig:
@@ -173,10 +225,12 @@ def medium() -> RunConfig:
     return RunConfig(
         data=opt.DataOptions(train="enwik8_text", tokenizer="bpe:2048", block_length=128),
         model=opt.ModelOptions(num_layers=4, width=128, num_heads=4, dropout=0.0),
-        optim=opt.OptimOptions(lr=3e-3, warmup_steps=200, ema=0.999),
+        optim=opt.OptimOptions(lr=1.5e-3, warmup_steps=200, ema=0.999),
         train=opt.TrainOptions(steps=10_000, batch_size=32),
-        validation=opt.ValidationOptions(every="250 steps", blocks=512, batch_size=128),
-        checkpoint=opt.CheckpointOptions(every="1000 steps", keep_last=1, keep_best=False),
+        validation=opt.ValidationOptions(every="200 steps", blocks=512, batch_size=128),
+        checkpoint=opt.CheckpointOptions(
+            every="1000 steps", keep_last=1, keep_best=False, keep_steps=(1000, 2000, 5000)
+        ),
         log=opt.LogOptions(every=50),
     )
 
@@ -188,13 +242,14 @@ def lm1b() -> RunConfig:
         model=opt.ModelOptions(),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500),
         train=opt.TrainOptions(steps=1_000_000, batch_size=512),
+        validation=opt.ValidationOptions(blocks=0, batch_size=256),
     )
 
 
 def lm1b_unpacked() -> RunConfig:
-    """LM1B, one sentence per row of 128 tokens (App. C.1)."""
+    """LM1B, one sentence per row of 128 tokens (App. C.1); pads as in the public recipe."""
     packed = lm1b()
-    return replace(packed, data=replace(packed.data, packing="unpacked"))
+    return replace(packed, data=replace(packed.data, packing="unpacked", pads="noised"))
 
 
 def owt() -> RunConfig:
@@ -204,24 +259,39 @@ def owt() -> RunConfig:
         model=opt.ModelOptions(),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500, curve="cosine", weight_decay=0.03),
         train=opt.TrainOptions(steps=1_000_000, batch_size=512),
-        validation=opt.ValidationOptions(batch_size=16),
+        validation=opt.ValidationOptions(blocks=8192, batch_size=32),
     )
 
 
 PRESETS: dict[str, Preset] = {}
 _CAUSAL: tuple[opt.FrameworkName, ...] = ("arm", "sigma_arm", "aoarm")
-_STAGES = (arm_tiny, cpt_gpt2_large, sft_tasks, sft_sharegpt, cpt_tiny, sft_tiny)
-"""Sec. 5.3; these have a start, so no causal variants."""
-for _family in (tiny, small, medium, lm1b, lm1b_unpacked, owt, *_STAGES):
+for _family in (tiny, small, medium, lm1b, lm1b_unpacked, owt):
     _name = _family.__name__
-    PRESETS[_name] = _family
-    if _family is not arm_tiny:
-        PRESETS[f"{_name}_base"] = partial(base_of, _family)
-        PRESETS[f"{_name}_bell"] = _family
-    if _family not in _STAGES:
-        PRESETS[f"{_name}_fast"] = partial(fast_of, _family)
-    for _kind in () if _family in _STAGES else _CAUSAL:
+    PRESETS[_name] = PRESETS[f"{_name}_bell"] = _family
+    PRESETS[f"{_name}_base"] = partial(base_of, _family)
+    PRESETS[f"{_name}_fast"] = partial(fast_of, _family)
+    for _kind in _CAUSAL:
         PRESETS[f"{_name}_{_kind}"] = partial(causal_of, _family, _kind)
+PRESETS["arm_tiny"] = arm_tiny
+for _family in (cpt_tiny, cpt, cpt_7b, cpt_gpt2_large):
+    _name = _family.__name__
+    PRESETS[_name] = PRESETS[f"{_name}_bell"] = _family
+    PRESETS[f"{_name}_base"] = partial(base_of, _family)
+for _tuning, _before in (
+    (sft_tiny, "cpt_tiny"),
+    (sft, "cpt"),
+    (sft_7b, "cpt_7b"),
+    (sft_tasks, "cpt_gpt2_large"),
+    (sft_sharegpt, "sft_tasks"),
+):
+    _name, _after_base = _tuning.__name__, partial(_tuning, f"{_before}_base")
+    PRESETS[_name] = PRESETS[f"{_name}_bell"] = _tuning
+    PRESETS[f"{_name}_base"] = partial(base_of, _after_base)
+    if _tuning in (sft_tiny, sft_tasks):  # the rows of Table 4: CPT, then SFT
+        PRESETS[f"{_name}_bell_bell"] = _tuning
+        PRESETS[f"{_name}_bell_base"] = partial(base_of, _tuning)
+        PRESETS[f"{_name}_base_bell"] = _after_base
+        PRESETS[f"{_name}_base_base"] = partial(base_of, _after_base)
 PRESETS["fast"] = PRESETS["tiny_fast"]
 
 

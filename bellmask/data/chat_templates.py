@@ -4,6 +4,7 @@ plain   one message: itself, and "Answer:" on a line of its own unless it ends s
         Several: "role: text" paragraphs, then "assistant:".
 chat    the tokenizer's own chat template (a Hugging Face one, in Jinja) where it is given, else
         "role: text" lines, then "assistant:", which any tokenizer can write.
+vicuna  Vicuna 1.5's: a sentence about the chat (or the system message), "USER: ... ASSISTANT:".
 auto    chat for conversations (examples that came with roles), plain for the rest.
 
 The response follows after a space, unless the prompt ends with white space. It ends with EOS, never
@@ -60,6 +61,11 @@ class Example:
         return self.messages[:-1]
 
     @property
+    def is_first_answer(self) -> bool:
+        """True when the assistant says nothing before its response."""
+        return all(message.role != "assistant" for message in self.prompt_messages)
+
+    @property
     def response(self) -> str:
         """The text to be learned."""
         return self.messages[-1].text
@@ -76,8 +82,21 @@ ExampleSource = Source[Numbered]
 
 # How messages become text.
 
-Kind = Literal["auto", "plain", "chat"]
+Kind = Literal["auto", "plain", "chat", "vicuna"]
 ANSWER = "Answer:"
+VICUNA = """\
+{%- if messages[0].role != 'system' -%}
+A chat between a curious user and an artificial intelligence assistant. \
+The assistant gives helpful, detailed, and polite answers to the user's questions.
+{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' -%}{{ m.content }}
+{%- elif m.role == 'user' -%}{{ ('USER: ' if loop.index0 > 1 else ' USER: ') + m.content }}
+{%- else -%}{{ ' ASSISTANT: ' + m.content + eos_token }}
+{%- endif -%}
+{%- endfor -%}
+{{ ' ASSISTANT:' }}"""
+"""Its sentence about the chat, one space between parts, EOS after an answer."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +124,7 @@ class Template:
 
     def parts(self, messages: Sequence[Message], is_conversation: bool) -> tuple[PromptPart, ...]:
         """The prompt in parts: what the template wrote, and what it was given."""
-        is_chat = self.kind == "chat" or (self.kind == "auto" and is_conversation)
+        is_chat = self.kind in ("chat", "vicuna") or (self.kind == "auto" and is_conversation)
         if is_chat and self.source is not None:
             return self._rendered(messages)
         if not is_chat and len(messages) == 1:
@@ -190,6 +209,8 @@ def response_after(prompt: str, response: str) -> str:
 
 def make_template(kind: Kind, tokenizer: Tokenizer, chat_template: str | None = None) -> Template:
     """The template that options and a tokenizer's chat template (if any) ask for."""
+    if kind == "vicuna":
+        chat_template = VICUNA
     if chat_template is None or kind == "plain":
         return Template(kind)
     names = {number: name for name, number in tokenizer.special_ids.items()}

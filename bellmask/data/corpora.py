@@ -138,9 +138,9 @@ CORPORA: dict[str, Corpus] = {
         note="the last 100 000 documents are validation",
     ),
     "fineweb_edu": Corpus(
-        "FineWeb-Edu, 10BT sample",
+        "FineWeb-Edu, 100BT sample",
         "ODC-BY 1.0",
-        _on_hub("HuggingFaceFW/fineweb-edu", "sample-10BT", valid=None),
+        _on_hub("HuggingFaceFW/fineweb-edu", "sample-100BT", valid=None),
         documents="paragraph",
         note="no validation split; a share of the blocks is held out",
     ),

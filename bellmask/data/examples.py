@@ -83,6 +83,15 @@ def turns(messages: Sequence[Message]) -> tuple[Example, ...]:
     )
 
 
+def first_answers(source: ExampleSource) -> ExampleSource:
+    """Of each conversation only the first answer; examples that are none stay."""
+
+    def read(counts: Counter[str]) -> Iterator[Numbered]:
+        return (numbered for numbered in source.read(counts) if numbered[1].is_first_answer)
+
+    return replace(source, identity=f"{source.identity}/first answers", read=read)
+
+
 # Conversations made fit to learn from: ShareGPT's, and any list of turns with roles.
 #
 # Tidying (:func:`tidy`), in this order:
@@ -511,6 +520,8 @@ def load_example_blocks(
     encoder = PromptEncoder(tokenizer, make_template(sft.template, tokenizer, chat_template))
     cache = writable_cache(data)
     sources = [open_examples(name, sft.counts) for name in (sft.train, sft.valid) if name]
+    if sft.turns == "first":
+        sources = [first_answers(source) for source in sources]
     if len({source.identity for source in sources}) < len(sources):
         raise UserError(
             f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"

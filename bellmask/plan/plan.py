@@ -161,11 +161,12 @@ BYTES_PER_ROW = 16
 """Length and document number beside each prepared row."""
 # (corpus, tokenizer): documents, tokens with one EOS per document. LM1B: the published number of
 # sentences, times 28.62 tokens (mean of 12,216 held-out ones) and EOS. OpenWebText: the published
-# count of GPT-2 tokens, less 100,000 documents for validation. FineWeb-Edu: made to hold 10 B.
+# count of GPT-2 tokens, less 100,000 documents for validation. FineWeb-Edu: made to hold 100 B, in
+# about ten times the documents of its sample of 10 B.
 CORPUS_SIZES = {
     ("lm1b", "bert"): (30_301_028, 30_301_028 * (28.62 + 1)),
     ("openwebtext", "gpt2"): (7_913_769, 9_040_017_095 * 7_913_769 / 8_013_769),
-    ("fineweb_edu", "gpt2"): (9_672_101, 10e9),
+    ("fineweb_edu", "gpt2"): (96_721_010, 100e9),
 }
 EXAMPLE_COUNTS = {"tasks": 210_000, "sharegpt": 103_000}
 """App. C.1."""
@@ -466,6 +467,10 @@ class Plan:
         training /= self.microbatch * length
         peak = self.cluster.device.peak(self.precision) * num_devices
         flops = {"forward": forward.flops / (size * length), "training": training}
+        epochs = batch_size * timing["steps"] / data["rows"] if data["rows"] else None
+        notes = list(self.network.notes)
+        if epochs is not None and epochs > 1:
+            notes.append(f"warning: the run reads its data {epochs:.3g} times")
         as_they_are = ("precision", "efficiency", "microbatch", "measured")
         return {name: getattr(self, name) for name in as_they_are} | {
             "devices": str(self.cluster),
@@ -480,11 +485,11 @@ class Plan:
             "checkpoints": checkpoint_sizes(config, self.parameters, self.update),
             "data": data,
             "timing": timing,
-            "notes": list(self.network.notes),
+            "notes": notes,
             "assumptions": self.assumptions(),
             "tokens_per_step": tokens,
             "tokens": tokens * timing["steps"],
-            "epochs": batch_size * timing["steps"] / data["rows"] if data["rows"] else None,
+            "epochs": epochs,
             "utilisation": training * tokens / timing["step"] / peak,
             "device_hours": timing["hours"] * num_devices,
         }

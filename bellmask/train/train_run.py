@@ -73,8 +73,7 @@ class _Training:
         self.config = config = start.config
         self.start, self.folder, self.world = start, folder, world
         self.tokenizer, data = start.load_data(is_quiet=is_quiet or world.size > 1)
-        limit = min(config.validation.blocks or len(data.valid), len(data.valid))
-        self.data = replace(data, valid=data.valid.slice(0, limit))
+        self.data = replace(data, valid=data.valid.spread(config.validation.blocks))
         self.framework = build.build_framework(config)
         self.rules = build.build_rules(config.data, self.tokenizer)
         self.plan = plan_parallel(config, world)

@@ -56,7 +56,7 @@ PAPER = {  # App. C.1
     "data.tokenizer=bert-base-uncased data.packing=packed optim.name=adamw optim.lr=0.0003 "
     "optim.warmup_steps=2500 optim.curve=constant optim.ema=0.9999 optim.clip=1.0 "
     "train.batch_size=512 train.steps=1000000",
-    "lm1b_unpacked": "data.packing=unpacked",
+    "lm1b_unpacked": "data.packing=unpacked data.pads=noised",
     "owt": "data.tokenizer=gpt2 data.block_length=1024 optim.curve=cosine optim.weight_decay=0.03",
     "cpt_gpt2_large": "start.model=openai-community/gpt2-large start.anneal_steps=10000 "
     "data.train=fineweb_edu data.block_length=1024 optim.lr=0.0003 optim.warmup_steps=2000 "
@@ -65,7 +65,8 @@ PAPER = {  # App. C.1
     "start.anneal_steps=1 optim.curve=cosine optim.warmup_steps=500 train.batch_size=128 "
     "train.steps=10000 validation.sample_steps=64 checkpoint.keep_steps=[2000]",
     "sft_sharegpt": "start.model=runs/sft_tasks start.checkpoint=2000 optim.lr=0.0001 "
-    "train.steps=10000 train.batch_size=128 data.block_length=1024 sft.min_masks=0",
+    "train.steps=10000 train.batch_size=128 data.block_length=1024 sft.min_masks=0 "
+    "sft.turns=first sft.template=vicuna",
 }
 
 
@@ -77,8 +78,32 @@ def test_the_papers_presets_say_what_the_paper_says(name):
     bell, base = preset(f"{name}_bell"), preset(f"{name}_base")
     assert (bell.objective.name, bell.law.name) == ("bell", "gaussian")
     assert (base.objective.name, base.law.name) == ("nelbo", "uniform")
-    assert dataclasses.replace(base, objective=bell.objective, law=bell.law) == bell
+    same = {"objective": bell.objective, "law": bell.law}
+    same |= {"start": bell.start} if name.startswith("sft") else {}
+    assert dataclasses.replace(base, **same) == bell
     assert preset(name) == bell
+
+
+@pytest.mark.parametrize(("name", "before"), [("tasks", "cpt_gpt2_large"), ("tiny", "cpt_tiny")])
+def test_the_rows_of_table_4_start_where_they_say(name, before):
+    found = {
+        (cpt, sft): preset(f"sft_{name}_{cpt}_{sft}")
+        for cpt in ("base", "bell")
+        for sft in ("base", "bell")
+    }
+    for (cpt, sft), config in found.items():
+        assert preset(config.start.model.removeprefix("runs/")) == preset(f"{before}_{cpt}")
+        assert config.objective.name == {"base": "nelbo", "bell": "bell"}[sft]
+    assert found["bell", "bell"] == preset(f"sft_{name}")
+    assert found["base", "base"] == preset(f"sft_{name}_base")
+
+
+def test_every_later_stage_starts_from_a_preset_of_its_own_objective():
+    for name in ("sft", "sft_7b", "sft_sharegpt"):
+        for kind in ("base", "bell"):
+            config = preset(f"{name}_{kind}")
+            before = preset(config.start.model.removeprefix("runs/"))
+            assert before.objective == config.objective
 
 
 def test_precedence_is_preset_then_file_then_command_line(tmp_path):
@@ -112,7 +137,9 @@ PAPERS_RUNS = ("lm1b", "lm1b_unpacked", "owt")
 def test_causal_presets_are_the_base_with_another_framework(name):
     for family in ("tiny", "small", *PAPERS_RUNS):
         base, config = preset(f"{family}_base"), preset(f"{family}_{name}")
-        assert dataclasses.replace(config, framework=base.framework) == base
+        assert config.data.pads == "ignored"
+        assert dataclasses.replace(config, framework=base.framework, data=base.data) == base
+        assert dataclasses.replace(config.data, pads=base.data.pads) == base.data
         seed = config.train.seed if name == "sigma_arm" else None
         expected = FrameworkOptions(name, "literal" if name == "aoarm" else "source", seed)
         assert config.resolved().framework == expected

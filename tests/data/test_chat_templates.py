@@ -60,6 +60,21 @@ def test_chat_marks_roles_and_auto_is_chat_for_conversations_alone():
         assert prompt(auto, HELLO) == prompt(Template("plain"), HELLO)
 
 
+def test_vicuna_is_written_as_its_authors_do(tokenizer):
+    """FastChat: a space before each speaker, none after the EOS that ends an answer."""
+    template = templates.make_template("vicuna", tokenizer, CHAT)
+    goodbye = (Message("user", "Bye?"), Message("assistant", "Bye."))
+    talk = Example((*TALK.messages[1:], *goodbye), is_conversation=True)
+    about = "A chat between a curious user and an artificial intelligence assistant. "
+    about += "The assistant gives helpful, detailed, and polite answers to the user's questions."
+    asked = f"{about} USER: Hello ASSISTANT: hi<eos>USER: Bye? ASSISTANT:"
+    assert prompt(template, talk) == asked
+    assert prompt(template, HELLO) == f"{about} USER: Hello ASSISTANT:"
+    assert prompt(template, TALK) == "Be kind. USER: Hello ASSISTANT:"
+    ids = templates.PromptEncoder(tokenizer, template).encode_one(talk.prompt_messages)
+    assert (ids == tokenizer.eos_id).sum() == 1
+
+
 def test_a_chat_template_is_rendered_in_parts():
     template = Template("chat", CHAT)
     parts = template.parts(TALK.prompt_messages, is_conversation=True)

@@ -246,6 +246,17 @@ def test_rows_are_the_same_in_shards_and_whatever_is_encoded_together(load, tmp_
     assert decoded(parts.valid)[: len(whole)] == decoded(whole)
 
 
+def test_only_first_answers_where_asked(load, tmp_path):
+    path = write_lines(tmp_path / "talks.jsonl", map(conversation, range(20)))
+    every = load(path, round_to=8)
+    first = load(path, round_to=8, turns="first")
+    assert (len(every.train) + len(every.valid), len(first.train) + len(first.valid)) == (60, 20)
+    for prompt, response in decoded(first.train):
+        number = prompt.removeprefix("user: u").partition(".")[0]
+        assert prompt == f"user: u{number}.0\nassistant:"
+        assert response.strip("\x00").startswith(f" a{number}.0")
+
+
 def test_a_conversation_is_never_in_both_parts_and_others_do_not_move_it(load, tmp_path):
     data, fewer = (
         load(write_lines(tmp_path / f"{n}.jsonl", map(conversation, range(n))), length=128)

@@ -30,7 +30,8 @@ FIRST_PAGES = ("README.md", "docs/commands.md")
 """Pages whose commands always run; those of the others in ``make test-full``."""
 OTHER_PAGES = [page for page in PAGES if page not in (*FIRST_PAGES, "docs/your-own-loop.md")]
 RUNS = {name: name for name in ("base", "bell", "arm", "sigma_arm", "aoarm", "sft")}
-RUNS |= {"arm_tiny": "gpt2", "cpt_tiny": "cpt", "sft_tiny": "sft", "sft_base": "sft", "run": "bell"}
+RUNS |= {"arm_tiny": "gpt2", "cpt_tiny": "cpt", "sft_tiny": "sft", "run": "bell"}
+RUNS |= {"cpt_tiny_base": "cpt", "sft_tiny_base": "sft"}
 
 FEW_STEPS = "--train.steps 2 --train.batch-size 4 --validation.blocks 8 --quiet"
 NARROW = "--model.num-layers 1 --model.width 16 --model.num-heads 2"

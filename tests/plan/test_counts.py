@@ -344,9 +344,17 @@ def test_data_sizes_where_they_are_known():
     assert packed["num_bytes"] == packed["rows"] * (128 * 2 + 16)
     assert data_size(preset("lm1b_unpacked"), 30_521)["rows"] == 30_301_028
     assert 8.8e9 < data_size(preset("owt"), 50_258)["rows"] * 1022 < 9.04e9
-    assert data_size(preset("cpt_gpt2_large"), 50_257)["rows"] == int(10e9 / 1024)
+    assert data_size(preset("cpt_gpt2_large"), 50_257)["rows"] == int(100e9 / 1024)
     assert data_size(preset("sft_tasks"), 50_257)["rows"] == 210_000
     assert data_size(tiny(), 259)["rows"] is None
+
+
+@pytest.mark.parametrize(("steps", "told"), [(20, []), (26_000_000, ["1.44 times"])])
+def test_a_run_that_repeats_its_corpus_is_warned_of(steps, told):
+    small = f"--model.num-layers 1 --model.width 8 --model.num-heads 1 --train.steps {steps}"
+    config = options("--data.train openwebtext --data.tokenizer gpt2 --train.batch-size 8 " + small)
+    notes = [n for n in plan(config, "H100").to_dict()["notes"] if n.startswith("warning")]
+    assert [f"the run reads its data {text}" for text in told] == [n[9:] for n in notes]
 
 
 def cluster_of(memory, number=4):
