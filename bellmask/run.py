@@ -74,7 +74,7 @@ class Run(Loaded):
         return (
             f"Run {self.folder}, step {self.step:,} of {self.config.train.steps:,}\n"
             f"  network    {describe_size(self.model)}\n"
-            f"  objective  {describe_learning(self.config)}\n"
+            f"  training   {describe_learning(self.config)}\n"
             f"  data       {text}, blocks of {data.block_length}\n"
             f"  tokenizer  {tokenizer.num_tokens:,} tokens, mask {tokenizer.mask_id}"
         )

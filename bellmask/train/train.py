@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
+from bellmask.data.corpora import check_files
 from bellmask.utils.console import tell
 
 
@@ -51,6 +52,9 @@ def main(args: Sequence[str]) -> int:
     folder = Path(options.out or Path("runs") / f"{name}-{config.fingerprint()}")
     if options.out is None and options.resume != "no" and Path(options.preset).is_dir():
         folder = Path(options.preset)  # a run folder in place of a preset: that run goes on
+
+    if config.sft.train is None:
+        check_files(config.data)
 
     from bellmask.train.train_run import train_run
 
