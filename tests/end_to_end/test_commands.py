@@ -71,7 +71,10 @@ def test_samples_do_not_depend_on_the_batch(zoo, tmp_path):
         ("prepare wikitext2 --optim.lr 3", "--optim.lr"),
         ("compare tiny --seeds 3 base bell", "base"),
         ("train tiny --resume maybe", "'maybe'"),
-        ("train tiny --train.device cuda --data.train x.txt", "GPU"),
+        (
+            "train tiny --train.device cuda --data.train toy:sticky --data.tokenizer symbols:8",
+            "GPU",
+        ),
         ("evaluate", "RUN"),
         ("evaluate nowhere", "nowhere"),
         ("evaluate {run} --checkpoint 5", "'5'"),
