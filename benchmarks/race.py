@@ -34,7 +34,7 @@ from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import preset
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure, trim_start
+from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure, trim_start
 from bellmask.storage.build import build_objective
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.optim import learning_rate
@@ -223,10 +223,10 @@ def draw(size: str, found: Sequence[dict[str, Any]], out: Path) -> None:
     """NLL against seconds of training, one line per racer and seed."""
     names = list(dict.fromkeys(one["racer"] for one in found))
     figure, (axes,) = new_figure(7, 4.2)
-    for name, colour in zip(names, COLOURS):
+    for name, color in zip(names, COLORS):
         for number, one in enumerate(run for run in found if run["racer"] == name):
             label = name if number == 0 else None
-            axes.plot(one["seconds"], one["nll"], color=colour, label=label, linewidth=1.3)
+            axes.plot(one["seconds"], one["nll"], color=color, label=label, linewidth=1.3)
     target = [one["nll"][-1] for one in found if one["racer"] == REFERENCE]
     label = "reference at its last step"
     axes.axhline(sum(target) / len(target), color="0.5", linewidth=0.8, linestyle="--", label=label)

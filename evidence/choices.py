@@ -38,7 +38,7 @@ from bellmask.evaluate.scorer import (
     Scorer,
     add_up,
 )
-from bellmask.report.figures import COLOURS
+from bellmask.report.figures import COLORS
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, open_runs
 from bellmask.utils.errors import UserError
@@ -598,12 +598,12 @@ def _show(found: Found | None, digits: int = 4) -> str:
 # Figure
 
 LINES = {
-    "auto": ("ours: exact if short, else strata", "o-", COLOURS[1]),
-    "strata": ("strata, common numbers", "s-", COLOURS[8]),
-    "strata_apart": ("strata, own numbers", "s--", COLOURS[8]),
-    "bernoulli": ("Bernoulli, common numbers", "^-", COLOURS[3]),
-    "bernoulli_apart": ("Bernoulli, own numbers", "^--", COLOURS[3]),
-    "diffullama": ("DiffuLLaMA's, own numbers (biased)", "v--", COLOURS[0]),
+    "auto": ("ours: exact if short, else strata", "o-", COLORS[1]),
+    "strata": ("strata, common numbers", "s-", COLORS[8]),
+    "strata_apart": ("strata, own numbers", "s--", COLORS[8]),
+    "bernoulli": ("Bernoulli, common numbers", "^-", COLORS[3]),
+    "bernoulli_apart": ("Bernoulli, own numbers", "^--", COLORS[3]),
+    "diffullama": ("DiffuLLaMA's, own numbers (biased)", "v--", COLORS[0]),
 }
 EXACT = "ours, exact: no noise left"
 WORDS = {"short": "short choices", "long": "long choices"}
@@ -650,7 +650,7 @@ def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
 
 def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
     """Every way that has noise; where ours is exact, what that costs."""
-    for way, (label, style, colour) in LINES.items():
+    for way, (label, style, color) in LINES.items():
         is_ours = way == "auto"  # broad and behind: without short choices it lies on strata's line
         rows = [row for row in task["rows"] if row["way"] == way]
         rows = [row for row in rows if row["noise"][group]["value"] > 0]
@@ -661,7 +661,7 @@ def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
             [row["noise"][group]["value"] for row in rows],
             yerr=[row["noise"][group]["error"] for row in rows],
             fmt=style,
-            color=colour,
+            color=color,
             markersize=7 if is_ours else 4,
             capsize=2,
             linewidth=3 if is_ours else 1.2,
@@ -672,7 +672,7 @@ def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
         )
     if group == "short":
         passes = task["exact"]["passes"]
-        axes.axvline(passes, color=COLOURS[1], linewidth=2, label=EXACT)
+        axes.axvline(passes, color=COLORS[1], linewidth=2, label=EXACT)
     make_logarithmic(axes)
     axes.grid(alpha=0.3)
 

@@ -142,11 +142,11 @@ def toy_low_end(numbers: Numbers) -> Verdict:
     """Exact: less is left to learn at N_c = 0 than in the middle, at the last checkpoint."""
     stage = _run(numbers, "base")["stages"][-1]
     middle = len(stage["blue"]) // 2
-    low, centre = stage["blue"][0], stage["blue"][middle]
+    low, center = stage["blue"][0], stage["blue"][middle]
     error = math.hypot(stage["blue_se"][0], stage["blue_se"][middle])
     said = f"{numbers['source']}: red {stage['red'][0]:.2f}, blue {low:.4f} at N_c = 0; red "
-    said += f"{stage['red'][middle]:.2f}, blue {centre:.4f} at N_c = {middle}"
-    return Verdict(_word(centre - low, error), said)
+    said += f"{stage['red'][middle]:.2f}, blue {center:.4f} at N_c = {middle}"
+    return Verdict(_word(center - low, error), said)
 
 
 def bell_meets_more(numbers: Numbers) -> Verdict:

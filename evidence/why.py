@@ -30,7 +30,7 @@ SHOWN = {"decompose": ("sums over context", "reducible nats"), "time-laws": (), 
 """Which tables stand in the document, by how their titles begin or contain; default: all."""
 NOTES = {
     3: "Blocks are of 64 here and of 128 in the paper: the same number of masks is twice the share "
-    "of a row (the paper's 32 masks are 16 here), and a model this young leans on its neighbours.",
+    "of a row (the paper's 32 masks are 16 here), and a model this young leans on its neighbors.",
 }
 FINDINGS = {
     1: "Locality, more than the number of orders, is what makes any-order generation hard.",

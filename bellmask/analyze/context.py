@@ -21,7 +21,7 @@ from torch import Tensor
 from bellmask.analyze.base import Analysis, StageOptions, describe_run
 from bellmask.data.blocks import Blocks
 from bellmask.evaluate.likelihood import BlockScorer, references, scorer_of, weighted_mean
-from bellmask.report.figures import COLOURS, draw_bins, finish_axes, new_figure
+from bellmask.report.figures import COLORS, draw_bins, finish_axes, new_figure
 from bellmask.storage.runs import check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
@@ -244,10 +244,10 @@ REFERENCES = {
 def curve_figure(numbers: Mapping[str, Any]) -> Figure:
     """NLL against N_c at the last checkpoint of each run, and the optimum without context."""
     figure, (axes,) = new_figure(7.2, 4.4)
-    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
+    for run, color in zip(numbers["runs"], itertools.cycle(COLORS)):
         stage, kind = run["stages"][-1], "exact" if run["is_exact"] else "bound"
         label = f"{run['name']}, step {stage['step']} ({kind})"
-        draw_bins(axes, stage["nll"], "value", color=colour, label=label)
+        draw_bins(axes, stage["nll"], "value", color=color, label=label)
     for name, (key, style) in REFERENCES.items():
         label = f"{name} cross-entropy"
         axes.axhline(numbers[key], color="0.35", linestyle=style, linewidth=1.2, label=label)
@@ -260,8 +260,8 @@ def drop_figure(numbers: Mapping[str, Any]) -> Figure:
     runs = numbers["runs"]
     figure, panels = new_figure(1.2 + 4.6 * len(runs), 4.2, len(runs), sharey=True)
     for run, axes in zip(runs, panels):
-        for (name, points), colour in zip(_drops(run).items(), itertools.cycle(COLOURS[1:])):
-            draw_bins(axes, points, "value", color=colour, label=f"step {name}")
+        for (name, points), color in zip(_drops(run).items(), itertools.cycle(COLORS[1:])):
+            draw_bins(axes, points, "value", color=color, label=f"step {name}")
         axes.axhline(0, color="0.4", linewidth=0.8)
         finish_axes(axes, CONTEXT_LABEL, title=run["name"], legend=0)
     panels[0].set_ylabel("fall of the NLL (nats, 95 % interval)")

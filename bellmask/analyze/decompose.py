@@ -29,7 +29,7 @@ from bellmask.diffusion.frameworks import Framework, Ordered
 from bellmask.diffusion.laws import TruncatedGaussian
 from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.theory import context_weights
-from bellmask.report.figures import COLOURS, finish_axes, new_figure
+from bellmask.report.figures import COLORS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError, check_least
@@ -79,9 +79,9 @@ def entropy(p: Tensor) -> Tensor:
 def chain_entropy(source: ToySource) -> Tensor:
     """H^n of MDM (and AoARM) for a stationary order-1 chain, in closed form, float64 [L].
 
-    Let h(d) = H(X^d | X^0). By the chain rule a symbol whose nearest observed neighbours are a to
+    Let h(d) = H(X^d | X^0). By the chain rule a symbol whose nearest observed neighbors are a to
     the left and b to the right has entropy h(a) + h(b) - h(a + b), or h(a) with a single one. Of
-    all (target, context) with n observed, (L - a - b) C(L-1-a-b, n-2) have the neighbours (a, b),
+    all (target, context) with n observed, (L - a - b) C(L-1-a-b, n-2) have the neighbors (a, b),
     and C(L - a, n) only one at distance a to the left (as many to the right), out of L C(L-1, n).
     """
     length = source.length
@@ -126,7 +126,7 @@ def _mean_and_error(values_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropy_at_distance(source: ToySource) -> Tensor:
-    """h(d) = H(X^d | X^0) for d = 0 .. L - 1, then h(L) = H(X): a neighbour that is not there.
+    """h(d) = H(X^d | X^0) for d = 0 .. L - 1, then h(L) = H(X): a neighbor that is not there.
 
     Of a source that is a stationary order-1 chain.
     """
@@ -365,19 +365,19 @@ def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
     figure, panels = new_figure(4.6 * count, 4.2, count)
     red, blue, *draws = panels
     kinds: dict[str, Any] = {}
-    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
+    for run, color in zip(numbers["runs"], itertools.cycle(COLORS)):
         # AoARM draws contexts as MDM does
         kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
         kinds.setdefault(kind, run["stages"][-1]["red"])
         for stage, style in _ends(run):
             label = f"{run['name']}, step {stage['step']}"
-            blue.plot(stage["blue"], style, color=colour, label=label)
-    for (kind, values), colour in zip(kinds.items(), itertools.cycle(COLOURS)):
-        red.plot(values, color=colour, label=kind)
+            blue.plot(stage["blue"], style, color=color, label=label)
+    for (kind, values), color in zip(kinds.items(), itertools.cycle(COLORS)):
+        red.plot(values, color=color, label=kind)
     for axes in draws:  # of the first masked run
         run = masked[0]
-        for law, colour in zip(LAWS, COLOURS):
-            axes.plot(run["stages"][-1]["spend"][law]["draws"], color=colour, label=law)
+        for law, color in zip(LAWS, COLORS):
+            axes.plot(run["stages"][-1]["spend"][law]["draws"], color=color, label=law)
         for stage, style in _ends(run):
             label = f"oracle of {run['name']}, step {stage['step']}"
             axes.plot(stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)

@@ -183,15 +183,15 @@ def print_comparison(results: Results) -> None:
 # Figures: curves with the target, time laws, context weights, NLL by context
 
 SHORT_ARROW = 1.4
-"""Speed-ups below it have arrows too short to centre a label on."""
+"""Speed-ups below it have arrows too short to center a label on."""
 
 
-def variant_colour(results: Results, name: str) -> str:
+def variant_color(results: Results, name: str) -> str:
     """Red for the reference; the others in order."""
     reference = results["reference"]
     others = [other for other in results["variants"] if other != reference]
-    return figures.COLOURS[
-        0 if name == reference else 1 + others.index(name) % (len(figures.COLOURS) - 1)
+    return figures.COLORS[
+        0 if name == reference else 1 + others.index(name) % (len(figures.COLORS) - 1)
     ]
 
 
@@ -224,8 +224,8 @@ def _draw_arrows(axes: Axes, results: Results) -> None:
     low, high = axes.get_ylim()
     for number, (name, ratio) in enumerate(reached.items()):
         height = target + (0.04 + 0.07 * number) * (high - low)
-        colour, tip = variant_colour(results, name), (steps / ratio, height)
-        arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.5}
+        color, tip = variant_color(results, name), (steps / ratio, height)
+        arrow = {"arrowstyle": "->", "color": color, "linewidth": 1.5}
         axes.annotate("", xy=tip, xytext=(steps, height), arrowprops=arrow)
         text = "≥ " if compared[name]["is_bound"] else ""
         text += f"{ratio:.2f}x fewer steps" + (f" ({name})" if len(compared) > 1 else "")
@@ -234,7 +234,7 @@ def _draw_arrows(axes: Axes, results: Results) -> None:
             steps if is_short else (steps + steps / ratio) / 2,
             height + 0.012 * (high - low),
             text,
-            color=colour,
+            color=color,
             ha="right" if is_short else "center",
             va="bottom",
             fontsize=9,
@@ -251,7 +251,7 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     variants, reference = results["variants"], results["reference"]
     for axes, (x, label) in zip(panels, labels.items()):
         for name, variant in variants.items():
-            look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
+            look = {"color": variant_color(results, name), "label": shown_name(results, name)}
             draw_runs(axes, variant["runs"], x, **look)
         axes.axhline(variants[reference]["nll"], color="0.4", linestyle="--", linewidth=1)
         figures.finish_axes(axes, label)
@@ -269,7 +269,7 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
 
 def law_figure(results: Results, name: str) -> Figure:
     """A variant's mask rates, drawn and as a density, and its weight on each context count."""
-    law, colour = results["variants"][name]["law"], variant_colour(results, name)
+    law, color = results["variants"][name]["law"], variant_color(results, name)
     figure, (left, right) = figures.new_figure(7, 2.6, 2)
     histogram, density, weights = law["mask_rate_histogram"], law["density"], law["context_weights"]
     if histogram is None:
@@ -278,10 +278,10 @@ def law_figure(results: Results, name: str) -> Figure:
     else:
         figures.draw_histogram(left, histogram, "drawn mask rates")
         if density is not None:
-            left.plot(law["t"], density, color=colour, label="density of the law")
+            left.plot(law["t"], density, color=color, label="density of the law")
         left.set_ylim(0, 1.4 * max([*histogram, *(density or [])]))  # room for the legend
         figures.finish_axes(left, "time t, mask rate", "density", legend=0)
-    right.plot(weights, color=colour)
+    right.plot(weights, color=color)
     right.set_ylim(0, 1.15 * max(weights))
     figures.finish_axes(right, "observed tokens $N_c$", "weight in the objective")
     for axes in (left, right):
@@ -293,7 +293,7 @@ def context_figure(results: Results) -> Figure:
     """Final NLL by context count, first seed of each variant."""
     figure, (axes,) = figures.new_figure(7, 3.8)
     for name, variant in results["variants"].items():
-        look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
+        look = {"color": variant_color(results, name), "label": shown_name(results, name)}
         figures.draw_bins(axes, variant["runs"][0]["nll_by_context"], "nll", **look)
     x, y = "observed tokens $N_c$ in the block", "cross-entropy of a target token (nats)"
     figures.finish_axes(axes, x, y, legend=0)

@@ -416,7 +416,7 @@ def stage_markdown(results: Mapping[str, Any]) -> str:
 
 # Validation curves of the four fine-tunings
 
-COLOURS = {"base": "tab:red", "bell": "tab:blue"}
+COLORS = {"base": "tab:red", "bell": "tab:blue"}
 STYLES = {"base": "--", "bell": "-"}
 """Color says which continual pretraining, the line which fine-tuning."""
 
@@ -427,7 +427,7 @@ def stage_figure(results: Mapping[str, Any]) -> Figure:
     for row in results["rows"]:
         if row["section"] == "sft":
             label = f"CPT {row['cpt']}, SFT {row['sft']} ({100 * row['exact_match']:.1f} % exact)"
-            look = {"color": COLOURS[row["cpt"]], "linestyle": STYLES[row["sft"]]}
+            look = {"color": COLORS[row["cpt"]], "linestyle": STYLES[row["sft"]]}
             draw_runs(axes, row["runs"], "steps", label, **look)
     y = "validation NLL bound of responses (nats per token)"
     finish_axes(axes, "fine-tuning step", y, legend=0)

@@ -2,7 +2,7 @@
 
 Precedence, lowest first: the preset, then the file given with ``--config`` (JSON or TOML, any
 subset of options), then the command line. Each layer goes through the same typed parser, so a
-misspelt option in a file is refused as one on the command line is. The resolved options go to
+misspelled option in a file is refused as one on the command line is. The resolved options go to
 ``config.json`` in the run folder, and that file can be given in place of a preset.
 """
 
@@ -58,7 +58,7 @@ def choices_of(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple
 
 
 def _plain(text: str) -> str:
-    """The parser's message without colours and frames."""
+    """The parser's message without colors and frames."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip("│╭╮╰╯─| ") for line in text.splitlines()]
     lines = [line for line in lines if not re.match(r"^[-+]*$|^For full help", line)]

@@ -222,7 +222,7 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class ObjectiveOptions:
-    """What is minimised."""
+    """What is minimized."""
 
     name: Annotated[ObjectiveName, tyro.conf.arg(name="objective", prefix_name=False)] = "bell"
     """nelbo: Eq. L_MDM. bell: Eq. L_pi, unweighted. importance: uniform times,
@@ -246,7 +246,7 @@ TIMELESS = {
 
 @dataclass(frozen=True)
 class OptimOptions:
-    """Optimiser, learning rate, averaging."""
+    """Optimizer, learning rate, averaging."""
 
     name: Annotated[
         Literal["adamw", "muon"], tyro.conf.arg(name="optimizer", prefix_name=False)
@@ -280,7 +280,7 @@ class TrainOptions:
     """The loop."""
 
     steps: int = option(1_000_000, at_least=1, at_most=999_999_999)
-    """Optimiser updates."""
+    """Optimizer updates."""
     batch_size: int = option(512, at_least=1, at_most=2**31)
     """Blocks per update, over all processes."""
     batch_warmup: int = option(0, not_with="sft.train", at_least=0)

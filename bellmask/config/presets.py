@@ -191,7 +191,7 @@ def fast_of(family: Preset) -> RunConfig:
 
 
 def causal_of(family: Preset, framework: opt.FrameworkName) -> RunConfig:
-    """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same trunk, data and optimiser."""
+    """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same trunk, data and optimizer."""
     config = base_of(family)
     data = replace(config.data, pads="ignored")
     return replace(config, data=data, framework=opt.FrameworkOptions(framework))

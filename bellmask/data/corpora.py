@@ -33,7 +33,7 @@ from bellmask.utils.errors import UserError, look_up, unknown
 
 # Named corpora: where each comes from and by which rules it is read, written down once.
 #
-# A corpus fixes its source, splits, detokeniser, what a document is, and whether rows are wrapped;
+# A corpus fixes its source, splits, detokenizer, what a document is, and whether rows are wrapped;
 # every rule can be overridden by an option, and the data card says which were used.
 
 Split = Literal["train", "valid", "test"]
@@ -47,7 +47,7 @@ class Corpus:
     """A corpus and the rules it is read by; plain ones for files of one's own."""
 
     title: str
-    licence: str
+    license: str
     splits: dict[str, InWheel | HubSplit]
     """train, valid and test, those that exist; what the paper's recipes validate on is valid."""
     detokenizer: str = "none"
@@ -214,8 +214,8 @@ def find_policy(options: DataOptions, name: str) -> Corpus:
     Options about reading speak of the training corpus and of files; another named corpus keeps its
     own. Whether rows are wrapped is the training corpus's rule for all of a run's rows.
     """
-    licence = "see the repository" if name.startswith("hub:") else "yours to know"
-    plain = Corpus(name, licence, {}, documents="file")
+    terms = "see the repository" if name.startswith("hub:") else "not specified"
+    plain = Corpus(name, terms, {}, documents="file")
     corpus, first = CORPORA.get(name, plain), CORPORA.get(options.train, plain)
     given = options if name == options.train or name not in CORPORA else DataOptions()
     is_csv = given.from_files is not None and kind_of(given.from_files) == "csv"

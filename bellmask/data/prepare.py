@@ -180,7 +180,7 @@ class Preparation:
     def _write_card(self) -> None:
         done, rules = self.done, self.rules
         content = done["real_tokens"] - (2 * done["rows"] if rules.wrap else 0)
-        read_by = ("licence", "documents", "column", "detokenizer")
+        read_by = ("license", "documents", "column", "detokenizer")
         self.place.write_card(
             self.scratch,
             num_blocks=done["rows"],
@@ -401,14 +401,14 @@ def _card_rows(card: dict[str, Any]) -> list[list[str]]:
     ratio = card["text_tokens"] / max(1, card["text_bytes"])
     return [
         ["source", card["source"]],
-        ["licence", card["licence"]],
+        ["license", card.get("license", card.get("licence"))],  # older cards say licence
         *[["  " + name, mark] for name, mark in list(card["origin"].items())[:8]],
         ["documents", f"{card['num_documents']:,}"],
         ["text", f"{card['text_bytes']:,} bytes, {card['text_tokens']:,} tokens"],
         ["tokens per byte", f"{ratio:.4f}"],
         ["blocks", f"{card['num_blocks']:,} of {card['block_length']} tokens"],
         ["a document is", f"{card['documents']}, column {card['column']}"],
-        ["detokeniser", card["detokenizer"]],
+        ["detokenizer", card["detokenizer"]],
         ["packing", f"{card['packing']}, remainder {card['remainder']}"],
         ["EOS after documents", "yes" if card["insert_eos"] else "no"],
         ["rows wrapped in BOS ... EOS", "yes" if card["wrap"] else "no"],
@@ -423,9 +423,9 @@ def _list(args: Sequence[str]) -> int:
     for name, corpus in corpora.CORPORA.items():
         in_wheel = any(isinstance(split, corpora.InWheel) for split in corpus.splits.values())
         where = "package index" if in_wheel else "hub" if corpus.splits else "--from"
-        rows.append([name, where, corpus.detokenizer, corpus.licence])
+        rows.append([name, where, corpus.detokenizer, corpus.license])
     notes = [f"{name}: {corpus.note}" for name, corpus in corpora.CORPORA.items() if corpus.note]
-    Table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows, notes).print()
+    Table("named corpora", ["name", "comes from", "detokenizer", "license"], rows, notes).print()
     return 0
 
 

@@ -97,8 +97,8 @@ class ToySource:
         """Tunable locality: p(x^i | x^(i-1), k) = locality P[x^(i-1), x^i] + (1 - locality) Q_k.
 
         The topic k is drawn once per row, and the row is stationary given its topic. At locality 1
-        only neighbours matter (the topic is idle and left out: a plain chain); at 0 the symbols
-        are exchangeable, and all places say as much about a symbol as its neighbours. The state
+        only neighbors matter (the topic is idle and left out: a plain chain); at 0 the symbols
+        are exchangeable, and all places say as much about a symbol as its neighbors. The state
         (k, v) is number k V + v.
         """
         topics = 1 if locality == 1 else num_topics

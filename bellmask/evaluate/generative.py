@@ -34,7 +34,7 @@ from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import hash_weights
-from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure
+from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError
@@ -446,10 +446,10 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     """A line per run over NFE, with deviations over seeds both ways; real text is a star."""
     figure, (axes,) = new_figure(7.2, 4.6)
-    for record, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
-        _draw(axes, record, colour, "o-", markersize=5)
-    for record, colour in zip(numbers["real_text"], itertools.cycle(["0.1", "0.4", "0.6"])):
-        _draw(axes, record, colour, "*", markersize=14)
+    for record, color in zip(numbers["runs"], itertools.cycle(COLORS)):
+        _draw(axes, record, color, "o-", markersize=5)
+    for record, color in zip(numbers["real_text"], itertools.cycle(["0.1", "0.4", "0.6"])):
+        _draw(axes, record, color, "*", markersize=14)
     axes.set_yscale("log")
     # plain numbers, also where the axis spans less than a power of ten
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -462,14 +462,12 @@ def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _draw(
-    axes: Axes, record: Mapping[str, Any], colour: str, style: str, markersize: float
-) -> None:
+def _draw(axes: Axes, record: Mapping[str, Any], color: str, style: str, markersize: float) -> None:
     settings = [s for s in record["settings"] if s["mean"]["perplexity"] is not None]
     names = ("entropy", "perplexity")
     x, y = ([s["mean"][name] for s in settings] for name in names)
     x_error, y_error = ([s["sd"][name] or 0 for s in settings] for name in names)
-    look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": colour}
+    look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": color}
     look |= {"markersize": markersize, "label": record["name"]}
     axes.errorbar(x, y, y_error, x_error, style, **look)
     # fewest and most NFE only: in between they would hide one another
@@ -477,7 +475,7 @@ def _draw(
     for s, side, across, up in zip(ends, (1, -1), ("left", "right"), ("bottom", "top")):
         if s["nfe"] is not None:
             at, shift = (s["mean"]["entropy"], s["mean"]["perplexity"]), (6 * side, 5 * side)
-            text: dict[str, Any] = {"ha": across, "va": up, "fontsize": 7, "color": colour}
+            text: dict[str, Any] = {"ha": across, "va": up, "fontsize": 7, "color": color}
             axes.annotate(f"{s['nfe']}", at, shift, textcoords="offset points", **text)
 
 

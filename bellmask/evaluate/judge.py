@@ -51,7 +51,7 @@ class PairwiseOptions(LoadOptions):
 
     A and B are models (run folders, exports, hub names) that answer now, or files of outputs, whose
     records have instruction and output. The judge is a model behind an OpenAI-compatible API, or a
-    causal LM here whose likelihood decides (local:NAME), which is no judgement of quality. What it
+    causal LM here whose likelihood decides (local:NAME), which is no judgment of quality. What it
     will cost is said before anything is sent. Answers, requests and verdicts are kept in --out: the
     same command goes on where it was stopped, and nothing is asked twice.
 
@@ -316,7 +316,7 @@ class LocalJudge:
     def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
         self._scorer, self._is_mean = scorer, measure == "per-token"
         self._store = Store(path, _is_outcome)
-        self.label = f"likelihood of {scorer.name}, not a judgement of quality"
+        self.label = f"likelihood of {scorer.name}, not a judgment of quality"
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
@@ -719,6 +719,6 @@ def main(args: Sequence[str]) -> int:
     if kind in ("-h", "--help"):
         rest = ["--help"]
     elif kind != "pairwise":
-        raise UserError(f"there is one kind of judgement: bellmask judge pairwise A B; not {kind}")
+        raise UserError(f"there is one kind of judgment: bellmask judge pairwise A B; not {kind}")
     _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))
     return 0

@@ -104,7 +104,7 @@ def run_canvas(
 ) -> Canvas:
     """A row to fill: empty, after a prefix, or with the gaps of a template.
 
-    Where the run's rows are wrapped, BOS and EOS count towards the length; so does the BOS that
+    Where the run's rows are wrapped, BOS and EOS count toward the length; so does the BOS that
     a causal LM predicts the first token from.
     """
     before, behind = _frame(run)

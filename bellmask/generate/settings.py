@@ -117,7 +117,7 @@ def _option(name: str) -> str:
 
 
 def sampling_of(settings: Mapping[str, Any]) -> Sampling:
-    """Settings by name; a misspelt one is refused."""
+    """Settings by name; a misspelled one is refused."""
     known = {field.name: field for field in fields(Sampling)}
     for name in settings:
         look_up("setting", name, known)

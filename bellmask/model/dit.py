@@ -276,7 +276,7 @@ class Block(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU by tanh; compiled, the same by a sigmoid, which vectorises better."""
+    """GELU by tanh; compiled, the same by a sigmoid, which vectorizes better."""
     if torch.compiler.is_compiling():
         slope = 2 * math.sqrt(2 / math.pi)
         return x * torch.sigmoid(x * (slope + slope * 0.044715 * x * x))

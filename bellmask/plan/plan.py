@@ -490,7 +490,7 @@ class Plan:
             "tokens_per_step": tokens,
             "tokens": tokens * timing["steps"],
             "epochs": epochs,
-            "utilisation": training * tokens / timing["step"] / peak,
+            "utilization": training * tokens / timing["step"] / peak,
             "device_hours": timing["hours"] * num_devices,
         }
 
@@ -549,7 +549,7 @@ def print_plan(told: Section, name: str) -> None:
         "tokens": f"{told['tokens_per_step']:,} per step, {told['tokens']:,} in all",
         "microbatches": f"{told['microbatches']} of {told['microbatch']} rows per device and step",
         "epochs": "unknown" if told["epochs"] is None else f"{told['epochs']:.3g}",
-        "one step": f"{timing['step']:.3g} s, {told['utilisation']:.1%} of peak",
+        "one step": f"{timing['step']:.3g} s, {told['utilization']:.1%} of peak",
         "passes, update, communication": f"{', '.join(seconds)} ({timing['source']})",
         "all steps": f"{timing['hours']:,.3g} h, {told['device_hours']:,.3g} device hours",
     }

@@ -87,7 +87,7 @@ def build_framework(config: RunConfig) -> Framework:
 
 
 def describe_learning(config: RunConfig) -> str:
-    """What a run minimises, in a few words."""
+    """What a run minimizes, in a few words."""
     framework, steps = config.resolved().framework, config.start.anneal_steps
     if framework.name == "mdm":
         opening = f", attention open from step {steps} on" if steps > 1 else ""

@@ -328,8 +328,8 @@ def hub_library() -> Any:
 def local_folder(name: str) -> Path:
     """A path as it is, or the local copy of a hub repository, fetched if need be.
 
-    Where there is a folder OWNER, OWNER/NAME is a path, and a misspelt one is not looked for on the
-    hub.
+    Where there is a folder OWNER, OWNER/NAME is a path, and a misspelled one is not looked up on
+    the hub.
     """
     path = Path(name)
     if path.exists() or path.parent.is_dir() or not is_hub_name(name):

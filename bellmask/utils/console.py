@@ -61,23 +61,23 @@ def plain_ascii(text: str) -> str:
     return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
-NUM_COLOURS = 64
+NUM_COLORS = 64
 
 
 @cache
-def reveal_colours() -> list[tuple[str, str]]:
-    """(colour, readable text colour) from the first step to the last: matplotlib's viridis."""
+def reveal_colors() -> list[tuple[str, str]]:
+    """(color, readable text color) from the first step to the last: matplotlib's viridis."""
     import matplotlib
 
     ramp = matplotlib.colormaps["viridis"]
-    stops = (ramp(number / (NUM_COLOURS - 1))[:3] for number in range(NUM_COLOURS))
+    stops = (ramp(number / (NUM_COLORS - 1))[:3] for number in range(NUM_COLORS))
     return [(matplotlib.colors.to_hex(rgb), _text_on(rgb)) for rgb in stops]
 
 
-def reveal_colour(step: int, num_steps: int) -> tuple[str, str]:
-    """The colours of a token revealed in a step (from 1)."""
+def reveal_color(step: int, num_steps: int) -> tuple[str, str]:
+    """The colors of a token revealed in a step (from 1)."""
     share = (step - 1) / (num_steps - 1) if num_steps > 1 else 0.0
-    return reveal_colours()[round(share * (NUM_COLOURS - 1))]
+    return reveal_colors()[round(share * (NUM_COLORS - 1))]
 
 
 def _text_on(rgb: Sequence[float]) -> str:

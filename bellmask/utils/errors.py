@@ -1,4 +1,4 @@
-"""Errors a user can mend, and look-ups that help when a name is misspelt.
+"""Errors a user can mend, and look-ups that help when a name is misspelled.
 
 A :class:`UserError` is printed as one message without a traceback and ends a command with exit
 code 2. It says what was given, what is allowed and what to change.

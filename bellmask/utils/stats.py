@@ -19,7 +19,7 @@ Labels = NDArray[np.int64]
 
 MIN_CLUSTERS = 20
 """With fewer documents than this, errors between documents cannot be estimated; blocks are used."""
-NEIGHBOURS = 8
+NEIGHBORS = 8
 """Blocks on each side, in order of stratum, that say what a block's value should have been."""
 MIN_SEEDS = 3
 """Paired seeds from which on an interval is given."""
@@ -81,8 +81,8 @@ def document_clusters(document: Labels) -> Labels | None:
 def collapsed_strata_error(value: Floats, level: Floats, cluster: Labels | None = None) -> float:
     """Standard error of mean(value), one value per stratum of ``level``.
 
-    Neighbouring strata are collapsed in pairs, whose difference is free of the trend over strata.
-    With clusters, each value's residual from its neighbours in stratum is summed within clusters.
+    Neighboring strata are collapsed in pairs, whose difference is free of the trend over strata.
+    With clusters, each value's residual from its neighbors in stratum is summed within clusters.
     """
     order = np.argsort(level, kind="stable")
     if cluster is None:
@@ -91,7 +91,7 @@ def collapsed_strata_error(value: Floats, level: Floats, cluster: Labels | None 
 
 
 def _pairs_error(ordered: Floats) -> float:
-    """sqrt(sum of squared differences of neighbours) / n; a last odd value joins its pair."""
+    """sqrt(sum of squared differences of neighbors) / n; a last odd value joins its pair."""
     count = len(ordered)
     even = count - 3 if count % 2 else count
     pairs = ordered[:even].reshape(-1, 2)
@@ -102,12 +102,12 @@ def _pairs_error(ordered: Floats) -> float:
 
 
 def _local_residuals(ordered: Floats) -> Floats:
-    """Each value minus what a line through its neighbours predicts, with the value's variance.
+    """Each value minus what a line through its neighbors predicts, with the value's variance.
 
-    A line, not a mean: at the ends all neighbours lie on one side.
+    A line, not a mean: at the ends all neighbors lie on one side.
     """
     count = len(ordered)
-    reach = min(NEIGHBOURS, (count - 1) // 2)
+    reach = min(NEIGHBORS, (count - 1) // 2)
     start = np.clip(np.arange(count) - reach, 0, count - 2 * reach - 1)
     window = start[:, None] + np.arange(2 * reach + 1)
     others = window[window != np.arange(count)[:, None]].reshape(count, 2 * reach)

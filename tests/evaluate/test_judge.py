@@ -255,7 +255,7 @@ def test_likelihoods_of_a_language_model(tmp_path):
     def encode(text):
         return tokenizer(text, add_special_tokens=False).input_ids
 
-    assert judge.label == "likelihood of lm, not a judgement of quality"
+    assert judge.label == "likelihood of lm, not a judgment of quality"
     answers, asked = ("it ran", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
     (found,) = judge.judge([pair_of(*answers, ("the mat ", "a dog"))])
     means = []

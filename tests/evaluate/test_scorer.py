@@ -368,7 +368,7 @@ def small_gpt2(request, tmp_path):
 
 
 def test_a_causal_lm_counts_as_the_public_codes_do(small_gpt2):
-    """A given BOS is the first EOS; positions end at 24; a sign that is spelt is text."""
+    """A given BOS is the first EOS; positions end at 24; a sign that is spelled is text."""
     folder, model, begin = small_gpt2
     scorer = load_scorer(str(folder), device="cpu")
     assert (scorer.context, scorer.name) == (24, folder.name)

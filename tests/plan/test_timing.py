@@ -144,7 +144,7 @@ def test_the_command_prints_and_writes(small_config, tmp_path):
     step = told["timing"]["step"]
     assert told["timing"]["hours"] == pytest.approx(6 * step / 3600)
     busy = told["flops"]["training"] * 16 * 16 / step
-    assert told["utilisation"] == pytest.approx(busy / (4 * 312e12))
+    assert told["utilization"] == pytest.approx(busy / (4 * 312e12))
     assert "B200" in succeeds("plan", "--help").text
 
 
