@@ -36,7 +36,7 @@ class Run(Loaded):
         seed: int = 0,
         **settings: Any,
     ) -> list[str]:
-        """Texts from nothing, or continuing a prefix, ``length`` tokens in all.
+        """Sample texts, optionally continuing a prefix; ``length`` tokens in total.
 
         ``settings`` are fields of :class:`bellmask.generate.settings.Sampling`.
         """
@@ -51,9 +51,11 @@ class Run(Loaded):
     def answer(
         self, prompts: Sequence[str], *, length: int | None = None, seed: int = 0, **settings: Any
     ) -> list[str]:
-        """A response to each prompt, asked as in fine-tuning; settings as for ``sample``."""
+        """A response to each prompt, formatted as in fine-tuning; settings as for ``sample``."""
         if isinstance(prompts, str):
-            raise UserError("answer takes a list of prompts; for one write run.answer([prompt])")
+            raise UserError(
+                "answer takes a list of prompts; for one prompt use run.answer([prompt])"
+            )
         questions, sampling = [*map(Question.plain, prompts)], sampling_of(settings)
         answers = Answerer(self).answer(questions, length=length, sampling=sampling, seed=seed)
         return [answer.text for answer in answers]
@@ -65,8 +67,8 @@ def load(
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 
     ``checkpoint``: latest, best or a step; ``weights``: "auto" takes the moving average where there
-    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind; asking
-    it for others is an error.
+    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind;
+    requesting others is an error.
     """
     loaded = loading.load(name, checkpoint=checkpoint, weights=weights, device=device)
     return Run(*(getattr(loaded, field.name) for field in fields(loaded)))

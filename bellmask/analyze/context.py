@@ -37,7 +37,7 @@ class ContextOptions(StageOptions):
     blocks: int = 512
     """Validation blocks, spread evenly over the text; 0 means all."""
     bins: int = 16
-    """Bins of context counts, besides N_c = 0."""
+    """Number of bins of context counts, in addition to N_c = 0."""
     batch_size: int = 64
     """Blocks per forward pass."""
 
@@ -46,10 +46,10 @@ class ContextOptions(StageOptions):
 class CurveOptions(ContextOptions):
     """NLL by number of observed tokens, ARM against MDM: Fig. 3, left (Sec. 3.2).
 
-    The last checkpoint of each run, or the last of --checkpoints; runs are on the same text, masked
-    and causal ones. N_c = 0 is a bin of its own, set beside the cross-entropy of the training
-    unigram and of each position's own training distribution, which is the optimum there for a
-    masked model. An ARM's N_c = 0 is the first token of a block only: not the same thing.
+    Uses the last checkpoint of each run, or the last of --checkpoints; all runs, masked or causal,
+    must be on the same text. N_c = 0 is a separate bin, shown with the cross-entropy of the
+    training unigram and of per-position training frequencies, which is the optimum there for a
+    masked model. For an ARM, N_c = 0 is only the first token of a block, which is not comparable.
 
     Examples:
     bellmask analyze context-curve runs/base runs/arm
@@ -62,8 +62,8 @@ class CurveOptions(ContextOptions):
 class DropOptions(ContextOptions):
     """What each stage of training learned, by number of observed tokens: Fig. 3, right (Sec. 3.2).
 
-    Runs on the same text, masked and causal ones: the fall of the NLL from each kept checkpoint to
-    the next, with paired errors. Keep checkpoints with --checkpoint.keep-steps when training.
+    For runs on the same text, masked or causal: the decrease of the NLL from each saved checkpoint
+    to the next, with paired errors. Keep checkpoints with --checkpoint.keep-steps when training.
 
     Examples:
     bellmask analyze context-drop runs/base runs/arm
@@ -142,7 +142,7 @@ def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
     for run in runs:
         if isinstance(options, DropOptions) and len(steps[run.name]) < 2:
             raise UserError(
-                f"a drop needs two or more --checkpoints, and {run.folder} has "
+                f"context-drop needs two or more --checkpoints, but {run.folder} has "
                 f"{', '.join(map(str, run.steps))}; train with --checkpoint.keep-steps 100 300 1000"
             )
     first = runs[0].load(runs[0].steps[-1], options.device)

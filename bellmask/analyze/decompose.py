@@ -44,10 +44,10 @@ class DecomposeOptions(StageOptions):
     """Irreducible and reducible loss by context count, exactly: Prop. 3.1 and Finding 2 (Sec. 3.2).
 
     For runs on the same toy corpus (--data.train toy:sticky, toy:order2, toy:hidden,
-    toy:local:0.5), whose conditionals are known: the red entropy of the data and the blue KL
-    divergence of the model at each number of observed tokens, at every checkpoint; the red parts
-    add up to H(X) in every framework. Also where base and bell spend their training weight, and
-    what law an oracle that knows the blue part would choose.
+    toy:local:0.5), whose conditionals are known: the entropy of the data (red) and the KL
+    divergence of the model (blue) at each number of observed tokens, at every checkpoint; the red
+    parts add up to H(X) in every framework. Also where base and bell spend their training weight,
+    and what law an oracle that knows the blue part would choose.
 
     Examples:
     bellmask analyze decompose runs/toy-base runs/toy-bell runs/toy-arm
@@ -56,7 +56,7 @@ class DecomposeOptions(StageOptions):
     """
 
     rows: int = 256
-    """Fresh rows of the source, each asked at every context count."""
+    """New rows of the source, each evaluated at every context count."""
 
 
 # What no model can beat: the irreducible entropy by context count, the red part of Prop. 3.1
@@ -272,8 +272,8 @@ def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
     for run in runs:
         if not is_toy(run.config.data.train):
             raise UserError(
-                f"{run.folder} was trained on {run.config.data.train}, whose conditionals nobody "
-                "knows; train on a toy: --data.train toy:sticky --data.tokenizer symbols:8"
+                f"{run.folder} was trained on {run.config.data.train}, whose conditionals are not "
+                "known; train on a toy: --data.train toy:sticky --data.tokenizer symbols:8"
             )
     check_same_text(runs)
     source = toy_source(runs[0].config.data)

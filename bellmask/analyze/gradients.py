@@ -78,7 +78,7 @@ class GradientOptions(RunsOptions, LoadOptions):
     """Gradients of masked models."""
 
     draws: int = 128
-    """Sequences, each with its own masks; at least 64 for a useful error."""
+    """Number of sequences, each with its own masks; use at least 64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +96,9 @@ class RadiusOptions(GradientOptions):
     """
 
     radii: tuple[int, ...] = (4, 8, 16, 32, 128)
-    """Radii; one beyond the block means all of it."""
+    """Radii; a radius beyond the block means the whole block."""
     masks: int = 8
-    """Tokens masked besides the center."""
+    """Number of tokens masked in addition to the center."""
 
     @property
     def margin(self) -> int:
@@ -139,7 +139,7 @@ class AdditivityOptions(GradientOptions):
     """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
     (Sec. 3.3).
 
-    Cosine similarity between the two. Near one: rows with a single mask teach nothing that a row
+    Cosine similarity between the two. Near one, rows with a single mask teach nothing that a row
     with many masks does not. Masked runs only.
 
     Examples:
@@ -154,7 +154,7 @@ class AdditivityOptions(GradientOptions):
     def row_length(self) -> int:
         """Tokens that a row needs; UserError for counts below 1."""
         if not self.counts or min(self.counts) < 1:
-            raise UserError("--counts needs numbers of masks of at least 1")
+            raise UserError("--counts must be at least 1")
         return max(self.counts)
 
     def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
@@ -209,11 +209,11 @@ def _check(run: NamedRun, least: int) -> None:
     config = run.config
     is_timed = config.model.modulation == "time" and config.schedule.name != "linear"
     reasons = {
-        "is a causal model; this analysis is about masked ones": config.framework.name != "mdm",
-        "keeps attention inside documents; gradients are taken with full attention": (
+        "is a causal model; this analysis needs masked ones": config.framework.name != "mdm",
+        "restricts attention to documents; this analysis needs full attention": (
             config.data.document_attention
         ),
-        "is told times of another than the linear schedule": is_timed,
+        "is time-conditioned with a schedule other than linear": is_timed,
         f"has blocks of {config.data.block_length} tokens; this analysis needs {least}": (
             config.data.block_length < least
         ),

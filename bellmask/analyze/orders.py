@@ -1,4 +1,4 @@
-"""Orders of generation on one trunk: what is hard, locality or the number of orders (Fig. 2)?"""
+"""Orders of generation on one backbone: is locality hard, or the number of orders (Fig. 2)?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bellmask.utils.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class OrdersOptions(OutOptions):
-    """Training curves of ARM, sigma-ARM and AoARM on one trunk: Fig. 2, Finding 1 (Sec. 3.1).
+    """Training curves of ARM, sigma-ARM and AoARM on one backbone: Fig. 2, Finding 1 (Sec. 3.1).
 
     If the number of orders were what makes any-order learning hard, sigma-ARM (one fixed order)
     would be far ahead of AoARM (all orders). Runs that differ in their seed only are drawn as mean
@@ -79,7 +79,7 @@ def _measure(options: OrdersOptions, progress: Progress) -> dict[str, Any]:
 def _records(folders: Sequence[str]) -> list[RunRecord]:
     """A run that is given twice counts once."""
     if not folders:
-        raise UserError("orders needs run folders or a comparison's folder")
+        raise UserError("orders needs run folders or the folder of a comparison")
     found: dict[Path, RunRecord] = {}
     for folder in map(Path, folders):
         is_comparison = (folder / PLAN).exists()

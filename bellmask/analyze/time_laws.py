@@ -53,7 +53,7 @@ def parse_law(text: str) -> TimeLaw:
 
 
 def check_length(length: int, shortest: int = 1) -> None:
-    """UserError for a block that is too short to speak of, or too long for memory."""
+    """UserError for a block that is too short, or too long for memory."""
     if not shortest <= length <= LONGEST:
         raise UserError(f"--length {length} must be between {shortest} and {LONGEST}")
 
@@ -66,7 +66,7 @@ TIMES = torch.linspace(0, 1, 201, dtype=torch.float64)
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLawsOptions(OutOptions):
-    """Time laws side by side (Table 3, Definition 4.1): density, mean, spread, the bell test with
+    """Compare time laws (Table 3, Definition 4.1): density, mean, spread, the bell test with
     its numbers, and the weight that Eq. L_pi puts on each context count, relative to the NELBO's.
 
     Examples:
@@ -76,7 +76,7 @@ class TimeLawsOptions(OutOptions):
     """
 
     laws: tuple[str, ...] = SHIPPED_LAWS
-    """NAME:MU,SCALE, for example gaussian:0.3,0.1, laplace:0.5,0.2, dirac:0.5, uniform."""
+    """Laws as NAME:MU,SCALE, for example gaussian:0.3,0.1, laplace:0.5,0.2, dirac:0.5, uniform."""
     length: int = 128
     """Tokens in a block."""
 
@@ -188,7 +188,7 @@ SHARES = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulesOptions(OutOptions):
-    """Schedules side by side (App. C.4 and its figure of the middle-flat schedule): alpha(t), the
+    """Compare schedules (App. C.4 and its figure of the middle-flat schedule): alpha(t), the
     visible shares that uniform times give, drawn and as a density, and why a flat middle is noisy.
 
     Examples:
@@ -208,7 +208,7 @@ class SchedulesOptions(OutOptions):
     draws: int = 100_000
     """Times drawn for the histograms."""
     seed: int = 0
-    """Decides the draws."""
+    """Seed of the draws."""
 
 
 def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
@@ -350,7 +350,7 @@ class InefficientMasksOptions(OutOptions):
     max_k: int | None = None
     """The right panel goes from k = 2 to this; default 32, or the block length where shorter."""
     laws: tuple[str, ...] = ("dirac:0.5", "gaussian:0.5,0.1", "gaussian:0.5,0.2", "laplace:0.5,0.1")
-    """Time laws of the right panel, as NAME:MU,SCALE, beside uniform."""
+    """Time laws of the right panel, as NAME:MU,SCALE, in addition to uniform."""
 
 
 # Measurement

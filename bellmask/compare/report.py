@@ -1,4 +1,4 @@
-"""The results of a comparison shown: tables on the screen, figures, and the page report.html."""
+"""Report of a comparison: tables on the screen, figures, and the page report.html."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Results = Mapping[str, Any]
 
 
 def show_speed_up(comparison: Results, key: str = "speed_up") -> str:
-    """``2.31x (1.95 to 2.74)``; with the gap where it was not reached, never a number then."""
+    """``2.31x (1.95 to 2.74)``; the gap if the target was not reached."""
     found, seeds = comparison[key], comparison["num_seeds"]
     if found is not None:
         bound = "≥ " if comparison["is_bound"] else ""
@@ -49,9 +49,9 @@ def show_gap(comparison: Results, digits: int = 4) -> str:
 
 
 def _show_bootstrap(bootstrap: Results) -> str:
-    """``1.9 to 2.1``, with the share of replicates that never arrive."""
+    """``1.9 to 2.1``, with the share of replicates that never reach the target."""
     if bootstrap["low"] is None:
-        return "never arrives"
+        return "never reached"
     never = f", {bootstrap['never_share']:.1%} never" if bootstrap["never_share"] else ""
     return f"{bootstrap['low']:.2f} to {bootstrap['high']:.2f}{never}"
 
@@ -119,20 +119,20 @@ def _grid_table(results: Results) -> Table:
 
 
 def sentence(results: Results, name: str) -> str:
-    """The result in plain words."""
+    """The result in one sentence."""
     compared, reference = results["variants"][name]["comparison"], results["reference"]
     steps, found, count = results["steps"], compared["speed_up"], compared["num_seeds"]
     if (results["progress"]["below_unigram"] or 0) < 0:
         return (
-            f"{reference} has not learned the frequencies of tokens in {steps} steps: "
-            f"nothing can be said about {name} yet; train longer."
+            f"{reference} has not learned the token frequencies in {steps} steps: "
+            f"the speed-up of {name} cannot be measured yet; train longer."
         )
     seeds = f"{count} paired seed" + ("s" if count > 1 else "")
     final = f"stay at or below {reference}'s final NLL within {steps} steps"
     if found is None:
         reached, shown = compared["num_reached"], show_speed_up(compared)
         if reached:
-            return f"{name} does {final} with {reached} of {count} seeds only: {shown}."
+            return f"{name} does {final} with only {reached} of {count} seeds: {shown}."
         return f"{name} does not {final}: {shown}, {seeds}."
     interval = _interval(found, "95 % interval ")
     least = "at least " if compared["is_bound"] else ""
@@ -149,7 +149,7 @@ def sentences(results: Results) -> list[str]:
 
 
 def cautions(results: Results) -> list[str]:
-    """What the speed-up must be read beside."""
+    """Cautions for reading the speed-up."""
     reference, unigram = results["reference"], results["unigram_nll"]
     below, share = (results["progress"][key] for key in ("below_unigram", "share_to_arm"))
     lines = []
@@ -160,16 +160,20 @@ def cautions(results: Results) -> list[str]:
             f"{'below' if below >= 0 else 'above'} it"
         )
         if below < 0:
-            lines.append("the reference has not even learned token frequencies: no speed-up counts")
+            lines.append(
+                "the reference has not even learned token frequencies: speed-ups are meaningless"
+            )
     if share is not None:
         lines.append(f"progress of the reference from unigram to ARM: {share:.0%}")
         if share < 0.3:
             lines.append("below 30 %: the ratio mostly measures leaving the unigram plateau")
     elif "arm" not in results["variants"]:
-        lines.append("no ARM run: add the variant arm to know the progress from unigram to ARM")
-    lines += [f"failed and left out: {m.splitlines()[0]}" for m in results.get("failed", []) if m]
+        lines.append("no ARM run: add the variant arm to measure the progress from unigram to ARM")
+    lines += [f"failed, not included: {m.splitlines()[0]}" for m in results.get("failed", []) if m]
     if results["is_annealed"]:
-        lines.append("the learning rate is annealed: at its arrival the variant's was still higher")
+        lines.append(
+            "the learning rate is annealed: it was still higher when the variant reached the target"
+        )
     return lines
 
 
@@ -209,9 +213,9 @@ def draw_runs(axes: Axes, runs: Sequence[Results], x: str, label: str, **look: A
 
 
 def _draw_arrows(axes: Axes, results: Results) -> None:
-    """From the reference's end back to where variants arrived; of many, the first to arrive.
+    """Arrows from the reference's end back to where variants reached it; of many, the first.
 
-    None where the reference has not even learned token frequencies: no speed-up counts then.
+    None if the reference has not even learned token frequencies: speed-ups are meaningless then.
     """
     if (results["progress"]["below_unigram"] or 0) < 0:
         return
@@ -273,7 +277,7 @@ def law_figure(results: Results, name: str) -> Figure:
     figure, (left, right) = figures.new_figure(7, 2.6, 2)
     histogram, density, weights = law["mask_rate_histogram"], law["density"], law["context_weights"]
     if histogram is None:
-        left.text(0.5, 0.5, "no times: every context\ncount of a row, once", ha="center")
+        left.text(0.5, 0.5, "no times: every context\ncount of a row once", ha="center")
         left.set_axis_off()
     else:
         figures.draw_histogram(left, histogram, "drawn mask rates")
@@ -300,7 +304,7 @@ def context_figure(results: Results) -> Figure:
     return figure
 
 
-# The page: one file, nothing fetched, readable on a desktop and on a phone
+# The page: one self-contained file, readable on a desktop and on a phone
 
 STYLE = """
 .lead { font-size: 1.1rem; border-left: 4px solid var(--red); padding: .3rem .8rem;

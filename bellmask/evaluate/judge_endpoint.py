@@ -44,20 +44,20 @@ class EndpointOptions:
     """Where and how fast to ask."""
 
     base_url: str | None = None
-    """Address of an OpenAI-compatible API, up to and without /chat/completions; default:
+    """Base URL of an OpenAI-compatible API, without /chat/completions; default:
     OPENAI_BASE_URL, else OpenAI's own."""
     key_variable: str = field(default="OPENAI_API_KEY", repr=False)
-    """Environment variable that holds the key. Unset with a base URL given: no key is needed."""
+    """Environment variable with the API key. If unset and a base URL is given, no key is sent."""
     requests_per_minute: float | None = None
-    """Rate limit over all threads, retries included; default: none."""
+    """Rate limit over all threads, including retries; default: no limit."""
     num_threads: int = 8
-    """Requests at the same time."""
+    """Number of concurrent requests."""
     time_limit: float = 120.0
-    """Seconds to wait for one answer."""
+    """Timeout of a request in seconds."""
     max_attempts: int = 6
-    """Of one request, before it is given up."""
+    """Maximum number of attempts per request."""
     max_wait: float = 600.0
-    """Seconds: an endpoint that asks to wait longer (Retry-After) ends the command."""
+    """Longest Retry-After to accept, in seconds; a longer one ends the command."""
 
     def check(self) -> None:
         for name, value in asdict(self).items():
@@ -79,7 +79,7 @@ class EndpointOptions:
             words = "the judge's base URL is an http(s) address without password and query"
             raise UserError(f"{words}; {advice}")
         if parts.path.rstrip("/").endswith("/completions"):
-            raise UserError(f"leave /chat/completions off the base URL {url}; {advice}")
+            raise UserError(f"the base URL {url} must not end in /chat/completions; {advice}")
         return url.rstrip("/")
 
     def key(self) -> str:
@@ -92,7 +92,7 @@ class EndpointOptions:
                 "server that needs none"
             )
         if not (key.isascii() and key.isprintable()) or " " in key:
-            raise UserError(f"what {shown} holds is no key: it has blanks or strange letters")
+            raise UserError(f"{shown} is not a valid key: it has spaces or unusual characters")
         return key or NO_KEY
 
 
@@ -446,8 +446,8 @@ class Endpoint:
             return
         if not self._was_reached:
             raise EndpointError(
-                f"nobody answers at {self.name} ({failure.words}, attempts: {failures}); check "
-                "--base-url and that the server runs"
+                f"no server responds at {self.name} ({failure.words}, attempts: {failures}); check "
+                "--base-url and that the server is running"
             )
         raise RequestFailed(f"no answer after {failures} attempts; last: {failure.words}")
 
@@ -521,7 +521,7 @@ def prices_of(
 ) -> Prices | None:
     """Prices as given, else those known of OpenAI's own endpoint, else None: unknown."""
     if (price_in is None) != (price_out is None):
-        raise UserError("--price-in and --price-out go together: give both or neither")
+        raise UserError("--price-in and --price-out must be given together")
     if price_in is not None and price_out is not None:
         if not all(math.isfinite(price) and price >= 0 for price in (price_in, price_out)):
             raise UserError("--price-in and --price-out are US dollars per million tokens")
@@ -543,7 +543,7 @@ class Budget:
             raise UserError(f"--max-usd must be above 0, got {max_usd}")
         if max_usd is not None and prices is None:
             raise UserError(
-                f"--max-usd needs prices, and none are known of {model} at this endpoint: give "
+                f"--max-usd needs prices, and none are known for {model} at this endpoint: give "
                 "--price-in and --price-out (US dollars per million tokens)"
             )
         self.prices, self.max_usd, self.model = prices, max_usd, model
@@ -559,19 +559,19 @@ class Budget:
     def check(self, requests: Sequence[ChatRequest]) -> str:
         """What requests will cost at most, failed attempts aside; refused if it is too much."""
         if not requests:
-            return "nothing to ask: all answers are kept from before"
+            return "no requests to send: all answers are stored already"
         num_input = sum(request.prompt_tokens() for request in requests)
         num_output = sum(request.max_tokens for request in requests)
         usd = self.usd(num_input, num_output)
         cost = f"at most about ${usd:,.4f}"
         if self.prices is None:
-            why = f"no prices are known of {self.model} there: give --price-in and --price-out"
+            why = f"no prices are known for {self.model} there: give --price-in and --price-out"
             cost = f"dollars unknown ({why})"
         size = f"about {num_input:,} tokens in, at most {num_output:,} out"
         words = f"estimate: {len(requests):,} requests, {size}, {cost}"
         if self.max_usd is not None and usd > self.max_usd:
             raise UserError(
-                f"--max-usd {self.max_usd:g} is not enough; {words}. Raise it, or ask less; "
+                f"--max-usd {self.max_usd:g} is not enough; {words}. Raise it, or judge less; "
                 "nothing was sent"
             )
         return words
@@ -656,8 +656,8 @@ class Transcript:
             except (KeyboardInterrupt, UserError, EndpointError) as error:
                 count = sum("reply" in r for r in self.records(r.key for r in missing))
                 raise type(error)(
-                    f"{str(error) or 'interrupted'}; {count} of {len(missing)} answers came and "
-                    f"are kept in {self.path}; the same command asks only for the rest"
+                    f"{str(error) or 'interrupted'}; {count} of {len(missing)} answers arrived and "
+                    f"are stored in {self.path}; the same command sends only the rest"
                 ) from None
 
     def _ask_missing(
@@ -722,7 +722,7 @@ def _only_asker(path: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(
-                f"another process is asking for {path}; wait for it, then run this again: "
-                "it finds the answers there"
+                f"another process is using {path}; wait for it, then run this again: "
+                "it reuses the answers there"
             ) from None
         yield

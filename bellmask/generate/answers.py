@@ -104,7 +104,7 @@ class Answerer:
         if not 1 <= length < self._block:
             raise UserError(
                 f"a response can have 1 to {self._block - 1} tokens, got {length}: the run was "
-                f"trained on rows of {self._block}, and a prompt needs room too"
+                f"trained on rows of {self._block}, which include the prompt"
             )
         return length
 

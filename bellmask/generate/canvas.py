@@ -52,7 +52,7 @@ def canvas_from_pieces(
         elif piece < 1:
             raise UserError(f"a gap needs at least one token, got {piece}")
         elif len(ids) + piece > LONGEST:
-            raise UserError(f"a canvas has {LONGEST:,} tokens at most")
+            raise UserError(f"a canvas can have at most {LONGEST:,} tokens")
         else:
             ids += [tokenizer.mask_id] * piece
     return Canvas(torch.tensor([*ids, *behind]))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Show how a text was unmasked: an animated page (one HTML file, nothing fetched) and a strip
+    """Show how a text was unmasked: an animated page (one self-contained HTML file) and a strip
     of frames as PNG and SVG, from the file that 'bellmask generate RUN --trace FILE' saves.
 
     Examples:
@@ -46,13 +46,13 @@ class TraceOptions:
     """
 
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Trace of a generation."""
+    """Trace file of a generation."""
     out: str | None = None
-    """Folder for NAME.html, NAME.png and NAME.svg; default: beside FILE, whose name they have."""
+    """Folder for NAME.html, NAME.png and NAME.svg, named after FILE; default: FILE's folder."""
     sample: int = 0
-    """Sample of the strip, and the one the page opens with; the page has all of them."""
+    """Sample shown in the strip and first on the page; the page has all samples."""
     frames: int = 6
-    """Frames of the strip, from the canvas to the finished text."""
+    """Number of frames in the strip, from the canvas to the finished text."""
 
 
 # The file: the canvas, then what changed in each step.

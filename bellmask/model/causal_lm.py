@@ -100,7 +100,7 @@ def _load_causal_lm(path: str) -> Any:
             path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     if missing := sorted(about["missing_keys"]):
-        raise UserError(f"{path}: not a whole causal LM, it has no weights {missing[0]} ...")
+        raise UserError(f"{path}: not a complete causal LM: the weights {missing[0]} are missing")
     return source
 
 

@@ -104,8 +104,8 @@ def learning_cautions(config: RunConfig) -> list[str]:
     opening, steps = config.start.anneal_steps, config.train.steps
     if opening > steps:
         found.append(
-            f"attention opens over {opening} steps (--start.anneal-steps), and the run ends after "
-            f"{steps}, {steps / opening:.0%} open; validation and generation use full attention"
+            f"attention is annealed over {opening} steps (--start.anneal-steps); the run ends "
+            f"after {steps}, {steps / opening:.0%} open; validation and sampling use full attention"
         )
     return found
 
@@ -127,8 +127,8 @@ def build_stored(
     block = model.width**2 * (4 + 2 * model.mlp_ratio)  # numbers of its matrices
     if model.backbone == "dit" and model.num_layers * block + num_tokens * model.width > size:
         raise UserError(
-            f"config.json describes a larger model than the {size:,} bytes of weights in {folder} "
-            "can hold: it is another model's"
+            f"config.json describes a larger model than the {size:,} bytes of weights in {folder}: "
+            "it belongs to another model"
         )
     return build_model(config, num_tokens, backbone)
 

@@ -42,7 +42,7 @@ def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
     found = files.read_object(path)
     kinds: dict[str, Any] = {"language_model": dict, "chat_template": (str, type(None))}
     if found.keys() - kinds.keys() or not files.has_kinds({"chat_template": None} | found, kinds):
-        raise UserError(f"{path} is damaged: it describes no causal LM")
+        raise UserError(f"{path} is damaged: it does not describe a causal LM")
     return Backbone(**found)
 
 
@@ -97,7 +97,7 @@ def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
     path = folder / inside / "tokenizer.json"
     tokenizer = from_description(files.read_object(path))
     if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:
-        raise UserError(f"{path} is not the one the run was trained with")
+        raise UserError(f"{path} is not the tokenizer the run was trained with")
     return tokenizer
 
 
@@ -184,7 +184,7 @@ class RunState:
     def running(self, step: int) -> None:
         """Training begins, or goes on, after ``step``."""
         (self.folder / FAILED).unlink(missing_ok=True)
-        self._write(RESUME, "running", step, "running, or killed before it could say more")
+        self._write(RESUME, "running", step, "running, or killed")
 
     def stopped(self, step: int, number: int) -> None:
         """A signal ended it; everything up to ``step`` is saved."""

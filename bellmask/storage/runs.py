@@ -78,7 +78,7 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
         if not (path / "config.json").exists():
             raise UserError(f"{path} is not a run folder: it has no config.json")
     if len(set(paths)) < len(paths):
-        raise UserError("a run folder is given twice")
+        raise UserError("the same run folder is given twice")
     configs = [
         load_config((path / OWN if is_export(path) else path) / "config.json") for path in paths
     ]
@@ -98,7 +98,7 @@ def check_all_maskable(runs: Sequence[NamedRun], analysis: str) -> None:
         if run.config.model.backbone != "dit" or run.config.sft.train is not None:
             what = "on a causal LM" if run.config.model.backbone != "dit" else "fine-tuned"
             raise UserError(
-                f"{analysis} needs runs of text on our own trunk; {run.folder} is {what}"
+                f"{analysis} needs runs of text on the built-in DiT; {run.folder} is {what}"
             )
 
 

@@ -59,7 +59,7 @@ class Layout:
 
 def pick_layout(options: ScaleOptions, world: World) -> Layout:
     """The layout that the options name, or the one that suits these processes."""
-    kind, reason, size = options.sharding, "as asked for", world.size
+    kind, reason, size = options.sharding, "as requested", world.size
     if size == 1:
         return Layout(1, 1, "one process")
     if kind == "auto" and options.shard_size is not None:
@@ -76,9 +76,7 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
         return Layout(1, size, reason)
     share = options.shard_size or world.machine_size
     if size % share:
-        raise UserError(
-            f"scale.shard_size={share} does not divide {size} processes; choose one that does"
-        )
+        raise UserError(f"scale.shard_size={share} does not divide {size} processes")
     return Layout(size // share, share, "hybrid with one group" if share == size else reason)
 
 
@@ -209,11 +207,9 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
     layout, notes = pick_layout(scale, world), []
     wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
     if wants_parts and not layout.is_sharded:
-        notes.append(f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)")
+        notes.append(f"weights are not sharded: {layout.reason} (scale.sharding, scale.shard_size)")
     if scale.reduce == "bfloat16" and not (precision == torch.bfloat16 and layout.is_sharded):
-        notes.append(
-            "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
-        )
+        notes.append("scale.reduce=bfloat16 applies only to sharded weights in bfloat16")
     return ParallelPlan(
         layout,
         precision,

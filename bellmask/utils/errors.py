@@ -1,4 +1,4 @@
-"""Errors a user can mend, and look-ups that help when a name is misspelled.
+"""Errors that a user can fix, and look-ups with suggestions for misspelled names.
 
 A :class:`UserError` is printed as one message without a traceback and ends a command with exit
 code 2. It says what was given, what is allowed and what to change.
@@ -13,19 +13,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Of an OSError: not what the user gave, so the exit code is 1."""
+"""OSErrors that are not the user's input, so the exit code is 1."""
 
 
 class UserError(ValueError):
-    """Something the user gave cannot work; the message says what to change."""
+    """Invalid input; the message says what to change."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on (a non-finite loss, say); the message explains it. Exit code 1."""
+    """Training cannot continue (e.g. a non-finite loss); the message explains why. Exit code 1."""
 
 
 class LostProcessError(RuntimeError):
-    """Another process of the run is gone; torchrun starts all again where it may. Exit code 1."""
+    """Another process of the run has died; torchrun restarts all if allowed. Exit code 1."""
 
 
 class SavingError(RuntimeError):
@@ -33,7 +33,7 @@ class SavingError(RuntimeError):
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that is not in a table: nearest names first, then the whole list."""
+    """The error for an unknown name: nearest names first, then the whole list."""
     names = sorted(allowed)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
@@ -41,7 +41,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
 
 
 def check_least(options: object, **least: int) -> None:
-    """Refuse options, unless they are None, below their least value."""
+    """Reject options below their minimum, unless they are None."""
     for name, low in least.items():
         value = getattr(options, name)
         if value is not None and value < low:

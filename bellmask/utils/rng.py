@@ -84,7 +84,7 @@ class IndexPermutation:
         self._keys = [stream_key(key, "feistel", r) for r in range(self.ROUNDS)]
 
     def __call__(self, index: Tensor) -> Tensor:
-        """Where each index (int64, in ``range(size)``) goes."""
+        """The image of each index (int64, in ``range(size)``)."""
         if self._table is not None:
             return self._table[index]
         value = self._encrypt(index)

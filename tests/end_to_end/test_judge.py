@@ -137,7 +137,7 @@ def test_a_judge_that_likes_length(files, judge, tmp_path):
     assert found["judge"]["first_share"] == 0.5
     assert found["seeds"] == [0], "files are the same with every seed"
     assert numbers(out) == found
-    assert "nothing to ask" in again.out
+    assert "no requests to send" in again.out
     for text in ("55.56", "57.14", "scripted, plain prompts, both orders"):
         assert text in first.out
         assert text in (out / "judge.md").read_text()
