@@ -2,7 +2,8 @@
 #   make demo   base against bell, three paired seeds: the speed-up
 #   make test   lint, types, tests, and a training with the built wheel
 # make test-full has the rare tests too (fuzzing, faults, the documents' programs), make test-gpu those for GPUs.
-# make evidence rebuilds docs/results.md; with LM1B='files/*' it reads those instead of the hub, with
+# make evidence measures docs/results.md again, for hours; PARTS='suites analyses' only those parts, DRY=1 only says how long
+# each takes. With LM1B='files/*' it reads those instead of the hub, with
 # TEXTS='ptb=ptb.valid.txt arxiv=papers.jsonl' and COLUMNS='arxiv=text' zero-shot sets, with STORIES=stories260K
 # STORIES_TEXT=stories.txt it adapts that small causal LM and asks it the benchmarks (with BENCHMARKS=folder also LAMBADA and ROCStories)
 
@@ -59,7 +60,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/data.py
 
 evidence: $(STAMP)
-	$(BIN)/python evidence/run.py $(if $(LM1B),--lm1b '$(LM1B)') $(if $(TEXTS),--texts $(TEXTS)) \
+	$(BIN)/python evidence/run.py $(if $(PARTS),--parts $(PARTS)) $(if $(DRY),--dry-run) $(if $(LM1B),--lm1b '$(LM1B)') $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(COLUMNS),--columns $(COLUMNS)) $(if $(STORIES),--stories '$(STORIES)') \
 		$(if $(STORIES_TEXT),--stories-text '$(STORIES_TEXT)') $(if $(BENCHMARKS),--benchmarks '$(BENCHMARKS)')
 

@@ -19,6 +19,7 @@ _NAMES = {
     "diffusion.objectives": "Bell Importance Nelbo",
     "diffusion.schedules": "Cosine Linear MiddleFlat Polynomial",
     "diffusion.theory": "bell_test context_weights",
+    "evaluate.likelihood": "nelbo",
     "run": "Run load load_run",
     "train.train_run": "train_run",
     "utils.errors": "UserError",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from bellmask.diffusion.schedules import Polynomial as Polynomial
     from bellmask.diffusion.theory import bell_test as bell_test
     from bellmask.diffusion.theory import context_weights as context_weights
+    from bellmask.evaluate.likelihood import nelbo as nelbo
     from bellmask.run import Run as Run
     from bellmask.run import load as load
     from bellmask.run import load_run as load_run

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from bellmask.evaluate.likelihood import evaluate_run, scorer_of, text_nll
 from bellmask.generate.answers import Answerer, Question
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.settings import sampling_of
+from bellmask.model.transformer import describe_size
 from bellmask.storage import loading
+from bellmask.storage.build import describe_learning
 from bellmask.storage.loading import Loaded, Weights
-from bellmask.utils.errors import UserError
 
 
 class Run(Loaded):
@@ -48,17 +49,35 @@ class Run(Loaded):
         canvas = self.canvas(template=text)
         return self.texts(self.generate(canvas, count, sampling_of(settings), seed=seed))
 
+    @overload
+    def answer(self, prompts: str, **options: Any) -> str: ...
+    @overload
+    def answer(self, prompts: Sequence[str], **options: Any) -> list[str]: ...
     def answer(
-        self, prompts: Sequence[str], *, length: int | None = None, seed: int = 0, **settings: Any
-    ) -> list[str]:
-        """A response to each prompt, formatted as in fine-tuning; settings as for ``sample``."""
+        self,
+        prompts: str | Sequence[str],
+        *,
+        length: int | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> str | list[str]:
+        """A response to a prompt, or to each of several; settings as for ``sample``."""
         if isinstance(prompts, str):
-            raise UserError(
-                "answer takes a list of prompts; for one prompt use run.answer([prompt])"
-            )
+            return self.answer([prompts], length=length, seed=seed, **settings)[0]
         questions, sampling = [*map(Question.plain, prompts)], sampling_of(settings)
         answers = Answerer(self).answer(questions, length=length, sampling=sampling, seed=seed)
         return [answer.text for answer in answers]
+
+    def __str__(self) -> str:
+        data, tokenizer = self.config.data, self.tokenizer
+        text = self.config.sft.train or data.train
+        return (
+            f"Run {self.folder}, step {self.step:,} of {self.config.train.steps:,}\n"
+            f"  network    {describe_size(self.model)}\n"
+            f"  training   {describe_learning(self.config)}\n"
+            f"  data       {text}, blocks of {data.block_length}\n"
+            f"  tokenizer  {tokenizer.num_tokens:,} tokens, mask {tokenizer.mask_id}"
+        )
 
 
 def load(

@@ -25,15 +25,14 @@ from typing import Any
 
 import torch
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
-from reference import PlainDenoiser, ReferenceStep, log_probabilities
-from torch import Tensor, nn
+from reference import ReferenceStep
 
 from bellmask.compare.execute import TrainingOptions, for_comparison, run_key, text_identity
 from bellmask.compare.results import Curve, ratio_over_seeds, speed_up
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import preset
-from bellmask.evaluate.likelihood import evaluate
+from bellmask.evaluate.likelihood import AnyNetwork, evaluate
 from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure, trim_start
 from bellmask.storage.build import build_objective
 from bellmask.storage.run_folder import read_metrics
@@ -131,7 +130,7 @@ def _run_reference(racer: Racer) -> Curve:
         if (number + 1) % every == 0 or number + 1 == racer.steps:
             with step.averaged() as model:
                 found = evaluate(
-                    AskedRows(model),
+                    AnyNetwork(model, tokenizer.mask_id),
                     held_out,
                     mask_id=tokenizer.mask_id,
                     seed=config.validation.seed,
@@ -140,18 +139,6 @@ def _run_reference(racer: Racer) -> Curve:
             for values, value in zip(curve, (number + 1, found.nll, clock), strict=True):
                 values.append(value)
     return curve
-
-
-class AskedRows(nn.Module):
-    """The plain model as evaluation asks: cross-entropies of some rows."""
-
-    def __init__(self, model: PlainDenoiser) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x_BL: Tensor, rows_N: Tensor, targets_N: Tensor, **_: Any) -> Tensor:
-        log_p = log_probabilities(self.model(x_BL), x_BL, self.model.mask_id)
-        return -log_p.flatten(0, 1)[rows_N].gather(1, targets_N[:, None]).squeeze(1)
 
 
 # The race

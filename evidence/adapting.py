@@ -1,4 +1,4 @@
-"""A causal LM becomes a masked one (Sec. 5.3): measured on small ones, then told."""
+"""A causal LM becomes a masked one (Sec. 5.3): measured on small ones, then shown."""
 
 from __future__ import annotations
 
@@ -13,21 +13,31 @@ from typing import Any
 from bellmask.cli import run_command
 from bellmask.compare.compare import compare
 from bellmask.compare.execute import TRAINING_FORMAT, TrainingOptions
-from bellmask.compare.report import curves_figure, sentence, show_gap, show_speed_up
-from bellmask.compare.stages import stage_figure, stage_notes, stage_table
+from bellmask.compare.report import curves_figure, show_gap, show_speed_up
+from bellmask.compare.stages import stage_figure, stage_table
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import preset
 from bellmask.evaluate.likelihood import evaluate
-from bellmask.report.figures import save_figure
 from bellmask.storage.build import build_framework
 from bellmask.train.setup import open_start
 from bellmask.utils.errors import UserError
+from bellmask.utils.stats import Estimate
 from bellmask.utils.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
-from analyses import ROOT, read_result, trimmed, write_result
-from claims import AGREES, DISAGREES, UNTOLD
+from analyses import ROOT
+from pages import (
+    DISAGREES,
+    INCONCLUSIVE,
+    Judged,
+    Verdict,
+    outside_zero,
+    picture,
+    read_result,
+    trimmed,
+    write_result,
+)
 
 RUNS = ROOT.parent / "adapting"
 STORIES_VARIANTS = [
@@ -60,6 +70,7 @@ def measure_stages(model: str, text: str) -> None:
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
     for stage in ("cpt", "sft"):  # no paths of a machine
         found[stage] = {"train": found[stage]["train"], "sft": found[stage]["sft"]}
+    found["cpt"]["data"] = {"train": Path(text).name}
     write_result("adapting-stages", found)
 
 
@@ -91,7 +102,7 @@ def nll_before(config: RunConfig, framework: str) -> tuple[float, float]:
 
 
 def measure_comparison(name: str, config: RunConfig, variants: list[str], seeds: int) -> None:
-    """Train the variants; what they begin with as a causal LM and opened goes beside."""
+    """Train the variants; with the start's NLL as a causal LM and opened."""
     results = compare(
         config,
         parse_variants(variants),
@@ -139,21 +150,49 @@ TITLES = {
 }
 
 
-def adapting_section(figures: Path) -> list[str]:
-    """Sec. 5.3 at a small scale."""
-    lines = ["## From a causal LM to a masked one (Sec. 5.3)", "", *NOTE, ""]
-    lines += ["### Continual pretraining", ""]
-    columns = ["start", "as causal LM", "opened, untrained", "steps", "base", "bell"]
-    columns += ["bell - base", "sooner by", "the bell is better"]
+def judge_adapting() -> list[Judged]:
+    """Continual pretraining on each start, then the stages of fine-tuning."""
     rows = []
     for name, title in TITLES.items():
-        found = read_result(f"adapting-{name}")
-        rows.append(_row(title, found) if found else [title, "not run yet", *[""] * 7])
-    lines += [Table("", columns, rows).markdown(), ""]
-    for name, title in TITLES.items():
         if found := read_result(f"adapting-{name}"):
-            lines += _curves(found, f"adapting-{name}", title, figures)
-    return [*lines, *_scratch(figures), *_stages(figures)]
+            compared = found["variants"]["bell"]["comparison"]
+            said = f"{show_gap(compared, 2)}, {show_speed_up(compared)}"
+            where = title.partition(" (")[0].partition(" on ")[0]
+            claim = f"{where}, continual pretraining: the bell beats the base"
+            rows.append(Judged(claim, "Sec. 5.3", Verdict(_word(compared), said)))
+    if found := read_result("adapting-stages"):
+        by_stage = {(row["cpt"], row["sft"]): row for row in found["rows"]}
+        for stages, claim in STAGE_CLAIMS.items():
+            change = by_stage[stages]["difference"]["exact_match"]
+            low, high = change["low"], change["high"]
+            word = outside_zero(low, high)
+            if stages == LITTLE and word != INCONCLUSIVE:
+                word = DISAGREES
+            said = f"{100 * change['value']:+.0f} points ({100 * low:+.0f} to {100 * high:+.0f})"
+            rows.append(Judged(claim, "Table 4", Verdict(word, said)))
+    return rows
+
+
+LITTLE = ("base", "bell")
+"""The stages for which the paper sees little difference."""
+STAGE_CLAIMS = {
+    ("bell", "bell"): "Four letters backwards, exact match: the bell at both stages helps",
+    ("bell", "base"): "The same, the bell in continual pretraining alone helps",
+    LITTLE: "The same, the bell in fine-tuning alone makes little difference",
+}
+
+
+def adapting_page() -> list[str]:
+    """Sec. 5.3 at a small scale."""
+    columns = ["start", "as causal LM", "opened, untrained", "steps", "base", "bell"]
+    columns += ["bell - base", "speed-up"]
+    rows, curves = [], []
+    for name, title in TITLES.items():
+        found = read_result(f"adapting-{name}")
+        rows.append(_row(title, found) if found else [title, "not run yet", *[""] * 6])
+        if found:
+            curves += _curves(f"{title}: curves", f"adapting-{name}", found)
+    return [*NOTE, Table("", columns, rows).markdown(), *curves, *_scratch(), *_stages()]
 
 
 def _row(title: str, found: Mapping[str, Any]) -> list[str]:
@@ -161,83 +200,58 @@ def _row(title: str, found: Mapping[str, Any]) -> list[str]:
     nll = [f"{found['variants'][name]['nll']:.3f}" for name in ("base", "bell")]
     before = [f"{found[key][0]:.3f}" for key in ("causal_before", "masked_before")]
     cells = [title, *before, f"{found['steps']}", *nll, show_gap(bell["comparison"], 3)]
-    return [*cells, show_speed_up(bell["comparison"]), f"**{_verdict(bell['comparison'])}**"]
+    return [*cells, show_speed_up(bell["comparison"])]
 
 
-def _verdict(compared: Mapping[str, Any]) -> str:
+def _word(compared: Mapping[str, Any]) -> str:
     """Over three seeds by their t-interval; one seed says nothing."""
-    if compared["num_seeds"] < 3:
-        return UNTOLD
-    gap, error = compared["gap"], T_3 * compared["gap_se_over_seeds"]
-    return UNTOLD if abs(gap) < error else AGREES if gap < 0 else DISAGREES
+    low, high = Estimate.over_seeds([-gap for gap in compared["gaps"]]).interval
+    return outside_zero(low, high)
 
 
-T_3 = 4.303
-"""Half a 95 % interval from three seeds, in standard errors of their mean."""
+def _curves(alt: str, name: str, found: dict[str, Any]) -> list[str]:
+    return picture(alt, name, lambda: curves_figure(found, with_time=False))
 
 
-def _curves(found: Mapping[str, Any], name: str, title: str, figures: Path) -> list[str]:
-    save_figure(curves_figure(found, with_time=False), figures / name)
-    told = [f"{title}: {sentence(found, 'bell')}", ""] if len(found["seeds"]) > 1 else []
-    return [f"![{title}: curves](figures/{name}.png)", "", *told]
-
-
-def _scratch(figures: Path) -> list[str]:
+def _scratch() -> list[str]:
     """What pretraining was worth."""
     found = read_result("adapting-stories-scratch")
     if found is None:
         return []
-    columns = ["variant", "final NLL", "against base"]
+    columns = ["variant", "final NLL", "difference"]
     rows = []
     for name, variant in found["variants"].items():
         gap = show_gap(variant["comparison"], 3) if "comparison" in variant else "reference"
         rows.append([name, f"{variant['nll']:.3f}", gap])
-    lines = ["### Adapted or from scratch", ""]
+    lines = ["## Adapted or from scratch", ""]
     lines += ["The same network, tokenizer, text and steps, with and without pretrained weights"]
     lines += ["(one seed; errors are over validation rows).", ""]
-    lines += [Table("", columns, rows).markdown(), ""]
-    save_figure(curves_figure(found, with_time=False), figures / "adapting-stories-scratch")
-    return [*lines, "![adapted or not](figures/adapting-stories-scratch.png)", ""]
+    lines += [Table("", columns, rows).markdown()]
+    return [*lines, *_curves("adapted or from scratch", "adapting-stories-scratch", found)]
 
 
-def _stages(figures: Path) -> list[str]:
-    """The two by two, as its suite tells it."""
-    lines = ["### Fine-tuning, two by two (Table 4)", ""]
+def _stages() -> list[str]:
+    """The two by two of its suite."""
+    lines = ["## Fine-tuning, two by two (Table 4)", ""]
     found = read_result("adapting-stages")
     if found is None:
         return [*lines, "Not run yet.", ""]
-    table = stage_table(found).markdown()
-    save_figure(stage_figure(found), figures / "adapting-stages")
-    picture = "![NLL of held-out responses](figures/adapting-stages.png)"
-    lines += [*STAGES_NOTE, "", table, *_stage_verdicts(found), ""]
-    return [*lines, *(f"- {note}" for note in stage_notes(found)), "", picture, ""]
-
-
-WHERE = {
-    ("bell", "base"): "at the first stage",
-    ("base", "bell"): "at the second stage",
-    ("bell", "bell"): "at both stages",
-}
-
-
-def _stage_verdicts(found: Mapping[str, Any]) -> list[str]:
-    """Exact match against base at both stages, by the interval over training seeds."""
-    lines = []
-    for row in found["rows"]:
-        where = WHERE.get((row["cpt"], row["sft"]))
-        if where is not None:
-            difference = row["difference"]["exact_match"]
-            is_more, is_less = difference["low"] > 0, difference["high"] < 0
-            told = "yes" if is_more else "no, fewer" if is_less else UNTOLD
-            lines.append(f"- more right answers with the bell {where}? **{told}**")
-    return lines
+    table = stage_table(found)
+    lines += [*STAGES_NOTE, "", table.markdown(), *(f"- {note}" for note in table.notes), ""]
+    alt = "NLL of held-out responses"
+    return [*lines, *picture(alt, "adapting-stages", lambda: stage_figure(found))]
 
 
 NOTE = [
-    "The paper adapts GPT-2 Large (0.7B) in 100K steps. Here two small causal LMs, a few hundred",
-    "steps. *As causal LM* is the exact NLL of the start on the same validation rows, with",
-    "position 0 given; *opened, untrained* the bound when attention is opened and masks appear,",
-    "before any step. NLLs are of tokens, so only rows of one table compare.",
+    "# From a causal LM to a masked one (Sec. 5.3)",
+    "",
+    "The paper adapts GPT-2 Large (0.7B) in 100K steps. Here two small causal LMs are adapted in a",
+    "few hundred steps. *As causal LM* is the exact NLL of the start on the same validation rows,",
+    "with position 0 given; *opened, untrained* is the bound when attention is opened and masks",
+    "appear, before any step. NLLs are per token, so only rows of one table can be compared.",
+    "",
+    "## Continual pretraining",
+    "",
 ]
 STAGES_NOTE = [
     "stories260K, adapted as above (base and bell, the same runs), then 500 steps of writing four",

@@ -1,19 +1,19 @@
 """The analyses of Sec. 3 and 4.2 at CPU scale: train what they need, measure, keep the numbers.
 
 Runs are keyed by content like those of the comparisons, so what is finished is not trained again.
-Numbers go to docs/results/analysis-NAME.json; the document and its figures are made from those.
+Numbers go to docs/results/analysis-NAME.json; the page and its figures are made from those.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from estimators import ESTIMATORS
+from pages import write_result
 
 from bellmask.analyze.base import Analysis
 from bellmask.analyze.context import CONTEXT_CURVE, CONTEXT_DROP
@@ -26,11 +26,9 @@ from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import tiny
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import without_nan
 from bellmask.utils.progress import NO_PROGRESS
 
 ROOT = Path("runs/evidence/runs")
-RESULTS = Path("docs/results")
 SEEDS_OF_SIGMA = 5
 TOYS = ("sticky", "order2", "hidden", "local:0.5")
 STAGES = (100, 300, 1000)
@@ -95,43 +93,9 @@ def trained(
 
 
 def keep(name: str, options: Any) -> None:
-    """Measure and store, rounded to six digits."""
+    """Measure and store."""
     print(f"== analysis: {name}", flush=True)
-    numbers = without_nan(ANALYSES[name].measure(options, NO_PROGRESS))
-    text = json.dumps(rounded(numbers), separators=(",", ":"), allow_nan=False)
-    (RESULTS / f"analysis-{name}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def rounded(value: Any) -> Any:
-    """Six significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def write_result(name: str, content: Mapping[str, Any]) -> None:
-    """One small file for the document."""
-    text = json.dumps(rounded(dict(content)), separators=(",", ":"))
-    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def read_result(name: str) -> dict[str, Any] | None:
-    """What was measured, or None."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def trimmed(results: dict[str, Any]) -> dict[str, Any]:
-    """What the document needs: no samples, no densities, no paths of a machine."""
-    kept = {key: value for key, value in results.items() if key != "options"}
-    model, batch = results["options"]["model"], results["options"]["train"]["batch_size"]
-    variants = {}
-    for name, variant in results["variants"].items():
-        law = {k: variant["law"][k] for k in ("name", "effective_sample_share")}
-        variants[name] = {**variant, "law": law, "samples": []}
-    return rounded({**kept, "model": model, "batch_size": batch, "variants": variants})
+    write_result(f"analysis-{name}", ANALYSES[name].measure(options, NO_PROGRESS))
 
 
 def analyze_theory() -> None:

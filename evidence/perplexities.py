@@ -1,4 +1,4 @@
-"""Zero-shot and generative perplexity of base and bell (Tables 7 and 8): measured, then told."""
+"""Zero-shot and generative perplexity of base and bell (Tables 7 and 8): measured, then shown."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bellmask.cli import run_command
 from bellmask.compare.results import ratio_over_seeds
 from bellmask.config.config import RunConfig
 from bellmask.evaluate.generative import nats_per_sample, quality_diversity_figure
-from bellmask.report.figures import save_figure
-from bellmask.utils.files import without_nan
 from bellmask.utils.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
-from analyses import RESULTS, ROOT, on_text, rounded, trained
-from claims import AGREES, DISAGREES, UNTOLD
+from analyses import ROOT, on_text, trained
+from pages import (
+    AGREES,
+    DISAGREES,
+    INCONCLUSIVE,
+    Judged,
+    Verdict,
+    picture,
+    read_result,
+    worst,
+    write_result,
+)
 
 SEEDS = 3
 NFE = (32, 64, 128)
@@ -86,10 +96,8 @@ def _run(command: list[str]) -> bool:
 
 
 def _keep(source: Path, name: str) -> None:
-    """The numbers, rounded, without paths of a machine."""
-    numbers = _without_paths(without_nan(json.loads(source.read_text(encoding="utf-8"))))
-    text = json.dumps(rounded(numbers), separators=(",", ":"), allow_nan=False)
-    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    """The numbers, without paths of a machine."""
+    write_result(name, _without_paths(json.loads(source.read_text(encoding="utf-8"))))
 
 
 def _without_paths(value: Any) -> Any:
@@ -106,109 +114,157 @@ class Pairs:
 
     base: list[float]
     bell: list[float]
+    paper: float | None
+    """Its bell over base."""
 
-    def cells(self, paper: tuple[float, float] | None) -> list[str]:
-        """Means, bell over base with its interval, the paper's ratio, and the verdict."""
-        ratio = ratio_over_seeds([b / a for a, b in zip(self.base, self.bell, strict=True)])
-        low, high = ratio["low"], ratio["high"]
-        assert low is not None, "an interval needs three seeds"
-        claim = 0 if paper is None else round(paper[1] / paper[0] - 1, 2)
-        found = -1 if high < 1 else 1 if low > 1 else 0
-        verdict = UNTOLD
-        if found and claim:
-            verdict = AGREES if found * claim > 0 else DISAGREES
+    @property
+    def ratio(self) -> dict[str, Any]:
+        """Bell over base, with its interval."""
+        return ratio_over_seeds([b / a for a, b in zip(self.base, self.bell, strict=True)])
+
+    @property
+    def word(self) -> str | None:
+        """None where the paper sees no difference of at least 1 %."""
+        claim = 0 if self.paper is None else round(self.paper - 1, 2)
         if not claim:
-            verdict = "the paper sees no difference"
+            return None
+        low, high = self.ratio["low"], self.ratio["high"]
+        assert low is not None, "an interval needs three seeds"
+        found = -1 if high < 1 else 1 if low > 1 else 0
+        return INCONCLUSIVE if not found else AGREES if found * claim > 0 else DISAGREES
+
+    def cells(self) -> list[str]:
+        """Means, ratio with its interval, the paper's ratio, and the verdict."""
         means = [f"{sum(some) / len(some):.2f}" for some in (self.base, self.bell)]
-        told = "-" if paper is None else f"{paper[1] / paper[0]:.3f}"
-        spread = f"{ratio['mean']:.3f} ({low:.3f} to {high:.3f})"
-        return [*means, spread, told, f"**{verdict}**"]
+        found = self.ratio
+        spread = f"{found['mean']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+        paper = "-" if self.paper is None else f"{self.paper:.3f}"
+        return [*means, spread, paper, self.word or "the paper sees no difference"]
 
 
-def perplexity_section(setting: str = "wikitext2") -> list[str]:
+def zero_shot_pairs(numbers: Mapping[str, Any]) -> dict[str, Pairs]:
+    """By set, those that were there."""
+    found = {}
+    for text in numbers["sets"]:
+        if not text["missing"]:
+            base, bell = (
+                [text["results"][f"{kind}-{seed + 1}"]["perplexity"] for seed in range(SEEDS)]
+                for kind in ("base", "bell")
+            )
+            paper = PAPER_ZERO_SHOT.get(text["name"])
+            found[text["title"]] = Pairs(base, bell, paper and paper[1] / paper[0])
+    return found
+
+
+def generative_means(numbers: Mapping[str, Any], nfe: int) -> dict[str, list[dict[str, Any]]]:
+    """By kind of run, over its seeds."""
+    by_name = {run["name"]: run["settings"] for run in numbers["runs"]}
+    return {
+        kind: [by_name[f"{kind}-{seed + 1}"][NFE.index(nfe)] for seed in range(SEEDS)]
+        for kind in ("base", "bell")
+    }
+
+
+def generative_pairs(numbers: Mapping[str, Any], nfe: int) -> Pairs:
+    found = generative_means(numbers, nfe)
+    base, bell = ([one["mean"]["perplexity"] for one in some] for some in found.values())
+    paper = PAPER_GENERATIVE[nfe]
+    return Pairs(base, bell, paper[1] / paper[0])
+
+
+def judge_perplexities(setting: str = "wikitext2") -> list[Judged]:
+    """Table 7 on the sets where the paper's two differ; Table 8 under each scorer."""
+    rows = []
+    if numbers := read_result(f"zero-shot-{setting}"):
+        pairs = [pair for pair in zero_shot_pairs(numbers).values() if pair.word]
+        claim = f"Zero-shot perplexity is lower ({len(pairs)} sets), bell/base"
+        rows.append(_judged(claim, "Table 7", pairs))
+    for scorer, title in SCORERS.items():
+        if numbers := read_result(f"generative-{setting}-{scorer}"):
+            pairs = [generative_pairs(numbers, nfe) for nfe in NFE]
+            rows.append(
+                _judged(
+                    f"Generative perplexity is lower (scorer {title}), bell/base", "Table 8", pairs
+                )
+            )
+    return rows
+
+
+def _judged(claim: str, item: str, pairs: Sequence[Pairs]) -> Judged:
+    told, ours = [p.paper or 1.0 for p in pairs], [p.ratio["mean"] for p in pairs]
+    ends = [f"{min(values):.2f} to {max(values):.2f}" for values in (told, ours)]
+    word = worst(pair.word or INCONCLUSIVE for pair in pairs)
+    return Judged(claim, f"{item}: {ends[0]}", Verdict(word, ends[1]))
+
+
+def perplexities_page(setting: str = "wikitext2") -> list[str]:
     """Tables 7 and 8 beside what was measured."""
     lines = [*INTRODUCTION.splitlines(), ""]
-    lines += _zero_shot(_load(f"zero-shot-{setting}"))
+    lines += _zero_shot(read_result(f"zero-shot-{setting}"))
     for scorer, title in SCORERS.items():
-        numbers = _load(f"generative-{setting}-{scorer}")
+        name = f"generative-{setting}-{scorer}"
+        numbers = read_result(name)
         lines += _generative(numbers, title)
         if numbers is not None:
-            name = f"generative-{setting}-{scorer}"
-            save_figure(quality_diversity_figure(numbers), RESULTS.parent / "figures" / name)
-            lines += [f"![quality against diversity under {title}](figures/{name}.png)", ""]
+            alt = f"quality against diversity under {title}"
+            lines += picture(alt, name, partial(quality_diversity_figure, numbers))
     return lines
 
 
-INTRODUCTION = """## Perplexities (Sec. 5.2, C.3)
+INTRODUCTION = """# Perplexities (Tables 7 and 8)
 
-Preset `small`, 2000 steps on WikiText-2, three paired training seeds: the claim is that bell's
-perplexity is below base's at the same step, so bell/base below 1 (but for arXiv, where the
-paper's two are within 1 %). In brackets the 95 % t-interval
-over seeds. The paper's models were trained on OpenWebText for 1M steps, and a perplexity is per
-token of a model's own tokenizer, so only ratios can be set side by side. WikiText-2 is the runs'
-own text here. Sets in local files may be samples of the published ones."""
-
-
-def _load(name: str) -> dict[str, Any] | None:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+Preset `small`, 2000 steps on WikiText-2, three paired training seeds. The claim is that bell's
+perplexity is below base's at the same step, so bell/base is below 1 (except for arXiv, where the
+paper's two are within 1 %). In brackets is the 95 % t-interval over seeds. The paper's models were
+trained on OpenWebText for 1M steps, and a perplexity is per token of a model's own tokenizer, so
+only ratios can be compared. WikiText-2 is the runs' own text here. Sets in local files may be
+samples of the published ones. Every score is in `docs/results/zero-shot-*.json` and
+`docs/results/generative-*.json`."""
 
 
 def _zero_shot(numbers: Mapping[str, Any] | None) -> list[str]:
-    lines = ["### Table 7: zero-shot perplexity", ""]
+    lines = ["## Table 7: zero-shot perplexity", ""]
     if numbers is None:
-        return [*lines, "not run yet", ""]
+        return [*lines, "Not run yet.", ""]
+    pairs = zero_shot_pairs(numbers)
     rows = []
     for text in numbers["sets"]:
         if text["missing"]:
             rows.append([text["title"], "not here", *[""] * 6])
             continue
-        found = text["results"]
-        by_kind = {
-            kind: [found[f"{kind}-{seed + 1}"] for seed in range(SEEDS)]
-            for kind in ("base", "bell")
-        }
-        pairs = Pairs(*([one["perplexity"] for one in some] for some in by_kind.values()))
-        errors = [one for some in by_kind.values() for one in some]
+        errors = text["results"].values()
         se = max(one["perplexity_se"] / one["perplexity"] for one in errors)
         masks = max(one["seed_deviation"] / one["perplexity"] for one in errors)
-        cells = pairs.cells(PAPER_ZERO_SHOT.get(text["name"]))
+        cells = pairs[text["title"]].cells()
         rows.append([text["title"], *cells[:3], f"{se:.1%}", f"{masks:.1%}", *cells[3:]])
     columns = ["set", "base", "bell", "bell/base", "error, text", "deviation, masks"]
     return [*lines, Table("", [*columns, "paper's ratio", "verdict"], rows).markdown()]
 
 
 def _generative(numbers: Mapping[str, Any] | None, title: str) -> list[str]:
-    lines = [f"### Table 8: generative perplexity under {title}", ""]
+    lines = [f"## Table 8: generative perplexity, scorer {title}", ""]
     if numbers is None:
-        return [*lines, "not run yet", ""]
-    by_name = {run["name"]: run["settings"] for run in numbers["runs"]}
+        return [*lines, "Not run yet.", ""]
     rows = []
-    for place, nfe in enumerate(NFE):
-        found = {
-            kind: [by_name[f"{kind}-{seed + 1}"][place]["mean"] for seed in range(SEEDS)]
-            for kind in ("base", "bell")
-        }
-        pairs = Pairs(*([one["perplexity"] for one in some] for some in found.values()))
-        entropy = [f"{sum(o['entropy'] for o in some) / SEEDS:.2f}" for some in found.values()]
-        cost = [
-            sum(nats_per_sample(by_name[f"{kind}-{n + 1}"][place]) or 0.0 for n in range(SEEDS))
-            for kind in found
-        ]
-        calls = f"{sum(one['calls'] for one in found['bell']) / SEEDS:.0f}"
-        cells = pairs.cells(PAPER_GENERATIVE[nfe])
-        both = " / ".join(f"{value / SEEDS:.1f}" for value in cost)
-        rows.append([str(nfe), calls, *cells[:2], " / ".join(entropy), both, *cells[2:]])
+    for nfe in NFE:
+        found = generative_means(numbers, nfe)
+        entropy = [f"{fmean(o['mean']['entropy'] for o in some):.2f}" for some in found.values()]
+        cost = [f"{fmean(nats_per_sample(o) or 0.0 for o in some):.1f}" for some in found.values()]
+        calls = f"{fmean(one['mean']['calls'] for one in found['bell']):.0f}"
+        cells = generative_pairs(numbers, nfe).cells()
+        both = [" / ".join(entropy), " / ".join(cost)]
+        rows.append([str(nfe), calls, *cells[:2], *both, *cells[2:]])
     columns = ["NFE", "calls", "base", "bell", "entropy, base / bell", "nats per sample"]
-    columns += ["bell/base"]
-    lines += [Table("", [*columns, "paper's ratio", "verdict"], rows).markdown()]
+    columns += ["bell/base", "paper's ratio", "verdict"]
+    lines += [Table("", columns, rows).markdown()]
     (real,) = [text["settings"][0]["mean"] for text in numbers["real_text"]]
+    sampling_seeds = len(numbers["runs"][0]["settings"][0]["cells"])
     lines += [
         f"{numbers['num']} samples of {numbers['runs'][0]['tokens']} tokens for each of "
-        f"{len(by_name['base-1'][0]['cells'])} sampling seeds and three training seeds, ancestral, "
+        f"{sampling_seeds} sampling seeds and three training seeds, ancestral, "
         f"float64 noise. Validation text itself: {real['perplexity']:.1f}, entropy "
         f"{real['entropy']:.2f}. The perplexity is per token of the scorer; nats per sample "
-        "do not depend on how the scorer cuts the text.",
+        "do not depend on the scorer's tokenizer.",
         "",
     ]
     return lines

@@ -21,7 +21,7 @@ ORDER = [
     {"train"},
     {"exchange"},
     {"run", "plan"},
-    {"analyze", "compare"},
+    {"analyze", "compare", "integrations"},
     {"cli", "__init__", "__main__"},
 ]
 """docs/architecture.md says the same in words."""

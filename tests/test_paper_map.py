@@ -80,7 +80,7 @@ def test_every_item_of_the_paper_has_one_row():
         assert f"--suite {suite}" in PAGE or f"`{suite}`" in PAGE, suite
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_files_that_pages_name_exist(page):
     folders = "bellmask|tests|evidence|benchmarks|examples"
     named = re.findall(rf"`((?:{folders})/[\w/]+\.py)", page.read_text(encoding="utf-8"))

@@ -66,6 +66,34 @@ def _plain(text: str) -> str:
     return "\n".join(lines[is_twice:])
 
 
+def _in_one_line(text: str) -> str:
+    """What the parser complains of, said shortly; its own words where they are not known."""
+    told = " ".join(text.split())
+    wrong = r"Error parsing (\S+): (invalid literal|could not convert)[^']*'(.*?)'"
+    if found := re.search(wrong, told):
+        flag, problem, given = found.groups()
+        if problem != "invalid literal":
+            return f"{flag} needs a number, not {given!r}"
+        with contextlib.suppress(ValueError, OverflowError):
+            if float(given) == int(float(given)):
+                return f"{flag} needs a whole number; write {int(float(given))}, not {given}"
+        return f"{flag} needs a whole number, not {given!r}"
+    if found := re.search(r"invalid choice '(.*?)' for argument '(.*?)'.*one of \((.*?)\)", told):
+        given, flag, allowed = found.groups()
+        return str(unknown(f"value of {flag},", given, re.findall(r"'(.*?)'", allowed)))
+    if found := re.search(r"Missing value for argument '(.*?)'. Expected (\d+) values", told):
+        flag, count = found.groups()
+        return f"{flag} needs a value" if count == "1" else f"{flag} needs {count} values"
+    if found := re.search(r"Unrecognized options: ([^\s,]+)", told):
+        near = re.findall(r"^(--\S+)", text, re.MULTILINE)[:3]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        kind = "option" if found[1].startswith("-") else "argument"
+        return f"unknown {kind} {found[1]}{hint}"
+    if found := re.search(r"Missing from [a-z\s-]+: (\S+)", told):
+        return f"{found[1]} is missing; --help says more"
+    return text
+
+
 def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:
     """Typed parsing of ``args`` over ``default``; all errors become a :class:`UserError`."""
     import tyro
@@ -79,7 +107,7 @@ def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) 
     except SystemExit as stop:
         if stop.code in (0, None):  # --help in place of a value
             raise UserError(f"{where}: a value is missing before --help or -h") from None
-        raise UserError(f"{where}: {_plain(stream.getvalue())}") from None
+        raise UserError(f"{where}: {_in_one_line(_plain(stream.getvalue()))}") from None
 
 
 @dataclass(frozen=True)
@@ -246,6 +274,12 @@ _OTHER_NAMES = {
     "--lr": "--optim.lr",
     "--steps": "--train.steps",
     "--seed": "--train.seed",
+    "--batch-size": "--train.batch-size",
+    "--data": "--data.train",
+    "--tokenizer": "--data.tokenizer",
+    "--model": "--start.model",
+    "--sft": "--sft.train",
+    "--device": "--train.device",
 }
 
 

@@ -255,6 +255,13 @@ def check_split(options: DataOptions, split: Split) -> None:
         )
 
 
+def check_files(options: DataOptions) -> None:
+    """Refuse files that are not there; this is quick, so that a mistyped name costs no time."""
+    for name in filter(None, (options.from_files or options.train, options.valid)):
+        if name not in CORPORA and ":" not in name and not is_word(name):
+            find_files(name)
+
+
 def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source[Piece], Corpus]:
     """The documents of one split, with the rules to read them by."""
     check_split(options, split)

@@ -25,28 +25,29 @@ from torch import Tensor
 
 from bellmask.diffusion.schedules import Linear, Schedule
 
-# x0 and a visible share → xt: which tokens are hidden.
+# x0 and a mask rate → xt: which tokens are hidden.
 
 
 def mask_tokens(
     x0_BL: Tensor,
-    alpha_B: Tensor,
+    mask_rate: Tensor,
     *,
     mask_id: int,
     u_BL: Tensor | None = None,
     is_maskable_BL: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Hide each maskable token with probability 1 - alpha; return (xt, is_masked).
+    """Mask each maskable token with its row's probability; return (xt, is_masked).
 
-    ``u_BL`` are the uniforms that decide (float64 where exactness across machines matters); drawn
-    from ``generator`` when not given. Tokens that are not maskable (pads, prompts) stay visible.
+    ``mask_rate`` [B] is 1 - alpha: the time itself for the linear schedule. ``u_BL`` are
+    the uniforms that decide (float64 where exactness across machines matters), drawn from
+    ``generator`` when not given. Tokens that are not maskable (pads, prompts) stay visible.
     """
     if u_BL is None:
         u_BL = torch.rand(
             x0_BL.shape, dtype=torch.float64, device=x0_BL.device, generator=generator
         )
-    is_masked_BL = u_BL < (1 - alpha_B.to(u_BL))[:, None]
+    is_masked_BL = u_BL < mask_rate.to(u_BL)[:, None]
     if is_maskable_BL is not None:
         is_masked_BL = is_masked_BL & is_maskable_BL
     return torch.where(is_masked_BL, mask_id, x0_BL), is_masked_BL
@@ -136,7 +137,7 @@ class Mdm:
         """Each token masked with probability 1 - alpha(t)."""
         xt_BL, is_masked_BL = mask_tokens(
             x0_BL,
-            self.schedule.alpha(t_B),
+            1 - self.schedule.alpha(t_B),
             mask_id=mask_id,
             u_BL=u_BL,
             is_maskable_BL=None if self.noises_pads else is_real_BL,

@@ -5,7 +5,7 @@ few digits left beyond four sigma. A law is usable on its own in any training lo
 
     law = TruncatedGaussian(0.5, 0.1)
     t = law.stratified(len(x0))                   # [B], one draw from each of B equal strata
-    xt, is_masked = mask_tokens(x0, 1 - t, mask_id=mask_id)
+    xt, is_masked = mask_tokens(x0, mask_rate=t, mask_id=mask_id)
 
 Accuracy, against 40-digit arithmetic, for locations in [-50, 50] and scales in [1e-4, 1e4]: cdf
 and density agree to about 1e-13 (relative), the inverse cdf to about 1e-16 (absolute).

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import tyro
 from numpy.typing import NDArray
 from torch import Tensor
@@ -314,6 +315,76 @@ def evaluate(
         is_causal,
         scorer.framework.is_exact,
     )
+
+
+class AnyNetwork:
+    """A network that returns logits [B, L, V] (or an object that has them), as evaluation calls.
+
+    The mask is no token: its logit, where there is one, does not count. Padded rows are given with
+    an ``attention_mask``.
+    """
+
+    def __init__(self, network: Callable[..., Any], mask_id: int) -> None:
+        self.network, self.mask_id = network, mask_id
+
+    def __call__(
+        self,
+        x_BL: Tensor,
+        rows_N: Tensor,
+        targets_N: Tensor,
+        *,
+        mask: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        more = {} if mask is None else {"attention_mask": mask[:, 0, 0].long()}
+        found = self.network(x_BL, **more)
+        logits_NV = getattr(found, "logits", found).flatten(0, 1)[rows_N].float()
+        if self.mask_id < logits_NV.shape[1]:
+            logits_NV[:, self.mask_id] = -math.inf
+        return F.cross_entropy(logits_NV, targets_N, reduction="none")
+
+
+def nelbo(
+    network: Callable[..., Any],
+    rows: Tensor | Sequence[Tensor | Sequence[int]],
+    *,
+    mask_id: int,
+    starts: Sequence[int] | None = None,
+    draws: int = 1,
+    seed: int = 1234,
+    batch_size: int = 64,
+    world: World | None = None,
+) -> Likelihood:
+    """The NELBO per token of anybody's network, with its standard error.
+
+    ``network(x)`` returns the logits [B, L, V] about the token at each position. ``rows`` are token
+    ids [B, L], or rows of different lengths; of those, tokens before ``starts`` are given and never
+    masked. Rows count as independent documents.
+    """
+    kept = [torch.as_tensor(row).cpu().numpy() for row in rows]
+    if not kept:
+        raise UserError("nelbo needs at least one row")
+    width = max(map(len, kept))
+    blocks = Blocks.from_rows(
+        Row(np.pad(row, (0, width - len(row))), len(row), number, starts[number] if starts else 0)
+        for number, row in enumerate(kept)
+    )
+    module = network if isinstance(network, torch.nn.Module) else torch.nn.Identity()
+    parameter, was_training = next(module.parameters(), None), module.training
+    world = world or World(device=torch.device("cpu") if parameter is None else parameter.device)
+    module.eval()
+    try:
+        return evaluate(
+            AnyNetwork(network, mask_id),
+            blocks,
+            mask_id=mask_id,
+            draws=draws,
+            seed=seed,
+            batch_size=batch_size,
+            world=world,
+        )
+    finally:
+        module.train(was_training)
 
 
 def mask_counts(

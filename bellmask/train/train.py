@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
+from bellmask.data.corpora import check_files
 from bellmask.utils.console import tell
 
 
@@ -31,6 +32,8 @@ class TrainCommand(PresetOptions):
 
     bellmask train tiny --out runs/bell --resume auto
 
+    bellmask train runs/bell --resume auto
+
     torchrun --nproc-per-node 2 -m bellmask train lm1b --train.microbatch-size 64
     """
 
@@ -47,6 +50,11 @@ def main(args: Sequence[str]) -> int:
     options, rest = parse_run_command(TrainCommand, args, command="train")
     name, config = resolve(options, rest, "bellmask train")
     folder = Path(options.out or Path("runs") / f"{name}-{config.fingerprint()}")
+    if options.out is None and options.resume != "no" and Path(options.preset).is_dir():
+        folder = Path(options.preset)  # a run folder in place of a preset: that run goes on
+
+    if config.sft.train is None:
+        check_files(config.data)
 
     from bellmask.train.train_run import train_run
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 import sys
 import uuid
@@ -15,6 +17,8 @@ import torch
 
 from bellmask.config.config import RunConfig, is_free_option, load_config
 from bellmask.data.prepare import describe_blocks
+from bellmask.diffusion.laws import TimeLaw
+from bellmask.diffusion.objectives import Objective
 from bellmask.evaluate.likelihood import evaluate, unigram_cross_entropy
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.storage import build, run_folder
@@ -43,15 +47,22 @@ class TrainResult:
 
 
 def train_run(
-    config: RunConfig, out: str | Path, *, resume: str = "no", is_quiet: bool = False
+    config: RunConfig,
+    out: str | Path,
+    *,
+    resume: str = "no",
+    law: TimeLaw | None = None,
+    objective: Objective | None = None,
+    is_quiet: bool = False,
 ) -> TrainResult:
     """Train a run into the folder ``out``.
 
     ``resume``: "no" refuses a folder that already holds a run, "auto" continues it (or starts it),
-    "yes" insists that there is one to continue.
+    "yes" insists that there is one to continue. ``law`` or ``objective``, of your own, take the
+    place of the one that the options name; run.json says so, and resuming needs the same one.
     """
     config = config.check()
-    build.build_objective(config)  # what it refuses is refused before anything is written
+    given = own_objective(config, law, objective)  # refused before anything is written
     find_trackers(config.log.trackers)
     folder = Path(out)
     with open_world(config.train.device) as world, fork_rng(world.device):
@@ -63,14 +74,17 @@ def train_run(
             world.on_main(lambda: start.load_data(is_quiet=is_quiet))
         if checkpoint is not None:
             start = replace(start, fill=None)  # its weights are in the checkpoint
-        return _Training(start, folder, world, is_quiet).fit(checkpoint)
+        return _Training(start, folder, world, is_quiet, given).fit(checkpoint)
 
 
 class _Training:
     """The parts of one training wired together, and what it does now and then."""
 
-    def __init__(self, start: Start, folder: Path, world: World, is_quiet: bool) -> None:
+    def __init__(
+        self, start: Start, folder: Path, world: World, is_quiet: bool, own: Objective | None
+    ) -> None:
         self.config = config = start.config
+        self.objective, self.is_own = own or build.build_objective(config), own is not None
         self.start, self.folder, self.world = start, folder, world
         self.tokenizer, data = start.load_data(is_quiet=is_quiet or world.size > 1)
         self.data = replace(data, valid=data.valid.spread(config.validation.blocks))
@@ -84,9 +98,9 @@ class _Training:
 
         model = parallelize(start.build_model(self.tokenizer), self.plan, world.device)
         self.state = TrainState.begin(model, config.optim)
-        objective, mixture = build.build_objective(config), (data.sizes, data.weights)
+        mixture = (data.sizes, data.weights)
         planner = StepPlanner(
-            data.train, objective, config, world, rules=self.rules, mixture=mixture
+            data.train, self.objective, config, world, rules=self.rules, mixture=mixture
         )
         step = TrainStep(
             model,
@@ -179,6 +193,7 @@ class _Training:
             "threads": torch.get_num_threads(),
             **self.plan.describe(),
             "parameters": count_parameters(self.state.model),
+            **(describe_objective(self.objective) if self.is_own else {}),
             **run_folder.describe_tokenizer(self.tokenizer),
             **describe_blocks(self.config, self.data),
         }
@@ -191,7 +206,7 @@ class _Training:
         say(
             f"{self.folder}: {where}; {describe_size(state.model)}, "
             f"{len(data.train):,} blocks of {data.train.block_length}, "
-            f"{build.describe_learning(config)}, "
+            f"{self.objective if self.is_own else build.describe_learning(config)}, "
             f"{self.world.size} process{'es' * (self.world.size > 1)} on {self.world.device.type}"
         )
         say("; ".join(f"{name} {value}" for name, value in self.plan.describe().items()))
@@ -286,6 +301,35 @@ SEPARATOR = "\n\n--------\n\n"
 """Between the texts of a file of samples."""
 
 
+def own_objective(
+    config: RunConfig, law: TimeLaw | None, objective: Objective | None
+) -> Objective | None:
+    """The objective given in Python; None where the options name it."""
+    named: Any = build.build_objective(config)
+    if (law is None and objective is None) or (law is not None and objective is not None):
+        if law is not None:
+            raise UserError("give law or objective: an objective has a law of its own")
+        return None
+    if config.framework.name != "mdm":
+        raise UserError(f"framework {config.framework.name} has no times: leave law out")
+    try:
+        return objective or replace(named, law=law)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+NUM_LEVELS = 1025
+
+
+def describe_objective(objective: Objective) -> dict[str, Any]:
+    """What run.json says of an objective given in Python: its words, and what it does."""
+    t = objective.times(torch.linspace(0, 1, NUM_LEVELS, dtype=torch.float64)[:-1])
+    told = [[f"{x:.9e}" for x in part.tolist()] for part in (t, objective.weight(t))]
+    text = json.dumps([*told, f"{objective.normalizer:.9e}"])
+    mark = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {"objective": str(objective), "objective_fingerprint": mark}
+
+
 # Where a run starts: anew or from a checkpoint, and which options may differ then.
 
 
@@ -301,6 +345,7 @@ def check_same_run(
         "train_fingerprint": "the training text",
         "valid_fingerprint": "the validation text",
         "precision": "the precision of matrix products",
+        "objective_fingerprint": "the law or objective given in Python",
     }
     if config.model.dropout and config.train.microbatch_size is None:
         watched["processes"] = (
@@ -308,7 +353,7 @@ def check_same_run(
             "train.microbatch_size is given,"
         )
     for key, what in watched.items():
-        if before.get(key) != now[key]:
+        if before.get(key) != now.get(key):
             values = "" if "fingerprint" in key else f" (was {before.get(key)}, now {now[key]})"
             raise UserError(
                 f"{what} has changed since {folder} was started{values}; "

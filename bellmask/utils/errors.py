@@ -16,6 +16,10 @@ DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """OSErrors that are not the user's input, so the exit code is 1."""
 
 
+MOST_LISTED = 30
+"""Names that an error lists; of more only the nearest."""
+
+
 class UserError(ValueError):
     """Invalid input; the message says what to change."""
 
@@ -33,11 +37,14 @@ class SavingError(RuntimeError):
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
-    """The error for an unknown name: nearest names first, then the whole list."""
+    """The error for a name that is not in a table: nearest names first, then a short list."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    is_long = len(names) > MOST_LISTED
+    cutoff = 0.5 if len(name) > 3 else 0.7  # anything resembles a short name
+    near = difflib.get_close_matches(name, names, n=5 if is_long else 3, cutoff=cutoff)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return UserError(f"unknown {kind} {name!r}{hint} ({', '.join(names)})")
+    listed = "" if is_long and near else f" ({', '.join(names)})"
+    return UserError(f"unknown {kind} {name!r}{hint}{listed}")
 
 
 def check_least(options: object, **least: int) -> None:

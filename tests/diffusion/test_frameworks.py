@@ -31,7 +31,7 @@ def test_positions_are_hidden_independently_each_row_at_its_own_rate():
     """All 2^3 patterns of three tokens at their product probabilities."""
     alphas = torch.tensor([0.3, 0.9]).repeat_interleave(8000)
     x0 = torch.zeros(16_000, 3).long()
-    xt, is_masked = mask_tokens(x0, alphas, mask_id=MASK, generator=seeded(3))
+    xt, is_masked = mask_tokens(x0, 1 - alphas, mask_id=MASK, generator=seeded(3))
     assert torch.equal(xt, torch.where(is_masked, MASK, 0))
     assert not x0.any()
     pattern = is_masked.long() @ torch.tensor([4, 2, 1])
@@ -47,7 +47,7 @@ def test_given_uniforms_decide_and_the_ends_are_exact(dtype):
     """alpha = 1 hides nothing, even at u = 0; alpha = 0 hides everything, even at the largest u."""
     u = torch.tensor([0.0, 0.29, 0.31, 1 - torch.finfo(dtype).eps / 2], dtype=dtype).expand(3, 4)
     alphas = torch.tensor([1.0, 0.0, 0.7])
-    _, is_masked = mask_tokens(torch.zeros(3, 4).long(), alphas, mask_id=MASK, u_BL=u)
+    _, is_masked = mask_tokens(torch.zeros(3, 4).long(), 1 - alphas, mask_id=MASK, u_BL=u)
     assert is_masked.tolist() == [[False] * 4, [True] * 4, [True, True, False, False]]
 
 
@@ -57,7 +57,7 @@ def test_only_maskable_tokens_are_hidden_by_chance_or_exactly(seed, data):
     x0, maskable, u = torch.zeros(4, 9).long(), rand(4, 9, seed=seed) < 0.5, rand(4, 9)
     alpha = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
     options = {"mask_id": MASK, "is_maskable_BL": maskable, "u_BL": u}
-    _, is_masked = mask_tokens(x0, torch.full((4,), alpha), **options)
+    _, is_masked = mask_tokens(x0, torch.full((4,), 1 - alpha), **options)
     assert torch.equal(is_masked, maskable & (u < 1 - alpha))
     left = [data.draw(st.integers(0, int(m.sum()))) for m in maskable]
     found = Mdm().given(x0, torch.tensor(left), u, mask_id=MASK, is_real_BL=maskable).x_BL

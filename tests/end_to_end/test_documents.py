@@ -181,26 +181,11 @@ def test_the_plain_loop_learns():
 
 
 @pytest.mark.long
-def test_the_hugging_face_trainer_trains(tmp_path):
-    from transformers import BertConfig, BertForMaskedLM, BertTokenizer, TrainingArguments
-
-    _, trainer_code, _ = code_blocks("docs/your-own-loop.md", "python")
+def test_the_hugging_face_trainer_trains(tmp_path, monkeypatch):
+    _, program, _ = code_blocks("docs/your-own-loop.md", "python")
+    monkeypatch.chdir(tmp_path)
     names = {}
-    exec(trainer_code, names)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
-    shape = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(**shape, intermediate_size=16, max_position_embeddings=16)
-    row = {"input_ids": [5, 6, 7, 5, 6, 7, 0, 0], "attention_mask": [1] * 6 + [0] * 2}
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=30, per_device_train_batch_size=8, learning_rate=3e-2,
-        logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
-    )  # fmt: skip
-    trainer = names["BellTrainer"](
-        model=BertForMaskedLM(config),
-        args=arguments,
-        train_dataset=[row] * 64,
-        processing_class=BertTokenizer(vocab={word: i for i, word in enumerate(words)}),
-    )
-    trainer.train()
+    exec(program.replace("max_steps=30", "max_steps=30, logging_steps=1, use_cpu=True"), names)
+    trainer = names["trainer"]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert np.mean(losses[-5:]) < 0.7 * losses[0]

@@ -133,8 +133,7 @@ def test_causal_runs_continue_one_at_a_time(name, zoo):
     assert run.answer(["ab", "abc", "ab"], length=6, seed=1) == [one.text for one in expected]
     with pytest.raises(UserError, match="steps"):
         answerer.answer(questions, length=6, sampling=Sampling(steps=4))
-    with pytest.raises(UserError, match="list"):
-        run.answer("ab")
+    assert run.answer("ab", length=6, seed=1) == expected[0].text
 
 
 # --- conversations -----------------------------------------------------------------------------

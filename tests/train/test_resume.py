@@ -9,11 +9,14 @@ import signal
 
 import pytest
 from commands import refuses, succeeds
-from fault_tools import assert_same, checkpoints, command, fingerprint, last_step
+from fault_tools import assert_same, checkpoints, command, fingerprint, last_step, lines_of
 
 from bellmask.config.presets import preset
+from bellmask.diffusion.laws import DensityLaw
+from bellmask.diffusion.objectives import Bell
 from bellmask.train.step import TrainStep
 from bellmask.train.train_run import train_run
+from bellmask.utils.errors import UserError
 
 OPTIONS = (
     "--model.dropout 0.2 --train.microbatch-size 4 --validation.draws 2 --log.every 4 "
@@ -133,3 +136,35 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(countdowns, small_config, 
     for older in checkpoints(tmp_path / "run")[:-1]:  # a kill before the last save removed it
         shutil.rmtree(older)
     assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_law_given_in_python_is_trained_with_named_and_insisted_on(small_config, tmp_path):
+    law = DensityLaw(lambda t: t * (1 - t))
+    config = small_config("--train.steps", "4", "--checkpoint.every", "2")
+    train_run(config, tmp_path / "own", law=law, is_quiet=True)
+    train_run(config, tmp_path / "objective", objective=Bell(law), is_quiet=True)
+    assert_same(tmp_path / "own", tmp_path / "objective")
+    train_run(config, tmp_path / "named", is_quiet=True)
+    losses = [lines_of(tmp_path / name)[0]["loss"] for name in ("own", "named")]
+    assert losses[0] != losses[1]
+    about = json.loads((tmp_path / "own" / "run.json").read_text())
+    assert "DensityLaw" in about["objective"]
+    longer = config.with_options({"train.steps": 6})
+    for other in ({}, {"law": DensityLaw(lambda t: t)}):
+        with pytest.raises(UserError, match="law or objective"):
+            train_run(longer, tmp_path / "own", resume="auto", is_quiet=True, **other)
+    same = DensityLaw(lambda t: 3 * t * (1 - t))  # the same law: densities are normalized
+    assert train_run(longer, tmp_path / "own", resume="auto", law=same, is_quiet=True).step == 6
+    with pytest.raises(UserError, match="of its own"):
+        train_run(config, tmp_path / "both", law=law, objective=Bell(law))
+    with pytest.raises(UserError, match="no times"):
+        train_run(small_config(start=preset("tiny_arm")), tmp_path / "arm", law=law)
+
+
+def test_a_run_folder_in_place_of_a_preset_goes_on(small_config, tmp_path, monkeypatch):
+    config = small_config("--train.steps", "4")
+    train_run(config, tmp_path / "run", is_quiet=True)
+    monkeypatch.chdir(tmp_path)
+    succeeds("train", "run", "--resume", "auto", "--train.steps", "6", "--quiet")
+    assert last_step(tmp_path / "run") == 6
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]

@@ -1,0 +1,1 @@
+"""bellmask inside other people's trainers."""

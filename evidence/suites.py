@@ -1,0 +1,296 @@
+"""The speed-up of Sec. 5.2 and the suites of Sec. 5.1, 5.4 and App. C: trained, then shown."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from claims import CLAIMS
+from pages import (
+    AGREES,
+    DISAGREES,
+    INCONCLUSIVE,
+    Judged,
+    Verdict,
+    picture,
+    read_comparisons,
+    trimmed,
+    write_result,
+)
+
+from bellmask.compare.compare import compare
+from bellmask.compare.execute import TrainingOptions
+from bellmask.compare.report import curves_figure, show_speed_up
+from bellmask.compare.results import Curve, ratio_over_seeds, speed_up
+from bellmask.compare.variants import SUITES, parse_variants
+from bellmask.config.config import RunConfig
+from bellmask.config.presets import medium, small
+from bellmask.utils.errors import UserError
+from bellmask.utils.stats import Estimate
+from bellmask.utils.table import Table
+
+ROOT = Path("runs/evidence")
+MEDIUM, HEADLINE, ARM = "medium", "headline", "arm"
+TEXTS = {
+    MEDIUM: "clean enwik8, test split",
+    "wikitext2": "WikiText-2",
+    "lm1b": "LM1B, packed",
+    "lm1b_unpacked": "LM1B, unpacked",
+}
+"""By setting, in the order of the tables."""
+PAPER = {"lm1b": "3.86x", "lm1b_unpacked": "2.32x"}
+"""Speed-ups of Fig. 6 at 1M steps (OpenWebText, 1.78x, is out of reach here)."""
+TARGETS = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the base's steps whose NLL is to be reached."""
+LEAST_PROGRESS = 0.3
+"""Below this progress from unigram to ARM no speed-up is claimed."""
+Comparisons = Mapping[str, Mapping[str, Any]]
+"""Results on one text, by name."""
+
+
+# Training
+
+
+def settings(lm1b: str | None) -> dict[str, RunConfig]:
+    """The texts: clean enwik8, WikiText-2, and LM1B sentences packed and one per row."""
+    larger, wikitext = medium(), small()
+    packed = replace(wikitext, data=replace(wikitext.data, train="lm1b", from_files=lm1b))
+    return {
+        MEDIUM: replace(larger, data=replace(larger.data, valid_split="test")),
+        "wikitext2": wikitext,
+        "lm1b": packed,
+        "lm1b_unpacked": replace(packed, data=replace(packed.data, packing="unpacked")),
+    }
+
+
+def comparisons(setting: str) -> Iterator[tuple[str, list[str], int]]:
+    """(name, variants, seeds): the headline first, then the suites."""
+    yield HEADLINE, ["base", "bell", *(["fast"] if setting == MEDIUM else [])], 3
+    yield ARM, ["base", ARM], 1
+    if setting != MEDIUM:  # where a run takes hours, only these
+        names = "families alternatives mean variance dirac laplace optimizers stratification"
+        for name in [*names.split(), "gaussian"]:
+            yield name, SUITES[name], 1
+
+
+def measure_suites(chosen: Mapping[str, RunConfig], jobs: int) -> bool:
+    """All comparisons on the given texts; False when one had to be left out."""
+    is_complete = True
+    for setting, config in chosen.items():
+        for name, variants, seeds in comparisons(setting):
+            print(f"== {setting}: {name}", flush=True)
+            try:
+                results = compare(
+                    config,
+                    parse_variants(variants),
+                    TrainingOptions(seeds=seeds, jobs=jobs, runs=str(ROOT / "runs")),
+                    reference=variants[0],
+                    out=ROOT / f"{setting}-{name}",
+                )
+            except UserError as error:
+                print(f"left out: {error}", file=sys.stderr)
+                is_complete = False
+                continue
+            write_result(f"{setting}-{name}", trimmed(results))
+    return is_complete
+
+
+# Verdicts
+
+
+def load() -> dict[str, Comparisons]:
+    """By setting, those with a headline, which comes first."""
+    found = {setting: read_comparisons(setting) for setting in TEXTS}
+    return {s: {HEADLINE: r[HEADLINE], **r} for s, r in found.items() if HEADLINE in r}
+
+
+def judge_suites() -> list[Judged]:
+    """The speed-up on every text, then the claims about laws and objectives."""
+    found = load()
+    rows = [_judge_speed_up(setting, results) for setting, results in found.items()]
+    for claim in CLAIMS:
+        for setting, results in found.items():
+            if claim.suite in results:
+                where = "" if setting == "wikitext2" else f" ({TEXTS[setting]})"
+                verdict = claim.judge(results[claim.suite], noise(results[HEADLINE]))
+                rows.append(Judged(claim.text + where, claim.paper, verdict))
+    return rows
+
+
+def noise(headline: Mapping[str, Any]) -> float:
+    """The difference between two runs that counts: t times the deviation of bell's paired gaps."""
+    gaps = Estimate.over_seeds(headline["variants"]["bell"]["comparison"]["gaps"])
+    low, high = gaps.interval
+    return math.inf if low is None or high is None else (high - low) / 2 * math.sqrt(gaps.n)
+
+
+def _judge_speed_up(setting: str, results: Comparisons) -> Judged:
+    compared = results[HEADLINE]["variants"]["bell"]["comparison"]
+    share, _ = progress(results)
+    word = INCONCLUSIVE if share < LEAST_PROGRESS else speed_up_word(compared)
+    verdict = Verdict(word, f"{show_speed_up(compared)}, progress {share:.0%}")
+    paper = f"Fig. 6: {PAPER[setting]}" if setting in PAPER else "Fig. 6"
+    return Judged(f"The bell needs fewer steps than the base ({TEXTS[setting]})", paper, verdict)
+
+
+def speed_up_word(compared: Mapping[str, Any]) -> str:
+    """Agrees when the whole interval is on the bell's side."""
+    found = compared["speed_up"]
+    if found is None:
+        return INCONCLUSIVE if compared["num_reached"] else DISAGREES
+    if found["low"] is None:  # a lower bound where it was reached at once, or too few seeds
+        return AGREES if compared["is_bound"] and found["mean"] > 1 else INCONCLUSIVE
+    if found["low"] > 1:
+        return AGREES
+    return DISAGREES if found["high"] < 1 else INCONCLUSIVE
+
+
+def progress(found: Comparisons) -> tuple[float, bool]:
+    """How far the base has come from unigram (0) to ARM (1), and whether an ARM was trained.
+
+    Where there is no ARM, an upper bound: the best run on the same text stands in for it.
+    """
+    nll = [(name, v["nll"]) for r in found.values() for name, v in r["variants"].items()]
+    arms = [value for name, value in nll if name == ARM]
+    best = min(arms or [value for _, value in nll])
+    unigram, base = found[HEADLINE]["unigram_nll"], found[HEADLINE]["variants"]["base"]["nll"]
+    return (unigram - base) / (unigram - best), bool(arms)
+
+
+# The headline
+
+
+def headline_table() -> str:
+    """Base and bell on every text."""
+    rows = []
+    for setting, results in load().items():
+        headline = results[HEADLINE]
+        nll = [f"{headline['variants'][name]['nll']:.3f}" for name in ("base", "bell")]
+        ratio = show_speed_up(headline["variants"]["bell"]["comparison"])
+        share, is_exact = progress(results)
+        told = f"{share:.0%}" if is_exact else f"< {share:.0%}"
+        text = f"{TEXTS[setting]}: {describe(headline)}, {len(headline['seeds'])} seeds"
+        rows.append([text, *nll, ratio, PAPER.get(setting, "-"), told])
+    columns = ["text and run", "base", "bell", "speed-up", "paper, 1M steps", "progress"]
+    return Table("", columns, rows).markdown()
+
+
+def describe(results: Mapping[str, Any]) -> str:
+    model, tokenizer = results["model"], results["data"]["tokenizer"]
+    if tokenizer.startswith("bpe:"):
+        tokenizer = f"{tokenizer.removeprefix('bpe:')}-token BPE"
+    size = f"{model['num_layers']} layers of width {model['width']}"
+    return f"{size}, {tokenizer}, {results['steps']:,} steps"
+
+
+def headline_figure() -> tuple[str, str]:
+    """(title, name) of the first text's curves."""
+    setting = next(iter(load()))
+    return TEXTS[setting], f"{setting}-{HEADLINE}"
+
+
+def targets_table(setting: str = MEDIUM) -> list[str]:
+    """Speed-ups to the base's NLL at several of its steps, where that text was run."""
+    if (found := load().get(setting)) is None:
+        return []
+    results = found[HEADLINE]
+    others = [name for name in results["variants"] if name not in ("base", ARM)]
+    rows = []
+    for share in TARGETS:
+        step = share * results["steps"]
+        curves = [until(curve_of(run), step) for run in results["variants"]["base"]["runs"]]
+        nll = float(np.mean([curve[1][-1] for curve in curves]))
+        ratios = [show_speed_up_at(results, name, step) for name in others]
+        rows.append([f"{share:.0%} (step {step:,.0f})", f"{nll:.3f}", *ratios])
+    title = f"{TEXTS[setting]}, speed-up to the base's NLL at a share of its steps:"
+    return [title, "", Table("", ["base at", "NLL", *others], rows).markdown()]
+
+
+def curve_of(run: Mapping[str, Any]) -> Curve:
+    return run["steps"], run["nll"], run["seconds"]
+
+
+def until(curve: Curve, step: float) -> Curve:
+    """The curve up to a step, interpolated there as arrivals are: linearly in (log step, NLL)."""
+    steps, nll, seconds = (np.asarray(values, dtype=float) for values in curve)
+    before = steps < step
+    ends = [
+        step,
+        np.interp(math.log(step), np.log(steps), nll),
+        np.interp(step, steps, seconds),
+    ]
+    parts = zip((steps, nll, seconds), ends, strict=True)
+    first, second, third = ([*values[before].tolist(), float(end)] for values, end in parts)
+    return first, second, third
+
+
+def show_speed_up_at(results: Mapping[str, Any], name: str, step: float) -> str:
+    """As ``compare`` does it, with the base's NLL at this step as the target of each seed."""
+    base, runs = ({r["seed"]: curve_of(r) for r in results["variants"][n]["runs"]}
+                  for n in ("base", name))  # fmt: skip
+    found = [speed_up(until(base[s], step), runs[s]) for s in sorted(base.keys() & runs.keys())]
+    ratios = [one["ratio"] for one in found if one["ratio"] is not None]
+    if len(ratios) < len(found):
+        return f"not reached in {len(found) - len(ratios)} of {len(found)}"
+    is_bound = any(one["is_bound"] for one in found)
+    mean = ratio_over_seeds(ratios) | ({"low": None, "high": None} if is_bound else {})
+    return show_speed_up({"speed_up": mean, "num_seeds": len(found), "is_bound": is_bound})
+
+
+# The page
+
+
+INTRODUCTION = """# Speed-ups, time laws and objectives (Sec. 5.1, 5.2, 5.4, App. C)
+
+The verdicts are in [the results](../results.md#verdicts); the rules are in `evidence/claims.py`.
+All variants of a text share batches, validation blocks and masks. The headline (base and bell) has
+three paired seeds, the other variants one. A difference between two final NLLs counts when it
+exceeds Student's t times the standard deviation of bell's gap over the headline's seeds.
+"""
+NOTE = """A variant with one seed is compared with the base of that seed. *NLL spread* is the
+deviation of the second half of the curve about its trend. *Effective sample share* is
+E[s]^2 / E[s^2] of what a row adds to the loss. *Clipped* is the share of steps with a clipped
+gradient. On both LM1B texts bases are flat for most of their run (all three unpacked, one packed):
+their speed-ups mostly measure who leaves the unigram plateau first."""
+
+
+def suites_page() -> list[str]:
+    """Every text: how much of it was seen, the variants, the curves."""
+    lines = [INTRODUCTION, NOTE, ""]
+    for setting, found in load().items():
+        headline = found[HEADLINE]
+        rows = headline["data"]["train_blocks"]
+        epochs = headline["batch_size"] * headline["steps"] / rows
+        lines += [f"## {TEXTS[setting]}", "", f"{describe(headline)}, blocks of "]
+        lines[-1] += f"{headline['data']['block_length']}, batch {headline['batch_size']}; "
+        lines[-1] += f"{rows:,} training rows, seen {epochs:.1f} times; unigram NLL "
+        lines[-1] += f"{headline['unigram_nll']:.3f}; a difference counts from "
+        lines[-1] += f"{noise(headline):.3f} nats."
+        lines += ["", variants_table(found)]
+        for name, results in found.items():
+            if name != ARM:
+                alt, figure = f"{TEXTS[setting]}: {name}", f"{setting}-{name}"
+                lines += picture(alt, figure, partial(curves_figure, results, with_time=False))
+    return lines
+
+
+def variants_table(found: Comparisons) -> str:
+    """Every variant once, in the comparison that has it first; the headline's with all seeds."""
+    rows: dict[str, list[str]] = {}
+    for results in found.values():
+        for name, variant in results["variants"].items():
+            run = variant["runs"][0]
+            ratio = show_speed_up(variant["comparison"]) if "comparison" in variant else "1"
+            spread = "-" if run["nll_spread"] is None else f"{run['nll_spread']:.4f}"
+            cells = [name, str(len(variant["runs"])), f"{variant['nll']:.3f}", ratio, spread]
+            cells += [f"{variant['law']['effective_sample_share']:.2f}"]
+            rows.setdefault(name, [*cells, f"{run['clipped_share']:.0%}"])
+    columns = ["variant", "seeds", "final NLL", "speed-up", "NLL spread"]
+    columns += ["effective sample share", "clipped"]
+    return Table("", columns, list(rows.values())).markdown()
