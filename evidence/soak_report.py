@@ -1,4 +1,4 @@
-"""The soak told: one small JSON file, a figure, and a section of docs/reliability.md."""
+"""Report of the soak: one small JSON file, a figure, and a section of docs/reliability.md."""
 
 from __future__ import annotations
 

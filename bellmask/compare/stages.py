@@ -74,7 +74,7 @@ class StagesOptions(TrainingOptions):
     """
 
     suite: Literal["cpt_sft"] = "cpt_sft"
-    """This suite."""
+    """Name of the suite."""
     cpt: str = "cpt_tiny"
     """Continual pretraining: a preset, config file or run folder, with options, in quotes; base and
     bell differ from it only in framework, law, schedule and objective."""

@@ -40,7 +40,7 @@ class PresetOptions:
     config: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FILE")
     ] = ()
-    """JSON or TOML file of options; overrides the preset, is overridden by the command line."""
+    """JSON or TOML file of options, applied after the preset and before the command line."""
 
 
 def wants_help(args: Sequence[str]) -> bool:
@@ -124,8 +124,8 @@ def _joined_lines() -> Iterator[None]:
 
     parse = docstring_parser.parse_from_object
 
-    def parse_joined(found: Any) -> docstring_parser.Docstring:
-        parsed = parse(found)
+    def parse_joined(*args: Any, **options: Any) -> docstring_parser.Docstring:
+        parsed = parse(*args, **options)
         for field_doc in parsed.params:
             field_doc.description = " ".join((field_doc.description or "").split())
         return parsed

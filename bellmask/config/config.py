@@ -62,12 +62,12 @@ def _plain(text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip("│╭╮╰╯─| ") for line in text.splitlines()]
     lines = [line for line in lines if not re.match(r"^[-+]*$|^For full help", line)]
-    is_twice = len(lines) > 1 and lines[1].startswith(lines[0])  # a heading that is said again
+    is_twice = len(lines) > 1 and lines[1].startswith(lines[0])  # a repeated heading
     return "\n".join(lines[is_twice:])
 
 
 def _in_one_line(text: str) -> str:
-    """What the parser complains of, said shortly; its own words where they are not known."""
+    """The parser's message as one sentence; unchanged if it is not recognized."""
     told = " ".join(text.split())
     wrong = r"Error parsing (\S+): (invalid literal|could not convert)[^']*'(.*?)'"
     if found := re.search(wrong, told):
@@ -90,7 +90,7 @@ def _in_one_line(text: str) -> str:
         kind = "option" if found[1].startswith("-") else "argument"
         return f"unknown {kind} {found[1]}{hint}"
     if found := re.search(r"Missing from [a-z\s-]+: (\S+)", told):
-        return f"{found[1]} is missing; --help says more"
+        return f"{found[1]} is missing; see --help"
     return text
 
 

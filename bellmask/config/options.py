@@ -412,7 +412,7 @@ class StartOptions:
     gpt2-large). Default: the mean of all embeddings."""
     anneal_steps: int = option(1, only_with="framework.name=mdm", at_least=1)
     """Anneal attention from causal to full: at step s (from 0) each edge to the right is kept with
-    probability min(1, (s + 1) / this). 1: full from the start."""
+    probability min(1, (s + 1) / anneal_steps). 1: full from the start."""
     lora_rank: int = option(0, only_with="start.model", at_least=0)
     """Train LoRA updates of this rank in every linear layer, and the mask's embedding, instead of
     all weights; needs peft. 0: all weights."""

@@ -31,7 +31,7 @@ from bellmask.data.readers import (
 from bellmask.data.wikipedia import pages_between
 from bellmask.utils.errors import UserError, look_up, unknown
 
-# Named corpora: where each comes from and by which rules it is read, written down once.
+# Named corpora: their sources and reading rules.
 #
 # A corpus fixes its source, splits, detokenizer, what a document is, and whether rows are wrapped;
 # every rule can be overridden by an option, and the data card says which were used.
@@ -39,12 +39,12 @@ from bellmask.utils.errors import UserError, look_up, unknown
 Split = Literal["train", "valid", "test"]
 TOY_PREFIX = "toy:"
 IMPORTED = "imported"
-"""What stands for the training text of a run that was trained elsewhere."""
+"""Stands for the training text of an imported run."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus and the rules it is read by; plain ones for files of one's own."""
+    """A corpus and the rules for reading it; defaults for the user's own files."""
 
     title: str
     license: str

@@ -195,7 +195,7 @@ def clean_conversation(record: Record, counts: Counter[str]) -> tuple[Message, .
 
 
 def open_sharegpt(address: str) -> ExampleSource:
-    """One example per answer; parts of one conversation are one document."""
+    """One example per answer; all examples of a conversation are one document."""
     source = open_records(address, f"sharegpt:{address}")
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:

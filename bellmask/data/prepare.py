@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # Text → shards: streamed once, in constant memory, resumed where it stopped.
 #
 # Progress is written after whole documents: how many were read, how large each file was, and the
-# packer's few tokens in hand. Going on skips the documents already read and cuts files back to
+# packer's pending tokens. Resuming skips the documents already read and truncates files to
 # their recorded size, so the result is the same as without the interruption.
 
 BATCH_CHARACTERS = 1 << 20
@@ -89,7 +89,7 @@ class Preparation:
         return self.place.blocks(lambda: self._run(progress))
 
     def _run(self, progress: Progress) -> None:
-        """Read everything that is left, then put the folder in its place."""
+        """Read the rest of the text, then move the folder into place."""
         self._resume()
         recorded = time.monotonic()
         try:
@@ -337,7 +337,7 @@ def describe_blocks(config: RunConfig, data: LoadedData) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
-    """What commands share that read one corpus."""
+    """Options of commands that read one corpus."""
 
     corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """A corpus from 'bellmask data list', a preset, a file or quoted glob of text, JSONL, CSV or
@@ -388,7 +388,7 @@ def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> Da
 def _prepare_and_print(
     options: DataOptions, tokenizer: Tokenizer, split: corpora.Split
 ) -> tuple[Blocks, Path]:
-    """Blocks and their folder, after their data card was printed."""
+    """Prepare blocks and print their data card; return the blocks and their folder."""
     if not corpora.has_split(options, split) and split == "valid":
         raise UserError(
             f"{options.train} has no validation split: training holds out the last "
@@ -485,7 +485,7 @@ class PrepareOptions(CorpusOptions):
 
 
 def prepare_main(args: Sequence[str]) -> int:
-    """Prepare and say where the blocks are."""
+    """Prepare blocks and print where they are."""
     command, rest = parse_data_command(PrepareOptions, args, command="prepare")
     options = _data_options(command, rest, "bellmask prepare")
     tokenizer = make_tokenizer(options)

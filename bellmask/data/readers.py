@@ -1,6 +1,6 @@
 """Where data comes from: local files, a file inside a wheel or an archive, or the hub.
 
-A source knows what it is (its identity, part of every cache key) before it is read, can be read any
+A source has an identity (part of every cache key) before it is read, can be read any
 number of times, and yields the same each time: documents in pieces, records, or examples.
 """
 
@@ -128,7 +128,7 @@ _KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 _TABS = ".tsv"
 """Read as records where those are asked for, else as plain text."""
 _DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError)
-"""What unpacking fails with; an OSError of the system has a number."""
+"""Errors of decompression; a system OSError has an errno."""
 
 
 def _suffixes(name: str) -> tuple[str, str]:
@@ -145,7 +145,7 @@ def kind_of(name: str) -> str:
 
 @contextlib.contextmanager
 def readable_errors(name: str) -> Iterator[None]:
-    """Turn what can be wrong with a file's bytes into one message."""
+    """Turn errors in a file's bytes into one message."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -389,7 +389,7 @@ class Wheel:
 
 
 def _pip() -> list[str]:
-    """A way to run pip that also works in an environment without it."""
+    """A command that runs pip, also in an environment without it."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     spec = importlib.util.find_spec("ensurepip")
@@ -443,7 +443,7 @@ def identity_of(parts: Iterable[str]) -> str:
 
 
 def is_word(name: str) -> bool:
-    """A name that is neither a path nor a glob, nor a file that is there."""
+    """True for a name that is not a path, a glob or an existing file."""
     return not any(sign in name for sign in "/.*?[") and not Path(name).exists()
 
 

@@ -1,4 +1,4 @@
-"""Benchmark tasks: one table of all that is known of each, and where its records come from.
+"""Benchmark tasks: one table that describes each of them, and the sources of their records.
 
 A question function turns a raw record into a prompt and its answer. Fine-tuning mixes the training
 splits (``--sft.train tasks``); the paper's Table 4 and lm-eval score others. A new benchmark is a
@@ -242,7 +242,7 @@ class Stock:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """All that is known of a benchmark."""
+    """Description of a benchmark."""
 
     question: Callable[[Record], TaskQuestion | None]
     column: Column
@@ -260,11 +260,11 @@ class Benchmark:
     caution: str = ""
     """How the wheel's and the hub's records differ from what lm-eval scores."""
     advice: str = ""
-    """Where else it can be had."""
+    """Other places to get it."""
 
     @property
     def kind(self) -> TaskKind:
-        """What is asked, and how it is scored."""
+        """The task and its score."""
         return self.column.kind
 
     @property
@@ -509,7 +509,7 @@ def scored_questions(task: str, records: Sequence[Record], limit: int) -> dict[i
         and (target is None or target(records[number]))
     }
     if not found:
-        raise UserError(f"{task}: none of the {len(records)} records has a usable answer")
+        raise UserError(f"{task}: none of {len(records)} records has a usable answer")
     if limit == 0 or limit >= len(found):
         return found
     numbers = torch.tensor(list(found))
@@ -587,7 +587,7 @@ def _find(root: Path, names: Sequence[str], suffixes: Sequence[str], place: str)
 
 
 class MissingData(UserError):
-    """A task's records are nowhere to be found (``--skip-missing`` goes on without the task)."""
+    """A task's records are not available (``--skip-missing`` continues without the task)."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ MASK_SIGN = "␣"
 
 
 class Tokenizer(ABC):
-    """What the rest of the package knows of a tokenizer."""
+    """The tokenizer interface of the package."""
 
     num_tokens: int
     """V: ids that can be predicted."""
@@ -64,7 +64,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """All that is needed to make it again, ready for JSON."""
+        """Everything needed to recreate it, as JSON values."""
 
 
 class ByteTokenizer(Tokenizer):

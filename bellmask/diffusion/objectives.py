@@ -157,7 +157,7 @@ class Importance(Objective):
 class ChainRule(Bell):
     """Causal frameworks: every context count of every row once, each with weight one.
 
-    It has no times; those it gives are looked at by nobody.
+    It has no times; those it returns are never used.
     """
 
     law: laws.TimeLaw = field(default_factory=laws.Uniform)

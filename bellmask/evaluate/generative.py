@@ -110,7 +110,7 @@ class TextSample:
 
 @dataclass(frozen=True)
 class Subject:
-    """Whose samples are measured: a run at a checkpoint, or the text that it learned from."""
+    """A source of samples: a run at a checkpoint, or its validation text."""
 
     name: str
     key: str
@@ -213,10 +213,10 @@ def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
     return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
 
 
-# How varied generated text is: what a perplexity must be read beside.
+# Diversity of generated text, which a perplexity must be read with.
 #
 # A model that repeats itself is easy to predict, so a low generative perplexity alone proves
-# nothing. All functions take token ids as plain numbers; which tokens is for the caller to say.
+# nothing. All functions take token ids as plain integers; the caller chooses the tokens.
 Tokens = Sequence[int]
 REPETITION_LENGTH = 4
 """Tokens in a row that count as a repetition when they come a second time."""
@@ -254,7 +254,7 @@ def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
     }
 
 
-# Measurement: every cell is sampled and scored, unless its samples or numbers are there.
+# Measurement: every cell is sampled and scored, unless it is cached.
 
 _COLUMNS = (
     ("gen. perplexity", "perplexity", 2),
@@ -374,7 +374,7 @@ def full_table(numbers: Mapping[str, Any]) -> Table:
 
 
 def title(numbers: Mapping[str, Any]) -> str:
-    """What was measured, in a line."""
+    """Title of the measurement."""
     scorer, asked = numbers["scorer"]["name"], f"{numbers['num']} samples, {numbers['over']}"
     return f"generative perplexity under {scorer}: {asked}; {numbers['how']}"
 
@@ -382,7 +382,7 @@ def title(numbers: Mapping[str, Any]) -> str:
 def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
     """What a whole sample costs under the scorer, mean over seeds.
 
-    A perplexity is per token of the scorer: text of long words has fewer and dearer ones. Between
+    A perplexity is per token of the scorer: text of long words has fewer and costlier ones. Between
     runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
     """
     found = [
@@ -416,7 +416,7 @@ def _cell(setting: Mapping[str, Any] | None) -> str:
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:
-    """How it was counted, and what to be careful about."""
+    """How tokens were counted, and cautions."""
     lines = [numbers["counting"], f"scorer: {numbers['scorer']['rule']}"]
     causal = [run["name"] for run in numbers["runs"] if run["is_causal"]]
     if causal:

@@ -4,8 +4,8 @@ The judge is a model behind an endpoint, asked in both orders, or a causal LM he
 decides. What it is asked, and the answers that it reads, are in
 :mod:`bellmask.evaluate.judge_prompts`; how an endpoint is asked, and what that costs, in
 :mod:`bellmask.evaluate.judge_endpoint`; rates and their errors in
-:mod:`bellmask.evaluate.judge_stats`. Answers, requests and verdicts are cached: a command that was
-stopped continues, and nothing is asked twice.
+:mod:`bellmask.evaluate.judge_stats`. Answers, requests and verdicts are cached: an interrupted
+command continues, and no request is sent twice.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PairwiseOptions(LoadOptions):
 
     A and B are models (run folders, exports, hub names) that answer now, or files of outputs with
     instruction and output in each record. The judge is a model behind an OpenAI-compatible API, or
-    a local causal LM whose likelihood decides (local:NAME), not a judgment of quality. The
+    a local causal LM whose likelihood decides (local:NAME; not a judgment of quality). The
     maximum cost is printed before anything is sent. Answers, requests and verdicts are stored in
     --out: if interrupted, the same command continues, and no request is sent twice.
 
@@ -123,7 +123,7 @@ class PairwiseOptions(LoadOptions):
 
 
 def check_options(options: PairwiseOptions) -> None:
-    """What can be refused before anything is loaded."""
+    """Checks before anything is loaded."""
     check_folder(options.out)
     options.sampling.check()
     has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
@@ -186,7 +186,7 @@ class EndpointJudge:
 
     @property
     def label(self) -> str:
-        """For every table: who judged, and how."""
+        """Description of the judge for tables."""
         return f"{self.model}, {self.style.name} prompts, both orders"
 
     def request(self, pair: Pair, a_first: bool) -> ChatRequest:
@@ -200,7 +200,7 @@ class EndpointJudge:
         )
 
     def announce(self, pairs: Iterable[Pair]) -> list[ChatRequest]:
-        """Say what it will cost at most, and refuse what is too much; what has to be asked.
+        """Print the maximum cost, reject it if too high; return the requests to send.
 
         Each pair in both orders; two equal answers need no judge.
         """
@@ -211,7 +211,7 @@ class EndpointJudge:
         return missing
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
-        """Asks what was not asked before; all or an error that says how to continue.
+        """Send requests that have no stored answer; an error says how to continue.
 
         Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
         """
@@ -557,7 +557,7 @@ def _rate_row(name: str, found: Numbers) -> list[str]:
 
 
 def notes(numbers: Numbers) -> list[str]:
-    """What a reader must know."""
+    """Notes under the tables."""
     judge, results = numbers["judge"], numbers["results"]
     lines = [f"Benchmark: {numbers['benchmark']['name']}, {numbers['num_tasks']} tasks."]
     if judge.get("first_share") is not None:
@@ -630,7 +630,7 @@ def _pairs(benchmark: Benchmark, sides: Sequence[Answers]) -> dict[int, list[Pai
 
 
 def _cautions(options: PairwiseOptions, sides: Sequence[Answers], num_tasks: int) -> list[str]:
-    """What a reader must know of the comparison itself."""
+    """Notes on the comparison itself."""
     lines = []
     if sides[0].about.get("answers", "a") == sides[1].about.get("answers", "b"):
         lines.append("A and B are the same model: all their answers are the same.")

@@ -1,11 +1,11 @@
-"""A judge behind an OpenAI-compatible endpoint: how it is asked, what that costs, what it said.
+"""A judge behind an OpenAI-compatible endpoint: requests, cost, transcript.
 
 Requests have a rate limit, back-off and time limits. The ``openai`` package sends and follows the
 protocol; retries are ours, so that each attempt is counted against the rate and the spending limit
-and told in the transcript. Prices give an estimate before anything is sent, and a limit that is
-kept while asking. The transcript holds every request and its answer; what is there is not asked
-again. The key is read from the environment and goes into one header: in no text that leaves this
-file does it occur.
+and recorded in the transcript. Prices give an estimate before anything is sent, and a limit that is
+enforced while sending. The transcript has every request and its answer; stored ones are not sent
+again. The key is read from the environment and goes into one header: it is removed from all text
+that leaves this file.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EndpointOptions:
 
 
 def shown_variable(name: str) -> str:
-    """A variable's name; if it does not look like one it may be the key itself, and is not told."""
+    """A variable's name; if it does not look like one it may be the key itself, and is hidden."""
     is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]{0,60}", name) is not None
     return f"the environment variable {name}" if is_name else "what --key-variable names"
 
@@ -232,12 +232,12 @@ def shortened(text: str, length: int = 300) -> str:
     return line if len(line) <= length else line[: length - 3] + "..."
 
 
-# What went wrong with an attempt, and what follows: again, never again, or a user's mistake.
+# Failures of an attempt, and their consequence: retry, give up, or a user's mistake.
 
 RETRIED = (408, 409, 425, 429)
 """And all of 500 and above."""
 GATEWAY_TIME_OUTS = (408, 504, 524)
-"""Someone on the way lost patience; the model may have answered."""
+"""A gateway timed out; the model may have answered."""
 NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 ABOUT_THE_TEXT = ("context_length_exceeded", "content_filter", "content_policy_violation")
 """The prompt's fault, not the settings': other requests may do well."""
@@ -248,11 +248,11 @@ ADVICE = {
     403: "check that the key in {variable} may use this model",
     404: "check --judge (the model's name) and --base-url (it often ends in /v1)",
 }
-"""Of other statuses the settings are to blame."""
+"""Other statuses point to wrong settings."""
 
 
 class EndpointError(TrainingError):
-    """Asking cannot go on; what was answered is kept. Exit code 1."""
+    """Requests cannot continue; answers so far are stored. Exit code 1."""
 
 
 class RequestFailed(Exception):
@@ -280,7 +280,7 @@ class Failure:
     setting: str | None = None
     """That the model does not take."""
     is_nobody: bool = False
-    """Nobody listens there: the connection was refused."""
+    """No server there: the connection was refused."""
 
 
 def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
@@ -498,7 +498,7 @@ def _kinds_of_causes(error: BaseException | None) -> set[str]:
     return names
 
 
-# What asking costs: an estimate before anything is sent, and a limit that is kept while asking.
+# Cost: an estimate before anything is sent, and a limit that is enforced while sending.
 
 
 Prices = tuple[float, float]
@@ -609,7 +609,7 @@ class Budget:
             self._settled.notify_all()
 
 
-# Every question to a judge and its answer, one line each; what is there is never asked again.
+# Every request to a judge and its answer, one line each; stored requests are not sent again.
 
 MOST_FAILURES = 10
 """In a row, after which the endpoint is taken to be down."""

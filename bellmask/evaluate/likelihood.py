@@ -66,6 +66,7 @@ class EvaluateOptions(LoadOptions):
     bellmask evaluate runs/bell --split test
 
     Suites, each with its own options (add --help):
+
     bellmask evaluate runs/base runs/bell --suite zero-shot
 
     bellmask evaluate runs/base runs/bell --suite generative
@@ -101,7 +102,7 @@ MOST_NATS = 1e30
 
 
 def perplexity_of(nll: float) -> float:
-    """exp(nll); infinite for a model that is beyond all measure."""
+    """exp(nll); infinite if it overflows."""
     return math.exp(nll) if nll < 700 else math.inf if nll >= 700 else math.nan
 
 
@@ -213,7 +214,7 @@ class Likelihood:
         return stats.clustered_error(residual_B, self.clusters)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers people ask for; None for what is not finite, which JSON does not know."""
+        """The reported numbers; None if not finite, which JSON cannot represent."""
         return without_nan(
             {
                 "nll": self.nll,
@@ -460,7 +461,7 @@ class BlockScorer:
     def _score(
         self, ask: Callable[..., Problem], index_B: Tensor, key: int, row_keys_B: Tensor | None
     ) -> tuple[Problem, Tensor]:
-        """(what was asked of the model, each scored row's cross-entropy)."""
+        """(the model's inputs, each scored row's cross-entropy)."""
         x0_BL, length_B = self.blocks.rows(index_B), self.blocks.row_lengths(index_B)
         u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, x0_BL.shape[1])
         if self.blocks.starts is not None and not self.framework.is_causal:
@@ -490,7 +491,7 @@ def _unless_all(is_true_BL: Tensor) -> Tensor | None:
 
 
 def _settings(run: Loaded) -> dict[str, Any]:
-    """How a run is asked."""
+    """Arguments of an evaluation that depend on the run."""
     return {
         "mask_id": run.tokenizer.mask_id,
         "framework": run.framework,

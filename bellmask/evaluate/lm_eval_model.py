@@ -113,7 +113,7 @@ class Gap:
 
 @dataclass
 class TaskFacts:
-    """What came up while a task's requests were answered."""
+    """Statistics of a task's requests."""
 
     scores: list[scorer.Score] = field(default_factory=list)
     passes: dict[str, int] = field(default_factory=dict)
@@ -535,7 +535,7 @@ def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list
     return [chunks[place] for place in shuffle(stream_key(0, "chunks"), len(chunks)).tolist()]
 
 
-# Two models that know nothing, to show what scores are worth: the unigram, and guessing.
+# Two baselines: the unigram, and guessing.
 
 
 class UnigramLM(BellmaskLM):
@@ -577,7 +577,7 @@ class UnigramLM(BellmaskLM):
 
 
 class RandomLM(UnigramLM):
-    """Finds all choices alike, so that it guesses; writes any token as often as any other."""
+    """Scores all choices equally, so that it guesses; generates tokens uniformly."""
 
     @staticmethod
     def of(run: Loaded) -> RandomLM:
@@ -594,7 +594,7 @@ class RandomLM(UnigramLM):
 
 @contextlib.contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """Without its log, bars, prints and processes of its own: faults still come as exceptions."""
+    """lm-eval without its log, progress bars, prints and processes; errors are still raised."""
     import datasets
     from tqdm import tqdm
 

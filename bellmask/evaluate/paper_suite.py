@@ -1,7 +1,7 @@
 """``bellmask evaluate MODEL... --suite paper``: the benchmarks of the paper's Table 4.
 
-Several models (runs, and two baselines that know nothing) are asked the same questions of several
-tasks by lm-eval, once for each evaluation seed. Scores have
+Several models (runs and two baselines) answer the same questions of several
+tasks of lm-eval, once for each evaluation seed. Scores have
 a deviation over seeds and an error over questions, and are compared with those of the first model.
 Tables go to the screen, to Markdown and to LaTeX.
 """
@@ -328,7 +328,7 @@ def is_sure(apart: Estimate) -> bool:
 
 
 class Suite:
-    """What is asked of whom; its ``numbers`` are for files and tables."""
+    """Models and tasks of a suite; its ``numbers`` are for files and tables."""
 
     def __init__(
         self,
@@ -425,7 +425,7 @@ def _about_model(model: BellmaskLM) -> dict[str, Any]:
     }
 
 
-# What a reader must know to compare a table of benchmarks with others.
+# Notes needed to compare a table of benchmarks with others.
 Numbers = Mapping[str, Any]
 MARK = "†"
 """Behind columns whose score tells the model how long the gold answer is."""
@@ -433,7 +433,7 @@ PROMPTS = {"plain": "lm-eval's", "tuned": "those of fine-tuning"}
 
 
 def notes(numbers: Numbers) -> list[str]:
-    """What a reader must know to compare these numbers with others."""
+    """Notes needed to compare these numbers with others."""
     models, tasks, seeds = _models(numbers), numbers["tasks"], len(numbers["seeds"])
     first = numbers["models"][0]["name"]
     lines = [f"Mean ± standard deviation over {seeds} evaluation seeds."]
@@ -594,7 +594,7 @@ def markdown(numbers: Numbers) -> str:
 
 
 def _load_models(options: PaperOptions, harness: ModuleType, cache: Path) -> dict[str, BellmaskLM]:
-    """By name: the models, then those that know nothing."""
+    """By name: the models, then the baselines."""
     places = by_folder(options.models)
     for name in BASELINES if options.baselines else ():
         if name in places:

@@ -59,7 +59,7 @@ class EstimatorOptions:
     """Estimator of a masked model's log-probability of a continuation. auto: all masks for short
     ones, evenly spread mask counts (strata) for longer ones. An ARM is always exact."""
     draws: int = 16
-    """Masks per continuation where they are drawn; orders of an AoARM."""
+    """Masks drawn per continuation; orders for an AoARM."""
     longest_exact: int = 6
     """Longest continuation, in tokens, for which auto uses all 2^n - 1 masks."""
     batch_tokens: int = 8192
@@ -250,7 +250,7 @@ class Estimator:
     kind: Kind = "auto"
     """auto: exact for short continuations, strata for longer ones."""
     draws: int = 16
-    """Masks per continuation where they are drawn; orders of an AoARM."""
+    """Masks drawn per continuation; orders for an AoARM."""
     longest_exact: int = 6
     """Tokens up to which auto takes all masks."""
     is_common: bool = True
@@ -382,7 +382,7 @@ MOST_LOGITS = 1 << 26
 
 
 class Scorer:
-    """Asks a run how probable some tokens are, given others."""
+    """Scores tokens given others under a run."""
 
     def __init__(
         self, run: Loaded, estimator: Estimator | None = None, *, batch_tokens: int = 8192
@@ -719,7 +719,7 @@ def load_scorer(
 
 
 def _load_causal_lm(name: str, source: str, device: str, context: int, option: str) -> TextScorer:
-    """A Hugging Face model in float32 and its tokenizer; one clear line where that fails."""
+    """A Hugging Face model in float32 and its tokenizer; a UserError if that fails."""
     library = import_transformers(f"scorer {name!r}")
     try:
         with quiet():

@@ -191,7 +191,7 @@ def check_run(run: Loaded, eos: EosPolicy) -> None:
 def own_family(run: Loaded, text: TextSet) -> bool | None:
     """True when the run was trained on the set's own training text: not zero-shot.
 
-    None where nobody knows, of an imported run.
+    None for an imported run, where it is unknown.
     """
     data = run.config.data
     if data.train == IMPORTED:
@@ -316,11 +316,11 @@ class Pilot:
         """A sentence for the reader."""
         if self.precision is None or self.noise is None:
             return f"{self.draws} draws per block and seed, as given" if self.draws > 1 else "exact"
-        found = f"{self.noise:.2%} of the perplexity ({self.where})"
+        found = f"{self.noise:.2%} ({self.where})"
         if self.noise > self.precision:
             return (
-                f"{self.draws} draws per block and seed, the maximum tried: masks still change "
-                f"{found}, more than the requested {self.precision:.2%}; use more --blocks"
+                f"{self.draws} draws per block and seed, the maximum tried: masks still change the "
+                f"perplexity by {found}, more than {self.precision:.2%}; use more --blocks"
             )
         return (
             f"{self.draws} draws per block and seed: the fewest for which masks change no mean "
@@ -514,7 +514,7 @@ def difference_table(numbers: Mapping[str, Any]) -> Table:
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:
-    """What a reader must know to compare these numbers with others."""
+    """Notes needed to compare these numbers with others."""
     results = [r for text in numbers["sets"] for r in text["results"].values()]
     owns = [result["is_own_text"] for result in results]
     lines = {

@@ -1,4 +1,4 @@
-"""What an export says of its run: the options without local paths, and the model card."""
+"""Description of an exported run: its options without local paths, and the model card."""
 
 from __future__ import annotations
 

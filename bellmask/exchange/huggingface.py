@@ -120,7 +120,7 @@ _KEPT = (
     "id parameters num_tokens mask_id tokenizer_fingerprint train_fingerprint valid_fingerprint "
     "train_blocks valid_blocks unigram_nll response_tokens has_turns imported_from"
 ).split()
-"""What run.json says of the model; what it says of the machine stays at home."""
+"""Fields of run.json that describe the model, not the machine."""
 
 SpecialIds = dict[str, int | None]
 """Ids of bos, eos, pad and mask as the export has them; None where there is no such token."""

@@ -151,7 +151,7 @@ class Chat:
         self.is_live = sys.stdin.isatty()
 
     def say(self, text: str) -> None:
-        """A note, beside the answers."""
+        """Print a note on stderr."""
         self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
 
     def take(self, line: str) -> bool:
@@ -221,7 +221,7 @@ class Chat:
             )
 
     def introduce(self) -> None:
-        """What one should know before the first line."""
+        """Notes before the first line."""
         talk, answerer, loaded = self.talk, self.talk.answerer, self.talk.answerer.run
         steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
         self.say(
@@ -259,7 +259,7 @@ def _input(prompt: str) -> str:
 
 
 def main(args: Sequence[str]) -> int:
-    """Load the run and talk until the user ends it."""
+    """Load the run and chat until the user exits."""
     options = parse_command(ChatOptions, args, command="chat")
     options.sampling.check()
     check_fps(options.fps)

@@ -74,8 +74,8 @@ class GenerateOptions(LoadOptions):
     canvas: str | None = None
     """Text with gaps: [MASK*12] stands for 12 tokens to generate. Given tokens do not change."""
     prompt: str | None = None
-    """A prompt, formatted like the run's training examples; prints only the answer. Not unescaped:
-    for a line break write one (in bash $'one\\ntwo')."""
+    """A prompt, formatted like the run's training examples; prints only the answer. Escapes are
+    not interpreted; for a line break use $'one\\ntwo' in bash."""
     prompts: str | None = None
     """File of prompts. For a run fine-tuned on prompts: one prompt per line, or JSON lines with
     "prompt" or "messages". For any other run: one text to continue per line, or JSON lines

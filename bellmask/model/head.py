@@ -167,7 +167,7 @@ def _import_liger() -> Callable[..., Tensor]:
 
 
 def _why_no_liger() -> str | None:
-    """What keeps liger-kernel from being used, if anything does."""
+    """Why liger-kernel cannot be used, if so."""
     try:
         known = inspect.signature(_import_liger()).parameters
     except ImportError as error:

@@ -43,7 +43,7 @@ from bellmask.utils.errors import UserError
 
 
 def plan_start(config: RunConfig) -> tuple[Start, int]:
-    """What training would start from, and V; weights that are not here are only described."""
+    """The start of a training, and V; weights that are not available are only described."""
     name = config.start.model
     folder = Path(name or ".")
     if name is None or any((folder / file).exists() for file in ("run.json", "tokenizer.json")):

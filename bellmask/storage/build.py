@@ -96,7 +96,7 @@ def describe_learning(config: RunConfig) -> str:
 
 
 def learning_cautions(config: RunConfig) -> list[str]:
-    """What a person should know before training; nothing where all is as expected."""
+    """Notes for the user before training."""
     found = []
     law, schedule = build_law(config.law), build_schedule(config.schedule)
     if config.objective.name == "bell" and not bell_test(law, schedule).is_bell_shaped:
@@ -111,7 +111,7 @@ def learning_cautions(config: RunConfig) -> list[str]:
 
 
 def build_rules(options: opt.DataOptions, tokenizer: Tokenizer) -> AttentionRules:
-    """Who may look at whom, in training and evaluation."""
+    """Attention masks in training and evaluation."""
     return AttentionRules(
         sees_pads=options.pads == "noised",
         document_eos=tokenizer.eos_id if options.document_attention else None,

@@ -43,7 +43,7 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def find_damage(folder: Path, world: World | None = None) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as it was written.
+    """A checkpoint's damage, or None if every file is as it was written.
 
     Processes share the reading; all get the answer.
     """
@@ -243,7 +243,7 @@ class CheckpointStore:
     def set_aside_after(self, step: int) -> None:
         """Rename checkpoints of later steps: damaged ones, which a resumed run will write again.
 
-        They stay until the next start, for somebody who can mend them.
+        They stay until the next start, in case they can be repaired.
         """
         for folder in self.all():
             if step_of(folder) > step:
@@ -316,7 +316,7 @@ def load_tensors(
             ) from None
 
 
-# When a checkpoint is written: while training waits, or beside it from a copy.
+# When a checkpoint is written: while training waits, or in the background from a copy.
 
 
 def saves_in_background(option: str, world: World) -> bool:

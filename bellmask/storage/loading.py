@@ -130,7 +130,7 @@ def load(
     return Loaded(folder, config, step, tokenizer, model, framework, target, backbone)
 
 
-# What makes two runs say the same: part of the key under which their answers are kept.
+# The fingerprint of a run: part of the key under which its answers are cached.
 
 
 def run_fingerprint(run: Loaded) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The files of a run folder: what the run is, its metrics, how its training stands.
+"""The files of a run folder: description of the run, metrics, status of its training.
 
 What it is: config.json, tokenizer.json, run.json, and backbone.json where the network is a Hugging
 Face causal LM.
@@ -152,7 +152,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-# Marks in a run folder that say how a training stands, for people and for job scripts.
+# Marks in a run folder with the status of a training, for people and for job scripts.
 #
 # ``RESUME_ME`` is there from the first step until the last one is done: whoever finds it without a
 # process that trains can continue the run. ``FAILED`` is there instead when continuing would only

@@ -14,7 +14,7 @@ from bellmask.storage.loading import OWN, Loaded, is_export, load, local_folder
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
 
-# What a person calls a run, from its options: base, bell, laplace:0.5,0.2, aoarm+crossed.
+# Display names of runs, from their options: base, bell, laplace:0.5,0.2, aoarm+crossed.
 
 _NAMED = ("framework.", "objective.", "law.", "schedule.")
 _UNNAMED = ("train.seed", "validation.", "data.", "start.", "sft.", "model.backbone")

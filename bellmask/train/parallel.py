@@ -81,7 +81,7 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
 
 
 def is_sharded(model: object) -> bool:
-    """True for a model that :func:`parallelize` has cut: all ranks must call it together."""
+    """True for a model that :func:`parallelize` has sharded: all ranks must call it together."""
     return isinstance(model, FSDPModule)
 
 
@@ -117,7 +117,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be cut; a collective call if it is."""
+    """The full tensor; a collective call if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -179,7 +179,7 @@ class ParallelPlan:
     loss_kernel: str
     """Of the head's cross-entropy."""
     in_background: bool
-    """Checkpoints are written beside training."""
+    """Checkpoints are written in the background."""
     notes: tuple[str, ...] = ()
     """Options that were given and do not apply here."""
 
@@ -196,7 +196,7 @@ class ParallelPlan:
 
 
 def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
-    """What the options mean on these processes; refuses what they cannot do."""
+    """Resolve the options for these processes; reject what they cannot do."""
     scale = config.scale
     if config.train.compile:
         check_compiler(world.device)
@@ -225,10 +225,10 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
 def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Network:
     """The same network, ready to train on this process's device.
 
-    Order matters: what is recomputed is inside what is compiled, and both inside what is cut. It is
-    cut block by block; the rest belongs to the model itself. With bfloat16 products, weights are
-    gathered as bfloat16 and gradients are added up in ``reduce_dtype``; the parts themselves, and
-    all that the optimizer sees, stay float32.
+    Order matters: what is recomputed is inside what is compiled, and both inside what is sharded.
+    It is sharded block by block; the rest belongs to the model itself. With bfloat16 products,
+    weights are gathered as bfloat16 and gradients are added up in ``reduce_dtype``; the parts
+    themselves, and all that the optimizer sees, stay float32.
     """
     blocks = model.block_modules()
     model.loss_kernel = plan.loss_kernel

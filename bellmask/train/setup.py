@@ -25,7 +25,7 @@ from bellmask.utils.progress import progress_bar
 
 @dataclass(frozen=True)
 class Start:
-    """What a run begins with."""
+    """The start of a run."""
 
     config: RunConfig
     """The run's, with what the start decides filled in."""
@@ -38,7 +38,7 @@ class Start:
     fingerprint: str = ""
     """Changes when other weights would be read."""
     notes: tuple[str, ...] = ()
-    """What a person should know: options that do not apply to this start."""
+    """Notes for the user: options that do not apply to this start."""
 
     def load_data(self, *, is_quiet: bool = True) -> tuple[Tokenizer, LoadedData]:
         """The run's tokenizer, and its text, prepared if need be."""

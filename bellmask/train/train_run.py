@@ -153,7 +153,7 @@ class _Training:
         return TrainResult(self.folder, state.step, state.nll, stopped_by)
 
     def _mark_end(self, mark: Callable[[], None]) -> None:
-        """Everything is saved: a mark that cannot be written changes nothing about that."""
+        """Everything is saved, so a mark that cannot be written is only a warning."""
 
         def attempt() -> None:
             try:
@@ -242,7 +242,7 @@ class _Training:
                 result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")
 
     def _write_samples(self) -> None:
-        """The main process's work; of a model that is cut, all call it together, alike."""
+        """Run by the main process; for a sharded model, by all processes together."""
         state, device = self.state, self.world.device
         if not (self.world.is_main or is_sharded(state.model)):
             return
@@ -336,7 +336,7 @@ def describe_objective(objective: Objective) -> dict[str, Any]:
 def check_same_run(
     before: dict[str, Any], now: dict[str, Any], config: RunConfig, folder: Path
 ) -> None:
-    """Refuse to go on where text, tokenizer, precision or dropout's noise would be others.
+    """Reject resuming if text, tokenizer, precision or dropout's noise would differ.
 
     ``before`` is the run's run.json, ``now`` what it would be.
     """

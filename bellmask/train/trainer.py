@@ -91,7 +91,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Action:
-    """Something done now and then, and after the last step."""
+    """A periodic action, also run after the last step."""
 
     every: str
     """An interval as options write it: 500 steps, 10 minutes, never."""

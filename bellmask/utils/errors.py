@@ -17,7 +17,7 @@ DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 MOST_LISTED = 30
-"""Names that an error lists; of more only the nearest."""
+"""Longest list of names in an error; of longer ones only the nearest are shown."""
 
 
 class UserError(ValueError):
@@ -37,7 +37,7 @@ class SavingError(RuntimeError):
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that is not in a table: nearest names first, then a short list."""
+    """The error for an unknown name: nearest names first, then all of them if they are few."""
     names = sorted(allowed)
     is_long = len(names) > MOST_LISTED
     cutoff = 0.5 if len(name) > 3 else 0.7  # anything resembles a short name

@@ -193,7 +193,7 @@ def test_the_demo_claims_no_speed_up_where_nothing_was_learned(tmp_path, text_fi
     monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
     train_here(monkeypatch)
     said = succeeds("demo", "--data", text_file, "--steps", "4", "--seeds", "1", "--jobs", "1")
-    assert "base has not learned the frequencies of tokens in 4 steps" in said.text
+    assert "base has not learned the token frequencies in 4 steps" in said.text
     assert "speed-up of" not in said.text
     assert (tmp_path / "runs" / "demo" / "report.html").exists()
 
