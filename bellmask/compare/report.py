@@ -125,7 +125,7 @@ def sentence(results: Results, name: str) -> str:
     if (results["progress"]["below_unigram"] or 0) < 0:
         return (
             f"{reference} has not learned the token frequencies in {steps} steps: "
-            f"the speed-up of {name} cannot be measured yet; train longer."
+            f"{name} cannot be compared yet; train longer."
         )
     seeds = f"{count} paired seed" + ("s" if count > 1 else "")
     final = f"stay at or below {reference}'s final NLL within {steps} steps"

@@ -104,8 +104,8 @@ class Preparation:
             if not self.done["rows"]:
                 if self.policy.documents == "wikipage" and not self.packer.num_documents:
                     raise UserError(
-                        f"data {self.source.name!r} has no article: --data.documents wikipage "
-                        "reads the <page> elements of a Wikipedia XML dump; use another rule"
+                        f"no <page> with an article was found in {self.source.name!r}: "
+                        "--data.documents wikipage reads Wikipedia XML dumps; use another rule"
                     )
                 raise UserError(
                     f"data {self.source.name!r} is shorter than one block of "
