@@ -8,7 +8,6 @@ comparison loses at most the steps since each run's last checkpoint, and gives t
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -24,6 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from filelock import FileLock
 
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig, override, to_args
@@ -84,8 +86,9 @@ class TrainingOptions:
 
     seeds: int = 1
     """Number of paired training seeds; a confidence interval needs 3."""
-    jobs: int = 1
-    """Runs trained in parallel; with 2 or more, each uses one thread."""
+    jobs: int | None = None
+    """Runs trained in parallel; default: one per GPU, or 1 on a CPU. Each uses one GPU; on a CPU,
+    2 or more use one thread each."""
     runs: str = "runs/shared"
     """Folder for runs, shared by all comparisons."""
     quiet: bool = False
@@ -175,16 +178,27 @@ def is_finished(run: PlannedRun) -> bool:
     return is_validated and (run.folder / "checkpoints" / f"step-{steps:09d}").exists()
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that trainings can have, as CUDA_VISIBLE_DEVICES names them."""
+    if not torch.cuda.is_available():
+        return []
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named or [str(number) for number in range(torch.cuda.device_count())]
+
+
 class _Job:
-    def __init__(self, run: PlannedRun, is_alone: bool) -> None:
-        self.run = run
+    def __init__(self, run: PlannedRun, slot: int, is_alone: bool, gpus: Sequence[str]) -> None:
+        self.run, self.slot = run, slot
+        own = {} if is_alone else {"OMP_NUM_THREADS": "1"}
+        if gpus and run.config.train.device in ("auto", "cuda"):
+            own["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the job
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bellmask.compare.execute", str(run.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
-            env=os.environ | ({} if is_alone else {"OMP_NUM_THREADS": "1"}),
+            env=os.environ | own,
         )
         assert self.process.stdin is not None
         self.stdin = self.process.stdin
@@ -213,7 +227,8 @@ def execute(
         if not options.quiet:
             tell(text, sys.stderr)
 
-    jobs = options.jobs
+    gpus = visible_gpus()
+    jobs = max(1, len(gpus)) if options.jobs is None else options.jobs
     distinct: dict[Path, PlannedRun] = {}
     for run in runs:
         distinct.setdefault(run.folder, run)
@@ -230,7 +245,8 @@ def execute(
         with progress_bar("comparing", "steps", total, is_quiet=options.quiet) as progress:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active.append(_Job(waiting.pop(0), is_alone=jobs == 1))
+                    slot = min(set(range(jobs)) - {job.slot for job in active})
+                    active.append(_Job(waiting.pop(0), slot, jobs == 1, gpus))
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)
@@ -302,8 +318,7 @@ def work(folder: Path) -> int:
         config = override(RunConfig(), to_args(tree)).check()
         locks = folder.parent / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with (locks / folder.name).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # waits
+        with FileLock(locks / folder.name):  # waits
             result = train_run(config, folder, resume="auto", is_quiet=True)
     except (UserError, TrainingError, SavingError, OSError) as error:
         print(error, file=sys.stderr)

@@ -7,7 +7,6 @@ whole or absent: preparing writes beside it and renames.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -198,7 +198,9 @@ class Blocks:
 
     def row_starts(self, index: Tensor | slice) -> Tensor:
         """First maskable position of the given rows, int64."""
-        return _picked(np.zeros_like(self.lengths) if self.starts is None else self.starts, index)
+        if self.starts is None:
+            return torch.zeros_like(self.row_lengths(index))
+        return _picked(self.starts, index)
 
     def num_maskable(self, index: Tensor | slice) -> Tensor:
         """Maskable tokens of the given rows, int64."""
@@ -379,8 +381,7 @@ class BlockFolder:
         if not (self.path / "card.json").exists():
             locks = self.path.parent.parent / "locks"
             locks.mkdir(exist_ok=True)
-            with (locks / self.path.name).open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with FileLock(locks / self.path.name):
                 if not self.path.exists():
                     make()
         return open_blocks(self.path, self.key)

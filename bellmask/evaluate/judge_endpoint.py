@@ -11,7 +11,6 @@ that leaves this file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import re
@@ -25,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
 
 from bellmask.utils.errors import TrainingError, UserError
 from bellmask.utils.files import has_kinds, is_finite, is_number, load_json, sanitize
@@ -717,12 +718,15 @@ def _is_right(record: dict[str, Any]) -> bool:
 def _only_asker(path: Path) -> Iterator[None]:
     """Two processes on one transcript would ask the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process is using {path}; wait for it, then run this again: "
-                "it reuses the answers there"
-            ) from None
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(
+            f"another process is using {path}; wait for it, then run this again: "
+            "it reuses the answers there"
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()

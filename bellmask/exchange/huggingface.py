@@ -23,7 +23,14 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer, Tokenizer
 from bellmask.exchange.card import exported_options, model_card
-from bellmask.exchange.mdlm import METADATA, OPTIONS, from_ours, write_safetensors
+from bellmask.exchange.mdlm import (
+    INV_FREQ,
+    METADATA,
+    OPTIONS,
+    from_ours,
+    rotary_rates,
+    write_safetensors,
+)
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
 from bellmask.storage import loading
 from bellmask.storage.loading import Loaded, LoadOptions, float_parameters, map_ids
@@ -104,6 +111,7 @@ def export_mdlm(run: Loaded, out: Path) -> None:
     check_exportable(run, "mdlm")
     config, flat = run.config, run.config.flat()
     theirs = from_ours(float_parameters(run.model), config.model.num_layers, map_ids(run.tokenizer))
+    theirs[INV_FREQ] = rotary_rates(config.model.width // config.model.num_heads)
     about = {name: flat[option] for name, option in OPTIONS.items()}
     about |= {"wrap": run.is_wrapped, "step": run.step}
     about["time_conditioning"] = config.model.modulation == "time"

@@ -6,13 +6,14 @@ uses it too); weights in files; the run folder; the command itself.
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from bellmask.config.config import RunConfig
 from bellmask.data.corpora import IMPORTED
 from bellmask.data.readers import cache_folder
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
-from bellmask.model.dit import CONDITION_WIDTH, NUM_SINUSOIDS
+from bellmask.model.dit import CONDITION_WIDTH, NUM_SINUSOIDS, ROPE_BASE
 from bellmask.storage import loading
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore
 from bellmask.storage.loading import IdMap, local_folder, map_ids, read_own_tokenizer
@@ -33,6 +34,7 @@ from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_free, inside, is_whole, load_json, read_object, whole_folder
+from bellmask.utils.libraries import first_line
 from bellmask.utils.table import Table
 
 
@@ -64,7 +66,8 @@ class ImportOptions:
     heads: int | None = None
     """Attention heads; default: from config.json or the rotary buffer."""
     block_length: int | None = None
-    """Tokens per row; default: config.json's model_length, else 1024 for gpt2, 128 for BERT."""
+    """Tokens per row; default: model_length in the config.json next to the weights, else 1024 for
+    gpt2, 128 for BERT."""
     time_input: bool = False
     """Keep the model's time conditioning; default: as in config.json if there is one."""
     weights: loading.Weights = "auto"
@@ -163,6 +166,15 @@ class Shape:
         return {theirs: shape for theirs, _, shape in self.parameters()}
 
 
+INV_FREQ = "rotary_emb.inv_freq"
+"""Their buffer of RoPE's rates: no parameter, but a strict load_state_dict wants it."""
+
+
+def rotary_rates(head_size: int) -> Tensor:
+    """The buffer, [head size / 2]; in the order of their operations, so to the bit."""
+    return 1.0 / ROPE_BASE ** (torch.arange(0, head_size, 2).float() / head_size)
+
+
 def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
     """Without what Lightning, torch.compile and DDP put before the names, and without RoPE's
     buffers; then the size of a head, if a buffer tells it.
@@ -172,7 +184,15 @@ def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
     for name, tensor in stored.items():
         plain = name.replace("_orig_mod.", "").removeprefix("module.").removeprefix("backbone.")
         if "rotary_emb." in plain:
-            head_size = 2 * tensor.numel() if plain.endswith("inv_freq") else head_size
+            if not plain.endswith(INV_FREQ):
+                continue
+            head_size, found_rates = 2 * tensor.numel(), tensor.float().flatten()
+            # a hundredth: they may be stored in bfloat16
+            if not torch.allclose(found_rates, rotary_rates(head_size), rtol=0.01, atol=0):
+                raise UserError(
+                    f"{name} does not hold the rates of RoPE with base {ROPE_BASE:.0f}, the only "
+                    "base that can be imported"
+                )
         elif plain in found:
             raise UserError(f"the checkpoint holds {plain} twice, once as {name}")
         else:
@@ -221,7 +241,7 @@ def to_ours(weights: Tensors, shape: Shape, ids: IdMap, *, has_time: bool) -> di
     num_tokens = len(ids.tokens_V)
     ours, theirs = [*ids.ours, num_tokens], [*ids.theirs, ids.mask]
     _move_rows(found, theirs, ours, num_tokens + 1)
-    for name in ("head.weight", "head.bias"):  # nobody reads the mask's logit
+    for name in ("head.weight", "head.bias"):  # the mask's logit is never used
         found[name] = found[name][:-1]
     if has_time:
         if shape.condition != CONDITION_WIDTH:
@@ -278,9 +298,9 @@ def _pop_linear(tensors: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 # Weights in files, read without running anything that a file holds.
 #
-# safetensors files, torch files (tensors and plain values only), and folders as Hugging Face has
-# them, with config.json beside the weights. A Lightning file may also hold the moving average of
-# the weights, as a list in the order of the parameters.
+# safetensors files, torch files (tensors and plain values; stand-ins for all else), and folders as
+# Hugging Face has them, with config.json beside the weights. A Lightning file may also hold the
+# moving average of the weights, as a list in the order of the parameters.
 
 METADATA = "bellmask"
 """Key of a safetensors file's metadata under which our export leaves what the layout cannot say."""
@@ -305,13 +325,13 @@ def read_checkpoint(path: Path) -> Stored:
     """Read a file or folder; a UserError says what is wrong with it."""
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}; give a file, a folder or OWNER/NAME")
-    if not path.is_dir():
-        return _read_file(path)
-    parts = [_read_file(file) for file in _weight_files(path)]
+    parts = [_read_file(file) for file in (_weight_files(path) if path.is_dir() else [path])]
     if not parts:
         raise UserError(f"{path} has no weights: neither {' nor '.join(_WEIGHT_FILES)}")
+    if not path.is_dir() and path.name not in _WEIGHT_FILES:
+        return parts[0]
     weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
-    config = path / "config.json"
+    config = (path if path.is_dir() else path.parent) / "config.json"
     about = parts[0].about | (read_object(config) if config.exists() else {})
     return replace(parts[0], source=path, weights=weights, about=about)
 
@@ -364,11 +384,29 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str
 
 
 def _read_torch(path: Path) -> Stored:
-    content = _load_torch(path)
+    try:
+        if not zipfile.is_zipfile(path):  # of torch before 1.6
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            return _pick_weights(path, content, lambda tensor: tensor)
+        with zipfile.ZipFile(path) as archive:
+            size = sum(info.file_size for info in archive.infolist())
+            if size > path.stat().st_size:  # it may grow a thousandfold
+                raise UserError(f"{path} is compressed, which torch's files never are: not read")
+            unpickler = _WeightsUnpickler(archive)
+            return _pick_weights(path, unpickler.load(), unpickler.read_tensor)
+    except UserError:
+        raise
+    except Exception as error:  # a file that is none fails in many ways
+        reason = first_line(error).split(". ")[0] or "it ends too early"
+        raise UserError(f"{path} is not a torch file, or a damaged one: {reason}") from None
+
+
+def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Stored:
     content = content if isinstance(content, Mapping) else {}
     inner = next((content[key] for key in ("state_dict", "model") if key in content), content)
     named = inner.items() if isinstance(inner, Mapping) else ()
-    weights = {name: t for name, t in named if isinstance(t, Tensor) and isinstance(name, str)}
+    tensors = {n: t for n, t in named if isinstance(t, Tensor | _TensorAt) and isinstance(n, str)}
+    weights = {name: read(tensor) for name, tensor in tensors.items()}
     if not weights:
         raise UserError(f"{path} has no named tensors")
     if inner is content:
@@ -377,32 +415,87 @@ def _read_torch(path: Path) -> Stored:
     average = average if isinstance(average, Mapping) else {}
     shadow = average.get("shadow_params")
     shadow = shadow if isinstance(shadow, list | tuple | None) else [shadow]
+    shadow = None if shadow is None else [read(tensor) for tensor in shadow]
     return Stored(path, weights, shadow, average.get("decay"), content.get("global_step", 0))
 
 
-def _load_torch(path: Path) -> Any:
-    try:
-        is_zip = zipfile.is_zipfile(path)
-        if is_zip:  # torch stores its files unpacked; a packed one may grow a thousandfold
-            with zipfile.ZipFile(path) as archive:
-                size = sum(info.file_size for info in archive.infolist())
-            if size > path.stat().st_size:
-                raise UserError(f"{path} is compressed, which torch's files never are: not read")
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # a file that is none fails in many ways
-        if isinstance(error, pickle.UnpicklingError) and is_zip:
-            raise UserError(
-                f"{path} contains Python objects besides its weights; opening those could run any "
-                "code. If you trust the file, save only the weights where its project is "
-                "installed:\n"
-                f"  c = torch.load({path.name!r}, map_location='cpu', weights_only=False)\n"
-                "  torch.save({k: c[k] for k in ('state_dict', 'ema', 'global_step') if k in c}, "
-                "'weights.pt')\nand import weights.pt"
-            ) from None
-        reason = str(error).split(".")[0] or "it ends too early"
-        raise UserError(f"{path} is not a torch file, or a damaged one: {reason}") from None
+class _StandIn:
+    """In place of a pickled object of any class: takes anything, keeps nothing, does nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _StandIn:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def _ignore(self, *_: Any) -> None: ...
+
+    __setitem__ = append = extend = add = _ignore  # how a pickle fills containers
+
+
+class _TensorAt:
+    """Where a tensor is in the archive; it is read when it is wanted, optimizer states never."""
+
+    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> None:
+        self.storage, self.view = storage, (size, stride, offset)
+
+
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): lambda *_: {},  # its items follow
+    ("torch._utils", "_rebuild_tensor_v2"): _TensorAt,
+    ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
+    ("torch", "DoubleStorage"): torch.float64,
+    ("torch", "FloatStorage"): torch.float32,
+    ("torch", "HalfStorage"): torch.float16,
+    ("torch", "BFloat16Storage"): torch.bfloat16,
+    ("torch", "LongStorage"): torch.int64,
+    ("torch", "IntStorage"): torch.int32,
+    ("torch", "BoolStorage"): torch.bool,
+}
+"""What a name in a pickle stands for; every other name stands for :class:`_StandIn`."""
+
+
+class _WeightsUnpickler(pickle._Unpickler):
+    """Reads a torch archive; nothing that the file names is imported or called.
+
+    Lightning pickles a run's options and tokenizer beside the weights, and torch's own loader of
+    weights refuses such files. This is Python's unpickler, not the one in C, which allocates memory
+    for any memo index that a file names.
+    """
+
+    # BUILD would set attributes, those of functions too: the state is dropped
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BUILD[0]: lambda self: self.stack.pop(),
+    }
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        names = archive.namelist()
+        pickled = next((name for name in names if name.endswith("/data.pkl")), "data.pkl")
+        self._root = pickled.removesuffix("data.pkl")
+        order = f"{self._root}byteorder"
+        if order in names and archive.read(order) != sys.byteorder.encode():
+            raise UserError(f"{archive.filename} has another byte order than this machine")
+        super().__init__(io.BytesIO(archive.read(pickled)))
+        self._archive, self._storages = archive, dict[str, Tensor]()
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _KNOWN.get((module, name), _StandIn)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return pid
+
+    def read_tensor(self, at: Any) -> Any:
+        """The tensor; what is none, or has a dtype that weights never have, stays as it is."""
+        if not isinstance(at, _TensorAt):
+            return at
+        _, dtype, key, *_ = at.storage
+        if not isinstance(dtype, torch.dtype):
+            return at
+        name = f"{self._root}data/{key}"
+        if name not in self._storages:
+            held = bytearray(self._archive.read(name))
+            self._storages[name] = torch.frombuffer(held, dtype=dtype)
+        return self._storages[name].as_strided(*at.view)
 
 
 # A checkpoint of mdlm or duo as a run folder of ours, which every command then takes.
@@ -521,7 +614,10 @@ def _config(
     if options.block_length is not None:
         told["data.block_length"] = options.block_length
     elif "data.block_length" not in told and name not in LENGTHS:
-        raise UserError("the file does not contain the length of rows; give --block-length")
+        raise UserError(
+            f"how long the rows of {stored.source} are is not known: there is no config.json with "
+            "model_length beside the weights; give --block-length"
+        )
     for option, value in told.items():
         if not isinstance(value, bool | int | float | str):
             raise UserError(f"{stored.source}: {option} cannot be {value!s:.40}")

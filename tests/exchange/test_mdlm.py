@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
+import os
+import typing
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import refuses, succeeds
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 from bellmask.config import options as opt
 from bellmask.exchange.huggingface import export_mdlm
@@ -24,6 +28,8 @@ MASKS = {"bytes": 259, "bert-like": 3, "gpt2-like": 266}
 SIZES = {"bytes": 260, "bert-like": 11, "gpt2-like": 267}
 """Written down by hand: BERT's mask is inside, GPT-2's comes after 266 tokens."""
 WIDTH, HEADS = 16, 2
+RATES = torch.tensor([1.0, 0.1, 0.01, 0.001])
+"""Of RoPE with base 10000 and heads of size 8."""
 
 
 def linear(name, rows, columns, *, has_bias=True):
@@ -92,7 +98,7 @@ def log_probabilities(weights, row, time, mask):
 
 def save(weights, path, prefix=""):
     """With RoPE's buffer, which tells the size of a head."""
-    stored = weights | {"rotary_emb.inv_freq": torch.ones(WIDTH // HEADS // 2)}
+    stored = weights | {"rotary_emb.inv_freq": RATES}
     save_file({prefix + name: tensor for name, tensor in stored.items()}, path)
     return path
 
@@ -172,6 +178,98 @@ def test_lightnings_moving_average_is_taken_in_the_order_of_the_parameters(tmp_p
         import_(tmp_path / "short.ckpt", tmp_path / "short", **heads)
 
 
+@pytest.mark.parametrize(
+    ("rates", "is_theirs"),
+    [
+        (RATES.bfloat16(), True),
+        (500_000 ** -(torch.arange(4) / 4), False),
+        (torch.ones(4), False),
+        (RATES.flip(0), False),
+        (torch.full((2, 2), torch.nan), False),
+    ],
+)
+def test_only_rotary_rates_of_base_10000_are_taken(tmp_path, rates, is_theirs):
+    path = tmp_path / "w.safetensors"
+    save_file({**published(), "rotary_emb.inv_freq": rates}, path)
+    if is_theirs:
+        assert import_(path, tmp_path / "run").config.model.num_heads == HEADS
+        return
+    with pytest.raises(UserError, match=r"rotary_emb.inv_freq .* base 10000"):
+        import_(path, tmp_path / "run")
+
+
+class Pickled:
+    """Stands for the options and tokenizers that Lightning pickles beside the weights."""
+
+    def __init__(self):
+        self.held, self.kind = {"n": [1, 2], "all": {3}}, typing.Any
+
+
+class Words(dict):
+    """Of a class of its own, with items."""
+
+
+class Runs:
+    """What reading would run."""
+
+    def __init__(self, call, *given):
+        self.reduced = call, given
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def test_objects_beside_the_weights_are_left_out_and_never_run(tmp_path):
+    weights, averaged, path = published(), published(), tmp_path / "w.ckpt"
+    mark = tmp_path / "mark"
+    harm = [Runs(os.system, f"mkdir {mark}"), Runs(eval, f"open({str(mark)!r}, 'w')")]
+    stored = collections.OrderedDict((f"backbone.{n}", nn.Parameter(t)) for n, t in weights.items())
+    stored._metadata = {"": {"version": 1}}
+    content = {
+        "hyper_parameters": {"config": Pickled(), "words": Words(a=Pickled()), Pickled: Pickled},
+        "harm": [*harm, Runs(setattr, Pickled, "owned", 1)],
+        "callbacks": collections.defaultdict(list, a=[np.float64(1), b"bytes", {1, 2}]),
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(3, dtype=torch.complex64)}}}],
+        "state_dict": stored,
+        "ema": {"decay": 0.9999, "shadow_params": list(averaged.values())},
+        "global_step": 40,
+    }
+    for protocol in (2, 4):
+        torch.save(content, path, pickle_protocol=protocol)
+        run = import_(path, tmp_path / f"run{protocol}", heads=2)
+        assert (run.step, run.config.optim.ema) == (40, 0.9999)
+        assert_same_predictions(run, averaged)
+        assert_same_predictions(load_run(run.folder, weights="raw"), weights)
+    stored["backbone.blocks.0.norm1.weight"] = harm[0]
+    refused = {"missing: blocks.0.norm1.weight": content, "no tensors": harm[0]}
+    for words, content in refused.items():
+        torch.save(content, path)
+        with pytest.raises(UserError, match=words):
+            import_(path, tmp_path / "none", heads=2)
+    assert not mark.exists()
+    assert not hasattr(Pickled, "owned")
+
+
+def test_a_folder_of_save_pretrained_tells_how_long_its_rows_are(tmp_path):
+    """So does its file of weights alone."""
+    transformers = pytest.importorskip("transformers")
+    folder, weights = tmp_path / "theirs", published()
+    about = {"model_length": 24, "n_heads": 2, "n_blocks": 2, "hidden_dim": WIDTH}
+    config = transformers.PretrainedConfig(**about, time_conditioning=False)
+    config.model_type = "mdlm"
+    config.save_pretrained(folder)
+    save(weights, folder / "model.safetensors", "backbone.")
+    for number, source in enumerate((folder, folder / "model.safetensors")):
+        run = import_(source, tmp_path / str(number), block_length=None)
+        assert run.config.data.block_length == 24
+        assert_same_predictions(run, weights)
+    assert import_(folder, tmp_path / "given", block_length=12).config.data.block_length == 12
+    del config.model_length
+    config.save_pretrained(folder)
+    with pytest.raises(UserError, match=r"model_length.*--block-length"):
+        import_(folder, tmp_path / "none", block_length=None)
+
+
 def test_a_folder_tells_what_the_command_need_not(tmp_path):
     weights, folder = published(), tmp_path / "theirs"
     folder.mkdir()
@@ -210,18 +308,14 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
 
 
-class Pickled:
-    """Stands for the objects that Lightning pickles beside the weights."""
-
-
 def test_what_is_no_checkpoint_is_refused(tmp_path):
-    torch.save({"state_dict": {}, "hyper_parameters": Pickled()}, tmp_path / "pickled.ckpt")
+    torch.save({"state_dict": Pickled()}, tmp_path / "pickled.ckpt")
     (tmp_path / "duo").mkdir()
     save(published(), tmp_path / "duo" / "model.safetensors")
     (tmp_path / "duo" / "config.json").write_text('{"model_type": "DUO"}')
     is_ar = [name for name in published() if "adaLN" not in name and "sigma" not in name]
     save_file({name: torch.ones(2, 2) for name in is_ar}, tmp_path / "ar.safetensors")
-    refused = {"pickled.ckpt": "weights_only=False", "duo": "duo", "ar.safetensors": "sigma_map"}
+    refused = {"pickled.ckpt": "no tensors", "duo": "duo", "ar.safetensors": "sigma_map"}
     for number, content in enumerate((b"", b"no weights", b"PK\x03\x04broken", b"\x80\x02}q")):
         for name in (f"{number}.pt", f"{number}.safetensors"):
             (tmp_path / name).write_bytes(content)
@@ -264,6 +358,50 @@ def test_out_and_in_again_is_exact(run_of, kind, tmp_path, modulation, time_inpu
         rows = shared if name.startswith(("head.", "embedding.")) else slice(None)
         assert torch.equal(p[rows], found[name][rows]), name
     assert torch.equal(before.model.embedding.weight[-1], found["embedding.weight"][-1])
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+
+class TheirBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = Norm(), Norm()
+        self.attn_qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.attn_out = nn.Linear(WIDTH, WIDTH, bias=False)
+        hidden = 4 * WIDTH
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, WIDTH))
+        self.adaLN_modulation = nn.Linear(128, 6 * WIDTH)
+
+
+class TheirModule(nn.Module):
+    """The parameters and buffers of mdlm's Lightning module, by name."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        modules = "backbone vocab_embed sigma_map rotary_emb output_layer".split()
+        backbone, embed, sigma, rotary, last = (nn.Module() for _ in modules)
+        embed.embedding = nn.Parameter(torch.zeros(vocabulary, WIDTH))
+        sigma.mlp = nn.Sequential(nn.Linear(256, 128), nn.SiLU(), nn.Linear(128, 128))
+        rotary.register_buffer("inv_freq", torch.zeros(WIDTH // HEADS // 2))
+        last.norm_final, last.linear = Norm(), nn.Linear(WIDTH, vocabulary)
+        last.adaLN_modulation = nn.Linear(128, 2 * WIDTH)
+        backbone.vocab_embed, backbone.sigma_map, backbone.rotary_emb = embed, sigma, rotary
+        backbone.blocks = nn.ModuleList(TheirBlock() for _ in range(2))
+        backbone.output_layer = last
+        self.backbone = backbone
+
+
+@each_kind
+def test_mdlms_strict_loading_takes_an_export(run_of, kind, tmp_path):
+    export_mdlm(load_run(run_of(kind)), tmp_path / "w.safetensors")
+    module = TheirModule(SIZES[kind])
+    module.load_state_dict(load_file(tmp_path / "w.safetensors"), strict=True)
+    rates = module.backbone.rotary_emb.inv_freq
+    torch.testing.assert_close(rates, RATES, rtol=1e-6, atol=0)
 
 
 NO_TIMES = {"law": opt.LawOptions("uniform"), "objective": opt.ObjectiveOptions("nelbo")}
