@@ -408,7 +408,7 @@ def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Store
     tensors = {n: t for n, t in named if isinstance(t, Tensor | _TensorAt) and isinstance(n, str)}
     weights = {name: read(tensor) for name, tensor in tensors.items()}
     if not weights:
-        raise UserError(f"{path} has no named tensors")
+        raise UserError(f"{path} has no tensors by name")
     if inner is content:
         return Stored(path, weights)
     average = content.get("ema")
