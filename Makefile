@@ -1,11 +1,11 @@
 # Every target sets up what it needs in .venv first; two commands are enough on a fresh machine:
 #   make demo   base against bell, three paired seeds: the speed-up
 #   make test   lint, types, tests, and a training with the built wheel
-# make test-full has the rare tests too (fuzzing, faults, the documents' programs), make test-gpu those for GPUs.
-# make evidence measures docs/results.md again, for hours; PARTS='suites analyses' only those parts, DRY=1 only says how long
+# make test-full also runs the slow tests (fuzzing, faults, the programs in the documentation), make test-gpu those for GPUs.
+# make evidence repeats the measurements of docs/results.md (hours); PARTS='suites analyses' selects parts, DRY=1 only prints how long
 # each takes. With LM1B='files/*' it reads those instead of the hub, with
 # TEXTS='ptb=ptb.valid.txt arxiv=papers.jsonl' and COLUMNS='arxiv=text' zero-shot sets, with STORIES=stories260K
-# STORIES_TEXT=stories.txt it adapts that small causal LM and asks it the benchmarks (with BENCHMARKS=folder also LAMBADA and ROCStories)
+# STORIES_TEXT=stories.txt it adapts that small causal LM and evaluates it on the benchmarks (with BENCHMARKS=folder also LAMBADA and ROCStories)
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -28,32 +28,32 @@ from bellmask.utils.console import finish_telling, tell, visible_lines
 OUT_OF_MEMORY = r"out of memory|can't allocate memory"
 """What torch says, on GPUs and on CPUs."""
 LESS_MEMORY = (
-    "for a training try a smaller --train.microbatch-size or --scale.recompute block ('bellmask "
-    "plan' says what fits), for anything else a smaller --batch-size"
+    "to train, try a smaller --train.microbatch-size or --scale.recompute block ('bellmask "
+    "plan' shows what fits); for anything else, a smaller --batch-size"
 )
 
 COMMANDS = {
-    "demo": ("compare.compare:demo_main", "Compare base and bell on a laptop, in minutes."),
+    "demo": ("compare.compare:demo_main", "Compare base and bell on a laptop in minutes."),
     "prepare": ("data.prepare:prepare_main", "Turn a corpus into training blocks."),
     "data": ("data.prepare:data_main", "List named corpora, or show a corpus's data card."),
-    "plan": ("plan.plan:main", "Print what a run will need: memory, storage, time."),
+    "plan": ("plan.plan:main", "Estimate what a run needs: memory, storage, time."),
     "train": ("train.train:main", "Train a model."),
     "compare": ("compare.compare:main", "Measure the speed-up of variants over a reference."),
     "report": ("compare.compare:report_main", "Rebuild a comparison's report from run folders."),
     "evaluate": (
         "evaluate.likelihood:main",
-        "Measure a run's NELBO, perplexity and NLL by context count; or run a suite.",
+        "Measure NELBO, perplexity and NLL by context count; or run a suite.",
     ),
     "generate": ("generate.generate:main", "Sample or infill text with a run."),
-    "chat": ("generate.chat:main", "Talk to a run; its answers are unmasked live."),
-    "judge": ("evaluate.judge:main", "Compare two models' answers by a judge."),
+    "chat": ("generate.chat:main", "Chat with a run; watch its answers being unmasked."),
+    "judge": ("evaluate.judge:main", "Compare two models' answers with a judge."),
     "lm-eval": ("evaluate.lm_eval:main", "Run lm-eval's tasks on a run."),
     "analyze": (
         "analyze.base:main",
         "Run one of the paper's analyses: gradients, contexts, orders, masks, entropies.",
     ),
-    "import": ("exchange.mdlm:main", "Make a run of a checkpoint in the layout of mdlm and duo."),
-    "export": ("exchange.huggingface:main", "Write a run for Hugging Face or in mdlm's layout."),
+    "import": ("exchange.mdlm:main", "Import a checkpoint in the format of mdlm and duo."),
+    "export": ("exchange.huggingface:main", "Export a run for Hugging Face or mdlm."),
     "config": ("config.command_line:config_main", "Show or compare resolved options."),
     "presets": ("config.command_line:presets_main", "List the presets."),
     "completion": ("cli:completion_main", "Print a completion script for bash, zsh or fish."),
@@ -64,7 +64,7 @@ Modules are imported when they are called."""
 
 def _overview() -> str:
     lines = ["bellmask trains masked diffusion language models, fast.", ""]
-    lines += ["usage: bellmask COMMAND ...    (bellmask COMMAND --help says more)", ""]
+    lines += ["usage: bellmask COMMAND ...    (see bellmask COMMAND --help)", ""]
     lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
     lines += ["", "examples:", "  bellmask train tiny", "  bellmask evaluate runs/tiny-..."]
     lines += ["  bellmask generate runs/tiny-... --prefix 'The '", "  bellmask --version"]
@@ -72,7 +72,7 @@ def _overview() -> str:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run one command line; errors a user can mend become one message and exit code 2."""
+    """Run one command line; errors that a user can fix become one message and exit code 2."""
     args = list(argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(_overview())
@@ -86,7 +86,7 @@ def run_command(argv: Sequence[str]) -> int:
         return getattr(import_module(f"bellmask.{module}"), function)(args[1:])
     except errors.UserError as error:
         code, message = 2, str(error)
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader closed the pipe
         return 0
     except OSError as error:
         code = 1 if error.errno in errors.DISK_FAILURES else 2
@@ -106,7 +106,7 @@ def run_command(argv: Sequence[str]) -> int:
     return code
 
 
-# Shell completion: a script with all commands and their options, made anew on request.
+# Shell completion: a script with all commands and their options, generated on request.
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,14 @@ def completion_main(args: Sequence[str]) -> int:
 
 
 def _help(*words: str) -> str:
-    """What a command prints when it is asked for help."""
+    """A command's help text."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         run_command([*words, "--help"])
     return out.getvalue()
 
 
 def _words(name: str) -> list[str]:
-    """What can follow a command, by its help: actions, analyses, suites, presets, options."""
+    """What can follow a command, from its help: actions, analyses, suites, presets, options."""
     about = _help(name)
     actions = re.findall(rf"bellmask {name} ([a-z]+)(?: --help| [A-Z]|$)", about, re.MULTILINE)
     actions += re.findall(r"^  ([a-z]+(?:-[a-z]+)*)  ", about, re.MULTILINE)

@@ -37,7 +37,7 @@ class Run(Loaded):
         seed: int = 0,
         **settings: Any,
     ) -> list[str]:
-        """Texts from nothing, or continuing a prefix, ``length`` tokens in all.
+        """Sample texts, optionally continuing a prefix; ``length`` tokens in total.
 
         ``settings`` are fields of :class:`bellmask.generate.settings.Sampling`.
         """
@@ -86,8 +86,8 @@ def load(
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 
     ``checkpoint``: latest, best or a step; ``weights``: "auto" takes the moving average where there
-    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind; asking
-    it for others is an error.
+    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind;
+    requesting others is an error.
     """
     loaded = loading.load(name, checkpoint=checkpoint, weights=weights, device=device)
     return Run(*(getattr(loaded, field.name) for field in fields(loaded)))

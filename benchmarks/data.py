@@ -24,7 +24,7 @@ TOKENIZERS = ["bytes", "bpe:2048", "gpt2", "bert-base-uncased"]
 CHILD = """
 import json, resource, sys, time
 from bellmask.data.prepare import make_tokenizer, prepare
-from bellmask.options import DataOptions
+from bellmask.config.options import DataOptions
 
 options = DataOptions(
     train=sys.argv[1], tokenizer=sys.argv[2], cache=sys.argv[3], documents=sys.argv[4]
@@ -39,7 +39,7 @@ print(json.dumps({"seconds": seconds, "peak": peak, "blocks": len(blocks)}))
 
 
 def write_text(path: Path, megabytes: int) -> None:
-    """WikiText-2, over and over, each pass with another mark so that no two lines are the same."""
+    """WikiText-2 repeated, each pass with a different suffix so that no two lines are the same."""
     source, _ = open_corpus(DataOptions(), "train", cache_folder())
     lines = "".join(piece.text for piece in source.read()).splitlines()
     with path.open("w", encoding="utf-8") as stream:

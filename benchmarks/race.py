@@ -3,10 +3,10 @@
     python benchmarks/race.py small --seeds 3 --out runs/race
     python benchmarks/race.py medium --seeds 1 --recipes bell fast
 
-Every racer trains in a process of its own, on one thread, on the same blocks in the same order. Its
-clock counts training alone: not validation, nor reading the text. As many race at once as there are
-cores. The reference's learning rate is the best of three on validation text (or the one given);
-what is reported comes from the test split. Finished racers are kept in --out, so that a race can be
+Every run trains in its own process, on one thread, on the same blocks in the same order. Its clock
+counts training only: not validation or reading the text. As many runs train at once as there are
+cores. The reference's learning rate is the best of three on validation text (or the given one);
+reported numbers come from the test split. Finished runs are stored in --out, so that a race can be
 continued; ours are runs that `bellmask compare` shares.
 """
 
@@ -33,7 +33,7 @@ from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import preset
 from bellmask.evaluate.likelihood import AnyNetwork, evaluate
-from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure, trim_start
+from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure, trim_start
 from bellmask.storage.build import build_objective
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.optim import learning_rate
@@ -82,7 +82,7 @@ def make_racer(name: str, size: str, seed: int, split: str, steps: int, rate: fl
     return Racer(name, seed, split, steps, variant.apply(for_comparison(shared)), rate)
 
 
-# The two kinds of racers
+# The two kinds of runs
 
 
 def run_racer(racer: Racer, out: Path, runs: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def run_racer(racer: Racer, out: Path, runs: Path) -> dict[str, Any]:
 
 
 def _run_ours(racer: Racer, runs: Path) -> Curve:
-    """The product itself, with the allocator settings that the command line makes."""
+    """Our trainer, with the allocator settings of the command line."""
     keep_freed_memory()
     folder = runs / run_key(racer.config, text_identity(racer.config, is_quiet=True))
     train_run(racer.config, folder, resume="auto", is_quiet=True)
@@ -109,7 +109,7 @@ def _run_ours(racer: Racer, runs: Path) -> Curve:
 
 
 def _run_reference(racer: Racer) -> Curve:
-    """The plain step on the rows, times and masks that our base would see."""
+    """The plain step on the rows, times and masks of our base."""
     config, world = racer.config, World()
     start = open_start(config)
     tokenizer, data = start.load_data()
@@ -145,7 +145,7 @@ def _run_reference(racer: Racer) -> Curve:
 
 
 def race(racers: Sequence[Racer], out: Path, runs: Path, jobs: int) -> list[dict[str, Any]]:
-    """All of them, so many at once, told as they arrive; in the order given."""
+    """Train all runs, several at once; results in the given order."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         futures = {pool.submit(run_racer, racer, out, runs): racer for racer in racers}
@@ -207,13 +207,13 @@ def print_table(
 
 
 def draw(size: str, found: Sequence[dict[str, Any]], out: Path) -> None:
-    """NLL against seconds of training, one line per racer and seed."""
+    """NLL against seconds of training, one line per recipe and seed."""
     names = list(dict.fromkeys(one["racer"] for one in found))
     figure, (axes,) = new_figure(7, 4.2)
-    for name, colour in zip(names, COLOURS):
+    for name, color in zip(names, COLORS):
         for number, one in enumerate(run for run in found if run["racer"] == name):
             label = name if number == 0 else None
-            axes.plot(one["seconds"], one["nll"], color=colour, label=label, linewidth=1.3)
+            axes.plot(one["seconds"], one["nll"], color=color, label=label, linewidth=1.3)
     target = [one["nll"][-1] for one in found if one["racer"] == REFERENCE]
     label = "reference at its last step"
     axes.axhline(sum(target) / len(target), color="0.5", linewidth=0.8, linestyle="--", label=label)
@@ -241,7 +241,7 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[0.5, 1.0, 2.0],
-        help="learning rates that the reference tries, over the preset's; no trial of only one",
+        help="learning rates that the reference tries, as factors of the preset's",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/race"))
     parser.add_argument("--runs", type=Path, default=Path(TrainingOptions.runs))

@@ -1,6 +1,6 @@
-"""A plain training step that does the work mdlm's public code does; what ours is measured against.
+"""A plain training step that does the same work as mdlm's public code: the reference for ours.
 
-Logits of every position, a normalised log-probability tensor [B, L, V] in which visible tokens are
+Logits of every position, a normalized log-probability tensor [B, L, V] in which visible tokens are
 carried over, AdaLN matrices fed with a constant (time conditioning is off, as in mdlm's language
 models), layer norm and modulation as separate operations, unfused AdamW, a Python loop for the
 moving average. Attention is SDPA, as here no flash-attention extension can run.
@@ -121,7 +121,7 @@ class PlainDenoiser(nn.Module):
 
 
 def log_probabilities(logits_BLV: Tensor, xt_BL: Tensor, mask_id: int) -> Tensor:
-    """Normalised over tokens that are not the mask; a visible token predicts itself."""
+    """Normalized over tokens that are not the mask; a visible token predicts itself."""
     logits_BLV[:, :, mask_id] += NEVER
     log_p = logits_BLV - torch.logsumexp(logits_BLV, dim=-1, keepdim=True)
     is_visible = xt_BL != mask_id

@@ -1,9 +1,9 @@
 """Our training step, evaluation and sampling against a plain implementation (reference.py).
 
-Both work in turn, one unit each, and medians are compared as ratios. Utilisation is the arithmetic
+Both work in turn, one unit each, and medians are compared as ratios. Utilization is the arithmetic
 of a step, 6 N_trunk T + 6 V D N_masked + 12 L D layers T floating-point operations, per second,
 over the rate of matrix products measured in the same run at the shapes of the model. Memory is the
-peak of the resident set above an idle process, weights and optimiser included.
+peak of the resident set above an idle process, weights and optimizer included.
 
 usage: python benchmarks/step.py [--rounds N] [--sizes tiny small paper] [--compiled]
 """
@@ -62,7 +62,7 @@ def gemm_rate(size: Size, repeats: int = 5) -> float:
 
 
 def ratio(ours: Subject, other: Subject) -> str:
-    """Median of the ratios of neighbouring turns."""
+    """Median of the ratios of neighboring turns."""
     return f"{statistics.median(b / a for a, b in zip(ours.seconds, other.seconds)):.2f}x"
 
 
@@ -118,7 +118,7 @@ def main() -> None:
             others.append(other_row(size, what, max(3, rounds // 3)))
     threads = f"{torch.get_num_threads()} threads"
     columns = ["size, objective", "ours ms", "plain ms", "ratio", "same allocator", "our tokens/s"]
-    columns += ["utilisation", "GFLOP/s", "peak MiB ours / plain"]
+    columns += ["utilization", "GFLOP/s", "peak MiB ours / plain"]
     Table(f"one training step, medians, {threads}", columns, training).print()
     columns = ["size", "ours ms", "plain ms", "ratio", "peak MiB ours / plain"]
     Table(f"one batch evaluated; 4 samples in 16 steps, {threads}", columns, others).print()

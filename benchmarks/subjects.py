@@ -1,7 +1,7 @@
 """What is measured: our step, evaluation and sampling, and a plain implementation's.
 
-Every subject lives in a process of its own, so allocator settings and peak memory are its own; the
-parent lets them take turns, one unit of work each, so that the machine's moods hit all alike.
+Every subject runs in its own process, so allocator settings and peak memory are its own; the parent
+lets them take turns, one unit of work each, so that noise of the machine affects all equally.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def serve(pipe: Connection, subject: str, size: Size, objective: str, threads: i
 
 
 class Subject:
-    """A child process that works when told to."""
+    """A child process that does one unit of work on request."""
 
     def __init__(self, name: str, size: Size, objective: str = "bell") -> None:
         self.pipe, other = multiprocessing.Pipe()

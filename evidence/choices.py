@@ -38,7 +38,7 @@ from bellmask.evaluate.scorer import (
     Scorer,
     add_up,
 )
-from bellmask.report.figures import COLOURS
+from bellmask.report.figures import COLORS
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, open_runs
 from bellmask.utils.errors import UserError
@@ -52,10 +52,10 @@ ChoiceTask = Literal["openbookqa", "winogrande", "piqa", "social_iqa", "hellaswa
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceOptions(RunsOptions, LoadOptions):
-    """Noise of multiple choice (Table 4) against passes, for each way of scoring a choice.
+    """Noise of multiple choice (Table 4) against forward passes, for each estimator.
 
     auto (ours): all masks of a short choice, else strata of mask counts with numbers that the
-    choices of a question share. Beside it strata and Bernoulli masks, with common numbers and
+    choices of a question share. For comparison, strata and Bernoulli masks, with common numbers and
     without, and DiffuLLaMA's. Masked runs only.
 
     Examples:
@@ -71,18 +71,18 @@ class ChoiceOptions(RunsOptions, LoadOptions):
     draws: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Masks per choice where they are drawn."""
     repeats: int = 8
-    """Times that every question is scored with fresh masks; 8 give its noise to a quarter."""
+    """How often every question is scored with new masks; 8 give its noise to a quarter."""
     longest_exact: int = 6
     """Tokens of a choice up to which all masks are summed over."""
     prompts: Literal["plain", "tuned"] = "plain"
-    """plain: as lm-eval asks. tuned: as fine-tuned runs are asked, by the run's template and with
-    the EOS behind a choice."""
+    """plain: lm-eval's prompts. tuned: those of fine-tuning, in the run's template and with
+    the EOS after a choice."""
     data_dir: str | None = None
     """Folder with the tasks' records; default: a wheel of the package index, else the hub."""
     cache: str | None = None
-    """Folder for what is fetched; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+    """Folder for downloads; default: $BELLMASK_CACHE or ~/.cache/bellmask."""
     batch_tokens: int = 8192
-    """Tokens per forward pass of the network; changes no result."""
+    """Tokens per forward pass; does not change results."""
 
 
 # Scores again and again with fresh masks → spread, flips, and the passes that buy equal noise
@@ -410,7 +410,7 @@ def masked_runs(folders: Sequence[str]) -> list[NamedRun]:
 def check_draws(draws: Sequence[int]) -> None:
     """UserError unless they are different positive numbers."""
     if not draws or min(draws) < 1 or len(set(draws)) < len(draws):
-        raise UserError(f"--draws wants different positive numbers, got {draws}")
+        raise UserError(f"--draws needs different positive numbers, got {draws}")
 
 
 def _check(options: ChoiceOptions) -> None:
@@ -418,7 +418,7 @@ def _check(options: ChoiceOptions) -> None:
         raise UserError("--questions must be at least 2 and --repeats at least 4")
     check_draws(options.draws)
     if not options.tasks or len(set(options.tasks)) < len(options.tasks):
-        raise UserError("--tasks wants at least one task, none of them twice")
+        raise UserError("--tasks needs at least one task, each once")
     if options.batch_tokens < 1:
         raise UserError(f"--batch-tokens must be at least 1, got {options.batch_tokens}")
     Estimator(longest_exact=options.longest_exact).check()
@@ -598,12 +598,12 @@ def _show(found: Found | None, digits: int = 4) -> str:
 # Figure
 
 LINES = {
-    "auto": ("ours: exact if short, else strata", "o-", COLOURS[1]),
-    "strata": ("strata, common numbers", "s-", COLOURS[8]),
-    "strata_apart": ("strata, own numbers", "s--", COLOURS[8]),
-    "bernoulli": ("Bernoulli, common numbers", "^-", COLOURS[3]),
-    "bernoulli_apart": ("Bernoulli, own numbers", "^--", COLOURS[3]),
-    "diffullama": ("DiffuLLaMA's, own numbers (biased)", "v--", COLOURS[0]),
+    "auto": ("ours: exact if short, else strata", "o-", COLORS[1]),
+    "strata": ("strata, common numbers", "s-", COLORS[8]),
+    "strata_apart": ("strata, own numbers", "s--", COLORS[8]),
+    "bernoulli": ("Bernoulli, common numbers", "^-", COLORS[3]),
+    "bernoulli_apart": ("Bernoulli, own numbers", "^--", COLORS[3]),
+    "diffullama": ("DiffuLLaMA's, own numbers (biased)", "v--", COLORS[0]),
 }
 EXACT = "ours, exact: no noise left"
 WORDS = {"short": "short choices", "long": "long choices"}
@@ -650,7 +650,7 @@ def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
 
 def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
     """Every way that has noise; where ours is exact, what that costs."""
-    for way, (label, style, colour) in LINES.items():
+    for way, (label, style, color) in LINES.items():
         is_ours = way == "auto"  # broad and behind: without short choices it lies on strata's line
         rows = [row for row in task["rows"] if row["way"] == way]
         rows = [row for row in rows if row["noise"][group]["value"] > 0]
@@ -661,7 +661,7 @@ def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
             [row["noise"][group]["value"] for row in rows],
             yerr=[row["noise"][group]["error"] for row in rows],
             fmt=style,
-            color=colour,
+            color=color,
             markersize=7 if is_ours else 4,
             capsize=2,
             linewidth=3 if is_ours else 1.2,
@@ -672,7 +672,7 @@ def _panel(axes: Axes, task: Mapping[str, Any], group: str) -> None:
         )
     if group == "short":
         passes = task["exact"]["passes"]
-        axes.axvline(passes, color=COLOURS[1], linewidth=2, label=EXACT)
+        axes.axvline(passes, color=COLORS[1], linewidth=2, label=EXACT)
     make_logarithmic(axes)
     axes.grid(alpha=0.3)
 

@@ -27,7 +27,7 @@ from bellmask.analyze.base import Analysis, RunsOptions, run_analysis
 from bellmask.data.blocks import Blocks
 from bellmask.diffusion.frameworks import Mdm
 from bellmask.evaluate.likelihood import BlockScorer, evaluate_run, scorer_of
-from bellmask.report.figures import COLOURS, finish_axes
+from bellmask.report.figures import COLORS, finish_axes
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable
 from bellmask.utils.distributed import autocast
@@ -45,7 +45,8 @@ GROUP = 16
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorOptions(RunsOptions, LoadOptions):
-    """Noise of the reported NELBO against forward passes, beside mdlm's estimators (App. C.3).
+    """Noise of the reported NELBO against forward passes, compared with mdlm's estimators (App.
+    C.3).
 
     exact: masks of exact size, the sizes spread evenly (what every command here reports).
     stratified: mdlm's, one mask rate per block, stratified over a batch. independent: the same
@@ -401,26 +402,26 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
 # Figure
 
 LINES = {
-    "exact": ("exact counts (ours)", "o-", COLOURS[1]),
-    "stratified": ("stratified rates (mdlm)", "s-", COLOURS[0]),
-    "independent": ("independent rates", "^-", COLOURS[3]),
+    "exact": ("exact counts (ours)", "o-", COLORS[1]),
+    "stratified": ("stratified rates (mdlm)", "s-", COLORS[0]),
+    "independent": ("independent rates", "^-", COLORS[3]),
 }
 
 
 def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
-    """A log-log panel for each run; grey lines fall as passes^-1/2 and passes^-1."""
+    """A log-log panel for each run; gray lines fall as passes^-1/2 and passes^-1."""
     runs = numbers["runs"]
     figure = Figure(figsize=(1.2 + 4.6 * len(runs), 4.2), layout="constrained")
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for run, axes in zip(runs, panels):
         passes = [row["passes"] for row in run["rows"]]
-        for kind, (label, style, colour) in LINES.items():
+        for kind, (label, style, color) in LINES.items():
             axes.errorbar(
                 passes,
                 [row[kind]["se"] for row in run["rows"]],
                 yerr=[row[kind]["error"] for row in run["rows"]],
                 fmt=style,
-                color=colour,
+                color=color,
                 markersize=4,
                 capsize=3,
                 label=label,

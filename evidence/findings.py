@@ -139,10 +139,10 @@ def toy_low_end(numbers: Numbers) -> Verdict:
     """Exact: less is left to learn at N_c = 0 than in the middle, at the last checkpoint."""
     stage = _run(numbers, "base")["stages"][-1]
     middle = len(stage["blue"]) // 2
-    low, centre = stage["blue"][0], stage["blue"][middle]
+    low, center = stage["blue"][0], stage["blue"][middle]
     error = math.hypot(stage["blue_se"][0], stage["blue_se"][middle])
-    said = f"{numbers['source'].removeprefix('toy:')} {low:.3f}, {centre:.3f}"
-    return Verdict(_word(centre - low, error), said)
+    said = f"{numbers['source'].removeprefix('toy:')} {low:.3f}, {center:.3f}"
+    return Verdict(_word(center - low, error), said)
 
 
 def bell_meets_more(numbers: Numbers) -> Verdict:

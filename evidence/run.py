@@ -4,8 +4,8 @@ usage: python evidence/run.py [--parts PART ...] [--settings NAME ...] [--jobs N
                               [--lm1b GLOB] [--texts NAME=PATH ...] [--columns NAME=COLUMN ...]
                               [--stories MODEL --stories-text FILE] [--benchmarks FOLDER]
 
-Writes small files of numbers to docs/results/, then docs/results.md and its pages. What was trained
-before is not trained again; python evidence/write.py alone only writes the pages.
+Writes small files of numbers to docs/results/, then docs/results.md and its pages. Finished runs
+are not trained again; python evidence/write.py only writes the pages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ rounded up for the measurements.
 
 
 def announce(parts: list[str]) -> None:
-    """What will run, and for how long if nothing is there yet."""
+    """What will run, and for how long if nothing is trained yet."""
     for part in parts:
         print(f"{part:>12}: about {HOURS[part]:g} h")
     total = sum(HOURS[part] for part in parts)
@@ -55,9 +55,9 @@ def main() -> int:
     texts = [name for name in TEXTS if name != MEDIUM]  # which is a part of its own
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=HOURS, default=list(HOURS))
-    parser.add_argument("--dry-run", action="store_true", help="only say what would run")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would run")
     parser.add_argument("--settings", nargs="+", choices=texts, default=texts)
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="runs trained in parallel")
     parser.add_argument("--lm1b", help="local LM1B files (path or quoted glob) instead of the hub")
     parser.add_argument(
         "--texts", nargs="+", default=[], metavar="NAME=PATH", help="zero-shot sets in local files"

@@ -5,8 +5,8 @@ usage: python evidence/soak.py --out FOLDER [--minutes 60] [--period 45] [--seed
 
 Two processes train with sharding under torchrun, and validate, sample and save every two seconds.
 Something happens to them about once a minute (soak_faults.py); evaluations and generations visit
-the live folder; memory is watched. The last quarter has no faults, so that workers live long.
-When the time is over the run is stopped and told its last step (its learning rate is constant, so
+the live folder; memory is recorded. The last quarter has no faults, so that workers live long.
+When the time is over the run is stopped and given its last step (its learning rate is constant, so
 that changes nothing before it). Then the same steps are trained undisturbed and everything is
 compared. Numbers go to docs/results/soak.json, a figure and tables to docs/reliability.md. It works
 on a copy of the package, so the code may be edited meanwhile. Linux only.
@@ -173,7 +173,7 @@ class Soak:
     def _idle(self) -> None:
         self.visitors.turn()
         if self.training.has_ended():
-            raise Hangs(f"torchrun has ended by itself; see {self.training.log}")
+            raise Hangs(f"torchrun has exited by itself; see {self.training.log}")
         time.sleep(0.5)
 
     def _finish(self) -> int:
@@ -246,11 +246,11 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for everything")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--period", type=float, default=45, help="seconds between faults")
-    parser.add_argument("--seed", type=int, default=1, help="decides faults and their moments")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the faults and their times")
     parser.add_argument("--data", default="wikitext2", help="training text, as for bellmask train")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where results go")
-    parser.add_argument("--no-reference", action="store_true", help="leave the comparison out")
-    parser.add_argument("--part", choices=["soak", "reference", "report"], help="one part only")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder for results")
+    parser.add_argument("--no-reference", action="store_true", help="skip the comparison")
+    parser.add_argument("--part", choices=["soak", "reference", "report"], help="run one part only")
     given = parser.parse_args(args)
     given.out, given.docs = given.out.resolve(), given.docs.resolve()
     given.data = str(Path(given.data).resolve()) if Path(given.data).exists() else given.data

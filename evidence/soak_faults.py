@@ -1,7 +1,7 @@
-"""What is done to a training under torchrun: kills at every bad moment, stops, a flipped bit.
+"""Faults for a training under torchrun: kills at every bad moment, stops, a flipped bit.
 
-Each fault takes the training and a source of chance, does its harm, and says what it did. It is the
-soak that waits until the run goes on.
+Each fault takes the training and a random generator, acts, and returns what it did. The
+soak waits until the run continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAITING_SECONDS = 240.0
 
 
 class Hangs(RuntimeError):
-    """The run did not go on."""
+    """The run did not continue."""
 
 
 class Training:

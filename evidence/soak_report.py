@@ -1,4 +1,4 @@
-"""The soak told: one small JSON file, a figure, and a section of docs/reliability.md."""
+"""Report of the soak: one small JSON file, a figure, and a section of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bellmask.report.figures import COLOURS, save_figure
+from bellmask.report.figures import COLORS, save_figure
 from bellmask.utils.files import without_nan
 from bellmask.utils.table import Table
 
@@ -99,11 +99,11 @@ def memory_figure(result: Mapping[str, Any]) -> Figure:
         for axes in (upper, lower):
             axes.vlines(
                 times, 0, 1, transform=axes.get_xaxis_transform(), linewidth=0.9, alpha=0.55,
-                colors=COLOURS[number + 3], label=name if axes is upper else None,
+                colors=COLORS[number + 3], label=name if axes is upper else None,
             )  # fmt: skip
-    for role, colour in zip((*RANKS, AGENT), COLOURS):
+    for role, color in zip((*RANKS, AGENT), COLORS):
         values = [float("nan") if v is None else v for v in told[role]]
-        upper.plot(told["minutes"], values, color=colour, linewidth=1.3, label=f"memory: {role}")
+        upper.plot(told["minutes"], values, color=color, linewidth=1.3, label=f"memory: {role}")
     upper.set_ylabel("resident memory (MiB)")
     upper.set_ylim(bottom=0)
     lower.plot(told["minutes"], told["step"], color="0.2", linewidth=1.3)

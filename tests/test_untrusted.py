@@ -136,7 +136,7 @@ def test_arrays_that_are_larger_than_their_file_are_not_made_room_for(tmp_path, 
         stream = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", stream)
-        with pytest.raises(ValueError, match="shorter than it says"):
+        with pytest.raises(ValueError, match="shorter than its header says"):
             read_arrays(path)
     np.savez_compressed(path, x=np.zeros(1 << 20))
     assert path.stat().st_size < 20_000
@@ -153,7 +153,7 @@ def test_torch_files_that_grow_are_refused(tmp_path):
     with zipfile.ZipFile(stored) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
         for info in old.infolist():
             new.writestr(info.filename, old.read(info))
-    with pytest.raises(UserError, match="packed"):
+    with pytest.raises(UserError, match="compressed"):
         read_checkpoint(packed)
     grown, meta = torch.zeros(1).expand(1 << 40), torch.empty(2, device="meta")
     for odd in (grown, torch.zeros(2).to_sparse(), meta):

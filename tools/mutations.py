@@ -1,4 +1,4 @@
-"""How much the tests protect: one-line mutations of the package, and the tests that notice.
+"""How much the tests notice: one-line mutations of the package, and the tests that fail.
 
     python tools/mutations.py cover OUT           # once: the suite with coverage contexts
     python tools/mutations.py run OUT [--count 60] [--seed 0]
@@ -9,11 +9,11 @@ first, for at most 120 s of CPU time. A mutation is killed when one of them fail
 ``coverage.db``, ``lastfailed`` (tests that fail without any mutation are not run) and
 ``mutations.json``.
 
-Not seen: code that runs only in other processes (forks, torchrun) counts as not covered, and lines
+Limits: code that runs only in other processes (forks, torchrun) counts as not covered, and lines
 that only a shared fixture runs are tried with the first test that used it.
 
 The draw depends on the seed, the file, the function and the changed text, not on line numbers, so
-a small edit of the package leaves most of it as it was.
+a small edit of the package leaves most of it unchanged.
 """
 
 from __future__ import annotations

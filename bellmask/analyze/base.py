@@ -49,7 +49,7 @@ class OutOptions:
     """Where results go."""
 
     out: str | None = None
-    """Folder for the results; default RUN/analysis for a single run, else runs/analysis/NAME."""
+    """Folder for the results; default: RUN/analysis for a single run, else runs/analysis/NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class RunsOptions(OutOptions):
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
     """Run folders."""
     seed: int = 1234
-    """Decides all that is drawn, the same for all runs."""
+    """Seed of all draws, shared by all runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class StageOptions(RunsOptions):
     """Runs at several of their checkpoints."""
 
     checkpoints: tuple[int, ...] = ()
-    """Steps to look at; default: every checkpoint that each run has kept."""
+    """Steps to analyze; default: all saved checkpoints of each run."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
 
@@ -88,7 +88,7 @@ def describe_run(
 # The table of analyses
 
 ANALYSES = {
-    "orders": ("orders", "Fig. 2: ARM, sigma-ARM and AoARM on one trunk"),
+    "orders": ("orders", "Fig. 2: ARM, sigma-ARM and AoARM on one backbone"),
     "context-curve": ("context", "Fig. 3, left: NLL by observed tokens"),
     "context-drop": ("context", "Fig. 3, right: what each stage of training learned, by context"),
     "gradient-radius": ("gradients", "Table 1: does masking far tokens change the gradient?"),
@@ -104,7 +104,7 @@ ANALYSES = {
 
 HELP = """The paper's analyses on your runs, and exact ones that need no run.
 
-usage: bellmask analyze NAME [RUN ...] [options]    (bellmask analyze NAME --help says more)
+usage: bellmask analyze NAME [RUN ...] [options]    (see bellmask analyze NAME --help)
 
 Each prints a table and writes NAME.json, NAME.png and NAME.svg.
 
@@ -132,7 +132,7 @@ def main(args: list[str]) -> int:
         return 0
     name, *rest = args
     if name.startswith("-"):
-        raise UserError(f"give the analysis first: bellmask analyze {', '.join(ANALYSES)}")
+        raise UserError(f"the first argument must be an analysis: {', '.join(ANALYSES)}")
     analysis = open_analysis(name)
     run_analysis(analysis, parse_command(analysis.options, rest, command=f"analyze {name}"))
     return 0
@@ -150,7 +150,7 @@ def run_analysis(analysis: Analysis, options: Any) -> None:
         table.print()
     figure = analysis.figure(numbers)
     if (folder / f"{name}.json").exists():
-        print(f"note: the results that {folder} held are replaced; --out keeps them apart")
+        print(f"note: replaced the previous results in {folder}; use --out to keep them")
     write_results(folder, {"analysis": name, "bellmask": __version__, **numbers}, name)
     save_figure(figure, folder / name)
     print(f"written: {folder / name}.json, .png and .svg")

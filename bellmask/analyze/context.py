@@ -21,7 +21,7 @@ from torch import Tensor
 from bellmask.analyze.base import Analysis, StageOptions, describe_run
 from bellmask.data.blocks import Blocks
 from bellmask.evaluate.likelihood import BlockScorer, references, scorer_of, weighted_mean
-from bellmask.report.figures import COLOURS, draw_bins, finish_axes, new_figure
+from bellmask.report.figures import COLORS, draw_bins, finish_axes, new_figure
 from bellmask.storage.runs import check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
@@ -37,7 +37,7 @@ class ContextOptions(StageOptions):
     blocks: int = 512
     """Validation blocks, spread evenly over the text; 0 means all."""
     bins: int = 16
-    """Bins of context counts, besides N_c = 0."""
+    """Number of bins of context counts, in addition to N_c = 0."""
     batch_size: int = 64
     """Blocks per forward pass."""
 
@@ -46,10 +46,10 @@ class ContextOptions(StageOptions):
 class CurveOptions(ContextOptions):
     """NLL by number of observed tokens, ARM against MDM: Fig. 3, left (Sec. 3.2).
 
-    The last checkpoint of each run, or the last of --checkpoints; runs are on the same text, masked
-    and causal ones. N_c = 0 is a bin of its own, set beside the cross-entropy of the training
-    unigram and of each position's own training distribution, which is the optimum there for a
-    masked model. An ARM's N_c = 0 is the first token of a block only: not the same thing.
+    Uses the last checkpoint of each run, or the last of --checkpoints; all runs, masked or causal,
+    must be on the same text. N_c = 0 is a separate bin, shown with the cross-entropy of the
+    training unigram and of per-position training frequencies, which is the optimum there for a
+    masked model. For an ARM, N_c = 0 is only the first token of a block, which is not comparable.
 
     Examples:
     bellmask analyze context-curve runs/base runs/arm
@@ -62,8 +62,8 @@ class CurveOptions(ContextOptions):
 class DropOptions(ContextOptions):
     """What each stage of training learned, by number of observed tokens: Fig. 3, right (Sec. 3.2).
 
-    Runs on the same text, masked and causal ones: the fall of the NLL from each kept checkpoint to
-    the next, with paired errors. Keep checkpoints with --checkpoint.keep-steps when training.
+    For runs on the same text, masked or causal: the decrease of the NLL from each saved checkpoint
+    to the next, with paired errors. Keep checkpoints with --checkpoint.keep-steps when training.
 
     Examples:
     bellmask analyze context-drop runs/base runs/arm
@@ -142,7 +142,7 @@ def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
     for run in runs:
         if isinstance(options, DropOptions) and len(steps[run.name]) < 2:
             raise UserError(
-                f"a drop needs two or more --checkpoints, and {run.folder} has "
+                f"context-drop needs two or more --checkpoints, but {run.folder} has "
                 f"{', '.join(map(str, run.steps))}; train with --checkpoint.keep-steps 100 300 1000"
             )
     first = runs[0].load(runs[0].steps[-1], options.device)
@@ -244,10 +244,10 @@ REFERENCES = {
 def curve_figure(numbers: Mapping[str, Any]) -> Figure:
     """NLL against N_c at the last checkpoint of each run, and the optimum without context."""
     figure, (axes,) = new_figure(7.2, 4.4)
-    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
+    for run, color in zip(numbers["runs"], itertools.cycle(COLORS)):
         stage, kind = run["stages"][-1], "exact" if run["is_exact"] else "bound"
         label = f"{run['name']}, step {stage['step']} ({kind})"
-        draw_bins(axes, stage["nll"], "value", color=colour, label=label)
+        draw_bins(axes, stage["nll"], "value", color=color, label=label)
     for name, (key, style) in REFERENCES.items():
         label = f"{name} cross-entropy"
         axes.axhline(numbers[key], color="0.35", linestyle=style, linewidth=1.2, label=label)
@@ -260,8 +260,8 @@ def drop_figure(numbers: Mapping[str, Any]) -> Figure:
     runs = numbers["runs"]
     figure, panels = new_figure(1.2 + 4.6 * len(runs), 4.2, len(runs), sharey=True)
     for run, axes in zip(runs, panels):
-        for (name, points), colour in zip(_drops(run).items(), itertools.cycle(COLOURS[1:])):
-            draw_bins(axes, points, "value", color=colour, label=f"step {name}")
+        for (name, points), color in zip(_drops(run).items(), itertools.cycle(COLORS[1:])):
+            draw_bins(axes, points, "value", color=color, label=f"step {name}")
         axes.axhline(0, color="0.4", linewidth=0.8)
         finish_axes(axes, CONTEXT_LABEL, title=run["name"], legend=0)
     panels[0].set_ylabel("fall of the NLL (nats, 95 % interval)")

@@ -29,7 +29,7 @@ from bellmask.diffusion.frameworks import Framework, Ordered
 from bellmask.diffusion.laws import TruncatedGaussian
 from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.theory import context_weights
-from bellmask.report.figures import COLOURS, finish_axes, new_figure
+from bellmask.report.figures import COLORS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError, check_least
@@ -44,10 +44,10 @@ class DecomposeOptions(StageOptions):
     """Irreducible and reducible loss by context count, exactly: Prop. 3.1 and Finding 2 (Sec. 3.2).
 
     For runs on the same toy corpus (--data.train toy:sticky, toy:order2, toy:hidden,
-    toy:local:0.5), whose conditionals are known: the red entropy of the data and the blue KL
-    divergence of the model at each number of observed tokens, at every checkpoint; the red parts
-    add up to H(X) in every framework. Also where base and bell spend their training weight, and
-    what law an oracle that knows the blue part would choose.
+    toy:local:0.5), whose conditionals are known: the entropy of the data (red) and the KL
+    divergence of the model (blue) at each number of observed tokens, at every checkpoint; the red
+    parts add up to H(X) in every framework. Also where base and bell spend their training weight,
+    and what law an oracle that knows the blue part would choose.
 
     Examples:
     bellmask analyze decompose runs/toy-base runs/toy-bell runs/toy-arm
@@ -56,7 +56,7 @@ class DecomposeOptions(StageOptions):
     """
 
     rows: int = 256
-    """Fresh rows of the source, each asked at every context count."""
+    """New rows of the source, each evaluated at every context count."""
 
 
 # What no model can beat: the irreducible entropy by context count, the red part of Prop. 3.1
@@ -79,9 +79,9 @@ def entropy(p: Tensor) -> Tensor:
 def chain_entropy(source: ToySource) -> Tensor:
     """H^n of MDM (and AoARM) for a stationary order-1 chain, in closed form, float64 [L].
 
-    Let h(d) = H(X^d | X^0). By the chain rule a symbol whose nearest observed neighbours are a to
+    Let h(d) = H(X^d | X^0). By the chain rule a symbol whose nearest observed neighbors are a to
     the left and b to the right has entropy h(a) + h(b) - h(a + b), or h(a) with a single one. Of
-    all (target, context) with n observed, (L - a - b) C(L-1-a-b, n-2) have the neighbours (a, b),
+    all (target, context) with n observed, (L - a - b) C(L-1-a-b, n-2) have the neighbors (a, b),
     and C(L - a, n) only one at distance a to the left (as many to the right), out of L C(L-1, n).
     """
     length = source.length
@@ -126,7 +126,7 @@ def _mean_and_error(values_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropy_at_distance(source: ToySource) -> Tensor:
-    """h(d) = H(X^d | X^0) for d = 0 .. L - 1, then h(L) = H(X): a neighbour that is not there.
+    """h(d) = H(X^d | X^0) for d = 0 .. L - 1, then h(L) = H(X): a neighbor that is not there.
 
     Of a source that is a stationary order-1 chain.
     """
@@ -272,8 +272,8 @@ def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
     for run in runs:
         if not is_toy(run.config.data.train):
             raise UserError(
-                f"{run.folder} was trained on {run.config.data.train}, whose conditionals nobody "
-                "knows; train on a toy: --data.train toy:sticky --data.tokenizer symbols:8"
+                f"{run.folder} was trained on {run.config.data.train}, whose conditionals are not "
+                "known; train on a toy: --data.train toy:sticky --data.tokenizer symbols:8"
             )
     check_same_text(runs)
     source = toy_source(runs[0].config.data)
@@ -365,19 +365,19 @@ def decompose_figure(numbers: Mapping[str, Any]) -> Figure:
     figure, panels = new_figure(4.6 * count, 4.2, count)
     red, blue, *draws = panels
     kinds: dict[str, Any] = {}
-    for run, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
+    for run, color in zip(numbers["runs"], itertools.cycle(COLORS)):
         # AoARM draws contexts as MDM does
         kind = "MDM, AoARM" if run["framework"] in ("mdm", "aoarm") else run["name"]
         kinds.setdefault(kind, run["stages"][-1]["red"])
         for stage, style in _ends(run):
             label = f"{run['name']}, step {stage['step']}"
-            blue.plot(stage["blue"], style, color=colour, label=label)
-    for (kind, values), colour in zip(kinds.items(), itertools.cycle(COLOURS)):
-        red.plot(values, color=colour, label=kind)
+            blue.plot(stage["blue"], style, color=color, label=label)
+    for (kind, values), color in zip(kinds.items(), itertools.cycle(COLORS)):
+        red.plot(values, color=color, label=kind)
     for axes in draws:  # of the first masked run
         run = masked[0]
-        for law, colour in zip(LAWS, COLOURS):
-            axes.plot(run["stages"][-1]["spend"][law]["draws"], color=colour, label=law)
+        for law, color in zip(LAWS, COLORS):
+            axes.plot(run["stages"][-1]["spend"][law]["draws"], color=color, label=law)
         for stage, style in _ends(run):
             label = f"oracle of {run['name']}, step {stage['step']}"
             axes.plot(stage["spend"]["oracle"]["draws"], style, color="0.2", label=label)

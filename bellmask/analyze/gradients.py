@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bellmask.analyze.base import Analysis, RunsOptions
 from bellmask.data.blocks import Blocks
-from bellmask.report.figures import COLOURS, draw_intervals, finish_axes, new_figure
+from bellmask.report.figures import COLORS, draw_intervals, finish_axes, new_figure
 from bellmask.storage.build import build_model
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
@@ -78,7 +78,7 @@ class GradientOptions(RunsOptions, LoadOptions):
     """Gradients of masked models."""
 
     draws: int = 128
-    """Sequences, each with its own masks; at least 64 for a useful error."""
+    """Number of sequences, each with its own masks; use at least 64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +96,13 @@ class RadiusOptions(GradientOptions):
     """
 
     radii: tuple[int, ...] = (4, 8, 16, 32, 128)
-    """Radii; one beyond the block means all of it."""
+    """Radii; a radius beyond the block means the whole block."""
     masks: int = 8
-    """Tokens masked besides the centre."""
+    """Number of tokens masked in addition to the center."""
 
     @property
     def margin(self) -> int:
-        """How far a centre is from both ends, so that the smallest radius has all neighbours."""
+        """How far a center is from both ends, so that the smallest radius has all neighbors."""
         return max(4, math.ceil(self.masks / 2))
 
     def row_length(self) -> int:
@@ -110,22 +110,22 @@ class RadiusOptions(GradientOptions):
         if self.masks < 1 or not self.radii or 2 * min(self.radii) < self.masks:
             raise UserError(
                 f"--radii {' '.join(map(str, self.radii))}: each must have at least --masks "
-                f"{self.masks} positions around a centre, 2 per unit of radius"
+                f"{self.masks} positions around a center, 2 per unit of radius"
             )
         return 2 * self.margin + 1
 
     def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
-        """cos(g({c}), g({c} and 8 more)) for a random centre c of the row, at each radius."""
+        """cos(g({c}), g({c} and 8 more)) for a random center c of the row, at each radius."""
         length = len(x0_L)
         spread = float(uniform(key, torch.arange(1)))
-        centre = self.margin + int(spread * (length - 2 * self.margin))
+        center = self.margin + int(spread * (length - 2 * self.margin))
         alone = torch.zeros(1, length, dtype=torch.bool, device=x0_L.device)
-        alone[0, centre] = True
-        scored = torch.tensor([centre], device=x0_L.device)
+        alone[0, center] = True
+        scored = torch.tensor([center], device=x0_L.device)
         before, found = gradient(model, x0_L[None], alone, scored, mask_id), {}
         for radius in self.radii:
-            inside = range(max(0, centre - radius), min(length, centre + radius + 1))
-            near = [place for place in inside if place != centre]
+            inside = range(max(0, center - radius), min(length, center + radius + 1))
+            near = [place for place in inside if place != center]
             order = shuffle(stream_key(key, "radius", radius), len(near))
             more = alone.clone()
             more[0, [near[i] for i in order[: self.masks]]] = True
@@ -139,7 +139,7 @@ class AdditivityOptions(GradientOptions):
     """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
     (Sec. 3.3).
 
-    Cosine similarity between the two. Near one: rows with a single mask teach nothing that a row
+    Cosine similarity between the two. Near one, rows with a single mask teach nothing that a row
     with many masks does not. Masked runs only.
 
     Examples:
@@ -154,7 +154,7 @@ class AdditivityOptions(GradientOptions):
     def row_length(self) -> int:
         """Tokens that a row needs; UserError for counts below 1."""
         if not self.counts or min(self.counts) < 1:
-            raise UserError("--counts needs numbers of masks of at least 1")
+            raise UserError("--counts must be at least 1")
         return max(self.counts)
 
     def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
@@ -209,11 +209,11 @@ def _check(run: NamedRun, least: int) -> None:
     config = run.config
     is_timed = config.model.modulation == "time" and config.schedule.name != "linear"
     reasons = {
-        "is a causal model; this analysis is about masked ones": config.framework.name != "mdm",
-        "keeps attention inside documents; gradients are taken with full attention": (
+        "is a causal model; this analysis needs masked ones": config.framework.name != "mdm",
+        "restricts attention to documents; this analysis needs full attention": (
             config.data.document_attention
         ),
-        "is told times of another than the linear schedule": is_timed,
+        "is time-conditioned with a schedule other than linear": is_timed,
         f"has blocks of {config.data.block_length} tokens; this analysis needs {least}": (
             config.data.block_length < least
         ),
@@ -278,14 +278,14 @@ def gradients_figure(numbers: Mapping[str, Any]) -> Figure:
         x_label = f"radius r, {numbers['masks']} tokens masked within it"
     figure, panels = new_figure(1.5 + 3.6 * len(models), 3.9, len(models), sharey=True)
     for model, axes in zip(models, panels):
-        for part, colour in zip(PARTS, COLOURS):
+        for part, color in zip(PARTS, COLORS):
             found = [(n, row[part]) for n, row in enumerate(model["rows"])]
             found = [(n, point) for n, point in found if point["mean"] is not None]
             if found:
                 x, points = zip(*found)
                 values, errors = ([point[key] for point in points] for key in ("mean", "se"))
                 label, style = ("whole model", "o-") if part == "whole" else (part, "o:")
-                draw_intervals(axes, x, values, errors, fmt=style, color=colour, label=label)
+                draw_intervals(axes, x, values, errors, fmt=style, color=color, label=label)
         settings = [str(row["setting"]) for row in model["rows"]]
         known = [(n, paper[s]) for n, s in enumerate(settings) if s in paper]
         if known:

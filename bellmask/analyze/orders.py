@@ -1,4 +1,4 @@
-"""Orders of generation on one trunk: what is hard, locality or the number of orders (Fig. 2)?"""
+"""Orders of generation on one backbone: is locality hard, or the number of orders (Fig. 2)?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from bellmask.analyze.base import Analysis, OutOptions
 from bellmask.compare.compare import PLAN, from_comparison, from_runs
 from bellmask.compare.results import RunRecord, check_comparable
-from bellmask.report.figures import COLOURS, finish_axes, new_figure, trim_start
+from bellmask.report.figures import COLORS, finish_axes, new_figure, trim_start
 from bellmask.storage.runs import names_of
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import Progress
@@ -26,7 +26,7 @@ from bellmask.utils.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class OrdersOptions(OutOptions):
-    """Training curves of ARM, sigma-ARM and AoARM on one trunk: Fig. 2, Finding 1 (Sec. 3.1).
+    """Training curves of ARM, sigma-ARM and AoARM on one backbone: Fig. 2, Finding 1 (Sec. 3.1).
 
     If the number of orders were what makes any-order learning hard, sigma-ARM (one fixed order)
     would be far ahead of AoARM (all orders). Runs that differ in their seed only are drawn as mean
@@ -79,7 +79,7 @@ def _measure(options: OrdersOptions, progress: Progress) -> dict[str, Any]:
 def _records(folders: Sequence[str]) -> list[RunRecord]:
     """A run that is given twice counts once."""
     if not folders:
-        raise UserError("orders needs run folders or a comparison's folder")
+        raise UserError("orders needs run folders or the folder of a comparison")
     found: dict[Path, RunRecord] = {}
     for folder in map(Path, folders):
         is_comparison = (folder / PLAN).exists()
@@ -147,15 +147,15 @@ def orders_figure(numbers: Mapping[str, Any]) -> Figure:
     """Validation NLL against step for each framework; one-sigma band over runs."""
     figure, (axes,) = new_figure(7.2, 4.6)
     groups, title = numbers["groups"], Path(numbers["data"]).name
-    for (name, group), colour in zip(groups.items(), itertools.cycle(COLOURS)):
+    for (name, group), color in zip(groups.items(), itertools.cycle(COLORS)):
         count, steps, mean = len(group["runs"]), group["steps"], np.array(group["nll"])
         label = f"{name} ({'exact' if group['is_exact'] else 'bound'}"
         label += f", {count} runs)" if count > 1 else ")"
         style = "o--" if name.endswith("crossed") else "o-"
-        axes.plot(steps, mean, style, markersize=2.5, color=colour, label=label)
+        axes.plot(steps, mean, style, markersize=2.5, color=color, label=label)
         if count > 1:
             spread = np.array(group["sd_over_runs"])
-            axes.fill_between(steps, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
+            axes.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.2, lw=0)
             title = f"{Path(numbers['data']).name}; band: one standard deviation over runs"
     if numbers["unigram_nll"] is not None:
         axes.axhline(numbers["unigram_nll"], color="0.4", linestyle=":", label="unigram")

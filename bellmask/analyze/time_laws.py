@@ -28,7 +28,7 @@ from bellmask.diffusion.laws import TimeLaw, TruncatedGaussian, Uniform, composi
 from bellmask.diffusion.objectives import Bell, Nelbo
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.theory import bell_test, context_weights
-from bellmask.report.figures import COLOURS, draw_histogram, finish_axes, new_figure
+from bellmask.report.figures import COLORS, draw_histogram, finish_axes, new_figure
 from bellmask.storage.build import build_law
 from bellmask.utils.errors import UserError, check_least, unknown
 from bellmask.utils.progress import Progress
@@ -53,7 +53,7 @@ def parse_law(text: str) -> TimeLaw:
 
 
 def check_length(length: int, shortest: int = 1) -> None:
-    """UserError for a block that is too short to speak of, or too long for memory."""
+    """UserError for a block that is too short, or too long for memory."""
     if not shortest <= length <= LONGEST:
         raise UserError(f"--length {length} must be between {shortest} and {LONGEST}")
 
@@ -66,7 +66,7 @@ TIMES = torch.linspace(0, 1, 201, dtype=torch.float64)
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLawsOptions(OutOptions):
-    """Time laws side by side (Table 3, Definition 4.1): density, mean, spread, the bell test with
+    """Compare time laws (Table 3, Definition 4.1): density, mean, spread, the bell test with
     its numbers, and the weight that Eq. L_pi puts on each context count, relative to the NELBO's.
 
     Examples:
@@ -76,7 +76,7 @@ class TimeLawsOptions(OutOptions):
     """
 
     laws: tuple[str, ...] = SHIPPED_LAWS
-    """NAME:MU,SCALE, for example gaussian:0.3,0.1, laplace:0.5,0.2, dirac:0.5, uniform."""
+    """Laws as NAME:MU,SCALE, for example gaussian:0.3,0.1, laplace:0.5,0.2, dirac:0.5, uniform."""
     length: int = 128
     """Tokens in a block."""
 
@@ -118,8 +118,8 @@ def describe_law(law: TimeLaw, length: int) -> dict[str, Any]:
         "mean": mean,
         "sd": math.sqrt(max(0.0, law.expectation(lambda t: (t - mean) ** 2))),
         "bell_test": asdict(bell_test(law)),
-        "normaliser": bell.normaliser,
-        "relative_weights": (context_weights(bell, length) / bell.normaliser).tolist(),
+        "normalizer": bell.normalizer,
+        "relative_weights": (context_weights(bell, length) / bell.normalizer).tolist(),
         "all_masked": law.expectation(lambda t: t**length),
     }
 
@@ -141,7 +141,7 @@ def time_laws_tables(results: dict[str, Any]) -> list[Table]:
         bells.append([text, f"{law['mean']:.4f}", f"{law['sd']:.4f}", *_bell(law["bell_test"])])
         relative = [f"{law['relative_weights'][n]:.2g}" for n in results["contexts"]]
         rare = f"{1e6 * law['all_masked']:.2g}"
-        weights.append([text, f"{law['normaliser']:.4f}", *relative, rare])
+        weights.append([text, f"{law['normalizer']:.4f}", *relative, rare])
     title = "Definition 4.1: P(a <= t <= 1-a) - (1-2a), over a in (0, 1/2)"
     columns = ["law", "c", *(f"N_c={n}" for n in results["contexts"]), "all masked, per 1M"]
     weight = f"weight of a context count relative to the NELBO's, L={results['length']}"
@@ -155,9 +155,9 @@ def time_laws_figure(results: Mapping[str, Any]) -> Figure:
     """Densities (Table 3), and the weight of each context count relative to the NELBO's."""
     figure, (left, middle, right) = new_figure(12.5, 4.6, 3)
     laws, length = results["laws"], results["length"]
-    looks = itertools.product(("-", "--", ":", "-."), COLOURS)
-    for (text, law), (style, colour) in zip(laws.items(), itertools.cycle(looks)):
-        look: dict[str, Any] = {"color": colour, "linestyle": style}
+    looks = itertools.product(("-", "--", ":", "-."), COLORS)
+    for (text, law), (style, color) in zip(laws.items(), itertools.cycle(looks)):
+        look: dict[str, Any] = {"color": color, "linestyle": style}
         if law["density"] is None:
             left.axvline(law["mean"], label=text, **look)
         else:
@@ -188,7 +188,7 @@ SHARES = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulesOptions(OutOptions):
-    """Schedules side by side (App. C.4 and its figure of the middle-flat schedule): alpha(t), the
+    """Compare schedules (App. C.4 and its figure of the middle-flat schedule): alpha(t), the
     visible shares that uniform times give, drawn and as a density, and why a flat middle is noisy.
 
     Examples:
@@ -208,7 +208,7 @@ class SchedulesOptions(OutOptions):
     draws: int = 100_000
     """Times drawn for the histograms."""
     seed: int = 0
-    """Decides the draws."""
+    """Seed of the draws."""
 
 
 def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
@@ -302,8 +302,8 @@ def schedules_figure(results: Mapping[str, Any]) -> Figure:
     draw_histogram(middle, drawn, label=f"{results['draws']:,} draws")
     label = f"target ({results['mu']:g}, {results['sigma']:g})"
     middle.plot(share, target, color="black", label=label)
-    for colour, (name, schedule) in zip(COLOURS, schedules.items()):
-        look = {"color": colour, "label": name.replace("_", "-")}
+    for color, (name, schedule) in zip(COLORS, schedules.items()):
+        look = {"color": color, "label": name.replace("_", "-")}
         left.plot(results["t"], schedule["alpha"], **look)
         middle.plot(share, schedule["density"], "--", **look)
         right.plot(share, schedule["weight"], **look)
@@ -350,7 +350,7 @@ class InefficientMasksOptions(OutOptions):
     max_k: int | None = None
     """The right panel goes from k = 2 to this; default 32, or the block length where shorter."""
     laws: tuple[str, ...] = ("dirac:0.5", "gaussian:0.5,0.1", "gaussian:0.5,0.2", "laplace:0.5,0.1")
-    """Time laws of the right panel, as NAME:MU,SCALE, beside uniform."""
+    """Time laws of the right panel, as NAME:MU,SCALE, in addition to uniform."""
 
 
 # Measurement
@@ -395,7 +395,7 @@ def mask_count_law(law: TimeLaw, length: int) -> Tensor:
 
 
 def check_counts(counts: Sequence[int]) -> dict[str, Any]:
-    """The lemma on q(n), in integers: symmetric, and never falling towards the middle.
+    """The lemma on q(n), in integers: symmetric, and never falling toward the middle.
 
     q(n) <= q(n+1) is (L-n) N(n) <= (n+1) N(n+1). ``level_steps`` counts the steps where both are
     equal and not zero: the lemma allows them.
@@ -582,10 +582,10 @@ def masks_figure(results: Mapping[str, Any]) -> Figure:
     for number, (k, values) in enumerate(curves.items()):
         left.plot(range(len(values)), values, color=shades(number), label=f"k = {k}")
     inside = [at for at in results["by_k"] if at["k"] <= results["max_k"]]
-    for text, colour in zip(results["shown"], itertools.cycle(COLOURS)):
+    for text, color in zip(results["shown"], itertools.cycle(COLORS)):
         chances = [at["laws"][text]["efficient"] for at in inside]
         ks = [at["k"] for at in inside]
-        right.plot(ks, chances, "o-", markersize=3, color=colour, label=text)
+        right.plot(ks, chances, "o-", markersize=3, color=color, label=text)
     y = "P(mask is not in $\\mathcal{E}_k$)"
     title = f"masks with $L - N_c$ masked tokens, L = {length}"
     finish_axes(left, "observed tokens $N_c$ in the block", y, title, legend=6)

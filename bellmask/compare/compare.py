@@ -36,13 +36,13 @@ PLAN = "comparison.json"
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(TrainingOptions, PresetOptions):
-    """Measure the speed-up of variants: steps of the reference over steps of the variant, to the
+    """Measure the speed-up of variants: how many times fewer steps a variant needs to reach the
     reference's final NLL.
 
-    Trains variants that differ only in what is compared: same initial weights, data order, batch,
-    steps and evaluation masks. Interrupt it at will; the same command continues where it stopped.
-    Any option of 'bellmask train' can follow, the same for all variants. Another suite, cpt_sft
-    (Table 4), has options of its own and no PRESET: bellmask compare --suite cpt_sft --help
+    Trains variants that differ only in what is compared: same initial weights, data order, batch
+    size, steps and evaluation masks. If interrupted, the same command continues where it stopped.
+    Options of 'bellmask train' can follow and apply to all variants. The suite cpt_sft (Table 4)
+    has its own options and no PRESET: bellmask compare --suite cpt_sft --help
 
     Examples:
     bellmask compare tiny base bell --seeds 3 --jobs 2
@@ -60,18 +60,18 @@ class CompareOptions(TrainingOptions, PresetOptions):
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[VARIANT ...]")
     ] = ()
     """base, bell, fast, uniform, dirac:MU, gaussian:MU,SIGMA, laplace:MU,B, importance,
-    importance_t, middle_flat; the causal arm, sigma_arm, aoarm (+crossed); with +muon, +adamw,
+    importance_t, middle_flat; causal: arm, sigma_arm, aoarm (+crossed); with +muon, +adamw,
     +conv, +lrFACTOR, +warmupFACTOR, +growing or +unstratified; or 'LABEL=--option value'. Default:
     base bell."""
     suite: str | None = None
-    """One of the paper's ablations in place of variants: families, variance, mean, dirac,
-    gaussian, laplace, alternatives, stratification, orders; or optimizers, fast (our own)."""
+    """A predefined list of variants. The paper's ablations: families, variance, mean, dirac,
+    gaussian, laplace, alternatives, stratification, orders. Our own: optimizers, fast."""
     reference: str | None = None
-    """The variant whose final NLL is the target; default: base, else the first one."""
+    """The variant whose final NLL is the target; default: base if present, else the first one."""
     grid: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="OPTION=V1,V2")
     ] = ()
-    """A grid for every variant; best is compared with best. May be repeated."""
+    """A grid searched for every variant; the best of each are compared."""
     out: str | None = None
     """Folder for results.json, curves.png/.svg and report.html; default:
     runs/compare-PRESET-VARIANTS."""
@@ -87,7 +87,7 @@ def compare(
     grid: Sequence[Mapping[str, str]] = ({},),
     title: str = "",
 ) -> dict[str, Any]:
-    """Train every variant (what is finished is reused), write the report, return the results."""
+    """Train every variant (finished runs are reused), write the report, return the results."""
     names = [variant.name for variant in variants]
     if reference not in names:
         raise UserError(
@@ -102,12 +102,12 @@ def compare(
         failed = execute(planned, options, may_fail=len(grid) > 1)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            "interrupted; the trainings are saved, and the same command continues with them"
+            "interrupted; the runs are saved, and the same command continues them"
         ) from None
     trained = [run for run in planned if run.folder not in failed]
     for run in planned:  # with a grid some may fail, but every variant needs one that did not
         if run.variant not in {other.variant for other in trained}:
-            raise TrainingError(f"no training of {run.variant} survived: {failed[run.folder]}")
+            raise TrainingError(f"all runs of {run.variant} failed: {failed[run.folder]}")
     plan = {
         "root": os.path.relpath(options.runs, out),  # so that both can be moved together
         "reference": reference,
@@ -182,8 +182,8 @@ def main(args: Sequence[str]) -> int:
 class ReportOptions:
     """Rebuild results.json, curves.png/.svg and report.html from run folders.
 
-    Takes one folder of 'bellmask compare', or two or more run folders of 'bellmask train'. Nothing
-    is trained. Runs whose text, tokenizer, masks or steps differ are refused. For a saved
+    Takes the folder of a 'bellmask compare', or two or more run folders of 'bellmask train'.
+    Nothing is trained. Runs that differ in text, tokenizer, masks or steps are refused. For a saved
     generation: bellmask report trace --help
 
     Examples:
@@ -195,11 +195,11 @@ class ReportOptions:
     """
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
-    """A comparison's folder, or run folders."""
+    """The folder of a comparison, or run folders."""
     reference: str | None = None
-    """Default: the comparison's own; for run folders base, else the first one."""
+    """Reference variant; default: the comparison's; for run folders base, else the first one."""
     out: str | None = None
-    """Default: the comparison's folder; for run folders 'report' beside the first one."""
+    """Output folder; default: the comparison's; for run folders 'report' next to the first one."""
 
 
 def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
@@ -217,7 +217,7 @@ def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
             raise TypeError("it names no runs")
         folders = [inside(root, run["run"], str(path)) for run in runs]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path} ({error}); repeat the comparison") from None
+        raise UserError(f"cannot read {path} ({error}); run the comparison again") from None
     records = {place: read_run(place) for place in folders}
     entries = [Entry(r["variant"], r["point"], records[at]) for r, at in zip(runs, folders)]
     return entries, reference, title, failed
@@ -230,7 +230,7 @@ def from_runs(folders: Sequence[Path]) -> tuple[list[Entry], str, str, list[str]
     places = [(name, record.config.train.seed) for name, record in zip(names, records)]
     for name, seed in places:
         if places.count((name, seed)) > 1:
-            raise UserError(f"two runs are {name} with seed {seed}; give one of them")
+            raise UserError(f"two runs are {name} with seed {seed}; give only one of them")
     entries = [Entry(name, "", record) for name, record in zip(names, records)]
     return entries, pick_reference(names), "", []
 
@@ -242,10 +242,12 @@ def report_main(args: Sequence[str]) -> int:
     options = parse_command(ReportOptions, args, command="report")
     folders = [Path(name) for name in options.folders]
     if not folders:
-        raise UserError("report needs a comparison's folder or run folders")
+        raise UserError("report needs the folder of a comparison, or run folders")
     if len(folders) == 1:
         if not (folders[0] / PLAN).exists():
-            raise UserError(f"{folders[0]} holds no comparison; give two or more run folders")
+            raise UserError(
+                f"{folders[0]} is not the folder of a comparison; give two or more run folders"
+            )
         (entries, reference, title, failed), out = from_comparison(folders[0]), folders[0]
     else:
         (entries, reference, title, failed), out = from_runs(folders), folders[0].parent / "report"
@@ -259,11 +261,11 @@ def report_main(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Base against bell on a laptop, in minutes: the paper's headline, measured.
+    """Compare base and bell on a laptop in minutes: the paper's headline result.
 
-    Trains both with the same options, three paired seeds each, on WikiText-2 bytes, and prints how
-    many times fewer steps bell needs to reach base's final NLL. Repeat the command to continue one
-    that was stopped.
+    Trains both on WikiText-2 bytes with the same options and three paired seeds, and prints how
+    many times fewer steps bell needs to reach base's final NLL. If interrupted, the same command
+    continues where it stopped.
 
     Examples:
     bellmask demo
@@ -272,13 +274,13 @@ class DemoOptions:
     """
 
     data: str | None = None
-    """Your own text (path or quoted glob) instead."""
+    """Your own text (path or quoted glob) instead of WikiText-2."""
     seeds: int = 3
     """Paired training seeds."""
     jobs: int = 2 if (os.cpu_count() or 1) > 1 else 1
-    """Trainings side by side, one thread each."""
+    """Runs trained in parallel, one thread each."""
     steps: int = 1000
-    """Steps of each training."""
+    """Steps of each run."""
     out: str = "runs/demo"
     """Folder for runs and results."""
     quiet: bool = False

@@ -39,12 +39,12 @@ from bellmask.utils.progress import progress_bar
 
 # Which trainings a comparison needs, and the folder each one has: a key of its content
 #
-# The key covers every option that is not free of consequences, the evaluation, and the fingerprints
+# The key covers every option that affects results, the evaluation, and the fingerprints
 # of text and tokenizer. So variants, suites, grids and repetitions share runs, and a changed text
 # file never meets old results.
 
 TRAINING_FORMAT = 2
-"""Raised when code changes what a run with the same options learns or records: old runs are not
+"""Increased when code changes what a run with the same options learns or records: old runs are not
 reused."""
 _SAME_FOR_ALL = ("data.", "validation.", "train.batch_size", "train.seed", "train.steps")
 
@@ -61,7 +61,7 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Name for display."""
         return " ".join(filter(None, [self.variant, self.point, f"seed {self.config.train.seed}"]))
 
 
@@ -85,12 +85,12 @@ class TrainingOptions:
     """How often variants are trained, and where."""
 
     seeds: int = 1
-    """Paired training seeds; an interval needs 3."""
+    """Number of paired training seeds; a confidence interval needs 3."""
     jobs: int | None = None
-    """Trainings side by side; default: one per GPU, or 1 without any. Each has a GPU in turn; on a
-    CPU 2 or more have one thread each."""
+    """Runs trained in parallel; default: one per GPU, or 1 on a CPU. Each uses one GPU; on a CPU,
+    2 or more use one thread each."""
     runs: str = "runs/shared"
-    """Run folders, shared by all comparisons."""
+    """Folder for runs, shared by all comparisons."""
     quiet: bool = False
     """Print nothing but errors and the result."""
 
@@ -118,8 +118,8 @@ def for_comparison(config: RunConfig) -> RunConfig:
         )
     if not 0 < interval.amount <= config.train.steps / 2:
         raise UserError(
-            f"a comparison needs a curve, and --validation.every {options.every!r} gives none in "
-            f"{config.train.steps} steps; set, e.g., '{max(1, config.train.steps // 10)} steps'"
+            f"a comparison needs a curve, but --validation.every {options.every!r} gives none in "
+            f"{config.train.steps} steps; set it to '{max(1, config.train.steps // 10)} steps'"
         )
     samples = f"{config.train.steps} steps"
     return replace(config, validation=replace(options, samples_every=samples))
@@ -152,7 +152,7 @@ def plan_runs(
 
 
 def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
-    """Refuse, before anything is trained, variants that could not be compared afterwards."""
+    """Reject, before training, variants that could not be compared."""
     mine, theirs = config.flat(), shared.flat()
     for option in mine:
         is_shared = option.startswith(_SAME_FOR_ALL) and option != "data.pads"  # causal: ignored
@@ -206,7 +206,7 @@ class _Job:
         self.stdin.flush()
 
     def end(self) -> str:
-        """Let the worker finish its step, save and end; what it wrote on stderr."""
+        """Let the worker finish its step, save and exit; return its stderr."""
         self.stdin.close()
         self.process.wait()
         with self.errors as errors:
@@ -235,8 +235,8 @@ def execute(
     waiting = [run for run in distinct.values() if not is_finished(run)]
     if waiting:
         finished = len(distinct) - len(waiting)
-        reuse = f"; {finished} finished before" if finished else ""
-        say(f"{len(waiting)} training(s) to do{reuse}, {jobs} at a time")
+        reuse = f"; {finished} already finished" if finished else ""
+        say(f"{len(waiting)} run(s) to train{reuse}, {jobs} at a time")
     total, started = sum(run.config.train.steps for run in waiting), time.monotonic()
     failed: dict[Path, str] = {}
     active: list[_Job] = []
@@ -264,7 +264,7 @@ def execute(
 
 
 def _status(job: _Job) -> tuple[int, str]:
-    """(steps made, how a training stands)."""
+    """(steps done, status of a training)."""
     records = read_metrics(job.run.folder / "metrics.jsonl")
     step = records[-1]["step"] if records else 0
     note = f"{job.run.label}: {step}/{job.run.config.train.steps}"
@@ -277,7 +277,7 @@ def _status(job: _Job) -> tuple[int, str]:
 
 
 def _result(job: _Job, failed: dict[Path, str], may_fail: bool) -> str:
-    """What a training that ended has reached; its message where it may have failed."""
+    """The result of a finished training; its message if it may have failed."""
     complaint, code = job.end(), job.process.returncode
     if code == 0:
         records = read_metrics(job.run.folder / "metrics.jsonl")

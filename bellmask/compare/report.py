@@ -1,4 +1,4 @@
-"""The results of a comparison shown: tables on the screen, figures, and the page report.html."""
+"""Report of a comparison: tables on the screen, figures, and the page report.html."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Results = Mapping[str, Any]
 
 
 def show_speed_up(comparison: Results, key: str = "speed_up") -> str:
-    """``2.31x (1.95 to 2.74)``; with the gap where it was not reached, never a number then."""
+    """``2.31x (1.95 to 2.74)``; the gap if the target was not reached."""
     found, seeds = comparison[key], comparison["num_seeds"]
     if found is not None:
         bound = "≥ " if comparison["is_bound"] else ""
@@ -49,9 +49,9 @@ def show_gap(comparison: Results, digits: int = 4) -> str:
 
 
 def _show_bootstrap(bootstrap: Results) -> str:
-    """``1.9 to 2.1``, with the share of replicates that never arrive."""
+    """``1.9 to 2.1``, with the share of replicates that never reach the target."""
     if bootstrap["low"] is None:
-        return "never arrives"
+        return "never reached"
     never = f", {bootstrap['never_share']:.1%} never" if bootstrap["never_share"] else ""
     return f"{bootstrap['low']:.2f} to {bootstrap['high']:.2f}{never}"
 
@@ -119,20 +119,20 @@ def _grid_table(results: Results) -> Table:
 
 
 def sentence(results: Results, name: str) -> str:
-    """The result in plain words."""
+    """The result in one sentence."""
     compared, reference = results["variants"][name]["comparison"], results["reference"]
     steps, found, count = results["steps"], compared["speed_up"], compared["num_seeds"]
     if (results["progress"]["below_unigram"] or 0) < 0:
         return (
-            f"{reference} has not learned the frequencies of tokens in {steps} steps: "
-            f"nothing can be said about {name} yet; train longer."
+            f"{reference} has not learned the token frequencies in {steps} steps: "
+            f"{name} cannot be compared yet; train longer."
         )
     seeds = f"{count} paired seed" + ("s" if count > 1 else "")
     final = f"stay at or below {reference}'s final NLL within {steps} steps"
     if found is None:
         reached, shown = compared["num_reached"], show_speed_up(compared)
         if reached:
-            return f"{name} does {final} with {reached} of {count} seeds only: {shown}."
+            return f"{name} does {final} with only {reached} of {count} seeds: {shown}."
         return f"{name} does not {final}: {shown}, {seeds}."
     interval = _interval(found, "95 % interval ")
     least = "at least " if compared["is_bound"] else ""
@@ -149,7 +149,7 @@ def sentences(results: Results) -> list[str]:
 
 
 def cautions(results: Results) -> list[str]:
-    """What the speed-up must be read beside."""
+    """Cautions for reading the speed-up."""
     reference, unigram = results["reference"], results["unigram_nll"]
     below, share = (results["progress"][key] for key in ("below_unigram", "share_to_arm"))
     lines = []
@@ -160,16 +160,20 @@ def cautions(results: Results) -> list[str]:
             f"{'below' if below >= 0 else 'above'} it"
         )
         if below < 0:
-            lines.append("the reference has not even learned token frequencies: no speed-up counts")
+            lines.append(
+                "the reference has not even learned token frequencies: speed-ups are meaningless"
+            )
     if share is not None:
         lines.append(f"progress of the reference from unigram to ARM: {share:.0%}")
         if share < 0.3:
             lines.append("below 30 %: the ratio mostly measures leaving the unigram plateau")
     elif "arm" not in results["variants"]:
-        lines.append("no ARM run: add the variant arm to know the progress from unigram to ARM")
-    lines += [f"failed and left out: {m.splitlines()[0]}" for m in results.get("failed", []) if m]
+        lines.append("no ARM run: add the variant arm to measure the progress from unigram to ARM")
+    lines += [f"failed, not included: {m.splitlines()[0]}" for m in results.get("failed", []) if m]
     if results["is_annealed"]:
-        lines.append("the learning rate is annealed: at its arrival the variant's was still higher")
+        lines.append(
+            "the learning rate is annealed: it was still higher when the variant reached the target"
+        )
     return lines
 
 
@@ -183,15 +187,15 @@ def print_comparison(results: Results) -> None:
 # Figures: curves with the target, time laws, context weights, NLL by context
 
 SHORT_ARROW = 1.4
-"""Speed-ups below it have arrows too short to centre a label on."""
+"""Speed-ups below it have arrows too short to center a label on."""
 
 
-def variant_colour(results: Results, name: str) -> str:
+def variant_color(results: Results, name: str) -> str:
     """Red for the reference; the others in order."""
     reference = results["reference"]
     others = [other for other in results["variants"] if other != reference]
-    return figures.COLOURS[
-        0 if name == reference else 1 + others.index(name) % (len(figures.COLOURS) - 1)
+    return figures.COLORS[
+        0 if name == reference else 1 + others.index(name) % (len(figures.COLORS) - 1)
     ]
 
 
@@ -209,9 +213,9 @@ def draw_runs(axes: Axes, runs: Sequence[Results], x: str, label: str, **look: A
 
 
 def _draw_arrows(axes: Axes, results: Results) -> None:
-    """From the reference's end back to where variants arrived; of many, the first to arrive.
+    """Arrows from the reference's end back to where variants reached it; of many, the first.
 
-    None where the reference has not even learned token frequencies: no speed-up counts then.
+    None if the reference has not even learned token frequencies: speed-ups are meaningless then.
     """
     if (results["progress"]["below_unigram"] or 0) < 0:
         return
@@ -224,8 +228,8 @@ def _draw_arrows(axes: Axes, results: Results) -> None:
     low, high = axes.get_ylim()
     for number, (name, ratio) in enumerate(reached.items()):
         height = target + (0.04 + 0.07 * number) * (high - low)
-        colour, tip = variant_colour(results, name), (steps / ratio, height)
-        arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.5}
+        color, tip = variant_color(results, name), (steps / ratio, height)
+        arrow = {"arrowstyle": "->", "color": color, "linewidth": 1.5}
         axes.annotate("", xy=tip, xytext=(steps, height), arrowprops=arrow)
         text = "≥ " if compared[name]["is_bound"] else ""
         text += f"{ratio:.2f}x fewer steps" + (f" ({name})" if len(compared) > 1 else "")
@@ -234,7 +238,7 @@ def _draw_arrows(axes: Axes, results: Results) -> None:
             steps if is_short else (steps + steps / ratio) / 2,
             height + 0.012 * (high - low),
             text,
-            color=colour,
+            color=color,
             ha="right" if is_short else "center",
             va="bottom",
             fontsize=9,
@@ -251,7 +255,7 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     variants, reference = results["variants"], results["reference"]
     for axes, (x, label) in zip(panels, labels.items()):
         for name, variant in variants.items():
-            look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
+            look = {"color": variant_color(results, name), "label": shown_name(results, name)}
             draw_runs(axes, variant["runs"], x, **look)
         axes.axhline(variants[reference]["nll"], color="0.4", linestyle="--", linewidth=1)
         figures.finish_axes(axes, label)
@@ -269,19 +273,19 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
 
 def law_figure(results: Results, name: str) -> Figure:
     """A variant's mask rates, drawn and as a density, and its weight on each context count."""
-    law, colour = results["variants"][name]["law"], variant_colour(results, name)
+    law, color = results["variants"][name]["law"], variant_color(results, name)
     figure, (left, right) = figures.new_figure(7, 2.6, 2)
     histogram, density, weights = law["mask_rate_histogram"], law["density"], law["context_weights"]
     if histogram is None:
-        left.text(0.5, 0.5, "no times: every context\ncount of a row, once", ha="center")
+        left.text(0.5, 0.5, "no times: every context\ncount of a row once", ha="center")
         left.set_axis_off()
     else:
         figures.draw_histogram(left, histogram, "drawn mask rates")
         if density is not None:
-            left.plot(law["t"], density, color=colour, label="density of the law")
+            left.plot(law["t"], density, color=color, label="density of the law")
         left.set_ylim(0, 1.4 * max([*histogram, *(density or [])]))  # room for the legend
         figures.finish_axes(left, "time t, mask rate", "density", legend=0)
-    right.plot(weights, color=colour)
+    right.plot(weights, color=color)
     right.set_ylim(0, 1.15 * max(weights))
     figures.finish_axes(right, "observed tokens $N_c$", "weight in the objective")
     for axes in (left, right):
@@ -293,14 +297,14 @@ def context_figure(results: Results) -> Figure:
     """Final NLL by context count, first seed of each variant."""
     figure, (axes,) = figures.new_figure(7, 3.8)
     for name, variant in results["variants"].items():
-        look = {"color": variant_colour(results, name), "label": shown_name(results, name)}
+        look = {"color": variant_color(results, name), "label": shown_name(results, name)}
         figures.draw_bins(axes, variant["runs"][0]["nll_by_context"], "nll", **look)
     x, y = "observed tokens $N_c$ in the block", "cross-entropy of a target token (nats)"
     figures.finish_axes(axes, x, y, legend=0)
     return figure
 
 
-# The page: one file, nothing fetched, readable on a desktop and on a phone
+# The page: one self-contained file, readable on a desktop and on a phone
 
 STYLE = """
 .lead { font-size: 1.1rem; border-left: 4px solid var(--red); padding: .3rem .8rem;

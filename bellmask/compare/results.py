@@ -1,7 +1,7 @@
-"""Runs → results.json: speed-ups per seed and over seeds, and what they must be read beside.
+"""Runs → results.json: speed-ups per seed and over seeds, with the numbers needed to judge them.
 
 Each run folder is read into a :class:`RunRecord`; runs whose text, masks or budget differ are
-refused. A variant's record has its runs, its law as numbers, and its speed-up over the reference.
+rejected. A variant's record has its runs, its law as numbers, and its speed-up over the reference.
 
 E evaluations, B blocks, R bootstrap replicates.
 """
@@ -136,11 +136,11 @@ def paired_bootstrap(
     cluster_B: Labels | None = None,
     replicates: int = BOOTSTRAP_REPLICATES,
 ) -> dict[str, Any]:
-    """What another sample of validation blocks would change; training noise is not in it.
+    """Uncertainty due to the sample of validation blocks; training noise is not included.
 
     Blocks (whole documents, with clusters) are redrawn, the same for both curves at all steps.
     ``weight_B`` are the blocks' token counts. ``low`` and ``high`` are the 95 % interval over
-    replicates that arrive, ``never_share`` counts the others.
+    replicates that reach the target, ``never_share`` counts the others.
     """
     labels = np.arange(len(weight_B)) if cluster_B is None else cluster_B
     _, owner_B = np.unique(labels, return_inverse=True)
@@ -178,7 +178,7 @@ CONTEXT_BINS = 8
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one run folder says."""
+    """The contents of one run folder."""
 
     folder: Path
     config: RunConfig
@@ -187,7 +187,7 @@ class RunRecord:
     nll: list[float]
     nll_se: list[float | None]
     seconds: list[float]
-    """Training time at each evaluation; evaluation and saving are not in it."""
+    """Training time at each evaluation, excluding evaluation and saving."""
     block_nll_EB: Floats
     last: Likelihood
     train_lines: list[dict[str, Any]]
@@ -233,12 +233,17 @@ def read_run(folder: Path) -> RunRecord:
     lines = _whole_lines(folder / "metrics.jsonl")
     checks, train = ([r for r in lines if r["kind"] == kind] for kind in ("validation", "train"))
     if not checks or checks[-1]["step"] != config.train.steps:
+        what = f"{folder} has no validation at its last step {config.train.steps}"
+        if config.validation.every == "never":
+            raise UserError(
+                f"{what}: it was trained with --validation.every never; train it again with, e.g., "
+                f"--validation.every '{max(1, config.train.steps // 10)} steps'"
+            )
         raise UserError(
-            f"{folder} has no validation at its last step {config.train.steps}; finish it with "
-            f"bellmask train {folder} --out {folder} --resume auto"
+            f"{what}; finish it with bellmask train {folder} --out {folder} --resume auto"
         )
     if not train:
-        raise UserError(f"{folder / 'metrics.jsonl'} has no line of training metrics")
+        raise UserError(f"{folder / 'metrics.jsonl'} has no training metrics")
     likelihoods = []
     for line in checks:
         path = folder / "validation" / f"step-{line['step']:09d}.npz"
@@ -274,7 +279,7 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
         for name in _READ.get(line["kind"], ()):
             value, may_be_none = line.get(name, ""), name in _MAY_BE_NONE
             if not (value is None or is_number(value) if may_be_none else is_finite(value)):
-                raise UserError(f"{path}, step {line['step']}: {name} is no number")
+                raise UserError(f"{path}, step {line['step']}: {name} is not a number")
     return lines
 
 
@@ -288,7 +293,7 @@ _SAME_BUDGET = ("train.steps", "train.batch_size", "train.random_length_fraction
 
 
 def check_comparable(runs: list[RunRecord]) -> None:
-    """Refuse, saying why, runs whose text, tokenizer, evaluation masks or budget differ."""
+    """Reject, with the reason, runs that differ in text, tokenizer, evaluation masks or budget."""
     first = runs[0]
     masked = [run for run in runs if not run.last.is_causal]
     for other in runs[1:]:
@@ -368,13 +373,13 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
 
 
 def _check_one_thing(entry: Entry, first: RunRecord) -> None:
-    """Refuse a seed of a variant that differs from its first one in more than the seed."""
+    """Reject a run of a variant that differs from its first one in more than the seed."""
     own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
     differing = _differing(entry.record, first)
     others = ", ".join(o for o in differing if o not in own and not is_free_option(o))
     if others:
         pair = f"{first.folder} and {entry.record.folder}"
-        raise UserError(f"{pair} are both {entry.variant}, but differ in {others}")
+        raise UserError(f"{pair} are both {entry.variant} but differ in {others}")
 
 
 def _differing(run: RunRecord, base: RunRecord) -> dict[str, Any]:
@@ -388,7 +393,7 @@ def _final_nll(runs: Runs) -> float:
 
 
 def _rank(runs: Runs) -> tuple[int, float]:
-    """Grid points by their mean final NLL, among those where most seeds survived."""
+    """Grid points by their mean final NLL, among those with the most finished seeds."""
     mean = _final_nll(runs) if runs else math.nan
     return -len(runs), math.inf if math.isnan(mean) else mean
 
@@ -410,7 +415,7 @@ def _variant(name: str, chosen: Mapping[str, Runs], reference: str) -> dict[str,
         if diverged:
             raise UserError(
                 f"{run.folder} diverged: its NLL at step {diverged[0]} is not finite; leave it "
-                "out, or train it with a lower rate"
+                "out, or train it with a lower learning rate"
             )
     paired = sorted(runs.keys() & base.keys())
     if not paired:
@@ -447,7 +452,7 @@ def _compare(
     is_bound = any(one["is_bound"] for one in found)
 
     def mean_of(key: str) -> dict[str, Any] | None:
-        """Over seeds; no number unless all arrived, no interval for a bound."""
+        """Summary over seeds; no number unless all reached the target, no interval for a bound."""
         ratios = [one[key] for one in found if one[key] is not None]
         if len(ratios) < len(found):
             return None
@@ -470,7 +475,7 @@ def _compare(
 
 
 def _progress(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """How much the reference has learned: below the unigram, and of the way to an ARM."""
+    """How much the reference has learned: below the unigram, and progress toward an ARM."""
     unigram, variants = summary["unigram_nll"], summary["variants"]
     if unigram is None:
         return {"below_unigram": None, "share_to_arm": None}
@@ -493,8 +498,8 @@ def _grid_row(point: str, runs: Mapping[str, Runs], reference: str) -> dict[str,
 
 
 def write_json(path: Path, content: dict[str, Any], *, is_quiet: bool = False) -> None:
-    """Results as JSON; a note when the file held other ones."""
+    """Write results as JSON; print a note if it replaces different ones."""
     text = json.dumps(without_nan(content), indent=1, allow_nan=False) + "\n"
     if not is_quiet and path.exists() and path.read_bytes() != text.encode():
-        print(f"note: {path.parent} held other results, which are replaced")
+        print(f"note: replacing different results in {path.parent}")
     write_text(path, text)

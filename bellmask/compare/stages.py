@@ -56,9 +56,9 @@ VARIANTS = ("base", "bell")
 class StagesOptions(TrainingOptions):
     """Continual pretraining {base, bell} x fine-tuning {base, bell}: the rows of Table 4.
 
-    Two adaptations begin with the same weights, two fine-tunings with each of them: six trainings
-    per seed. Then every model, also those that were not fine-tuned, is asked held-out examples.
-    Interrupt it at will; the same command continues where it stopped and measures nothing twice.
+    Two adaptations start from the same weights, and two fine-tunings from each of them: six runs
+    per seed. Then every model, fine-tuned or not, answers held-out examples.
+    If interrupted, the same command continues where it stopped.
     Writes results.json, table.md and curves.png/.svg.
 
     Examples:
@@ -74,30 +74,30 @@ class StagesOptions(TrainingOptions):
     """
 
     suite: Literal["cpt_sft"] = "cpt_sft"
-    """This suite."""
+    """Name of the suite."""
     cpt: str = "cpt_tiny"
-    """Continual pretraining: a preset, config file or run folder, and options, in quotes; base and
+    """Continual pretraining: a preset, config file or run folder, with options, in quotes; base and
     bell differ from it only in framework, law, schedule and objective."""
     sft: str = "sft_tiny"
-    """Fine-tuning, given alike. It starts from the last step of the continual pretraining."""
+    """Fine-tuning, in the same format; it starts from the last step of continual pretraining."""
     start: str | None = None
     """Where both adaptations start, in place of --cpt's own start.model: a run folder, an export or
     a Hugging Face causal LM."""
     examples: int = 256
-    """Held-out examples that are asked; 0: all."""
+    """Number of held-out examples; 0 means all."""
     gap: Literal["fixed", "own"] = "fixed"
     """fixed: the gap to fill has the same length for all examples. own: the response's own,
-    rounded up to sft.round_to as in training, which tells a little about the answer."""
+    rounded up to sft.round_to as in training, which reveals a little about the answer."""
     length: int | None = None
-    """Tokens of a fixed gap. Default: what nine in ten training responses need."""
+    """Tokens of a fixed gap. Default: enough for nine in ten training responses."""
     sampling_seeds: int = 5
-    """How often each example is asked: mean and deviation are over these seeds."""
+    """Number of answers sampled per example; mean and deviation are over these seeds."""
     sampling: Sampling = field(default_factory=Sampling)
-    """How answers are sampled. Steps by default: the fine-tuning's validation.sample_steps."""
+    """How answers are sampled; default steps: the fine-tuning's validation.sample_steps."""
     batch_size: int = 64
-    """Examples per forward pass when asking; no answer depends on it."""
+    """Examples per forward pass; does not change answers."""
     out: str | None = None
-    """Where results go; default runs/compare-CPT-SFT."""
+    """Folder for the results; default: runs/compare-CPT-SFT."""
 
 
 # Planning
@@ -128,7 +128,7 @@ class StagePlan:
 def plan_stages(cpt: RunConfig, sft: RunConfig, options: TrainingOptions) -> StagePlan:
     """Every training of the suite; the data of both stages is prepared, nothing is trained."""
     if cpt.sft.train is not None:
-        raise UserError("--cpt is continual pretraining on text: leave its --sft options out")
+        raise UserError("--cpt is continual pretraining on text: omit its --sft options")
     if sft.sft.train is None:
         raise UserError(
             "--sft needs prompts and responses: a preset that has them, such as sft_tiny, or "
@@ -216,7 +216,7 @@ def compare_stages(
         outcomes = _outcomes(plan, exam, options.quiet)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            "interrupted; trainings and answers are saved, and the same command continues with them"
+            "interrupted; runs and answers are saved, and the same command continues"
         ) from None
     results = without_nan({**_describe(cpt, sft, exam), **summarize_stages(outcomes)})
     write_json(out / "results.json", results, is_quiet=options.quiet)
@@ -232,7 +232,7 @@ def _exam(plan: StagePlan, sft: RunConfig, options: StagesOptions) -> Exam:
         sampling = replace(sampling, steps=sft.validation.sample_steps)
     length = plan.length if options.length is None else options.length
     if options.gap == "fixed" and not 1 <= length < block:
-        raise UserError(f"--length {length}: rows have {block} tokens, and a prompt needs room too")
+        raise UserError(f"--length {length} leaves no room for a prompt in rows of {block} tokens")
     gap: Gap = "own" if options.gap == "own" else length
     examples = plan.valid.slice(0, min(options.examples or len(plan.valid), len(plan.valid)))
     seeds = tuple(range(options.sampling_seeds))
@@ -382,7 +382,7 @@ def stage_notes(results: Mapping[str, Any]) -> list[str]:
     low, high = asked["own_gaps"]
     gap = f"{asked['gap']} tokens for every answer (in training {low} to {high})"
     if asked["gap"] == "own":
-        gap = "each answer's own length, rounded up as in training, which tells a little about it"
+        gap = "each answer's own length, rounded up as in training, which reveals a little about it"
     steps = "" if sampling["steps"] is None else f", at most {sampling['steps']} steps"
     over = f"{seeds} paired training seeds" + (", with a 95 % t-interval" if seeds > 2 else "")
     if seeds == 1:
@@ -416,7 +416,7 @@ def stage_markdown(results: Mapping[str, Any]) -> str:
 
 # Validation curves of the four fine-tunings
 
-COLOURS = {"base": "tab:red", "bell": "tab:blue"}
+COLORS = {"base": "tab:red", "bell": "tab:blue"}
 STYLES = {"base": "--", "bell": "-"}
 """Color says which continual pretraining, the line which fine-tuning."""
 
@@ -427,7 +427,7 @@ def stage_figure(results: Mapping[str, Any]) -> Figure:
     for row in results["rows"]:
         if row["section"] == "sft":
             label = f"CPT {row['cpt']}, SFT {row['sft']} ({100 * row['exact_match']:.1f} % exact)"
-            look = {"color": COLOURS[row["cpt"]], "linestyle": STYLES[row["sft"]]}
+            look = {"color": COLORS[row["cpt"]], "linestyle": STYLES[row["sft"]]}
             draw_runs(axes, row["runs"], "steps", label, **look)
     y = "validation NLL bound of responses (nats per token)"
     finish_axes(axes, "fine-tuning step", y, legend=0)
@@ -454,7 +454,7 @@ def main(args: Sequence[str]) -> int:
     if options.start is not None:
         cpt = replace(cpt, start=replace(cpt.start, model=options.start, architecture=None)).check()
     if options.gap == "own" and options.length is not None:
-        raise UserError("--length is of a fixed gap; leave it or --gap own out")
+        raise UserError("--length cannot be combined with --gap own")
     out = Path(options.out or f"runs/compare-{cpt_name}-{sft_name}")
     check_folder(str(out))
     check_folder(options.runs, "--runs")
@@ -477,8 +477,8 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
     words = split_words(text, f"{option} {text!r}")
     if not words or words[0].startswith("-"):
         raise UserError(
-            f"{option} begins with a preset, as in {option} '{option[2:]}_tiny --train.steps 300'; "
-            f"got {text!r}"
+            f"{option} must begin with a preset, as in {option} '{option[2:]}_tiny --train.steps "
+            f"300'; got {text!r}"
         )
     own, rest = split_args(PresetOptions, words, option)
     options = parse_options(PresetOptions, None, own, option)
@@ -487,7 +487,7 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
         name = word.split("=")[0].replace("_", "-")
         if option == "--sft" and name in _FROM_CPT:
             raise UserError(
-                f"--sft: {name} is decided, as fine-tuning starts from the last step of the "
-                "continual pretraining; leave it out"
+                f"--sft: {name} cannot be set: fine-tuning starts from the last step of the "
+                "continual pretraining"
             )
     return resolve(options, rest, option)

@@ -33,13 +33,13 @@ class Variant:
     name: str
     options: tuple[str, ...]
     is_custom: bool = False
-    """True for options of the user's own, which go over the shared ones as they are."""
+    """True for the user's own options, which override the shared ones."""
     rate: float = 1.0
     warmup: float = 1.0
-    """The learning rate and its warm-up, over the shared ones."""
+    """Factors of the shared learning rate and warm-up."""
 
     def apply(self, shared: RunConfig, grid: Sequence[str] = ()) -> RunConfig:
-        """The shared config with the variant's options; those of a grid point replace them."""
+        """The shared config with the variant's options, then those of a grid point."""
         if not self.is_custom:  # a named variant decides all of these sections
             given, default = shared.objective, ObjectiveOptions()
             floor = given.time_floor if "nelbo" in self.options else default.time_floor
@@ -74,7 +74,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "aoarm": ("--framework aoarm", ()),
 }
 """Name → its options, and those that its numbers set; 0.5 and 0.1 where they are left out. The last
-three are causal models on the same trunk."""
+three are causal models on the same backbone."""
 
 FAST = f"bell+muon+conv+{_RATE}+{_WARMUP}"
 """What ``fast`` is short for: the recipe of the presets ``X_fast``, its parts by name."""
@@ -100,13 +100,13 @@ def split_words(text: str, where: str) -> list[str]:
 
 
 def parse_variant(text: str) -> Variant:
-    """The variant that a text names; UserError with the nearest names otherwise."""
+    """Parse a variant; a UserError suggests the nearest names."""
     label, is_custom, options = text.partition("=")
     if is_custom:
         if not _LABEL.fullmatch(label) or label == "arm" or not options.startswith("--"):
             raise UserError(
-                f"write a variant of your own as 'LABEL=--option value', not {text!r}; a label has "
-                "letters, digits, spaces and . + - _, begins with one of the first two, not 'arm'"
+                f"write your own variant as 'LABEL=--option value', not {text!r}; a label has "
+                "letters, digits, spaces and . + - _, starts with a letter or digit, is not 'arm'"
             )
         return Variant(label, tuple(split_words(options, f"variant {text!r}")), is_custom=True)
     name, *suffixes = text.split("+")
@@ -125,8 +125,8 @@ def parse_variant(text: str) -> Variant:
     found = {suffix: _FACTOR.fullmatch(suffix) for suffix in suffixes}
     factors = {one[1]: float(one[2]) for one in found.values() if one}
     if len(factors) < sum(bool(_FACTOR.fullmatch(suffix)) for suffix in suffixes):
-        raise UserError(f"variant {text!r} has a factor twice ({FAST} is what fast is short for)")
-    known = {**SUFFIXES, "lrNUMBER": "", "warmupNUMBER": ""}
+        raise UserError(f"variant {text!r} sets a factor twice (fast is short for {FAST})")
+    known = {**SUFFIXES, "lrFACTOR": "", "warmupFACTOR": ""}
     more = [look_up("variant suffix", suffix, known) for suffix in suffixes if not found[suffix]]
     given = [f"{option} {value}" for option, value in zip(takes, values)]
     words = tuple(" ".join([options, *given, *more]).split())
@@ -143,14 +143,14 @@ def parse_variants(texts: Sequence[str]) -> list[Variant]:
 
 
 def check_shared(args: Sequence[str], files: Sequence[str] = (), where: str = "") -> None:
-    """Refuse options for all variants that the variants themselves decide, also in files."""
+    """Reject shared options, also in files, that the variants set themselves."""
     given = [arg.split("=")[0].replace("_", "-") for arg in args]
     for file in files:
         given += [arg for arg in to_args(read_tree(Path(file))) if arg.startswith("--")]
     for name in given:
         if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
             raise UserError(
-                f"{where}{name} is decided by the variants; leave it out, or compare a variant of "
+                f"{where}{name} is set by the variants; omit it, or compare a variant of "
                 f"your own: 'NAME={name} ...'"
             )
 

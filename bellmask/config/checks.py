@@ -1,7 +1,7 @@
-"""Options that cannot work, alone or together, found before anything starts.
+"""Checks of options, alone and in combination, before anything starts.
 
-Each problem says what was given, what is allowed and what to change. Ranges, and options that
-belong to others, are marks on the fields themselves (:class:`bellmask.config.options.Marks`).
+Each message says what was given, what is allowed and what to change. Ranges, and options that
+depend on others, are declared on the fields (:class:`bellmask.config.options.Marks`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from bellmask.config.config import Option, RunConfig
 
 FROM_START = "start"
-"""What ``data.tokenizer`` says where the tokenizer came with the weights."""
+"""``data.tokenizer`` of a run whose tokenizer came with the weights."""
 MOST = 2**53
-"""Of whole numbers in general; what would only fill memory is limited further."""
+"""Limit of integers; options that would only fill memory have lower ones."""
 
 
 def find_problems(
     config: RunConfig, values: Mapping[str, Any], options: Iterable[Option]
 ) -> list[str]:
-    """All that is wrong with a config, one sentence each; empty when nothing is."""
+    """All problems of a config, one sentence each."""
     found = [problem for option in options for problem in _marked(option, values)]
     for find in (_start, _causal_lm, _data, _model, _times, _train):
         found += find(config)
@@ -33,7 +33,7 @@ def find_problems(
 
 
 def _marked(option: Option, values: Mapping[str, Any]) -> Iterator[str]:
-    """What the marks of an option refuse."""
+    """Violations of an option's declared limits."""
     name, marks, value = option.path, option.marks, values[option.path]
     given = f"{name}={value!s:.40}"
     for item in value if isinstance(value, list) else [value]:
@@ -59,49 +59,49 @@ def _marked(option: Option, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _start(config: RunConfig) -> Iterator[str]:
-    """What is wrong with where the weights come from, and with fine-tuning."""
+    """Problems with the initial weights and with fine-tuning."""
     start, sft, tokenizer = config.start, config.sft, config.data.tokenizer
     name = config.framework.name
     if start.model is not None and start.architecture is not None:
-        yield "start.model brings its own architecture: leave start.architecture out"
+        yield "start.model has its own architecture; omit start.architecture"
     if "" in (start.model, start.architecture):
-        yield "start.model and start.architecture must not be empty; leave them out instead"
+        yield "start.model and start.architecture must not be empty; omit them instead"
     if start.fresh and start.mask_token is not None:
-        yield "start.mask_token names a row of pretrained weights: it does not go with start.fresh"
+        yield "start.mask_token needs pretrained weights; it cannot be combined with start.fresh"
     if start.model is None and tokenizer == FROM_START:
         yield "data.tokenizer=start needs start.model"
     if start.model is not None and tokenizer not in (DataOptions.tokenizer, FROM_START):
-        yield f"data.tokenizer={tokenizer}: the tokenizer comes with start.model; leave it out"
+        yield f"data.tokenizer={tokenizer}: the tokenizer comes with start.model; omit this option"
     if start.model is None and start.architecture is None:
         if start.anneal_steps != 1:
-            yield "start.anneal_steps opens a causal LM: it needs start.model or start.architecture"
+            yield "start.anneal_steps is for causal LMs: it needs start.model or start.architecture"
         if config.model.backbone != "dit":
             yield f"model.backbone={config.model.backbone} needs start.model or start.architecture"
         if sft.train is not None and name != "mdm":
-            yield f"sft.train: prompts and responses are for framework mdm, not {name}"
+            yield f"sft.train needs framework mdm, not {name}"
     if sft.counts and "tasks" not in [
         str(examples).split(":")[0] for examples in (sft.train, sft.valid)
     ]:
-        yield "sft.counts are those of --sft.train tasks"
+        yield "sft.counts needs --sft.train tasks"
 
 
 def _causal_lm(config: RunConfig) -> Iterator[str]:
-    """What a pretrained backbone cannot do."""
+    """Options that a pretrained backbone does not support."""
     if config.model.backbone != "causal_lm" and config.start.architecture is None:
         return
     name, tokenizer = config.framework.name, config.data.tokenizer
     if name not in ("mdm", "arm"):
-        yield f"framework {name} needs our own trunk; a causal LM can be mdm or arm"
+        yield f"framework {name} needs the built-in DiT; a causal LM can be mdm or arm"
     if config.model.modulation != "constant":
-        yield "model.modulation=time needs our own trunk: a causal LM is not told times"
+        yield "model.modulation=time needs the built-in DiT: a causal LM takes no times"
     if config.model.local_conv and name != "mdm":
         yield f"model.local_conv on a causal LM is for framework mdm, not {name}"
     if config.data.pads == "noised":
-        yield "data.pads=noised is for our own trunk"
+        yield "data.pads=noised needs the built-in DiT"
     if tokenizer.startswith("symbols:"):
-        yield f"data.tokenizer={tokenizer} has no BOS, which a causal LM begins with"
+        yield f"data.tokenizer={tokenizer} has no BOS, which a causal LM needs"
     if config.data.block_length < 2:
-        yield "a causal LM predicts from what is before: data.block_length must be at least 2"
+        yield "a causal LM needs data.block_length of at least 2"
 
 
 def _data(config: RunConfig) -> Iterator[str]:
@@ -109,13 +109,13 @@ def _data(config: RunConfig) -> Iterator[str]:
     if data.wrap and data.block_length < 3:
         yield f"data.wrap needs data.block_length of at least 3, got {data.block_length}"
     if data.document_attention and data.insert_eos is False:
-        yield "data.document_attention tells documents apart by EOS: it needs data.insert_eos"
+        yield "data.document_attention separates documents by EOS: it needs data.insert_eos"
 
 
 def _model(config: RunConfig) -> Iterator[str]:
     width, heads, near = config.model.width, config.model.num_heads, config.model.local_conv
     if near and near % 2 == 0:
-        yield f"model.local_conv={near} must be odd, the token itself and its neighbors: 3, 5, ..."
+        yield f"model.local_conv={near} must be odd: 3, 5, ..."
     is_own = config.start.model is None and config.start.architecture is None
     if is_own and heads >= 1 and (width % heads or (width // heads) % 2):
         good = [h for h in range(1, min(width, 64) + 1) if width % (2 * h) == 0]
@@ -126,16 +126,16 @@ def _model(config: RunConfig) -> Iterator[str]:
 
 
 def _times(config: RunConfig) -> Iterator[str]:
-    """Of laws, schedules and objectives."""
+    """Problems with laws, schedules and objectives."""
     framework, law, name = config.framework.name, config.law, config.objective.name
     given = {"law": law, "schedule": config.schedule, "objective": config.objective}
     if framework != "mdm" and given != TIMELESS:
         yield (
-            f"framework {framework} has no times: leave --law, --schedule and --objective out, "
-            "with all that belongs to them"
+            f"framework {framework} has no times: omit --law, --schedule and --objective "
+            "and their options"
         )
     if law.name == "dirac" and law.mu is not None and not 0 < law.mu <= 1:
-        yield f"law dirac needs 0 < law.mu <= 1 (at 0 nothing is ever masked), got {law.mu}"
+        yield f"law dirac needs 0 < law.mu <= 1 (at 0 nothing is masked), got {law.mu}"
     if law.name == "dirac" and name in ("nelbo", "importance"):
         yield (
             f"objective {name} needs a law with a density, and dirac has none; "

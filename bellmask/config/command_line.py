@@ -1,4 +1,4 @@
-"""Command lines: each subcommand is a dataclass read by tyro; some take the options of a run too.
+"""Command lines: each subcommand is a dataclass parsed by tyro; some also take options of a run.
 
 This file also has the two commands about options themselves, ``bellmask config`` and ``presets``.
 """
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class PresetOptions:
-    """What commands share that build a run's options."""
+    """Options of commands that build a run."""
 
     preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")]
     """A name from 'bellmask presets', a run folder, or its config.json."""
     config: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FILE")
     ] = ()
-    """JSON or TOML file of options, over the preset and under the command line; may be repeated."""
+    """JSON or TOML file of options, applied after the preset and before the command line."""
 
 
 def wants_help(args: Sequence[str]) -> bool:
@@ -57,12 +57,12 @@ def parse_command(kind: type[T], args: Sequence[str], *, command: str) -> T:
 
 
 def parse_run_command(kind: type[T], args: Sequence[str], *, command: str) -> tuple[T, list[str]]:
-    """(a command's own options, those of a run), for commands that take a preset and both.
+    """Split arguments into (a command's own options, options of a run).
 
     Positional arguments come before the first option. Options of a run are applied later, by
     :func:`resolve`; the help shows them with the defaults of the preset that is given before it.
     """
-    needs = f"a preset first: {', '.join(families())}, ..."
+    needs = f"a preset as its first argument: {', '.join(families())}, ..."
     return _parse_both(
         kind, args, command, needs, lambda name: start_config(name) if name else RunConfig()
     )
@@ -70,25 +70,27 @@ def parse_run_command(kind: type[T], args: Sequence[str], *, command: str) -> tu
 
 @dataclass(frozen=True)
 class DataSection:
-    """Options of a run's data."""
+    """Data options of a run."""
 
     data: DataOptions = field(default_factory=DataOptions)
 
 
 def parse_data_command(kind: type[T], args: Sequence[str], *, command: str) -> tuple[T, list[str]]:
-    """(a command's own options, those of ``--data``), for commands that take a corpus and both."""
-    needs = "a corpus or a path first ('bellmask data list')"
+    """Split arguments into (a command's own options, ``--data`` options)."""
+    needs = "a corpus or a path as its first argument ('bellmask data list')"
     own, rest = _parse_both(kind, args, command, needs, lambda name: DataSection())
     for name in (arg.partition("=")[0] for arg in rest if arg.startswith("--")):
         if not name.startswith("--data."):
-            raise UserError(f"bellmask {command}: unknown option {name}; it takes --data options")
+            raise UserError(
+                f"bellmask {command}: unknown option {name}; it takes --data options only"
+            )
     return own, rest
 
 
 def _parse_both(
     kind: type[T], args: Sequence[str], command: str, needs: str, find: Callable[[str], Any]
 ) -> tuple[T, list[str]]:
-    """(a command's own options, others); the help shows those that ``find`` gives."""
+    """(a command's own options, others); help also shows the options that ``find`` returns."""
     own, rest = split_args(kind, args, command)
     name = "" if not own or own[0].startswith("-") else own[0]
     if wants_help(args):
@@ -103,16 +105,40 @@ def _parse_both(
 
 def _print_help(kind: Any, default: Any, command: str) -> None:
     about = inspect.cleandoc(kind.__doc__ or "").replace("Examples:\n", "Examples:\n\n")
+    about = "\n\n".join(" ".join(part.split()) for part in about.split("\n\n"))
     if kind is RunConfig:
         about = "Options of a run."
-    with contextlib.suppress(SystemExit):
+    with contextlib.suppress(SystemExit), _joined_lines():
         tyro.cli(
             kind, default=default, args=["--help"], prog=f"bellmask {command}", description=about
         )
 
 
+@contextlib.contextmanager
+def _joined_lines() -> Iterator[None]:
+    """Descriptions of options without the line breaks of the source.
+
+    tyro joins lines only where they are not indented, as those of a field's docstring are.
+    """
+    import docstring_parser
+
+    parse = docstring_parser.parse_from_object
+
+    def parse_joined(*args: Any, **options: Any) -> docstring_parser.Docstring:
+        parsed = parse(*args, **options)
+        for field_doc in parsed.params:
+            field_doc.description = " ".join((field_doc.description or "").split())
+        return parsed
+
+    docstring_parser.parse_from_object = parse_joined
+    try:
+        yield
+    finally:
+        docstring_parser.parse_from_object = parse
+
+
 def flags_of(kind: Any) -> Iterator[tuple[str, int]]:
-    """(option as it is typed, number of its values, 0 or 1) of a command that takes others too."""
+    """(option as typed, number of values: 0 or 1) of each option of a command."""
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         about = typing.get_args(hint) if typing.get_origin(hint) is Annotated else ()
         if tyro.conf.Positional in about:
@@ -137,7 +163,7 @@ def split_args(kind: Any, args: Sequence[str], command: str) -> tuple[list[str],
         else:
             flag, is_joined, _ = arg.partition("=")
             if not flag.startswith("-"):
-                raise UserError(f"bellmask {command}: give {flag} before the first option")
+                raise UserError(f"bellmask {command}: put {flag} before the first option")
             flag = flag.replace("_", "-")
             target = own if flag in flags else rest
             values_left = 0 if is_joined else flags.get(flag, len(args))  # others may take many
@@ -162,13 +188,13 @@ def take_option(args: list[str], name: str) -> list[str]:
 
 
 def families() -> list[str]:
-    """Presets without those that derive from another one: NAME_base, NAME_bell, NAME_arm, ..."""
+    """Presets that do not derive from another one (NAME_base, NAME_bell, NAME_arm, ...)."""
     derived = ("_base", "_bell", "fast", "_arm", "_aoarm")
     return [name for name in PRESETS if not name.endswith(derived)]
 
 
 def start_config(name: str) -> RunConfig:
-    """The config of a preset, of a config file, or of a run folder."""
+    """The config of a preset, config file or run folder."""
     path = Path(name)
     if path.is_dir() and (path / "config.json").exists():
         return load_config(path / "config.json")
@@ -190,7 +216,7 @@ def resolve(options: PresetOptions, args: Sequence[str], where: str) -> tuple[st
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigShowOptions(PresetOptions):
-    """Print all options of a run as JSON, defaults filled in.
+    """Print all options of a run as JSON, including defaults.
 
     Examples:
     bellmask config show lm1b --optim.lr 1e-4
@@ -199,7 +225,7 @@ class ConfigShowOptions(PresetOptions):
 
 @dataclass(frozen=True)
 class ConfigDiffOptions:
-    """Print the options in which two runs differ.
+    """Print the options that differ between two runs.
 
     Examples:
     bellmask config diff tiny_base tiny_bell
@@ -207,10 +233,10 @@ class ConfigDiffOptions:
     bellmask config diff lm1b runs/mine/config.json
     """
 
-    left: Annotated[str, tyro.conf.Positional]
+    left: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FIRST")]
     """Preset, config file or run folder."""
-    right: Annotated[str, tyro.conf.Positional]
-    """Another one."""
+    right: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SECOND")]
+    """Preset, config file or run folder to compare it with."""
 
 
 def config_main(args: Sequence[str]) -> int:
@@ -259,8 +285,8 @@ def presets_main(args: Sequence[str]) -> int:
     parse_command(PresetsOptions, args, command="presets")
     for name in families():
         print(f"{name:<15} {(PRESETS[name].__doc__ or '').strip().splitlines()[0]}")
-    print("each but arm_tiny also as NAME_base (NELBO, uniform times) and NAME_bell (as NAME);")
-    print("those before arm_tiny also as causal models: NAME_arm, NAME_sigma_arm, NAME_aoarm;")
-    print("and as NAME_fast, our fastest recipe (docs/performance.md); fast is tiny_fast;")
-    print("sft_tiny and sft_tasks also as NAME_CPT_SFT, base or bell at each stage (Table 4)")
+    print("All but arm_tiny exist as NAME_base (NELBO, uniform times) and NAME_bell (= NAME).")
+    print("Those before arm_tiny exist as causal models (NAME_arm, NAME_sigma_arm, NAME_aoarm)")
+    print("and as NAME_fast, the fast recipe (docs/performance.md); fast is tiny_fast.")
+    print("sft_tiny and sft_tasks exist as NAME_CPT_SFT, base or bell at each stage (Table 4).")
     return 0

@@ -1,8 +1,8 @@
-"""The tree of a run's options, where its values come from, and the checks that span opt.
+"""The tree of a run's options: where values come from, and how they are checked.
 
 Precedence, lowest first: the preset, then the file given with ``--config`` (JSON or TOML, any
-subset of options), then the command line. Each layer goes through the same typed parser, so a
-misspelt option in a file is refused as one on the command line is. The resolved options go to
+subset of options), then the command line. All layers share one typed parser, so a
+misspelled option in a file is an error, as on the command line. The resolved options go to
 ``config.json`` in the run folder, and that file can be given in place of a preset.
 """
 
@@ -30,13 +30,13 @@ from bellmask.config.options import DEFAULT_ENCODINGS, TIMELESS, Affects, Marks
 from bellmask.utils.errors import UserError, unknown
 from bellmask.utils.files import load_json
 
-# Dataclasses of options and command lines: typed parsing, and the choices that options have.
+# Dataclasses of options and command lines: typed parsing, and choices.
 
 T = TypeVar("T")
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
-    """The names of a Literal, also inside Annotated, a union or a tuple; none for other types."""
+    """Names of a Literal, also inside Annotated, a union or a tuple; empty for other types."""
     if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)
     if typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType, tuple):
@@ -47,7 +47,7 @@ def _choices(kind: Any) -> tuple[str, ...]:
 
 
 def choices_of(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """(option, value, allowed) for every option that is a choice among names."""
+    """(option, value, allowed values) of every option with choices."""
     hints = typing.get_type_hints(type(options), include_extras=True)
     for option in dataclasses.fields(options):
         value = getattr(options, option.name)
@@ -58,16 +58,16 @@ def choices_of(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, tuple
 
 
 def _plain(text: str) -> str:
-    """The parser's message without colours and frames."""
+    """The parser's message without colors and frames."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip("│╭╮╰╯─| ") for line in text.splitlines()]
     lines = [line for line in lines if not re.match(r"^[-+]*$|^For full help", line)]
-    is_twice = len(lines) > 1 and lines[1].startswith(lines[0])  # a heading that is said again
+    is_twice = len(lines) > 1 and lines[1].startswith(lines[0])  # a repeated heading
     return "\n".join(lines[is_twice:])
 
 
 def _in_one_line(text: str) -> str:
-    """What the parser complains of, said shortly; its own words where they are not known."""
+    """The parser's message as one sentence; unchanged if it is not recognized."""
     told = " ".join(text.split())
     wrong = r"Error parsing (\S+): (invalid literal|could not convert)[^']*'(.*?)'"
     if found := re.search(wrong, told):
@@ -90,12 +90,12 @@ def _in_one_line(text: str) -> str:
         kind = "option" if found[1].startswith("-") else "argument"
         return f"unknown {kind} {found[1]}{hint}"
     if found := re.search(r"Missing from [a-z\s-]+: (\S+)", told):
-        return f"{found[1]} is missing; --help says more"
+        return f"{found[1]} is missing; see --help"
     return text
 
 
 def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) -> T:
-    """Typed parsing of ``args`` over ``default``; every fault becomes one :class:`UserError`."""
+    """Typed parsing of ``args`` over ``default``; all errors become a :class:`UserError`."""
     import tyro
 
     if own := [arg for arg in args if arg.startswith("--tyro-")]:  # the parser's, some write files
@@ -105,7 +105,7 @@ def parse_options(kind: type[T], default: Any, args: Sequence[str], where: str) 
         with contextlib.redirect_stderr(stream):
             return tyro.cli(kind, default=default, args=list(args), prog=where)
     except SystemExit as stop:
-        if stop.code in (0, None):  # help, asked for in the place of a value
+        if stop.code in (0, None):  # --help in place of a value
             raise UserError(f"{where}: a value is missing before --help or -h") from None
         raise UserError(f"{where}: {_in_one_line(_plain(stream.getvalue()))}") from None
 
@@ -132,7 +132,7 @@ class RunConfig:
     log: opt.LogOptions = field(default_factory=opt.LogOptions, metadata={"affects": "nothing"})
 
     def check(self) -> RunConfig:
-        """The config itself, or a :class:`UserError` that names everything that cannot work."""
+        """Return the config, or raise a :class:`UserError` that lists every problem."""
         for name, value, choices in choices_of(self):
             for item in value if isinstance(value, tuple) else (value,):
                 if str(item) not in choices:
@@ -149,7 +149,7 @@ class RunConfig:
         return override(self, to_args(options)).check()
 
     def resolved(self) -> RunConfig:
-        """With the defaults of the framework, law and schedule written out."""
+        """The config with the defaults of framework, law and schedule filled in."""
         values, found = self.flat(), self
         unset: dict[str, Any] = {"framework.encoding": DEFAULT_ENCODINGS.get(self.framework.name)}
         unset["framework.order_seed"] = self.train.seed
@@ -162,7 +162,7 @@ class RunConfig:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, ready for JSON."""
+        """Nested values for JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def flat(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a run, as the field that describes it says."""
+    """One option of a run."""
 
     path: str
     """``optim.weight_decay``."""
@@ -191,7 +191,7 @@ class Option:
     """In its section."""
     default: Any
     choices: tuple[str, ...]
-    """Empty for options that are no choice among names."""
+    """Empty for options without choices."""
     is_switch: bool
     """True for ``--x`` and ``--no-x``; a switch that may be None takes True or False as a value."""
     marks: Marks
@@ -231,9 +231,9 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def to_args(tree: Mapping[str, Any]) -> list[str]:
-    """Nested values as command-line arguments, so that files and commands share one parser.
+    """Nested values as command-line arguments, so that files and the command line share a parser.
 
-    Names that are no options are refused here: the parser has options of its own, some of which
+    Unknown names are rejected here: the parser has options of its own, some of which
     write files.
     """
     args: list[str] = []
@@ -242,7 +242,7 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
         option = run_options().get(path) or by_flag.get(path)
         if option is None:
             near = difflib.get_close_matches(path, run_options(), 3, 0.75)
-            hint = f"; perhaps you meant {' or '.join(near)}" if near else ""
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise UserError(f"unknown option {path!r}{hint}")
         if isinstance(value, bool) and option.is_switch:
             section, _, name = option.flag.rpartition(".")
@@ -255,7 +255,7 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _check_names(args: Sequence[str]) -> None:
-    """Refuse an unknown name for a choice with the nearest ones (the parser only lists all)."""
+    """Reject an unknown choice and suggest the nearest ones (the parser only lists all)."""
     by_flag = {option.flag: option for option in run_options().values() if option.choices}
     current: Option | None = None
     for arg in args:
@@ -292,7 +292,7 @@ def _typed(arg: str) -> list[str]:
 
 
 def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
-    """A law, schedule or framework that takes another's place inherits nothing that belongs to it.
+    """A law, schedule or framework that replaces another inherits none of its options.
 
     Causal frameworks have no times and look at no pads, unless ``args`` ask for them.
     """
@@ -357,7 +357,7 @@ def load_config(path: str | Path) -> RunConfig:
     missing = {f.name for f in dataclasses.fields(RunConfig)} - read_tree(Path(path)).keys()
     if missing:
         raise UserError(
-            f"{path} is not a whole config: it has nothing on {', '.join(sorted(missing))}; "
-            f"use it over a preset: bellmask train PRESET --config {path}"
+            f"{path} is not a complete config: {', '.join(sorted(missing))} is missing; "
+            f"use it with a preset: bellmask train PRESET --config {path}"
         )
     return override_with_file(RunConfig(), Path(path)).check()

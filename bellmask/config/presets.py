@@ -75,7 +75,7 @@ def sft_sharegpt(before: str = "sft_tasks") -> RunConfig:
 
 
 def cpt() -> RunConfig:
-    """Your own causal LM of up to a billion parameters becomes a masked model; on one GPU."""
+    """Your causal LM of up to a billion parameters becomes a masked model, on one GPU."""
     return RunConfig(
         data=opt.DataOptions(train="fineweb_edu", block_length=512, valid_fraction=0.001),
         start=opt.StartOptions(model="smollm2", anneal_steps=1000),
@@ -100,7 +100,7 @@ def cpt_7b() -> RunConfig:
 
 
 def sft(before: str = "cpt") -> RunConfig:
-    """The model that ``cpt`` left learns to answer; give your examples as --sft.train."""
+    """Fine-tune the model of ``cpt`` on prompts and responses; give your own as --sft.train."""
     return RunConfig(
         data=opt.DataOptions(block_length=512),
         sft=opt.SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4"),
@@ -141,7 +141,7 @@ def arm_tiny() -> RunConfig:
 
 
 def cpt_tiny() -> RunConfig:
-    """That causal LM becomes a masked model; attention opens over the first quarter."""
+    """That causal LM becomes a masked model; attention is annealed over the first quarter."""
     before = arm_tiny()
     return replace(
         before,
@@ -178,7 +178,7 @@ FAST_RATE, FAST_WARMUP = 2.0, 0.2
 
 
 def scaled(options: opt.OptimOptions, rate: float = 1.0, warmup: float = 1.0) -> opt.OptimOptions:
-    """The optimizer with so many times the learning rate and the steps of warm-up."""
+    """The optimizer with learning rate and warm-up steps multiplied by these factors."""
     steps = round(warmup * options.warmup_steps)
     return replace(options, lr=rate * options.lr, warmup_steps=steps)
 
@@ -191,7 +191,7 @@ def fast_of(family: Preset) -> RunConfig:
 
 
 def causal_of(family: Preset, framework: opt.FrameworkName) -> RunConfig:
-    """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same trunk, data and optimiser."""
+    """The same run as an ARM, sigma-ARM or AoARM (Sec. 2.1): same backbone, data and optimizer."""
     config = base_of(family)
     data = replace(config.data, pads="ignored")
     return replace(config, data=data, framework=opt.FrameworkOptions(framework))
@@ -211,7 +211,7 @@ def tiny() -> RunConfig:
 
 
 def small() -> RunConfig:
-    """The ablations' run: tiny in 300 BPE tokens, validated more often."""
+    """The ablations' run: tiny with a 300-token BPE vocabulary, validated more often."""
     return replace(
         tiny(),
         data=opt.DataOptions(train="wikitext2", tokenizer="bpe:300", block_length=64),

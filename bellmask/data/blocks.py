@@ -34,7 +34,7 @@ from bellmask.utils.rng import IndexPermutation, shuffle, stream_key
 # one document per row, ended by EOS (and begun by BOS when wrapped), cut at L or padded to it.
 #
 # A packer's state is a few numbers and less than one row of tokens, so preparing can stop anywhere
-# between documents and go on.
+# between documents and continue.
 
 PACKER_VERSION = 4
 """Part of every cache key; raise it when rows would come out differently."""
@@ -89,7 +89,7 @@ class Packer:
         self.num_documents += is_end
 
     def finish(self) -> Iterator[Row]:
-        """What is left, by the remainder rule."""
+        """The remaining tokens, by the remainder rule."""
         if self.rules.is_packed and self.rules.keep_remainder and len(self._buffer):
             yield self._row(self._buffer, self._owner)
         self._buffer = self._buffer[:0]
@@ -120,7 +120,7 @@ class Packer:
         return Row(np.concatenate([ids, padding]), len(ids), document)
 
     def state(self) -> tuple[int, list[int], int]:
-        """Between documents: what is needed to go on later."""
+        """The state between documents, to resume later."""
         return self.num_documents, self._buffer.tolist(), self._owner
 
 
@@ -286,7 +286,7 @@ def hold_out(
     if border < 1:
         raise UserError(
             f"{option} has {len(blocks)} row(s) of {blocks.block_length} tokens from "
-            f"{len(set(number))} document(s): too few to hold some out; give more, or "
+            f"{len(set(number))} document(s): too few to hold some out; provide more, or "
             f"--{option.partition('.')[0]}.valid"
         )
     return blocks.slice(0, border), blocks.slice(border, len(blocks))
@@ -346,14 +346,14 @@ def open_blocks(folder: Path, key: str) -> Blocks:
 
 
 def _damaged(folder: Path) -> UserError:
-    return UserError(f"the data cache {folder} is damaged; delete that folder and run again")
+    return UserError(f"the data cache {folder} is damaged; delete that folder and try again")
 
 
 # The cache: folders of blocks by fingerprint.
 
 
 def writable_cache(options: DataOptions) -> Path:
-    """The cache's folder, made if need be; UserError where that cannot be."""
+    """The cache folder, created if needed; UserError if it cannot be written."""
     cache = cache_folder(options.cache)
     try:
         (cache / "blocks").mkdir(parents=True, exist_ok=True)
@@ -375,7 +375,9 @@ class BlockFolder:
         self.per_shard = max(1, TOKENS_PER_SHARD // block_length)
 
     def blocks(self, make: Callable[[], None]) -> Blocks:
-        """From the cache; of processes that want the same new ones, the first makes them."""
+        """From the cache; if several processes need the same new blocks, the first prepares
+        them.
+        """
         if not (self.path / "card.json").exists():
             locks = self.path.parent.parent / "locks"
             locks.mkdir(exist_ok=True)
@@ -385,7 +387,7 @@ class BlockFolder:
         return open_blocks(self.path, self.key)
 
     def write_card(self, scratch: Path, **more: Any) -> None:
-        """The data card; a folder that has one is whole."""
+        """The data card; a folder with a card is complete."""
         card = {
             "fingerprint": self.key,
             "source": self.source.name,
@@ -401,7 +403,7 @@ class BlockFolder:
 # Step → global batch → this rank's slice: a function of (seed, step), without state.
 
 MIXTURE_PERIOD = 1000
-"""Mixture weights hold exactly in every run of this many samples."""
+"""Mixture weights are exact in every window of this many samples."""
 
 
 @dataclass(frozen=True)

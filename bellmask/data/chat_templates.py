@@ -9,7 +9,7 @@ auto    chat for conversations (examples that came with roles), plain for the re
 
 The response follows after a space, unless the prompt ends with white space. It ends with EOS, never
 with a template's own end mark. Special tokens that a template writes ("<|im_start|>") become
-their ids; the same letters inside a message are just text. A template is somebody else's program:
+their ids; the same letters inside a message are just text. A template is untrusted code:
 it runs in Jinja's sandbox, without a clock, so that rows do not depend on the day.
 """
 
@@ -37,7 +37,7 @@ Role = Literal["system", "user", "assistant"]
 
 @dataclass(frozen=True)
 class Message:
-    """What one side said."""
+    """A message and its role."""
 
     role: Role
     text: str
@@ -49,7 +49,7 @@ class Example:
 
     messages: tuple[Message, ...]
     is_conversation: bool = False
-    """It came with roles, so that ``--sft.template auto`` marks them."""
+    """The example had roles, which ``--sft.template auto`` marks."""
 
     @staticmethod
     def plain(prompt: str, response: str) -> Example:
@@ -62,7 +62,7 @@ class Example:
 
     @property
     def is_first_answer(self) -> bool:
-        """True when the assistant says nothing before its response."""
+        """True if the assistant says nothing before its response."""
         return all(message.role != "assistant" for message in self.prompt_messages)
 
     @property
@@ -77,7 +77,7 @@ are never spread over training and validation."""
 
 
 ExampleSource = Source[Numbered]
-"""Its ``read`` takes a Counter, which is told what was taken and what was left out, and why."""
+"""Its ``read`` takes a Counter of what was used and what was left out, and why."""
 
 
 # How messages become text.
@@ -101,7 +101,7 @@ The assistant gives helpful, detailed, and polite answers to the user's question
 
 @dataclass(frozen=True)
 class PromptPart:
-    """A stretch of a prompt: written by the template, or somebody's words."""
+    """A part of a prompt: written by the template, or a message's text."""
 
     text: str
     is_template: bool = False

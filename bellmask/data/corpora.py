@@ -31,23 +31,23 @@ from bellmask.data.readers import (
 from bellmask.data.wikipedia import pages_between
 from bellmask.utils.errors import UserError, look_up, unknown
 
-# Named corpora: where each comes from and by which rules it is read, written down once.
+# Named corpora: their sources and reading rules.
 #
-# A corpus fixes its source, splits, detokeniser, what a document is, and whether rows are wrapped;
+# A corpus fixes its source, splits, detokenizer, what a document is, and whether rows are wrapped;
 # every rule can be overridden by an option, and the data card says which were used.
 
 Split = Literal["train", "valid", "test"]
 TOY_PREFIX = "toy:"
 IMPORTED = "imported"
-"""What stands for the training text of a run that was trained elsewhere."""
+"""Stands for the training text of an imported run."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus and the rules it is read by; plain ones for files of one's own."""
+    """A corpus and the rules for reading it; defaults for the user's own files."""
 
     title: str
-    licence: str
+    license: str
     splits: dict[str, InWheel | HubSplit]
     """train, valid and test, those that exist; what the paper's recipes validate on is valid."""
     detokenizer: str = "none"
@@ -214,8 +214,8 @@ def find_policy(options: DataOptions, name: str) -> Corpus:
     Options about reading speak of the training corpus and of files; another named corpus keeps its
     own. Whether rows are wrapped is the training corpus's rule for all of a run's rows.
     """
-    licence = "see the repository" if name.startswith("hub:") else "yours to know"
-    plain = Corpus(name, licence, {}, documents="file")
+    terms = "see the repository" if name.startswith("hub:") else "not specified"
+    plain = Corpus(name, terms, {}, documents="file")
     corpus, first = CORPORA.get(name, plain), CORPORA.get(options.train, plain)
     given = options if name == options.train or name not in CORPORA else DataOptions()
     is_csv = given.from_files is not None and kind_of(given.from_files) == "csv"
@@ -250,8 +250,8 @@ def check_split(options: DataOptions, split: Split) -> None:
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
         given = options.valid or options.from_files or options.train
         raise UserError(
-            f"bellmask reads no test split of {given} (it does of {have}); use the valid split, "
-            "or a text of your own: --data.valid PATH in a training, --data PATH in evaluate"
+            f"there is no test split of {given} (only of {have}); use the valid split, "
+            "or your own text: --data.valid PATH in train, --data PATH in evaluate"
         )
 
 
@@ -269,7 +269,7 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
     if split != "train" and options.valid is not None:
         name, files = options.valid, None
     elif name == IMPORTED:
-        raise UserError("the run was imported: its training text is not here; give --data TEXT")
+        raise UserError("the run was imported without its training text; give --data TEXT")
     policy = find_policy(options, name)
     rule = look_up("document rule", policy.documents, DOCUMENT_RULES)
     if policy.spans:
@@ -311,14 +311,14 @@ def _open_named(
 def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> Source[Piece]:
     if is_toy(pattern):
         raise UserError(
-            f"{pattern} has no text to read, prepare or show: training draws its rows in memory; "
+            f"{pattern} has no text to read, prepare or show: its rows are drawn in memory; "
             "use it as --data.train of a run, with --data.tokenizer symbols:8"
         )
     if (on_hub := hub_address(pattern)) is not None:
         return hub_source(pattern, on_hub, rule=policy.documents, column=policy.column)
     if is_word(pattern):
         error = unknown("corpus", pattern, CORPORA)
-        raise UserError(f"{error}, and there is no file of that name") from None
+        raise UserError(f"{error}, and no such file exists") from None
     part = policy.splits.get("train")
     if policy.spans and isinstance(part, InWheel):
         for path in find_files(pattern):

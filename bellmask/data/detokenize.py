@@ -3,7 +3,7 @@
 LM1B, PTB, WikiText, LAMBADA and scientific papers come as spaced tokens ("it 's here ."). The
 perplexities of the SEDD and MDLM line of work are over text rejoined by fixed string rules, so
 the rules are part of the benchmark: they are kept as published, blemishes included (each noted at
-its row), and in the published order. A detokeniser is a pure function of one document; it takes
+its row), and in the published order. A detokenizer is a pure function of one document; it takes
 any text, and applying it twice is not always the same as once (a second pass may pair a closing
 quote with the next opening one).
 """
@@ -124,7 +124,7 @@ _PTB: tuple[DetokenizeRule, ...] = (
 
 
 DETOKENIZERS: dict[str, tuple[DetokenizeRule, ...]] = {
-    "none": (),  # AG News and OpenWebText are not tokenised
+    "none": (),  # AG News and OpenWebText are not tokenized
     "lm1b": _LM1B,
     "ptb": _PTB,
     "wikitext": _WIKITEXT,
@@ -136,5 +136,5 @@ DETOKENIZERS: dict[str, tuple[DetokenizeRule, ...]] = {
 
 
 def detokenizer(name: str) -> Callable[[str], str]:
-    """The detokeniser of that name; an unknown one is an error that lists them."""
-    return partial(_rejoin, rules=look_up("detokeniser", name, DETOKENIZERS))
+    """The detokenizer of that name; an unknown one is an error that lists them."""
+    return partial(_rejoin, rules=look_up("detokenizer", name, DETOKENIZERS))

@@ -63,7 +63,7 @@ def open_examples(source: str, counts: tuple[str, ...] = ()) -> ExampleSource:
         return open_tasks(None, counts)
     if kind in ("tasks", *_OPENERS) and sign and not Path(source).exists():
         if not rest:
-            raise UserError(f"{source!r}: what comes after {kind}: is missing")
+            raise UserError(f"{source!r}: a value after {kind}: is missing")
         return open_tasks(rest, counts) if kind == "tasks" else _OPENERS[kind](rest)
     if is_word(source):
         raise UserError(
@@ -195,7 +195,7 @@ def clean_conversation(record: Record, counts: Counter[str]) -> tuple[Message, .
 
 
 def open_sharegpt(address: str) -> ExampleSource:
-    """One example per answer; parts of one conversation are one document."""
+    """One example per answer; all examples of a conversation are one document."""
     source = open_records(address, f"sharegpt:{address}")
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
@@ -516,16 +516,16 @@ def load_example_blocks(
             f"sft.round_to={rules.round_to} tokens; make it longer, or --sft.round-to smaller"
         )
     if tokenizer.eos_id < 0:
-        raise UserError("examples end with EOS, which symbols do not have; use another tokenizer")
+        raise UserError(
+            "examples end with EOS, which the tokenizer symbols lacks; use another tokenizer"
+        )
     encoder = PromptEncoder(tokenizer, make_template(sft.template, tokenizer, chat_template))
     cache = writable_cache(data)
     sources = [open_examples(name, sft.counts) for name in (sft.train, sft.valid) if name]
     if sft.turns == "first":
         sources = [first_answers(source) for source in sources]
     if len({source.identity for source in sources}) < len(sources):
-        raise UserError(
-            f"sft.valid={sft.valid!r} holds the same examples as sft.train; leave it out"
-        )
+        raise UserError(f"sft.valid={sft.valid!r} has the same examples as sft.train; omit it")
 
     def prepare(source: ExampleSource) -> tuple[Blocks, dict[str, int]]:
         """Rows, and what became of the examples: rows, drops and why, tasks' shares."""
@@ -568,7 +568,7 @@ def _write(
         if not marks:
             reasons = ", ".join(f"{name}: {n}" for name, n in sorted(counts.items())) or "none read"
             raise UserError(
-                f"{source.name} gives no example that fits data.block_length="
+                f"{source.name} has no example that fits data.block_length="
                 f"{rules.block_length} ({reasons})"
             )
         columns = np.array(marks, dtype=np.int64).T

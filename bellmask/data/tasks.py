@@ -1,4 +1,4 @@
-"""Benchmark tasks: one table of all that is known of each, and where its records come from.
+"""Benchmark tasks: one table that describes each of them, and the sources of their records.
 
 A question function turns a raw record into a prompt and its answer. Fine-tuning mixes the training
 splits (``--sft.train tasks``); the paper's Table 4 and lm-eval score others. A new benchmark is a
@@ -242,7 +242,7 @@ class Stock:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """All that is known of a benchmark."""
+    """Description of a benchmark."""
 
     question: Callable[[Record], TaskQuestion | None]
     column: Column
@@ -260,11 +260,11 @@ class Benchmark:
     caution: str = ""
     """How the wheel's and the hub's records differ from what lm-eval scores."""
     advice: str = ""
-    """Where else it can be had."""
+    """Other places to get it."""
 
     @property
     def kind(self) -> TaskKind:
-        """What is asked, and how it is scored."""
+        """The task and its score."""
         return self.column.kind
 
     @property
@@ -391,7 +391,7 @@ def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
         look_up("task in sft.counts", name, counts)
     counts |= changed
     if not any(counts.values()):
-        raise UserError("sft.counts leaves no task anything to take")
+        raise UserError("sft.counts excludes every task")
     return counts
 
 
@@ -587,7 +587,7 @@ def _find(root: Path, names: Sequence[str], suffixes: Sequence[str], place: str)
 
 
 class MissingData(UserError):
-    """A task's records are nowhere to be found (``--skip-missing`` goes on without the task)."""
+    """A task's records are not available (``--skip-missing`` continues without the task)."""
 
 
 @dataclass(frozen=True)
@@ -622,14 +622,14 @@ def open_task(task: str, data_dir: str | None, cache: Path) -> TaskRecords:
         except UserError as error:
             reasons.append(str(error))
     raise MissingData(
-        f"{task}: no records. {'; '.join(reasons)}. Give a folder with {_looked_for(task)} by "
+        f"{task}: no records. {'; '.join(reasons)}. Give a folder with {_looked_for(task)} with "
         f"--data-dir, or leave the task out.{about.advice}"
     )
 
 
 def _loaded(task: str, records: list[Record], origin: str) -> TaskRecords:
     if not records:
-        raise UserError(f"{task}: there is not one record in {origin}")
+        raise UserError(f"{task}: there are no records in {origin}")
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")

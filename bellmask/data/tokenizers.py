@@ -30,7 +30,7 @@ MASK_SIGN = "␣"
 
 
 class Tokenizer(ABC):
-    """What the rest of the package knows of a tokenizer."""
+    """The tokenizer interface of the package."""
 
     num_tokens: int
     """V: ids that can be predicted."""
@@ -64,7 +64,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """All that is needed to make it again, ready for JSON."""
+        """Everything needed to recreate it, as JSON values."""
 
 
 class ByteTokenizer(Tokenizer):
@@ -111,7 +111,7 @@ class SymbolTokenizer(Tokenizer):
         letters = "".join(text.split())
         if odd := sorted(set(letters) - set(self._letters)):
             raise UserError(
-                f"symbols:{self.num_tokens} knows the letters {self._letters}, not {odd[0]!r}"
+                f"symbols:{self.num_tokens} has the letters {self._letters}, not {odd[0]!r}"
             )
         return np.array([self._letters.index(letter) for letter in letters], dtype=np.int64)
 
@@ -332,7 +332,7 @@ def trained_bpe(
     try:
         inner = Inner.from_file(str(path))
     except Exception as error:
-        raise UserError(f"{path} is damaged ({error}); delete it and run again") from None
+        raise UserError(f"{path} is damaged ({error}); delete it and try again") from None
     eos, bos, pad = (inner.token_to_id(name) or 0 for name in BPE_SPECIALS)
     return FastTokenizer(inner, eos=eos, bos=bos, pad=pad)
 

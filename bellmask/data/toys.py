@@ -97,8 +97,8 @@ class ToySource:
         """Tunable locality: p(x^i | x^(i-1), k) = locality P[x^(i-1), x^i] + (1 - locality) Q_k.
 
         The topic k is drawn once per row, and the row is stationary given its topic. At locality 1
-        only neighbours matter (the topic is idle and left out: a plain chain); at 0 the symbols
-        are exchangeable, and all places say as much about a symbol as its neighbours. The state
+        only neighbors matter (the topic is idle and left out: a plain chain); at 0 the symbols
+        are exchangeable, and all places say as much about a symbol as its neighbors. The state
         (k, v) is number k V + v.
         """
         topics = 1 if locality == 1 else num_topics
@@ -232,7 +232,7 @@ class ExactDenoiser:
 
     source: ToySource
     is_causal: bool = False
-    """Inputs are slots: slot 0 a begin sign, slot r the token at place ``positions[r]`` (from 1);
+    """Inputs are slots: slot 0 a start token, slot r the token at place ``positions[r]`` (from 1);
     slot r predicts place ``target_positions[r]`` from slots 1 .. r. Default: left to right."""
 
     def __call__(
@@ -271,7 +271,7 @@ class ExactDenoiser:
         for rows in rows_N.split(CAUSAL_ROWS):
             batch, slot = rows // len(slots), rows % len(slots)
             is_seen = slots <= slot[:, None]
-            # place 0 is no place: it takes the begin sign and whatever is not seen
+            # place 0 is no place: it takes the start token and whatever is not seen
             place = torch.where(is_seen, held_BL[batch], 0)
             token = torch.where(is_seen, x_BL[batch], self.source.num_tokens)
             z = torch.full((len(rows), self.source.length + 1), self.source.num_tokens)
@@ -353,8 +353,7 @@ def toy_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Bloc
     ]
     if given:
         raise UserError(
-            f"data.train={options.train} is drawn symbol by symbol, not read from text: "
-            f"leave out {', '.join(given)}"
+            f"data.train={options.train} is generated, not read from text: omit {', '.join(given)}"
         )
     return _draw(options, "train"), _draw(options, "valid")
 

@@ -1,1 +1,1 @@
-"""When to corrupt, what to hide, how to score. Imports torch only."""
+"""Time laws, schedules, masking and objectives. Imports torch only."""

@@ -9,7 +9,7 @@
 | time-variant MDM | the same, and t = alpha^-1(Beta(N_c+1, L-N_c)) | any masked one  | bound    |
 
 All losses are L_F = sum over N_c of E[-log p(x^i | z)] (Eq. loss_shared). What a model is asked is
-a :class:`Problem`; the trunk, the trainer and the evaluation know nothing else about frameworks.
+a :class:`Problem`; the backbone, the trainer and the evaluation know nothing else of frameworks.
 
 B batch, L block length (and number of slots), N scored rows.
 """
@@ -75,7 +75,7 @@ class Problem:
     """N_c: tokens of the row that each scored slot may use."""
     t_B: Tensor | None = None
     positions: Tensor | None = None
-    """Where the token in each slot stands, from 1, 0 for the begin sign; None: slot by slot."""
+    """Where the token in each slot stands, from 1, 0 for the start token; None: slot by slot."""
     target_positions: Tensor | None = None
     """Where the token that each slot predicts stands, from 1."""
 
@@ -185,7 +185,7 @@ def _masked_problem(
 class Ordered:
     """Tokens one by one: slot r holds the r-th token of an order and predicts the one after it.
 
-    Slot 0 holds the begin sign (the mask's row of the embedding, which nothing else needs here).
+    Slot 0 holds the start token (the mask's row of the embedding, which nothing else needs here).
     Pads come last in any order, so no slot that is scored sees one.
     """
 
@@ -239,7 +239,7 @@ class Ordered:
 @dataclass(frozen=True)
 class Shifted(Ordered):
     """Left to right with a pretrained causal LM: slot i holds token i, and the model's own shift
-    predicts it from those before. Token 0 is given, so it has no begin sign and is not scored.
+    predicts it from those before. Token 0 is given, so it has no start token and is not scored.
     """
 
     def every_context(

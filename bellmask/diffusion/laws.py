@@ -53,7 +53,7 @@ def solve_increasing(
 
 NODES_PER_PANEL = 32
 _END_PANELS = 50
-"""Panels halve this many times towards 0 and 1, so a boundary layer of width 2^-50 is resolved."""
+"""Panels halve this many times toward 0 and 1, so a boundary layer of width 2^-50 is resolved."""
 
 
 @cache
@@ -66,7 +66,7 @@ def gauss_legendre(count: int = NODES_PER_PANEL) -> tuple[Tensor, Tensor]:
 
 
 def panel_edges(breaks: Iterable[float] = (), max_width: float = 1 / 16) -> Tensor:
-    """Sorted edges from 0 to 1: geometric towards both ends, uniform between, and ``breaks``."""
+    """Sorted edges from 0 to 1: geometric toward both ends, uniform between, and ``breaks``."""
     geometric = [2.0**-k for k in range(1, _END_PANELS)]
     uniform = torch.linspace(0, 1, max(2, int(1 / max_width) + 1), dtype=torch.float64).tolist()
     inside = [b for b in breaks if 0 < b < 1]
@@ -171,7 +171,7 @@ def edges_around(mu: float, scale: float) -> list[float]:
 
 @dataclass(frozen=True)
 class DensityLaw(TimeLaw):
-    """A law of the user's own, from any non-negative function on [0, 1]; it is normalised here.
+    """A law of the user's own, from any non-negative function on [0, 1]; it is normalized here.
 
     ``kinks`` names points where the function is sharp or not smooth, so that integration is exact
     there. The function gets and returns float64 tensors.
@@ -196,11 +196,11 @@ class DensityLaw(TimeLaw):
         object.__setattr__(self, "_cumulative", cumulative)
 
     def breaks(self) -> Sequence[float]:
-        """The edges of the panels the law was normalised on."""
+        """The edges of the panels the law was normalized on."""
         return self._edges[1:-1].tolist()
 
     def log_pdf(self, t: Tensor | float) -> Tensor:
-        """Log of the normalised density."""
+        """Log of the normalized density."""
         return torch.log(self.density(as_float64(t)) / self._cumulative[-1])
 
     def cdf(self, t: Tensor | float) -> Tensor:
@@ -377,7 +377,7 @@ class TruncatedLaplace(TimeLaw):
 
     @property
     def _masses(self) -> tuple[float, float]:
-        """Unnormalised mass left and right of the peak, in units of b."""
+        """Unnormalized mass left and right of the peak, in units of b."""
         return -math.expm1(-self._peak / self.b), -math.expm1(-(1 - self._peak) / self.b)
 
     def log_pdf(self, t: Tensor | float) -> Tensor:

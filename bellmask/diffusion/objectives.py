@@ -1,7 +1,7 @@
-"""Objectives: the law times are drawn from, the weight on a masked row, and the normaliser c.
+"""Objectives: the law times are drawn from, the weight on a masked row, and the normalizer c.
 
 loss = sum over masked rows of w(t) * cross-entropy / (M c), with M the maskable tokens of the whole
-optimiser step and c = E[w(t) (1 - alpha_t)], analytic. Then every objective is an average over
+optimizer step and c = E[w(t) (1 - alpha_t)], analytic. Then every objective is an average over
 context counts whose weights sum to one, so losses are on one scale and clipping at 1.0 means the
 same thing for all. Only these combinations exist; anything else is refused when it is built.
 """
@@ -22,7 +22,7 @@ SMALLEST_DENSITY = 1e-200
 
 
 class Objective(ABC):
-    """What is minimised: times from levels, weights from times, and the normaliser c."""
+    """A training loss: times from levels, weights from times, and the normalizer c."""
 
     law: laws.TimeLaw
     schedule: Schedule
@@ -39,7 +39,7 @@ class Objective(ABC):
 
     @property
     @abstractmethod
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         """The constant c = E[w(t) (1 - alpha_t)] over the drawing law."""
 
 
@@ -88,7 +88,7 @@ class Nelbo(Objective):
         return self.schedule.weight(t_B) / self.law.log_pdf(unfloored).exp()
 
     @property
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         """(1 - floor) / (1 - first time): one for the linear schedule and where the floor is 0."""
         return (1 - self.time_floor) / (1 - self.first_time)
 
@@ -102,8 +102,8 @@ class Bell(Objective):
     is_unweighted = True
 
     def __post_init__(self) -> None:
-        if not self.normaliser > 0:
-            raise ValueError(f"no token is ever masked under {self.law}: there is nothing to learn")
+        if not self.normalizer > 0:
+            raise ValueError(f"no token is ever masked under {self.law}")
 
     def times(self, u_B: Tensor) -> Tensor:
         """F^-1(u)."""
@@ -114,7 +114,7 @@ class Bell(Objective):
         return torch.ones_like(laws.as_float64(t_B))
 
     @property
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         """The mean mask rate."""
         if isinstance(self.schedule, Linear):
             return self.law.mean
@@ -148,7 +148,7 @@ class Importance(Objective):
         return weight / laws.as_float64(t_B) if self.divide_by_t else weight
 
     @property
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         """One with 1/t, else the bell's mean mask rate."""
         return 1.0 if self.divide_by_t else self.law.mean
 
@@ -157,12 +157,12 @@ class Importance(Objective):
 class ChainRule(Bell):
     """Causal frameworks: every context count of every row once, each with weight one.
 
-    It has no times; those it gives are looked at by nobody.
+    It has no times; those it returns are never used.
     """
 
     law: laws.TimeLaw = field(default_factory=laws.Uniform)
 
     @property
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         """One: each token of a row is scored once."""
         return 1.0

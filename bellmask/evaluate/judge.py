@@ -4,8 +4,8 @@ The judge is a model behind an endpoint, asked in both orders, or a causal LM he
 decides. What it is asked, and the answers that it reads, are in
 :mod:`bellmask.evaluate.judge_prompts`; how an endpoint is asked, and what that costs, in
 :mod:`bellmask.evaluate.judge_endpoint`; rates and their errors in
-:mod:`bellmask.evaluate.judge_stats`. Answers, requests and verdicts are cached: a command that was
-stopped continues, and nothing is asked twice.
+:mod:`bellmask.evaluate.judge_stats`. Answers, requests and verdicts are cached: an interrupted
+command continues, and no request is sent twice.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ LOCAL = "local:"
 
 @dataclass(frozen=True, kw_only=True)
 class PairwiseOptions(LoadOptions):
-    """A judge reads A's and B's answers to the same requests, in both orders, and says which is
-    better: win rate, non-tie win rate, length-controlled win rate (the paper's Table 5).
+    """Let a judge compare the answers of A and B to the same requests, in both orders: win rate,
+    non-tie win rate, length-controlled win rate (the paper's Table 5).
 
-    A and B are models (run folders, exports, hub names) that answer now, or files of outputs, whose
-    records have instruction and output. The judge is a model behind an OpenAI-compatible API, or a
-    causal LM here whose likelihood decides (local:NAME), which is no judgement of quality. What it
-    will cost is said before anything is sent. Answers, requests and verdicts are kept in --out: the
-    same command goes on where it was stopped, and nothing is asked twice.
+    A and B are models (run folders, exports, hub names) that answer now, or files of outputs with
+    instruction and output in each record. The judge is a model behind an OpenAI-compatible API, or
+    a local causal LM whose likelihood decides (local:NAME; not a judgment of quality). The
+    maximum cost is printed before anything is sent. Answers, requests and verdicts are stored in
+    --out: if interrupted, the same command continues, and no request is sent twice.
 
     Examples:
     bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --max-usd 50
@@ -68,53 +68,53 @@ class PairwiseOptions(LoadOptions):
     a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """Model or file of outputs whose win rate is measured."""
     b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
-    """What it is compared with."""
+    """Model or file of outputs that A is compared with."""
     judge: str
-    """Name of a model at the endpoint, or local:MODEL (smollm2, an ARM run folder, a Hugging Face
-    folder or name) for a likelihood."""
+    """Model name at the endpoint, or local:MODEL (smollm2, an ARM run folder, a Hugging Face
+    folder or name) to compare likelihoods."""
     benchmark: str = "alpaca-eval"
-    """alpaca-eval (805 instructions; of two files of outputs: those that A holds), mt-bench (80
+    """alpaca-eval (805 instructions; for two files of outputs: those in A), mt-bench (80
     questions, two turns) or a file with instruction, prompt or turns in each record."""
     tasks: int = 0
-    """Some of the benchmark's tasks, evenly spread; 0 means all."""
+    """Number of tasks to use, evenly spread over the benchmark; 0 means all."""
     seeds: int = 5
-    """Sets of answers of each model, each with noise of its own."""
+    """Number of sampling seeds: each model answers once per seed."""
     seed: int = 0
-    """The first of them; the others follow it."""
+    """The first sampling seed; the others follow."""
     length: int | None = None
-    """Tokens of an answer; default: what most training responses of a run needed."""
+    """Tokens of an answer; default: enough for most training responses of the run."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
-    """How answers are sampled; the judge is asked at temperature 0."""
+    """How answers are sampled; the judge always has temperature 0."""
     endpoint: Annotated[EndpointOptions, tyro.conf.arg(name="")] = field(
         default_factory=EndpointOptions
     )
     """Where and how fast the judge is asked."""
     style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
-    """How the judge is asked; auto: the benchmark's own way."""
+    """Prompt style of the judge; auto: the benchmark's own."""
     measure: Literal["per-token", "raw"] = "per-token"
-    """Of a local judge: mean or sum of an answer's log-likelihood."""
+    """For a local judge: mean or sum of an answer's log-likelihood."""
     price_in: float | None = None
-    """US dollars per million tokens that the judge reads; known for some of OpenAI's models."""
+    """US dollars per million input tokens; known for some of OpenAI's models."""
     price_out: float | None = None
-    """The same for tokens that it writes."""
+    """US dollars per million output tokens."""
     max_usd: float | None = None
-    """Spend at most so many US dollars; needs prices. The estimate, which must fit, is the worst
-    case: every verdict as long as it may be. What is spent is mostly far less."""
+    """Spending limit in US dollars; needs prices. The estimate, which must not exceed it, is the
+    worst case: every verdict has its maximum length. The actual cost is usually far lower."""
     dry_run: bool = False
-    """Say what asking would cost at most, and stop: no model is loaded, no answer written, nothing
-    sent. Needs no key."""
+    """Print the maximum cost and stop: no model is loaded, no answer written, nothing
+    sent. No key is needed."""
     difficulty: str | None = None
-    """AlpacaEval's instruction_difficulty.csv; with --gamed also its full length-controlled rate.
-    That is calibrated for B = gpt4_1106_preview's outputs."""
+    """AlpacaEval's instruction_difficulty.csv; with --gamed, adds its full length-controlled rate,
+    which is calibrated for B = gpt4_1106_preview's outputs."""
     gamed: str | None = None
     """AlpacaEval's df_gamed.csv."""
     data_dir: str | None = None
     """Folder with alpaca_eval.json (or a model_outputs.json), instead of the hub."""
     out: str = "runs/judge"
-    """Folder for judge.json, judge.md and verdicts.jsonl, which the next comparison there replaces,
-    and for answers/ and transcript.jsonl, which it shares."""
+    """Folder for judge.json, judge.md and verdicts.jsonl, replaced by the next comparison there,
+    and for answers/ and transcript.jsonl, shared by all comparisons there."""
     cache_dir: str | None = None
-    """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+    """Folder for downloads; default: $BELLMASK_CACHE or ~/.cache/bellmask."""
 
     @property
     def is_local(self) -> bool:
@@ -123,7 +123,7 @@ class PairwiseOptions(LoadOptions):
 
 
 def check_options(options: PairwiseOptions) -> None:
-    """What can be refused before anything is loaded."""
+    """Checks before anything is loaded."""
     check_folder(options.out)
     options.sampling.check()
     has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
@@ -135,18 +135,18 @@ def check_options(options: PairwiseOptions) -> None:
             not options.judge.removeprefix(LOCAL).strip()
         ),
         "--seeds must be at least 1, --tasks at least 0": options.seeds < 1 or options.tasks < 0,
-        "--difficulty and --gamed go together: give both or neither": has_difficulty != has_gamed,
-        "--difficulty and --gamed are AlpacaEval's: give --benchmark alpaca-eval": (
+        "--difficulty and --gamed must be given together": has_difficulty != has_gamed,
+        "--difficulty and --gamed need --benchmark alpaca-eval": (
             has_difficulty and options.benchmark != "alpaca-eval"
         ),
         f"A and B are both {options.a}: there is nothing to compare": (
             Path(options.a).resolve() == Path(options.b).resolve()
         ),
-        "--style, --max-usd, --price-in, --price-out and how an endpoint is asked (--base-url, "
-        f"...) go with a judge there, not with {options.judge}": (
+        "--style, --max-usd, --price-in, --price-out and the endpoint's options (--base-url, "
+        f"...) need a judge at an endpoint, not {options.judge}": (
             options.is_local and is_endpoint_asked
         ),
-        f"--measure goes with a local judge, not with {options.judge}": (
+        f"--measure needs a local judge, not {options.judge}": (
             not options.is_local and options.measure != "per-token"
         ),
     }
@@ -186,7 +186,7 @@ class EndpointJudge:
 
     @property
     def label(self) -> str:
-        """For every table: who judged, and how."""
+        """Description of the judge for tables."""
         return f"{self.model}, {self.style.name} prompts, both orders"
 
     def request(self, pair: Pair, a_first: bool) -> ChatRequest:
@@ -200,7 +200,7 @@ class EndpointJudge:
         )
 
     def announce(self, pairs: Iterable[Pair]) -> list[ChatRequest]:
-        """Say what it will cost at most, and refuse what is too much; what has to be asked.
+        """Print the maximum cost, reject it if too high; return the requests to send.
 
         Each pair in both orders; two equal answers need no judge.
         """
@@ -211,7 +211,7 @@ class EndpointJudge:
         return missing
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
-        """Asks what was not asked before; all or an error that says how to continue.
+        """Send requests that have no stored answer; an error says how to continue.
 
         Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
         """
@@ -228,15 +228,15 @@ class EndpointJudge:
                 print(f"spent ${budget.spent:,.4f}{most}", flush=True)
         if failed:
             raise judge_endpoint.EndpointError(
-                f"{len(failed)} requests have no answer ({failed[0]}); the others are kept in "
-                f"{self.transcript.path}: the same command asks only for the rest"
+                f"{len(failed)} requests failed ({failed[0]}); the other answers are stored in "
+                f"{self.transcript.path}; the same command sends only the rest"
             )
         judged = [self._judged(pair) for pair in pairs]
         refusals = self._refusals(judged)
         if refusals and len(refusals) == len(self._records(judged)):
             raise UserError(
-                f"the judge at {self.options.url()} answers none of the requests: {refusals[0]}; "
-                f"that is kept in {self.transcript.path}: delete those lines to ask again"
+                f"the judge at {self.options.url()} refused all requests: {refusals[0]}; "
+                f"this is stored in {self.transcript.path}: delete those lines to try again"
             )
         return judged
 
@@ -287,7 +287,7 @@ class EndpointJudge:
         changed = {name for record in records for name in record.get("refused_settings", ())}
         # max_tokens is sent all the same, by its newer name
         if names := ", ".join(n for n in judge_endpoint.CHANGEABLE[1:] if n in changed):
-            lines.append(f"The judge does not take {names}: asked without.")
+            lines.append(f"The judge does not support {names}: requests were sent without.")
         return lines
 
 
@@ -316,7 +316,7 @@ class LocalJudge:
     def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
         self._scorer, self._is_mean = scorer, measure == "per-token"
         self._store = Store(path, _is_outcome)
-        self.label = f"likelihood of {scorer.name}, not a judgement of quality"
+        self.label = f"likelihood of {scorer.name}, not a judgment of quality"
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
@@ -382,11 +382,9 @@ class LocalJudge:
         num_inexact = sum(not all(score["is_exact"] for score in scores) for scores in both)
         lines = {
             f"{num_cut} of {len(judged)} pairs did not fit into the judge's context: the end of "
-            "the answer was cut off and not counted (unreadable where nothing was left of it).": (
-                num_cut
-            ),
+            "the answer was cut off and not counted (unreadable if nothing was left).": (num_cut),
             f"In {num_inexact} of {len(judged)} pairs the request's tokens change when the answer "
-            "follows, so its likelihood is a little off.": num_inexact,
+            "follows, so its likelihood is approximate.": num_inexact,
         }
         return [line for line, count in lines.items() if count]
 
@@ -452,8 +450,8 @@ def open_calibration(
         return None
     if benchmark.name != "alpaca-eval":
         raise UserError(
-            f"--difficulty goes by a task's place among AlpacaEval's 805 instructions, which "
-            f"{options.a} does not hold in full: give their folder, --data-dir FOLDER"
+            f"--difficulty needs a task's index among AlpacaEval's 805 instructions, which "
+            f"{options.a} does not contain in full: give their folder with --data-dir FOLDER"
         )
     found = judge_stats.read_calibration(Path(options.difficulty), Path(options.gamed))
     missing = [task.index for task in benchmark.tasks if task.index not in found.difficulty]
@@ -559,12 +557,12 @@ def _rate_row(name: str, found: Numbers) -> list[str]:
 
 
 def notes(numbers: Numbers) -> list[str]:
-    """What a reader must know."""
+    """Notes under the tables."""
     judge, results = numbers["judge"], numbers["results"]
     lines = [f"Benchmark: {numbers['benchmark']['name']}, {numbers['num_tasks']} tasks."]
     if judge.get("first_share") is not None:
         share = percent(judge["first_share"])
-        lines += [f"Of its choices {share} % were for the answer shown first (fair: 50)."]
+        lines += [f"It chose the answer shown first in {share} % of its choices (unbiased: 50)."]
     if "num_requests" in judge:
         dollars = "" if judge["usd"] is None else f", ${judge['usd']:,.4f} in all"
         lines += [
@@ -572,7 +570,7 @@ def notes(numbers: Numbers) -> list[str]:
             f"{judge['tokens_out']:,} out{dollars}."
         ]
     if unreadable := sum(result["counts"]["unreadable"] for result in results):
-        lines += [f"{unreadable} pairs without a readable verdict are in no rate."]
+        lines += [f"{unreadable} pairs without a readable verdict are excluded from all rates."]
     for name in ("length_controlled", "published_length_controlled"):
         why = dict.fromkeys((result.get(name) or {}).get("note") for result in results)
         lines += [f"Win rate, {TITLES[name]}: {note}." for note in why if note]
@@ -591,7 +589,7 @@ def seeds_of(options: PairwiseOptions) -> list[int]:
 def _dry_run(options: PairwiseOptions, benchmark: Benchmark) -> None:
     """What asking costs at most. No model is loaded: its answers are as long as they may be."""
     if options.is_local:
-        print("dry run: a likelihood costs no dollars; nothing was asked")
+        print("dry run: a local judge costs nothing; nothing was computed")
         return
     seeds, sides, lines = seeds_of(options), [], []
     for side in (options.a, options.b):
@@ -608,10 +606,10 @@ def _dry_run(options: PairwiseOptions, benchmark: Benchmark) -> None:
             for seed in seeds
         }
         sides.append(Answers(by_seed, {}))
-        lines.append(f"answers of {side} count as {length} tokens each, the longest they may be")
+        lines.append(f"answers of {side} count as {length} tokens each, their maximum length")
     pairs = _pairs(benchmark, sides)
     endpoint_judge(options, benchmark).announce(pair for mine in pairs.values() for pair in mine)
-    print_lines([*lines, "dry run: no answer was written, nothing was asked"])
+    print_lines([*lines, "dry run: no answer was written, nothing was sent"])
 
 
 def _longest_answer(name: str, options: PairwiseOptions) -> int:
@@ -620,8 +618,8 @@ def _longest_answer(name: str, options: PairwiseOptions) -> int:
         return options.length
     if not (Path(name) / "run.json").is_file():
         raise UserError(
-            f"there is no run or export in {name}; of a model on the hub an estimate needs to know "
-            "how long answers may be: give --length (tokens)"
+            f"{name} is not a run or export; for a model on the hub the estimate needs the "
+            "length of answers: give --length (tokens)"
         )
     return int(read_description(Path(name)).get("response_tokens") or DEFAULT_LENGTH)
 
@@ -632,16 +630,16 @@ def _pairs(benchmark: Benchmark, sides: Sequence[Answers]) -> dict[int, list[Pai
 
 
 def _cautions(options: PairwiseOptions, sides: Sequence[Answers], num_tasks: int) -> list[str]:
-    """What a reader must know of the comparison itself."""
+    """Notes on the comparison itself."""
     lines = []
     if sides[0].about.get("answers", "a") == sides[1].about.get("answers", "b"):
-        lines.append("A and B are the same model: all their answers are.")
+        lines.append("A and B are the same model: all their answers are the same.")
     if options.difficulty is not None:
         lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
         if num_tasks < (every := judge_prompts.NUM_INSTRUCTIONS):
             lines.append(
                 f"AlpacaEval's full model is calibrated on all {every} instructions; "
-                f"with {num_tasks} of them it is no leaderboard number."
+                f"with {num_tasks} of them it is not comparable with the leaderboard."
             )
     return lines
 
@@ -661,7 +659,9 @@ def _pairwise(options: PairwiseOptions) -> None:
         # all seeds at once, so that threads are never idle between them
         everything = judge.judge([pair for mine in pairs.values() for pair in mine])
     except KeyboardInterrupt as stop:
-        words = f"interrupted; what was answered is kept in {folder}: the same command continues"
+        words = (
+            f"interrupted; answers so far are stored in {folder}, and the same command continues"
+        )
         raise KeyboardInterrupt(str(stop) or words) from None
 
     found = iter(everything)
@@ -719,6 +719,6 @@ def main(args: Sequence[str]) -> int:
     if kind in ("-h", "--help"):
         rest = ["--help"]
     elif kind != "pairwise":
-        raise UserError(f"there is one kind of judgement: bellmask judge pairwise A B; not {kind}")
+        raise UserError(f"unknown kind of judgment {kind}; use bellmask judge pairwise A B")
     _pairwise(parse_command(PairwiseOptions, rest, command="judge pairwise"))
     return 0

@@ -1,11 +1,11 @@
-"""A judge behind an OpenAI-compatible endpoint: how it is asked, what that costs, what it said.
+"""A judge behind an OpenAI-compatible endpoint: requests, cost, transcript.
 
 Requests have a rate limit, back-off and time limits. The ``openai`` package sends and follows the
 protocol; retries are ours, so that each attempt is counted against the rate and the spending limit
-and told in the transcript. Prices give an estimate before anything is sent, and a limit that is
-kept while asking. The transcript holds every request and its answer; what is there is not asked
-again. The key is read from the environment and goes into one header: in no text that leaves this
-file does it occur.
+and recorded in the transcript. Prices give an estimate before anything is sent, and a limit that is
+enforced while sending. The transcript has every request and its answer; stored ones are not sent
+again. The key is read from the environment and goes into one header: it is removed from all text
+that leaves this file.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class EndpointOptions:
     """Where and how fast to ask."""
 
     base_url: str | None = None
-    """Address of an OpenAI-compatible API, up to and without /chat/completions; default:
+    """Base URL of an OpenAI-compatible API, without /chat/completions; default:
     OPENAI_BASE_URL, else OpenAI's own."""
     key_variable: str = field(default="OPENAI_API_KEY", repr=False)
-    """Environment variable that holds the key. Unset with a base URL given: no key is needed."""
+    """Environment variable with the API key. If unset and a base URL is given, no key is sent."""
     requests_per_minute: float | None = None
-    """Rate limit over all threads, retries included; default: none."""
+    """Rate limit over all threads, including retries; default: no limit."""
     num_threads: int = 8
-    """Requests at the same time."""
+    """Number of concurrent requests."""
     time_limit: float = 120.0
-    """Seconds to wait for one answer."""
+    """Timeout of a request in seconds."""
     max_attempts: int = 6
-    """Of one request, before it is given up."""
+    """Maximum number of attempts per request."""
     max_wait: float = 600.0
-    """Seconds: an endpoint that asks to wait longer (Retry-After) ends the command."""
+    """Longest Retry-After to accept, in seconds; a longer one ends the command."""
 
     def check(self) -> None:
         for name, value in asdict(self).items():
@@ -80,7 +80,7 @@ class EndpointOptions:
             words = "the judge's base URL is an http(s) address without password and query"
             raise UserError(f"{words}; {advice}")
         if parts.path.rstrip("/").endswith("/completions"):
-            raise UserError(f"leave /chat/completions off the base URL {url}; {advice}")
+            raise UserError(f"the base URL {url} must not end in /chat/completions; {advice}")
         return url.rstrip("/")
 
     def key(self) -> str:
@@ -93,12 +93,12 @@ class EndpointOptions:
                 "server that needs none"
             )
         if not (key.isascii() and key.isprintable()) or " " in key:
-            raise UserError(f"what {shown} holds is no key: it has blanks or strange letters")
+            raise UserError(f"{shown} is not a valid key: it has spaces or unusual characters")
         return key or NO_KEY
 
 
 def shown_variable(name: str) -> str:
-    """A variable's name; if it does not look like one it may be the key itself, and is not told."""
+    """A variable's name; if it does not look like one it may be the key itself, and is hidden."""
     is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]{0,60}", name) is not None
     return f"the environment variable {name}" if is_name else "what --key-variable names"
 
@@ -233,12 +233,12 @@ def shortened(text: str, length: int = 300) -> str:
     return line if len(line) <= length else line[: length - 3] + "..."
 
 
-# What went wrong with an attempt, and what follows: again, never again, or a user's mistake.
+# Failures of an attempt, and their consequence: retry, give up, or a user's mistake.
 
 RETRIED = (408, 409, 425, 429)
 """And all of 500 and above."""
 GATEWAY_TIME_OUTS = (408, 504, 524)
-"""Someone on the way lost patience; the model may have answered."""
+"""A gateway timed out; the model may have answered."""
 NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 ABOUT_THE_TEXT = ("context_length_exceeded", "content_filter", "content_policy_violation")
 """The prompt's fault, not the settings': other requests may do well."""
@@ -249,11 +249,11 @@ ADVICE = {
     403: "check that the key in {variable} may use this model",
     404: "check --judge (the model's name) and --base-url (it often ends in /v1)",
 }
-"""Of other statuses the settings are to blame."""
+"""Other statuses point to wrong settings."""
 
 
 class EndpointError(TrainingError):
-    """Asking cannot go on; what was answered is kept. Exit code 1."""
+    """Requests cannot continue; answers so far are stored. Exit code 1."""
 
 
 class RequestFailed(Exception):
@@ -281,7 +281,7 @@ class Failure:
     setting: str | None = None
     """That the model does not take."""
     is_nobody: bool = False
-    """Nobody listens there: the connection was refused."""
+    """No server there: the connection was refused."""
 
 
 def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
@@ -447,8 +447,8 @@ class Endpoint:
             return
         if not self._was_reached:
             raise EndpointError(
-                f"nobody answers at {self.name} ({failure.words}, attempts: {failures}); check "
-                "--base-url and that the server runs"
+                f"no server responds at {self.name} ({failure.words}, attempts: {failures}); check "
+                "--base-url and that the server is running"
             )
         raise RequestFailed(f"no answer after {failures} attempts; last: {failure.words}")
 
@@ -499,7 +499,7 @@ def _kinds_of_causes(error: BaseException | None) -> set[str]:
     return names
 
 
-# What asking costs: an estimate before anything is sent, and a limit that is kept while asking.
+# Cost: an estimate before anything is sent, and a limit that is enforced while sending.
 
 
 Prices = tuple[float, float]
@@ -522,7 +522,7 @@ def prices_of(
 ) -> Prices | None:
     """Prices as given, else those known of OpenAI's own endpoint, else None: unknown."""
     if (price_in is None) != (price_out is None):
-        raise UserError("--price-in and --price-out go together: give both or neither")
+        raise UserError("--price-in and --price-out must be given together")
     if price_in is not None and price_out is not None:
         if not all(math.isfinite(price) and price >= 0 for price in (price_in, price_out)):
             raise UserError("--price-in and --price-out are US dollars per million tokens")
@@ -544,7 +544,7 @@ class Budget:
             raise UserError(f"--max-usd must be above 0, got {max_usd}")
         if max_usd is not None and prices is None:
             raise UserError(
-                f"--max-usd needs prices, and none are known of {model} at this endpoint: give "
+                f"--max-usd needs prices, and none are known for {model} at this endpoint: give "
                 "--price-in and --price-out (US dollars per million tokens)"
             )
         self.prices, self.max_usd, self.model = prices, max_usd, model
@@ -560,19 +560,19 @@ class Budget:
     def check(self, requests: Sequence[ChatRequest]) -> str:
         """What requests will cost at most, failed attempts aside; refused if it is too much."""
         if not requests:
-            return "nothing to ask: all answers are kept from before"
+            return "no requests to send: all answers are stored already"
         num_input = sum(request.prompt_tokens() for request in requests)
         num_output = sum(request.max_tokens for request in requests)
         usd = self.usd(num_input, num_output)
         cost = f"at most about ${usd:,.4f}"
         if self.prices is None:
-            why = f"no prices are known of {self.model} there: give --price-in and --price-out"
+            why = f"no prices are known for {self.model} there: give --price-in and --price-out"
             cost = f"dollars unknown ({why})"
         size = f"about {num_input:,} tokens in, at most {num_output:,} out"
         words = f"estimate: {len(requests):,} requests, {size}, {cost}"
         if self.max_usd is not None and usd > self.max_usd:
             raise UserError(
-                f"--max-usd {self.max_usd:g} is not enough; {words}. Raise it, or ask less; "
+                f"--max-usd {self.max_usd:g} is not enough; {words}. Raise it, or judge less; "
                 "nothing was sent"
             )
         return words
@@ -610,7 +610,7 @@ class Budget:
             self._settled.notify_all()
 
 
-# Every question to a judge and its answer, one line each; what is there is never asked again.
+# Every request to a judge and its answer, one line each; stored requests are not sent again.
 
 MOST_FAILURES = 10
 """In a row, after which the endpoint is taken to be down."""
@@ -657,8 +657,8 @@ class Transcript:
             except (KeyboardInterrupt, UserError, EndpointError) as error:
                 count = sum("reply" in r for r in self.records(r.key for r in missing))
                 raise type(error)(
-                    f"{str(error) or 'interrupted'}; {count} of {len(missing)} answers came and "
-                    f"are kept in {self.path}; the same command asks only for the rest"
+                    f"{str(error) or 'interrupted'}; {count} of {len(missing)} answers arrived and "
+                    f"are stored in {self.path}; the same command sends only the rest"
                 ) from None
 
     def _ask_missing(
@@ -723,8 +723,8 @@ def _only_asker(path: Path) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise UserError(
-            f"another process is asking for {path}; wait for it, then run this again: "
-            "it finds the answers there"
+            f"another process is using {path}; wait for it, then run this again: "
+            "it reuses the answers there"
         ) from None
     try:
         yield

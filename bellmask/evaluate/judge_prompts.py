@@ -176,7 +176,7 @@ def read_tasks(path: Path) -> tuple[JudgeTask, ...]:
     records = enumerate(read_records(path))
     tasks = tuple(_task(record, index, f"{path}, record {index + 1}") for index, record in records)
     if not tasks:
-        raise UserError(f"{path} holds no tasks")
+        raise UserError(f"{path} has no tasks")
     twice = [name for name, count in Counter(task.id for task in tasks).items() if count > 1]
     if twice:
         raise UserError(f"{path}: the id {twice[0]!r} is used more than once")
@@ -579,7 +579,7 @@ class RunSide:
     ) -> None:
         """Answers of ``length`` tokens, by default as in its training, kept in ``folder``."""
         if run.config.framework.name == "sigma_arm":
-            why = "is a sigma-ARM, whose fixed order leaves no room for a request before an answer"
+            why = "is a sigma-ARM, whose fixed order allows no request before an answer"
             raise UserError(f"{name} {why}; give an mdm, arm or aoarm run")
         self.name, self._answerer = name, Answerer(run)
         asked = sampling.for_causal() if run.framework.is_causal else sampling
@@ -661,9 +661,9 @@ class RunSide:
         """Requests in a form that the run was not trained for, or that did not fit."""
         lines = []
         if not self._answerer.is_tuned:
-            lines.append(f"{self.name} was never fine-tuned: it just continues the requests.")
+            lines.append(f"{self.name} was not fine-tuned: it only continues the requests.")
         elif not self._answerer.knows_turns and any(len(t.turns) > 1 for t in benchmark.tasks):
-            lines.append(f"{self.name} was fine-tuned on single requests: turns are new to it.")
+            lines.append(f"{self.name} was fine-tuned on single requests, not on conversations.")
         if num_cut := sum(self._store[self._key(*place)]["is_cut"] for place in places):
             rows = self._answerer.run.config.data.block_length
             lines.append(
@@ -720,7 +720,7 @@ def read_outputs(path: Path, name: str | None = None) -> FileSide:
     """
     records = list(read_records(path))
     if not records:
-        raise UserError(f"{path} holds no outputs")
+        raise UserError(f"{path} has no outputs")
     is_fastchat = "choices" in records[0]
     outputs: dict[Said | str, Said] = {}
     for number, record in enumerate(records, start=1):
@@ -728,7 +728,7 @@ def read_outputs(path: Path, name: str | None = None) -> FileSide:
         key = str(record.get("question_id")) if is_fastchat else _turns(record, place)
         answers = _texts(_answers(record, place, is_fastchat), f"{place}: the answer")
         if outputs.setdefault(key, answers) != answers:
-            raise UserError(f"{place} answers otherwise what an earlier record has answered")
+            raise UserError(f"{place} contradicts an earlier record with the same request")
     return FileSide(name or path.name, outputs)
 
 

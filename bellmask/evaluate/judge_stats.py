@@ -239,7 +239,7 @@ class Calibration:
 
 
 def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
-    """Read instruction_difficulty.csv and df_gamed.csv; stand-ins are labelled by their name."""
+    """Read instruction_difficulty.csv and df_gamed.csv; stand-ins are labeled by their name."""
     number_N, difficulty_N = _columns(difficulty, (FIRST, "instruction_difficulty"))
     by_number = dict(zip(number_N.astype(int).tolist(), difficulty_N.tolist(), strict=True))
     names = ("std_delta_len", "instruction_difficulty", "preference")

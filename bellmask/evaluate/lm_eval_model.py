@@ -113,7 +113,7 @@ class Gap:
 
 @dataclass
 class TaskFacts:
-    """What came up while a task's requests were answered."""
+    """Statistics of a task's requests."""
 
     scores: list[scorer.Score] = field(default_factory=list)
     passes: dict[str, int] = field(default_factory=dict)
@@ -211,14 +211,14 @@ class BellmaskLM(LM):
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """The log-probability of each whole text, after nothing but the run's begin sign."""
+        """The log-probability of each whole text, after nothing but the run's start token."""
         windows = [self.maker.rolling(*r.args, noise=noise_number(r)) for r in requests]
         return [score.log_probability for score in self._scores(requests, windows)]
 
     def _windows(self, request: Instance) -> list[scorer.Request]:
         before, target = self.split(*request.args)
         if not target:
-            raise UserError(f"the choice {request.args[1]!r} has no tokens: nothing to score")
+            raise UserError(f"the choice {request.args[1]!r} has no tokens to score")
         self._note_length(request, before, len(target))
         return self.windows(before, target, noise_number(request))
 
@@ -369,7 +369,7 @@ class BellmaskLM(LM):
         given = (settings.get(name) for name in LENGTHS)
         wanted = next((int(value) for value in given if value is not None), self.options.gap)
         if wanted < 1:
-            raise UserError(f"a task asks for {wanted} tokens of text; at least 1 is possible")
+            raise UserError(f"a task requests {wanted} tokens of text; the minimum is 1")
         left = self.block_length - len(self.maker.begin) - len(tokens)
         length = min(wanted, max(left, self.block_length // 2))
         return self._row_with(tokens, length)
@@ -435,7 +435,7 @@ class BellmaskLM(LM):
         names = {name for request in requests for name in request.args[1]}
         for name in sorted(names - {*UNDERSTOOD} - self._seen_settings):
             print(
-                f"note: the model bellmask does not know the generation setting {name}: ignored",
+                f"note: the model bellmask ignores the generation setting {name}",
                 file=sys.stderr,
             )
         self._seen_settings.update(names)
@@ -489,8 +489,8 @@ class BellmaskLM(LM):
     ) -> str:
         """Refused: special tokens would come out as plain letters."""
         raise UserError(
-            "the model bellmask takes prompts as plain text: leave --apply_chat_template out; "
-            "bellmask evaluate --suite paper writes prompts as fine-tuned runs know them"
+            "the model bellmask takes prompts as plain text: omit --apply_chat_template; "
+            "bellmask evaluate --suite paper writes prompts as in fine-tuning"
         )
 
     def get_model_info(self) -> dict[str, Any]:
@@ -535,7 +535,7 @@ def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list
     return [chunks[place] for place in shuffle(stream_key(0, "chunks"), len(chunks)).tolist()]
 
 
-# Two models that know nothing, to show what scores are worth: the unigram, and guessing.
+# Two baselines: the unigram, and guessing.
 
 
 class UnigramLM(BellmaskLM):
@@ -577,7 +577,7 @@ class UnigramLM(BellmaskLM):
 
 
 class RandomLM(UnigramLM):
-    """Finds all choices alike, so that it guesses; writes any token as often as any other."""
+    """Scores all choices equally, so that it guesses; generates tokens uniformly."""
 
     @staticmethod
     def of(run: Loaded) -> RandomLM:
@@ -594,7 +594,7 @@ class RandomLM(UnigramLM):
 
 @contextlib.contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """Without its log, bars, prints and processes of its own: faults still come as exceptions."""
+    """lm-eval without its log, progress bars, prints and processes; errors are still raised."""
     import datasets
     from tqdm import tqdm
 

@@ -1,7 +1,7 @@
 """``bellmask evaluate MODEL... --suite paper``: the benchmarks of the paper's Table 4.
 
-Several models (runs, and two baselines that know nothing) are asked the same questions of several
-tasks by lm-eval, once for each evaluation seed. Scores have
+Several models (runs and two baselines) answer the same questions of several
+tasks of lm-eval, once for each evaluation seed. Scores have
 a deviation over seeds and an error over questions, and are compared with those of the first model.
 Tables go to the screen, to Markdown and to LaTeX.
 """
@@ -57,13 +57,13 @@ BASELINES = ("random", "unigram")
 
 @dataclass(frozen=True, kw_only=True)
 class PaperOptions(SuiteOptions, EstimatorOptions):
-    """Multiple choice, completion and infilling: the paper's Table 4 for any model bellmask loads.
+    """Multiple choice, completion and infilling: the benchmarks of the paper's Table 4.
 
-    Accuracy of OpenBookQA, WinoGrande, PIQA, Social IQA and HellaSwag, last words of LAMBADA,
+    Accuracy on OpenBookQA, WinoGrande, PIQA, Social IQA and HellaSwag, last words of LAMBADA,
     answers of TriviaQA, ROUGE of ROCStories' missing sentences. Mean ± deviation over evaluation
-    seeds, errors over questions, paired differences to the first model; beside them what guessing
-    and a unigram get. Six tasks come in a wheel, so they need no hub. A suite that was stopped goes
-    on; more tasks, questions or seeds do only what is new.
+    seeds, errors over questions, paired differences to the first model; as baselines, guessing
+    and a unigram. Six tasks come in a wheel and need no hub. If interrupted, the same command
+    continues; adding tasks, questions or seeds computes only the new ones.
 
     Examples:
     bellmask evaluate runs/base runs/bell --suite paper --skip-missing
@@ -74,21 +74,21 @@ class PaperOptions(SuiteOptions, EstimatorOptions):
     """
 
     tasks: tuple[str, ...] = TABLE_4
-    """Which of lambada openbookqa winogrande piqa social_iqa infilling triviaqa hellaswag."""
+    """Tasks: lambada openbookqa winogrande piqa social_iqa infilling triviaqa hellaswag."""
     data_dir: str | None = None
-    """Folder with <task>.jsonl, .json, .parquet, .arrow or .csv; other tasks are fetched."""
+    """Folder with <task>.jsonl, .json, .parquet, .arrow or .csv; other tasks are downloaded."""
     skip_missing: bool = False
-    """Leave out tasks whose data are not available; the table says so."""
+    """Skip tasks whose data are not available; the table says so."""
     limit: int = 500
-    """Questions per task, the same ones every time; 0 means all."""
+    """Questions per task, the same in every run; 0 means all."""
     prompts: Literal["auto", "plain", "tuned"] = "auto"
-    """plain: lm-eval's. tuned: those of fine-tuning on tasks. auto: tuned for fine-tuned runs."""
+    """Prompts. plain: lm-eval's. tuned: as in fine-tuning. auto: tuned for fine-tuned runs."""
     ending: Literal["auto", "none", "eos"] = "auto"
-    """eos: a choice is scored with the EOS behind it. auto: so for tuned prompts."""
+    """eos: score the EOS after a choice too. auto: eos for tuned prompts."""
     baselines: bool = True
-    """Rows for guessing and for the unigram of the first model's training text."""
+    """Add rows for guessing and for the unigram of the first model's training text."""
     cache_dir: str | None = None
-    """Folder for fetched data; default $BELLMASK_CACHE or ~/.cache/bellmask."""
+    """Folder for downloads; default: $BELLMASK_CACHE or ~/.cache/bellmask."""
 
 
 def _check(options: PaperOptions) -> None:
@@ -96,7 +96,7 @@ def _check(options: PaperOptions) -> None:
     for name in options.tasks:
         look_up("task", name, BENCHMARKS)
     if not options.tasks:
-        raise UserError("--tasks wants at least one name")
+        raise UserError("--tasks needs at least one name")
     if "infilling" in options.tasks:
         check_rouge()
 
@@ -328,7 +328,7 @@ def is_sure(apart: Estimate) -> bool:
 
 
 class Suite:
-    """What is asked of whom; its ``numbers`` are for files and tables."""
+    """Models and tasks of a suite; its ``numbers`` are for files and tables."""
 
     def __init__(
         self,
@@ -425,7 +425,7 @@ def _about_model(model: BellmaskLM) -> dict[str, Any]:
     }
 
 
-# What a reader must know to compare a table of benchmarks with others.
+# Notes needed to compare a table of benchmarks with others.
 Numbers = Mapping[str, Any]
 MARK = "†"
 """Behind columns whose score tells the model how long the gold answer is."""
@@ -433,12 +433,12 @@ PROMPTS = {"plain": "lm-eval's", "tuned": "those of fine-tuning"}
 
 
 def notes(numbers: Numbers) -> list[str]:
-    """What a reader must know to compare these numbers with others."""
+    """Notes needed to compare these numbers with others."""
     models, tasks, seeds = _models(numbers), numbers["tasks"], len(numbers["seeds"])
     first = numbers["models"][0]["name"]
     lines = [f"Mean ± standard deviation over {seeds} evaluation seeds."]
     if seeds == 1:
-        lines = ["One evaluation seed: no deviation is known."]
+        lines = ["One evaluation seed: no deviation."]
     if len(models) > 1:
         lines.append(
             f"In brackets the change to {first}, with * where it is more than {SURE} standard "
@@ -454,10 +454,10 @@ def notes(numbers: Numbers) -> list[str]:
         ending = ", EOS scored behind choices" if model["ending"] == "eos" else ""
         lines.append(f"Prompts of {model['name']}: {PROMPTS[model['prompts']]}{ending}.")
     if len({model["tokenizer"] for model in models}) > 1:
-        lines.append("Tokenizers differ, and scores per token with them: compare per byte.")
+        lines.append("Tokenizers differ, so scores per token are not comparable: compare per byte.")
     kinds = {model["framework"] for model in models}
     if "arm" in kinds and len(kinds) > 1:
-        lines.append("Log-probabilities of an ARM are exact, those of the others bounds.")
+        lines.append("Log-probabilities of an ARM are exact, the others are bounds.")
     lines += [line for model in models for task in tasks for line in _too_long(model, task)]
     baselines = {
         "random": "guesses in expectation, and texts of random tokens",
@@ -465,7 +465,7 @@ def notes(numbers: Numbers) -> list[str]:
     }
     here = [model["name"] for model in numbers["models"] if not model["is_model"]]
     lines += [f"{name}: {baselines[name]}." for name in here]
-    return [*lines, *(f"Left out, no data: {name}." for name in numbers["missing"])]
+    return [*lines, *(f"Skipped, no data: {name}." for name in numbers["missing"])]
 
 
 def _models(numbers: Numbers) -> list[Mapping[str, Any]]:
@@ -480,14 +480,14 @@ def _estimator(numbers: Numbers, choices: Sequence[Numbers]) -> str:
     for model in _models(numbers):
         share = fmean(task["results"][model["name"]]["exact_share"] for task in choices)
         shares.append(f"{share:.0%} of {model['name']}'s")
-    return f"Log-probabilities of choices: {how}; without noise are {', '.join(shares)}."
+    return f"Log-probabilities of choices: {how}; exact for {', '.join(shares)}."
 
 
 def _too_long(model: Numbers, task: Numbers) -> list[str]:
     """What did not fit into the model's rows."""
     found = task["results"][model["name"]]
     what = {
-        "num_cut": "gold answers are longer than half of a row; their gaps are cut",
+        "num_cut": "gold answers are longer than half of a row; their gaps are truncated",
         "num_shortened": "questions do not fit into a row and lose their oldest tokens",
     }
     where = f"{model['name']}, rows of {model['block_length']} tokens, {task['title']}"
@@ -594,12 +594,12 @@ def markdown(numbers: Numbers) -> str:
 
 
 def _load_models(options: PaperOptions, harness: ModuleType, cache: Path) -> dict[str, BellmaskLM]:
-    """By name: the models, then those that know nothing."""
+    """By name: the models, then the baselines."""
     places = by_folder(options.models)
     for name in BASELINES if options.baselines else ():
         if name in places:
             raise UserError(
-                f"a row is called {name} already; rename {places[name]} or give --no-baselines"
+                f"a row named {name} exists already; rename {places[name]} or give --no-baselines"
             )
     models: dict[str, BellmaskLM] = {}
     for name, place in places.items():
@@ -626,9 +626,9 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
         except MissingData as error:
             missing[task] = str(error)
     if missing and not options.skip_missing:
-        raise UserError(f"{' '.join(missing.values())} (--skip-missing leaves them out)")
+        raise UserError(f"{' '.join(missing.values())} (--skip-missing skips them)")
     for why in missing.values():
-        print(f"note: left out: {why}", file=sys.stderr)
+        print(f"note: skipped: {why}", file=sys.stderr)
     if not loaded:
         raise UserError("there is no data for any of the tasks")
     return loaded, missing
@@ -650,7 +650,7 @@ def main(args: Sequence[str]) -> int:
                 found = suite.numbers()
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
-                    f"interrupted; answers so far are in {folder}/cache: the same command continues"
+                    f"interrupted; answers are in {folder}/cache, and the same command continues"
                 ) from None
     told = ("estimator", "draws", "longest_exact", "weights", "limit")
     about = {"bellmask": __version__, "suite": "paper"}

@@ -56,14 +56,14 @@ class EstimatorOptions:
     """How continuations are scored."""
 
     estimator: Kind = "auto"
-    """How a masked model's log-probability of a continuation is found. auto: all masks of short
+    """Estimator of a masked model's log-probability of a continuation. auto: all masks for short
     ones, evenly spread mask counts (strata) for longer ones. An ARM is always exact."""
     draws: int = 16
-    """Masks per continuation where they are drawn; orders of an AoARM."""
+    """Masks drawn per continuation; orders for an AoARM."""
     longest_exact: int = 6
-    """Tokens up to which auto takes all masks (2^n - 1 of them)."""
+    """Longest continuation, in tokens, for which auto uses all 2^n - 1 masks."""
     batch_tokens: int = 8192
-    """Tokens per forward pass; changes no result."""
+    """Tokens per forward pass; does not change results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,23 +73,23 @@ class RequestOptions(LoadOptions, EstimatorOptions):
     """
 
     common: bool = True
-    """Choices of a question draw the same masks (common random numbers)."""
+    """Use the same masks for all choices of a question (common random numbers)."""
     seed: int = 0
-    """Of masks and samples; lm-eval's own seeds have no say in them."""
+    """Seed of masks and samples; lm-eval's own seeds do not affect them."""
     gap: int = 32
-    """Tokens to write where the task says no max_gen_toks."""
+    """Tokens to generate if the task sets no max_gen_toks."""
     rule: RuleName = "most_confident"
-    """Which masked tokens a step of writing reveals, see bellmask generate."""
+    """Which masked tokens a generation step reveals, see bellmask generate."""
     steps: int | None = None
-    """Steps of writing; default: one token per step."""
+    """Generation steps; default: one token per step."""
     temperature: float | None = None
-    """Of writing; default: what the task says, 0 where it does not sample."""
+    """Sampling temperature; default: the task's, or 0 if it does not sample."""
 
     def check(self) -> RequestOptions:
         """This, or one :class:`UserError`; draws and masks are checked by the estimator."""
         check_least(self, gap=1, batch_tokens=1)
         if self.steps is not None and not RULES[self.rule].takes_grid:
-            raise UserError(f"rule {self.rule} has one step per token: no steps")
+            raise UserError(f"rule {self.rule} takes one step per token: omit steps")
         return self
 
 
@@ -109,7 +109,7 @@ class Request:
     """Tokens whose probability is wanted, between tokens that are shown."""
 
     given: Tokens
-    """Shown before; the run's begin sign included."""
+    """Shown before; the run's start token included."""
     target: Tokens
     """Scored; never empty."""
     after: Tokens = ()
@@ -165,7 +165,7 @@ class RequestMaker:
     tokenizer: Tokenizer
     block_length: int
     begin: Tokens
-    """The begin sign that the run's rows have, or nothing."""
+    """The start token that the run's rows have, or nothing."""
 
     def requests(
         self, context: str, continuation: str, *, after: str = "", noise: int = 0
@@ -173,12 +173,12 @@ class RequestMaker:
         """One request, or the windows of a continuation that does not fit."""
         before, target = self.split(context, continuation)
         if not target:
-            raise UserError(f"the continuation {continuation!r} has no tokens: nothing to score")
+            raise UserError(f"the continuation {continuation!r} has no tokens to score")
         behind = self.split(context + continuation, after)[1] if after else ()
         return self.windows(before, target, behind, noise)
 
     def rolling(self, text: str, *, noise: int = 0) -> list[Request]:
-        """The whole text, nothing shown before it but the begin sign; none for an empty text."""
+        """The whole text, nothing shown before it but the start token; none for an empty text."""
         ids = self.encode(text)
         return self.windows((), ids, (), noise) if ids else []
 
@@ -208,7 +208,7 @@ class RequestMaker:
         return made
 
     def before(self, tokens: Tokens, room: int) -> Tokens:
-        """The begin sign and the last tokens that have room."""
+        """The start token and the last tokens that have room."""
         begin = () if self.begin and tokens[:1] == self.begin else self.begin
         if len(begin) + len(tokens) <= room:
             return begin + tokens
@@ -250,7 +250,7 @@ class Estimator:
     kind: Kind = "auto"
     """auto: exact for short continuations, strata for longer ones."""
     draws: int = 16
-    """Masks per continuation where they are drawn; orders of an AoARM."""
+    """Masks drawn per continuation; orders for an AoARM."""
     longest_exact: int = 6
     """Tokens up to which auto takes all masks."""
     is_common: bool = True
@@ -281,11 +281,13 @@ class Estimator:
             is_short = length <= self.longest_exact and not uses_time
             return "exact" if is_short else "strata"
         if uses_time and self.kind in ("exact", "left_to_right"):
-            raise UserError(f"a time-conditioned run has no {self.kind} estimator; use strata")
+            raise UserError(
+                f"a time-conditioned run does not support the {self.kind} estimator; use strata"
+            )
         if self.kind == "exact" and length > MOST_EXACT:
             raise UserError(
-                f"a continuation of {length} tokens has too many masks to take all (at most "
-                f"{MOST_EXACT} tokens); use auto, which does so for short ones only"
+                f"a continuation of {length} tokens has too many masks to use all (at most "
+                f"{MOST_EXACT} tokens); use auto, which uses all only for short ones"
             )
         return self.kind
 
@@ -380,7 +382,7 @@ MOST_LOGITS = 1 << 26
 
 
 class Scorer:
-    """Asks a run how probable some tokens are, given others."""
+    """Scores tokens given others under a run."""
 
     def __init__(
         self, run: Loaded, estimator: Estimator | None = None, *, batch_tokens: int = 8192
@@ -388,7 +390,7 @@ class Scorer:
         """``batch_tokens`` of padded rows go through the network at once; it changes no score."""
         if run.config.framework.name == "sigma_arm":
             raise UserError(
-                f"{run.folder} is a sigma-ARM: it reads tokens in one fixed order, so it has no "
+                f"{run.folder} is a sigma-ARM: it reads tokens in a fixed order, so it has no "
                 "probability of a continuation after a context; give an mdm, arm or aoarm run"
             )
         self.run, self.estimator = run, (estimator or Estimator()).check()
@@ -470,7 +472,7 @@ class Scorer:
 
     def _check(self, requests: Sequence[Request]) -> None:
         if self.run.framework.is_exact and any(request.after for request in requests):
-            raise UserError("an ARM cannot see what follows a gap; ask a masked run")
+            raise UserError("an ARM cannot see what follows a gap; use a masked run")
 
     def _plan(self, request: Request, seed: int) -> Plan:
         if not self.is_causal:
@@ -669,7 +671,7 @@ def is_counted(ids: Sequence[int], eos: int | None, num_given: int = 1) -> NDArr
 def run_scorer(run: Loaded, *, context: int = PUBLISHED_CONTEXT) -> TextScorer:
     """An ARM of this package, by its own tokenizer: the exact NLL.
 
-    A text longer than a block is scored in pieces of a block, each from the begin sign on, as
+    A text longer than a block is scored in pieces of a block, each from the start token on, as
     the run saw its training text; nothing is dropped.
     """
     if run.config.framework.name != "arm":
@@ -682,7 +684,7 @@ def run_scorer(run: Loaded, *, context: int = PUBLISHED_CONTEXT) -> TextScorer:
         f"{run.folder.name}, step {run.step}",
         f"{run.tokenizer.fingerprint}/{hash_weights(run.model)}",
         context,
-        f"all tokens scored, in pieces of {context}, each from the begin sign on",
+        f"all tokens scored, in pieces of {context}, each from the start token on",
         scorer.token_losses,
         scorer.maker.encode,
         scorer.maker.begin,
@@ -717,7 +719,7 @@ def load_scorer(
 
 
 def _load_causal_lm(name: str, source: str, device: str, context: int, option: str) -> TextScorer:
-    """A Hugging Face model in float32 and its tokenizer; one clear line where that fails."""
+    """A Hugging Face model in float32 and its tokenizer; a UserError if that fails."""
     library = import_transformers(f"scorer {name!r}")
     try:
         with quiet():

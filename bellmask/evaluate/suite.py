@@ -19,11 +19,11 @@ class SuiteOptions(LoadOptions):
     """Several models, each evaluated with several seeds."""
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run folders, exports or names on the hub; others are compared with the first."""
+    """Run folders, exports or names on the hub; all are compared with the first."""
     seeds: int = 5
-    """Evaluation seeds: --seed, --seed + 1, ..."""
+    """Number of evaluation seeds: --seed, --seed + 1, ..."""
     seed: int = 0
-    """The first of them."""
+    """The first evaluation seed."""
     out: str | None = None
     """Folder for the results; default RUN/SUITE for a single run folder, else runs/SUITE."""
 
@@ -32,7 +32,7 @@ class SuiteOptions(LoadOptions):
         return list(range(self.seed, self.seed + self.seeds))
 
     def check(self, **least: int) -> None:
-        """UserError for what no suite can work with; ``least`` values of other options."""
+        """UserError for invalid options; ``least`` are the minimum values of other options."""
         check_folder(self.out)
         if not self.models:
             raise UserError("the suite needs at least one model: a run folder")

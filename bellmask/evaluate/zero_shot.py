@@ -46,12 +46,12 @@ EosPolicy = Literal["mdlm", "duo"]
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotOptions(SuiteOptions):
-    """Perplexity on texts that runs were not trained on: the paper's Table 7 in one command.
+    """Perplexity on texts that runs were not trained on (the paper's Table 7).
 
     Perplexity ± standard error, mean ± deviation over evaluation seeds, bits per byte, and with
     several runs their paired differences to the first one. Blocks of the run's own length, packed
     without overlap, from each set's validation text. WikiText is WikiText-2 unless --corpora says
-    wikitext103. The same command continues one that was stopped.
+    wikitext103. If interrupted, the same command continues where it stopped.
 
     Examples:
     bellmask evaluate runs/base runs/bell --suite zero-shot
@@ -63,30 +63,30 @@ class ZeroShotOptions(SuiteOptions):
     """
 
     corpora: tuple[str, ...] = SETS
-    """Sets, by the names of 'bellmask data list'; default: the seven of the paper."""
+    """Corpora from 'bellmask data list'; default: the paper's seven."""
     from_files: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(name="from", metavar="NAME=PATH"),
     ] = ()
-    """Local files (path or glob) to read a set from, by the set's own rules, instead of fetching
-    it; may be repeated."""
+    """Local files (path or glob) of a corpus, read by its own rules instead of downloaded.
+    """
     column: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=COLUMN")
     ] = ()
-    """Column with the text in a set's local JSONL, CSV or Parquet files where it has another name
-    than in the published set; may be repeated."""
+    """Text column in a corpus's local JSONL, CSV or Parquet files, if it is named differently
+    from the published corpus."""
     skip_missing: bool = False
-    """Leave out sets that are not available; the table says so."""
+    """Skip corpora that are not available; the table says so."""
     eos: EosPolicy = "mdlm"
-    """mdlm: each document ends with EOS, which is scored. duo: none is inserted. Whether rows are
-    wrapped in BOS ... EOS is the run's own rule either way."""
+    """mdlm: end each document with EOS, which is scored. duo: insert none. Whether rows are
+    wrapped in BOS ... EOS depends on the run."""
     blocks: int = 256
-    """Blocks of each set, spread evenly over it; 0 means all."""
+    """Blocks of each corpus, spread evenly over it; 0 means all."""
     draws: int | None = None
-    """Masks per block and seed, at least 2; default: chosen by a pilot."""
+    """Masks per block and seed, at least 2; default: chosen by a pilot evaluation."""
     precision: float = 0.01
-    """The pilot takes the fewest draws with which masks move no perplexity, in the mean over seeds,
-    by more than this share of it (one standard deviation)."""
+    """The pilot chooses the fewest draws for which masks change no perplexity, averaged over seeds,
+    by more than this fraction (one standard deviation)."""
     seed: int = 1234
     """The first evaluation seed: a set of masks."""
     batch_size: int = 64
@@ -96,9 +96,9 @@ class ZeroShotOptions(SuiteOptions):
 def _check(options: ZeroShotOptions) -> None:
     options.check(batch_size=1, blocks=0)
     if options.draws is not None and options.draws < 2:
-        raise UserError("--draws must be at least 2: then each block covers all context counts")
+        raise UserError("--draws must be at least 2, so that each block covers all context counts")
     if not 0 < options.precision < 1:
-        raise UserError(f"--precision is a share, such as 0.01, got {options.precision}")
+        raise UserError(f"--precision is a fraction, such as 0.01, got {options.precision}")
 
 
 # Texts: the sets, and how a run reads them.
@@ -133,12 +133,12 @@ def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
     for name in options.corpora:
         look_up("corpus", name, CORPORA)
     if not options.corpora or len(set(options.corpora)) < len(options.corpora):
-        raise UserError("--corpora wants one or more names, each once")
+        raise UserError("--corpora needs one or more names, each once")
     files = _pairs(options.from_files, "from", options.corpora)
     columns = _pairs(options.column, "column", options.corpora)
     for name in columns:
         if name not in files:
-            raise UserError(f"--column {name}=... speaks of local files: give --from {name}=PATH")
+            raise UserError(f"--column {name}=... needs local files: give --from {name}=PATH")
     return [TextSet(name, files.get(name), columns.get(name)) for name in options.corpora]
 
 
@@ -148,10 +148,10 @@ def _pairs(items: Sequence[str], option: str, sets: Sequence[str]) -> dict[str, 
     for item in items:
         name, sign, value = item.partition("=")
         if not (name and sign and value):
-            raise UserError(f"--{option} wants NAME=VALUE, such as ptb=ptb.valid.txt; got {item!r}")
+            raise UserError(f"--{option} needs NAME=VALUE, such as ptb=ptb.valid.txt; got {item!r}")
         look_up(f"set of --corpora in --{option}", name, dict.fromkeys(sets))
         if name in found:
-            raise UserError(f"--{option} names {name} twice; several files are one quoted glob")
+            raise UserError(f"--{option} lists {name} twice; give several files as one quoted glob")
         found[name] = value
     return found
 
@@ -180,18 +180,18 @@ def set_options(run: Loaded, text: TextSet, eos: EosPolicy) -> DataOptions:
 def check_run(run: Loaded, eos: EosPolicy) -> None:
     """Refuse runs that cannot read these sets as they were trained to read."""
     if is_toy(run.config.data.train):
-        raise UserError(f"{run.folder} was trained on {run.config.data.train}: it reads no text")
+        raise UserError(f"{run.folder} was trained on {run.config.data.train}, not on text")
     if eos == "duo" and run.config.data.document_attention:
         raise UserError(
-            f"{run.folder} keeps attention inside documents, which are told apart by EOS: "
-            "--eos duo leaves that out; use --eos mdlm"
+            f"{run.folder} restricts attention to documents, which are separated by EOS: "
+            "--eos duo inserts none; use --eos mdlm"
         )
 
 
 def own_family(run: Loaded, text: TextSet) -> bool | None:
     """True when the run was trained on the set's own training text: not zero-shot.
 
-    None where nobody knows, of an imported run.
+    None for an imported run, where it is unknown.
     """
     data = run.config.data
     if data.train == IMPORTED:
@@ -236,7 +236,7 @@ def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_mis
     lines += [f"  {name}: {why}" for name, why in bad.items()]
     if files := " ".join(f"--from {name}=PATH" for name in bad if name not in given):
         lines += [f"give local files, read by the set's own rules: {files}"]
-        lines += ["or leave them out with --skip-missing, or name others with --corpora"]
+        lines += ["or skip them with --skip-missing, or choose others with --corpora"]
     raise UserError("\n".join(lines))
 
 
@@ -316,15 +316,15 @@ class Pilot:
         """A sentence for the reader."""
         if self.precision is None or self.noise is None:
             return f"{self.draws} draws per block and seed, as given" if self.draws > 1 else "exact"
-        found = f"{self.noise:.2%} of the perplexity ({self.where})"
+        found = f"{self.noise:.2%} ({self.where})"
         if self.noise > self.precision:
             return (
-                f"{self.draws} draws per block and seed, the most that are tried: masks still move "
-                f"{found}, more than the {self.precision:.2%} asked for; more --blocks help"
+                f"{self.draws} draws per block and seed, the maximum tried: masks still change the "
+                f"perplexity by {found}, more than {self.precision:.2%}; use more --blocks"
             )
         return (
-            f"{self.draws} draws per block and seed: the fewest with which masks move no mean "
-            f"over seeds by more than {self.precision:.2%}; most of all {found}"
+            f"{self.draws} draws per block and seed: the fewest for which masks change no mean "
+            f"over seeds by more than {self.precision:.2%}; the largest change is {found}"
         )
 
 
@@ -514,16 +514,16 @@ def difference_table(numbers: Mapping[str, Any]) -> Table:
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:
-    """What a reader must know to compare these numbers with others."""
+    """Notes needed to compare these numbers with others."""
     results = [r for text in numbers["sets"] for r in text["results"].values()]
     owns = [result["is_own_text"] for result in results]
     lines = {
         f"{EOS[numbers['eos']]}; {numbers['draws_reason']}.": True,
-        "Error: another sample of documents (and what is left of the masks' noise).": True,
-        "Deviation: one seed's masks against another's, on the same blocks.": True,
+        "Error: over documents (and the remaining noise of the masks).": True,
+        "Deviation: over seeds of the masks, on the same blocks.": True,
         "* trained on this corpus: held-out text, but not zero-shot.": any(owns),
-        "Imported runs: what they were trained on is not known here.": None in owns,
-        "Bits per byte take the whole set's bytes per token, also of some of its blocks.": True,
+        "Imported runs: their training text is not known.": None in owns,
+        "Bits per byte use the bytes per token of the whole corpus.": True,
         "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": not all(
             result["is_exact"] for result in results
         ),

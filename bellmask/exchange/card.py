@@ -1,4 +1,4 @@
-"""What an export says of its run: the options without local paths, and the model card."""
+"""Description of an exported run: its options without local paths, and the model card."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _measured(run: Loaded) -> str:
 
 
 def _text(run: Loaded) -> str:
-    """Title and licence of each corpus; of local files the name alone."""
+    """Title and license of each corpus; of local files the name alone."""
     data, examples = run.config.data, run.config.sft.train
     if read_description(run.folder).get("imported_from"):
         return "Not known here: the model was imported. See where it was published.\n"
@@ -195,5 +195,5 @@ def _text(run: Loaded) -> str:
     else:
         names = (data.train, *parse_mixture(data.mixture))
         policies = {name: find_policy(data, name) for name in names}
-        rows = [(Path(p.title or name).name, p.licence) for name, p in policies.items()]
-    return Table("", ("text", "licence"), rows).markdown()
+        rows = [(Path(p.title or name).name, p.license) for name, p in policies.items()]
+    return Table("", ("text", "license"), rows).markdown()

@@ -42,7 +42,7 @@ from bellmask.utils.libraries import first_line
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(LoadOptions):
-    """Write a run for others: a Hugging Face folder, or weights in mdlm's layout.
+    """Export a run as a Hugging Face folder, or as weights in mdlm's format.
 
     Examples:
     bellmask export runs/bell --format hf --out exports/bell
@@ -59,15 +59,15 @@ class ExportOptions(LoadOptions):
     format: Literal["hf", "mdlm"]
     """hf: safetensors, config, tokenizer, model card and code, for AutoModelForMaskedLM and
     bellmask.load; an ARM on a causal LM becomes a plain AutoModelForCausalLM. mdlm: one
-    .safetensors file in the layout of mdlm and duo, for our own trunk only."""
+    .safetensors file in the format of mdlm and duo, for the built-in DiT only."""
     out: str
     """Folder (hf) or .safetensors file (mdlm) to write; it must not exist yet."""
     device: str = "cpu"
-    """Where the weights are read to."""
+    """Device to load the weights on."""
     push: str | None = None
-    """OWNER/NAME: upload the folder to the hub too (hf only; log in with 'hf auth login')."""
+    """Also upload the folder to OWNER/NAME on the hub (hf only; log in with 'hf auth login')."""
     private: bool = False
-    """With --push: a repository that only its owners see."""
+    """With --push: create a private repository."""
 
 
 def check_exportable(run: Loaded, format: str) -> None:
@@ -128,7 +128,7 @@ _KEPT = (
     "id parameters num_tokens mask_id tokenizer_fingerprint train_fingerprint valid_fingerprint "
     "train_blocks valid_blocks unigram_nll response_tokens has_turns imported_from"
 ).split()
-"""What run.json says of the model; what it says of the machine stays at home."""
+"""Fields of run.json that describe the model, not the machine."""
 
 SpecialIds = dict[str, int | None]
 """Ids of bos, eos, pad and mask as the export has them; None where there is no such token."""
@@ -371,11 +371,11 @@ def main(args: Sequence[str]) -> int:
     options = parse_command(ExportOptions, args, command="export")
     out, is_mdlm = Path(options.out), options.format == "mdlm"
     if is_mdlm and out.suffix != ".safetensors":
-        raise UserError(f"--format mdlm writes one file: give --out NAME.safetensors, not {out}")
+        raise UserError(f"--format mdlm writes one file: use --out NAME.safetensors, not {out}")
     if options.push is not None and (is_mdlm or not loading.is_hub_name(options.push)):
         raise UserError(f"--push takes OWNER/NAME and --format hf, got {options.push!r}")
     if options.private and options.push is None:
-        raise UserError("--private is about the repository that --push makes")
+        raise UserError("--private needs --push")
     check_free(out, "the export", is_file=is_mdlm)
     loaded = options.load(options.run)
     print(f"writing {out} ...", file=sys.stderr)

@@ -40,10 +40,10 @@ from bellmask.utils.table import Table
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Make a run folder of a checkpoint in the published layout of mdlm and duo.
+    """Convert a checkpoint in the published format of mdlm and duo into a run folder.
 
-    evaluate, generate and analyze then take it like any run (evaluate with --data: the training
-    text is not here).
+    evaluate, generate and analyze accept it like any run (evaluate needs --data, since the training
+    text is not included).
 
     Examples:
     bellmask import kuleshov-group/mdlm-owt --format mdlm --out runs/mdlm-owt
@@ -54,25 +54,25 @@ class ImportOptions:
     """
 
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A .safetensors file, a torch file of weights, a folder with config.json beside the weights,
+    """A .safetensors file, a torch file of weights, a folder with config.json and weights,
     or OWNER/NAME on the hub."""
     format: Literal["mdlm", "duo"]
-    """Whose recipe the rows follow. Both share the layout; they differ in how LM1B is packed."""
+    """Recipe of the training rows. Both share the format; they differ in how LM1B is packed."""
     out: str
-    """Run folder to make."""
+    """Run folder to create."""
     tokenizer: str | None = None
     """gpt2, bert-base-uncased, a folder with a Hugging Face tokenizer, or a run folder. Default: by
     the rows of the embedding (50258: gpt2, 30522: bert-base-uncased)."""
     heads: int | None = None
-    """Attention heads; default: as config.json or the rotary buffer says."""
+    """Attention heads; default: from config.json or the rotary buffer."""
     block_length: int | None = None
-    """Tokens per row; default: model_length in the config.json beside the weights, else 1024 for
+    """Tokens per row; default: model_length in the config.json next to the weights, else 1024 for
     gpt2, 128 for BERT."""
     time_input: bool = False
-    """The model was trained with time conditioning: keep it. Known where config.json is there."""
+    """Keep the model's time conditioning; default: as in config.json if there is one."""
     weights: loading.Weights = "auto"
-    """auto: the moving average beside the trained weights where the file has one. ema: insist on
-    it. raw: the trained weights alone."""
+    """auto: the trained weights, and the moving average if the file has one. ema: fail without
+    a moving average. raw: the trained weights only."""
 
 
 # Their parameters and ours.
@@ -241,7 +241,7 @@ def to_ours(weights: Tensors, shape: Shape, ids: IdMap, *, has_time: bool) -> di
     num_tokens = len(ids.tokens_V)
     ours, theirs = [*ids.ours, num_tokens], [*ids.theirs, ids.mask]
     _move_rows(found, theirs, ours, num_tokens + 1)
-    for name in ("head.weight", "head.bias"):  # nobody reads the mask's logit
+    for name in ("head.weight", "head.bias"):  # the mask's logit is never used
         found[name] = found[name][:-1]
     if has_time:
         if shape.condition != CONDITION_WIDTH:
@@ -327,7 +327,7 @@ def read_checkpoint(path: Path) -> Stored:
         raise UserError(f"there is no checkpoint {path}; give a file, a folder or OWNER/NAME")
     parts = [_read_file(file) for file in (_weight_files(path) if path.is_dir() else [path])]
     if not parts:
-        raise UserError(f"{path} holds no weights: neither {' nor '.join(_WEIGHT_FILES)}")
+        raise UserError(f"{path} has no weights: neither {' nor '.join(_WEIGHT_FILES)}")
     if not path.is_dir() and path.name not in _WEIGHT_FILES:
         return parts[0]
     weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
@@ -342,7 +342,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if index.exists():
         named = read_object(index).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
-            raise UserError(f"{index} does not say which file holds which weights")
+            raise UserError(f"{index} does not map weights to files")
         return [inside(folder, name, str(index)) for name in sorted(set(named.values()))]
     return [folder / name for name in _WEIGHT_FILES if (folder / name).exists()][:1]
 
@@ -351,7 +351,7 @@ def _read_file(path: Path) -> Stored:
     stored = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     tensors = [*stored.weights.values(), *(stored.shadow or ())]
     if not is_whole(stored.step) or not all(map(_is_plain, tensors)):
-        raise UserError(f"{path} is damaged: its tensors, step or moving average are none")
+        raise UserError(f"{path} is damaged: its tensors, step or moving average are invalid")
     return stored
 
 
@@ -391,7 +391,7 @@ def _read_torch(path: Path) -> Stored:
         with zipfile.ZipFile(path) as archive:
             size = sum(info.file_size for info in archive.infolist())
             if size > path.stat().st_size:  # it may grow a thousandfold
-                raise UserError(f"{path} is packed, which torch's files never are: not read")
+                raise UserError(f"{path} is compressed, which torch's files never are: not read")
             unpickler = _WeightsUnpickler(archive)
             return _pick_weights(path, unpickler.load(), unpickler.read_tensor)
     except UserError:
@@ -408,7 +408,7 @@ def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Store
     tensors = {n: t for n, t in named if isinstance(t, Tensor | _TensorAt) and isinstance(n, str)}
     weights = {name: read(tensor) for name, tensor in tensors.items()}
     if not weights:
-        raise UserError(f"{path} holds no tensors by name")
+        raise UserError(f"{path} has no tensors by name")
     if inner is content:
         return Stored(path, weights)
     average = content.get("ema")
@@ -541,7 +541,7 @@ def read_import(options: ImportOptions) -> Imported:
     if options.weights == "raw":
         stored = replace(stored, shadow=None)
     elif options.weights == "ema" and stored.shadow is None:
-        raise UserError(f"{stored.source} holds no moving average; leave --weights ema out")
+        raise UserError(f"{stored.source} has no moving average; omit --weights ema")
     name, tokenizer = _find_tokenizer(options.tokenizer, shape)
     heads = _num_heads(options.heads, stored.about.get("n_heads"), shape, head_size)
     config = _config(options, stored, shape, heads, name, tokenizer)
@@ -552,7 +552,7 @@ def read_import(options: ImportOptions) -> Imported:
         if len(stored.shadow) != len(weights):
             raise UserError(
                 f"the moving average in {stored.source} has {len(stored.shadow)} tensors, the "
-                f"model {len(weights)}; take the trained weights with --weights raw"
+                f"model {len(weights)}; use the trained weights with --weights raw"
             )
         check_layout(averaged, shape)
         ema = to_ours(averaged, shape, ids, has_time=has_time)
@@ -565,14 +565,14 @@ def _find_tokenizer(name: str | None, shape: Shape) -> tuple[str, Tokenizer]:
     if name is None:
         raise UserError(
             f"the embedding has {shape.vocabulary} rows, neither GPT-2's 50258 nor BERT's 30522: "
-            "say with --tokenizer which one the model was trained with"
+            "give the tokenizer it was trained with: --tokenizer"
         )
     tokenizer = read_own_tokenizer(Path(name)) or load_tokenizer(name, cache_folder(None))
     size = map_ids(tokenizer).size
     if size != shape.vocabulary:
         raise UserError(
-            f"tokenizer {name} needs an embedding of {size} rows with its mask, and this one has "
-            f"{shape.vocabulary}; give the tokenizer the model was trained with by --tokenizer"
+            f"tokenizer {name} needs an embedding of {size} rows with its mask, but this one has "
+            f"{shape.vocabulary}; give the tokenizer the model was trained with: --tokenizer"
         )
     return name, tokenizer
 
@@ -585,7 +585,7 @@ def _num_heads(given: int | None, told: Any, shape: Shape, head_size: int | None
     if not known or any(number != next(iter(known.values())) for number in known.values()):
         said = ", ".join(f"{number} by {where}" for where, number in known.items())
         raise UserError(
-            f"the number of attention heads is not clear ({said or 'not in the file'}); give "
+            f"the number of attention heads is unknown ({said or 'not in the file'}); give "
             "--heads as the model was trained (their small model has 12, medium 16)"
         )
     return next(iter(known.values()))
@@ -602,7 +602,7 @@ def _config(
     """The options of a run that would train such a model: their recipe, base objective."""
     if shape.mlp_width % shape.width:
         raise UserError(
-            f"the MLP is {shape.mlp_width} wide, no multiple of the model's {shape.width}"
+            f"the MLP width {shape.mlp_width} is not a multiple of the model's {shape.width}"
         )
     # mdlm's LM1B has a sentence per padded row; all other rows are packed
     is_padded = options.format == "mdlm" and name == "bert-base-uncased"

@@ -1,4 +1,4 @@
-"""A run that answers: prompts and conversations → canvases → responses.
+"""Answers of a run: prompts and conversations → canvases → responses.
 
 The prompt is written as in training (template, BOS, oldest tokens dropped), the response is a gap
 of ``length`` tokens that ends where the model writes EOS. An answer does not depend on what else is
@@ -33,7 +33,7 @@ ANSWER_STEPS = 64
 
 @dataclass(frozen=True)
 class Question:
-    """Something to be answered: what was said so far, the user's words last."""
+    """A prompt: the conversation so far, ending with the user's message."""
 
     messages: tuple[Message, ...]
     is_conversation: bool = False
@@ -69,7 +69,7 @@ class Answer:
 
 
 class Answerer:
-    """Asks a run; ``Answerer(run).answer([Question.plain("2 + 2 =")])``."""
+    """Answers of a run: ``Answerer(run).answer([Question.plain("2 + 2 =")])``."""
 
     def __init__(self, run: Loaded) -> None:
         self.run = run
@@ -80,7 +80,7 @@ class Answerer:
 
     @property
     def is_tuned(self) -> bool:
-        """The run has learned to answer; others just continue what they are given."""
+        """True if the run was fine-tuned on prompts; others only continue their input."""
         return self.run.config.sft.train is not None
 
     @cached_property
@@ -104,7 +104,7 @@ class Answerer:
         if not 1 <= length < self._block:
             raise UserError(
                 f"a response can have 1 to {self._block - 1} tokens, got {length}: the run was "
-                f"trained on rows of {self._block}, and a prompt needs room too"
+                f"trained on rows of {self._block}, which include the prompt"
             )
         return length
 

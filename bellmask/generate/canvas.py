@@ -52,7 +52,7 @@ def canvas_from_pieces(
         elif piece < 1:
             raise UserError(f"a gap needs at least one token, got {piece}")
         elif len(ids) + piece > LONGEST:
-            raise UserError(f"a canvas has {LONGEST:,} tokens at most")
+            raise UserError(f"a canvas can have at most {LONGEST:,} tokens")
         else:
             ids += [tokenizer.mask_id] * piece
     return Canvas(torch.tensor([*ids, *behind]))
@@ -75,9 +75,9 @@ def read_gaps(text: str) -> list[str | int]:
     return pieces
 
 
-# What generation shows of itself while it runs: the rows after each step, and tokens as text.
+# Steps of a generation as observers see them: the rows after each step, and tokens as text.
 #
-# Whoever watches gets a :class:`Step` per step. B rows of one batch, L length.
+# Observers get a :class:`Step` per step. B rows of one batch, L length.
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -98,8 +98,8 @@ class Step:
     first_sample: int
     """Which of all samples row 0 is."""
     ids_BL: Tensor
-    """On the CPU, int64, the mask id where masked. Not to be changed by who receives it; the
-    sampler may change it later, so copy what is kept."""
+    """On the CPU, int64, the mask id where masked. Do not modify it; the
+    sampler may change it later, so copy what you keep."""
 
 
 OnStep = Callable[[Step], None]

@@ -31,9 +31,9 @@ from bellmask.utils.errors import UserError, look_up
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions(LoadOptions):
-    """Talk to a run; its answers are unmasked before your eyes. /help lists commands, /quit ends.
+    """Chat with a run and watch its answers being unmasked. /help lists commands, /quit exits.
 
-    Lines from a pipe are asked one after the other; their answers are lines of the output.
+    From a pipe, each input line is a prompt and each output line its answer.
 
     Examples:
     bellmask chat runs/sft
@@ -48,18 +48,18 @@ class ChatOptions(LoadOptions):
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, exported folder, or a name on the hub."""
     length: int | None = None
-    """Tokens of an answer, at most; default: what most of the training examples needed."""
+    """Maximum number of tokens of an answer; default: enough for most training examples."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     """How to sample."""
     seed: int = 0
-    """The same words in the same order get the same answers from the same seed."""
+    """Sampling seed: the same inputs with the same seed get the same answers."""
     system: str = ""
-    """Said to the model before all else."""
+    """System prompt."""
     memory: Literal["auto", "on", "off"] = "auto"
-    """on: all that was said is part of the prompt; off: each line is asked alone. auto: as the run
-    was fine-tuned, on conversations or on single prompts (template and examples tell)."""
+    """on: the conversation so far is part of the prompt. off: each line is a separate prompt. auto:
+    as the run was fine-tuned, on conversations or on single prompts."""
     fps: float = 24.0
-    """Changes shown per second at most; 0 does not wait."""
+    """Maximum number of updates shown per second; 0: no limit."""
 
 
 # A conversation with a run: what was said, what is asked next, how answers are drawn.
@@ -88,7 +88,7 @@ class Talk:
             self.length = self.answerer.check_length(int(value))
             return
         if name == "steps" and self.answerer.run.framework.is_causal:
-            raise UserError("this run writes token by token: there are no steps to choose")
+            raise UserError("this run generates token by token: it has no steps")
         asked: dict[str, Any] = {name: value}
         self.sampling = self.answerer.sampling(replace(self.sampling, **asked).check())
 
@@ -105,7 +105,7 @@ class Talk:
     def retry(self, on_step: OnStep | None = None) -> Answer:
         """Another answer to the last question, in place of the first."""
         if self._last is None:
-            raise UserError("nothing has been asked yet")
+            raise UserError("there is no prompt yet")
         text, before = self._last
         number, self.number = self.number, self.number + 1
         (answer,) = self.answerer.answer(
@@ -130,17 +130,17 @@ class Talk:
 
 
 SLASH_COMMANDS = {
-    "/reset": "forget what was said",
-    "/retry": "another answer to the last question",
+    "/reset": "forget the conversation",
+    "/retry": "another answer to the last prompt",
     "/steps": "sampling steps: /steps 32",
-    "/length": "tokens of an answer, at most: /length 64",
+    "/length": "maximum tokens of an answer: /length 64",
     "/temperature": "0 takes the most likely token: /temperature 0.7",
-    "/system": "a text that is said before all else; without one, nothing is",
+    "/system": "set the system prompt; without text, remove it",
     "/help": "this",
-    "/quit": "the end",
+    "/quit": "exit",
 }
-HINTS = """A line that ends with \\ goes on in the next; a space before / makes it text.
-Ctrl-C stops an answer; at the prompt it ends the chat, as Ctrl-D does."""
+HINTS = """A line that ends with \\ continues on the next; a space before / makes it text.
+Ctrl-C stops an answer; at the prompt it exits, as does Ctrl-D."""
 
 
 class Chat:
@@ -151,7 +151,7 @@ class Chat:
         self.is_live = sys.stdin.isatty()
 
     def say(self, text: str) -> None:
-        """A note, beside the answers."""
+        """Print a note on stderr."""
         self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
 
     def take(self, line: str) -> bool:
@@ -174,7 +174,7 @@ class Chat:
     def _obey(self, name: str, rest: str) -> bool:
         look_up("command", name, SLASH_COMMANDS)
         if rest and name in ("/reset", "/retry", "/help", "/quit"):
-            raise UserError(f"{name} takes nothing, got {rest!r}")
+            raise UserError(f"{name} takes no argument, got {rest!r}")
         match name:
             case "/reset":
                 self.talk.reset()
@@ -190,7 +190,7 @@ class Chat:
                 self.say(f"{name[1:]} {value:g}")
             case "/system":
                 self.talk.system = rest
-                self.say("said before all else from now on" if rest else "no system text any more")
+                self.say("system prompt set" if rest else "system prompt removed")
             case "/help":
                 for other, does in SLASH_COMMANDS.items():
                     self.say(f"  {other:<13} {does}")
@@ -207,7 +207,7 @@ class Chat:
         except KeyboardInterrupt:
             if not self.is_live:
                 raise
-            self.say("stopped; /retry asks again")
+            self.say("stopped; /retry tries again")
             return
         seconds = time.monotonic() - start - view.seconds_waited
         print(visible_lines(answer.text) if self.is_live else visible(answer.text), flush=True)
@@ -221,7 +221,7 @@ class Chat:
             )
 
     def introduce(self) -> None:
-        """What one should know before the first line."""
+        """Notes before the first line."""
         talk, answerer, loaded = self.talk, self.talk.answerer, self.talk.answerer.run
         steps = f" in {talk.sampling.steps} steps" if talk.sampling.steps else ""
         self.say(
@@ -232,9 +232,9 @@ class Chat:
             kind = "conversations" if answerer.knows_turns else "single prompts"
             self.say(f"fine-tuned on {kind} (template {loaded.config.sft.template})")
         else:
-            self.say("the run was never fine-tuned on prompts: it just continues your text")
-        memory = "what was said before is part of the prompt"
-        self.say(memory if talk.has_memory else "each line is asked alone")
+            self.say("the run was not fine-tuned on prompts: it only continues your text")
+        memory = "the conversation so far is part of the prompt"
+        self.say(memory if talk.has_memory else "each line is a separate prompt")
 
 
 # The command.
@@ -259,7 +259,7 @@ def _input(prompt: str) -> str:
 
 
 def main(args: Sequence[str]) -> int:
-    """Load the run and talk until the user ends it."""
+    """Load the run and chat until the user exits."""
     options = parse_command(ChatOptions, args, command="chat")
     options.sampling.check()
     check_fps(options.fps)

@@ -45,14 +45,14 @@ def fill(
         sampling.refuse_for_causal()
     if getattr(model, "first_maskable", 0) and bool((canvas_BL[:, 0] == mask_id).any()):
         raise UserError(
-            "this model predicts a token from what is before it: the first one must be given (BOS)"
+            "this model predicts each token from those before it: the first one must be given (BOS)"
         )
     noise["choice"] = sampler.TokenChoice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
     if isinstance(framework, Ordered) and not isinstance(framework, Shifted):
         if is_real_BL is not None:
-            raise UserError("a causal model of our own trunk takes rows of one length, unpadded")
+            raise UserError("a causal built-in DiT takes rows of one length, unpadded")
         return sampler.generate_in_order(
             model, canvas_BL, framework, mask_id=mask_id, device=device, **noise
         )
@@ -64,7 +64,7 @@ def fill(
         if is_real_BL is not None:
             is_late_BL = is_late_BL | ~is_real_BL  # padding comes behind all
         if bool(is_late_BL.long().diff(dim=1).lt(0).any()):
-            raise UserError("this model writes left to right: it takes a prefix, not gaps")
+            raise UserError("this model generates left to right: it takes a prefix, not gaps")
         # blocks of one token; what is masked behind them a causal LM cannot see
         return sampler.generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
     assert isinstance(framework, Mdm)
@@ -104,7 +104,7 @@ def run_canvas(
 ) -> Canvas:
     """A row to fill: empty, after a prefix, or with the gaps of a template.
 
-    Where the run's rows are wrapped, BOS and EOS count towards the length; so does the BOS that
+    Where the run's rows are wrapped, BOS and EOS count toward the length; so does the BOS that
     a causal LM predicts the first token from.
     """
     before, behind = _frame(run)
@@ -117,7 +117,7 @@ def run_canvas(
     num_given = len(run.tokenizer.encode(prefix)) if prefix else 0
     if num_given >= room:
         raise UserError(
-            f"the prefix has {num_given} tokens, the canvas {room}: nothing is left to generate"
+            f"the prefix has {num_given} tokens, the canvas {room}: no tokens are left to generate"
         )
     given = [prefix] if prefix else []
     return canvas_from_pieces(run.tokenizer, [*given, room - num_given], before, behind)
@@ -155,7 +155,7 @@ def fill_canvas(
     ``first_sample`` is the number of the first one: other numbers, other noise.
     """
     if count < 1:
-        raise UserError(f"at least one sample must be asked for, got {count}")
+        raise UserError(f"the number of samples must be at least 1, got {count}")
     parts = []
     for done in range(0, count, batch_size):
         canvas_BL = canvas.repeat(min(batch_size, count - done))
@@ -221,7 +221,7 @@ def fill_rows(
     of one length, and does not see padding.
     """
     mask_id, numbers = run.tokenizer.mask_id, samples or range(len(rows))
-    # a causal model of our own trunk takes one row at a time, without padding
+    # a causal built-in DiT takes one row at a time, without padding
     is_alone = isinstance(run.framework, Ordered) and not isinstance(run.framework, Shifted)
     # a cache holds what is before the first gap of the batch, so there all gaps begin together
     is_exact = on_step is not None or sampling.cache != "none"

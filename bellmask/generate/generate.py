@@ -42,7 +42,7 @@ from bellmask.utils.table import PIPE_WIDTH, in_markdown
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(LoadOptions):
-    """Sample text: from nothing, after a prefix, into the gaps of a canvas, or as an answer.
+    """Generate text: unconditionally, after a prefix, in the gaps of a canvas, or as an answer.
 
     Examples:
     bellmask generate runs/bell --num 4 --steps 64
@@ -65,41 +65,41 @@ class GenerateOptions(LoadOptions):
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder; several with --side-by-side."""
     num: int = 1
-    """Samples; of each prompt with --prompts."""
+    """Number of samples; per prompt with --prompts."""
     length: int | None = None
-    """Tokens per sample; default: the run's block length. Of an answer: of the answer alone;
-    default: what most of the training examples needed. Not with --canvas."""
+    """Tokens per sample; default: the run's block length. For answers: tokens of the answer alone;
+    default: enough for most training examples. Not with --canvas."""
     prefix: str | None = None
-    """Given beginning."""
+    """Text to continue."""
     canvas: str | None = None
-    """Text with gaps: [MASK*12] stands for 12 tokens to generate. Given tokens are kept."""
+    """Text with gaps: [MASK*12] stands for 12 tokens to generate. Given tokens do not change."""
     prompt: str | None = None
-    """Ask, in the form of the run's training examples, and print the answer alone. Taken as it is
-    typed: for a line break write one (in bash $'one\\ntwo')."""
+    """A prompt, formatted like the run's training examples; prints only the answer. Escapes are
+    not interpreted; for a line break use $'one\\ntwo' in bash."""
     prompts: str | None = None
-    """File of prompts. For a run fine-tuned on prompts: questions, one per line, or JSON lines with
-    "prompt" or "messages". For any other run: beginnings to continue, one per line, or JSON lines
+    """File of prompts. For a run fine-tuned on prompts: one prompt per line, or JSON lines with
+    "prompt" or "messages". For any other run: one text to continue per line, or JSON lines
     with "prompt" or "canvas"."""
     side_by_side: bool = False
     """Compare runs on the same prompts: a table, comparison.html and comparison.md in --out."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     """How to sample."""
     seed: int = 0
-    """Sample i depends on the seed and i alone, not on the batch; with --prompts samples are
-    counted through."""
+    """Sampling seed. Sample i depends on the seed and i alone, not on the batch; with --prompts,
+    samples are numbered across prompts."""
     batch_size: int = 64
     """Samples per forward pass."""
     watch: bool = False
     """Show the text being unmasked."""
     fps: float = 12.0
-    """Steps per second of --watch at most; 0 does not wait."""
+    """Maximum number of steps per second with --watch; 0: no limit."""
     trace: str | None = None
-    """File for the trajectory; 'bellmask report trace FILE' makes a page and a strip of it."""
+    """File to save all steps to; 'bellmask report trace FILE' turns it into a page and a figure."""
     format: Literal["text", "jsonl"] = "text"
-    """text, or one JSON object per line: text, ids and prompt; of answers all keys of the prompt's
+    """text, or one JSON object per line: text, ids and prompt; for answers all keys of the prompt's
     line, response, sample, num_tokens and prompt_cut."""
     out: str | None = None
-    """File to write (with --side-by-side a folder); default: the screen."""
+    """Output file (a folder with --side-by-side); default: stdout."""
 
 
 def _check(options: GenerateOptions) -> None:
@@ -111,14 +111,12 @@ def _check(options: GenerateOptions) -> None:
     refusals = {
         "generate needs a run folder: bellmask generate RUN": not options.runs,
         "--num and --batch-size must be at least 1": min(options.num, options.batch_size) < 1,
-        f"{' and '.join(given)} cannot be combined: one says what is given": len(given) > 1,
-        "--canvas cannot be combined with --length: its gaps have lengths": (
+        f"{' and '.join(given)} cannot be combined": len(given) > 1,
+        "--canvas cannot be combined with --length": (
             options.canvas is not None and options.length is not None
         ),
         "--fps needs --watch": options.fps != GenerateOptions.fps and not options.watch,
-        "several runs are compared with --side-by-side": (
-            len(options.runs) > 1 and not options.side_by_side
-        ),
+        "several runs need --side-by-side": (len(options.runs) > 1 and not options.side_by_side),
         "--side-by-side cannot be combined with --watch, --trace or --format jsonl": (
             options.side_by_side and is_shown
         ),
@@ -152,7 +150,7 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
     kinds, prompts = ("prompt", "canvas"), []
     for record, where in _records(path, kinds):
         if unknown := record.keys() - {*kinds}:
-            raise UserError(f"{where}: {min(unknown)!r} is not known; allowed are prompt or canvas")
+            raise UserError(f"{where}: unknown key {min(unknown)!r}; use prompt or canvas")
         prompts.append({key: _text(record, key, where) for key in record})
     return prompts
 
@@ -164,7 +162,7 @@ def read_questions(path: Path) -> list[Question]:
         if "response" in record:  # a file of examples: what was right goes beside the answer
             record = {("reference" if k == "response" else k): v for k, v in record.items()}
         if taken := [name for name in RESULTS if name in record]:
-            raise UserError(f"{where}: {taken[0]!r} is a key of the answer; call it otherwise")
+            raise UserError(f"{where}: the key {taken[0]!r} is used for the answer; rename it")
         has_roles = "messages" in record
         if has_roles:
             messages = _messages(record["messages"], where)
@@ -186,17 +184,17 @@ def _records(path: Path, kinds: Sequence[str]) -> Iterator[tuple[Record, str]]:
     else:
         records = list(read_records(path))
     if not records:
-        raise UserError(f"{path} holds no prompts; write one per line")
+        raise UserError(f"{path} has no prompts; write one per line")
     for number, record in enumerate(records, start=1):
         where = f"{path}, prompt {number}"
         if sum(kind in record for kind in kinds) != 1:
-            raise UserError(f"{where}: a line has either {' or '.join(map(repr, kinds))}")
+            raise UserError(f"{where}: a line needs either {' or '.join(map(repr, kinds))}")
         yield record, where
 
 
 def _text(record: Record, key: str, where: str) -> str:
     if not (text := text_of(record, key, where)).strip():
-        raise UserError(f"{where}: {key!r} must be a text that is not empty")
+        raise UserError(f"{where}: {key!r} must be a non-empty text")
     return text
 
 
@@ -210,7 +208,7 @@ def _messages(listed: Any, where: str) -> tuple[Message, ...]:
     if turn_roles != ["user", "assistant"] * (len(turn_roles) // 2) + ["user"]:
         raise UserError(
             f"{where}: the roles are {', '.join(roles) or 'none'}; after a system message, if any, "
-            "user and assistant take turns, and the last word is the user's"
+            "user and assistant must alternate, and the user must be last"
         )
     return tuple(Message(turn["role"], turn["content"]) for turn in turns)
 
@@ -242,7 +240,9 @@ def _load(options: GenerateOptions, name: str) -> Loaded:
     """The run, with a note where it is used otherwise than it was trained."""
     loaded = options.load(name)
     if loaded.config.data.document_attention:
-        note("the run was trained with attention inside documents; here all of a row is seen")
+        note(
+            "the run was trained with attention within documents; here it attends to the whole row"
+        )
     return loaded
 
 
@@ -280,10 +280,10 @@ def answer_prompts(
     elif options.prompt is not None and options.prompt.strip():
         asked = [replace(Question.plain(options.prompt), line={"prompt": options.prompt})]
     else:
-        raise UserError("the prompt is empty: there is nothing to answer")
+        raise UserError("the prompt is empty")
     answerer = Answerer(loaded)
     if not answerer.is_tuned:
-        note("the run was not fine-tuned on prompts: it continues them as text")
+        note("the run was not fine-tuned on prompts: it only continues them")
     elif not answerer.knows_turns and any(len(one.messages) > 1 for one in asked):
         note("the run was fine-tuned on single prompts: it has not seen conversations")
     questions = [question for question in asked for _ in range(options.num)]
@@ -457,8 +457,8 @@ def _side_by_side(options: GenerateOptions) -> None:
     if len(set(are_asked.values())) > 1:
         odd = ", ".join(name for name, is_asked in are_asked.items() if not is_asked)
         raise UserError(
-            f"{odd}: not fine-tuned on prompts, so --prompts are beginnings there and questions "
-            "for the others; ask all of them with --prompt"
+            f"{odd}: not fine-tuned on prompts, so --prompts are continued there and answered "
+            "by the others; use --prompt for all of them"
         )
     is_answer = all(are_asked.values())
     prompts: list[str] = []

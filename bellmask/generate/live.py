@@ -258,4 +258,7 @@ def cut(lines: list[Text], room: int | None) -> list[Text]:
     """As many lines as there is room for, with a note where some are left out."""
     if room is None or len(lines) <= room:
         return lines
-    return [*lines[: max(1, room - 1)], Text("... more does not fit on the screen", style="dim")]
+    return [
+        *lines[: max(1, room - 1)],
+        Text("... the rest does not fit on the screen", style="dim"),
+    ]

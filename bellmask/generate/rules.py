@@ -2,8 +2,8 @@
 
 Blind rules know the positions before the network is called, so it predicts those alone; they sample
 the model's own distribution as steps get finer (first-hitting in as many calls as tokens). Scored
-rules look at the predictions for all masked positions and reveal the surest ones: better text in
-few calls, no longer samples of that distribution.
+rules look at the predictions for all masked positions and reveal the most certain ones: better text
+in few calls, no longer samples of that distribution.
 
 B canvases, L length, N predicted positions, V vocabulary.
 """
@@ -147,10 +147,10 @@ class Remasking(Rule):
 
 @dataclass(frozen=True)
 class Scored(Rule):
-    """Predict all open positions, reveal the surest: the ``budget_B`` with the highest scores."""
+    """Predict all open positions, reveal the ``budget_B`` ones with the highest scores."""
 
     score: Callable[[Tensor, Tensor], Tensor]
-    """(log-probabilities [N, V], drawn tokens [N]) to how sure each is."""
+    """(log-probabilities [N, V], drawn tokens [N]) to a score of certainty."""
     is_repeated = True
 
     def candidates(self, moment: Moment) -> Tensor:

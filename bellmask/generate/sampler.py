@@ -88,8 +88,8 @@ class SamplingDenoiser:
         self._is_given_BL[:, : getattr(self.model, "first_maskable", 0)] = False
         if self.guidance and not bool(self._is_given_BL.any()):
             raise UserError(
-                "guidance weighs what given tokens change, and nothing is given here: leave it "
-                "out, or give a prefix or a canvas"
+                "guidance needs given tokens, and there are none: omit it, "
+                "or give a prefix or a canvas"
             )
 
     def cache_prefix(self, length: int) -> None:
@@ -99,11 +99,11 @@ class SamplingDenoiser:
         """
         if getattr(self.model, "uses_time", False):
             raise UserError(
-                "a time-conditioned model sees another time in every call, so nothing can be kept "
-                "between calls: sample it without --cache"
+                "a time-conditioned model gets a new time in every call, so nothing can be cached "
+                "between calls: omit --cache"
             )
         if not hasattr(self.model, "new_cache"):
-            raise UserError("this model cannot keep keys and values between calls")
+            raise UserError("this model cannot cache keys and values between calls")
         self._prefix, self._cache = length, None
 
     def masked_share(self, is_masked_BL: Tensor) -> Tensor:
@@ -246,15 +246,17 @@ def _check(
     """Refuse what would fail later, or be ignored."""
     is_canvas = canvas_BL.ndim == 2 and canvas_BL.numel() > 0
     if not is_canvas or not 0 <= int(canvas_BL.min()) <= int(canvas_BL.max()) <= network.mask_id:
-        raise UserError(f"a canvas is rows of token ids from 0 to {network.mask_id}, the mask")
+        raise UserError(f"a canvas must be rows of token ids from 0 to {network.mask_id}, the mask")
     if not rule.takes_grid and grid is not None:
-        raise UserError("this rule has times of its own: it takes no grid")
+        raise UserError("this rule has its own times: it takes no grid")
     is_grid = grid is None or (not isinstance(grid, Tensor) and grid >= 1)
     if isinstance(grid, Tensor) and grid.ndim == 1 and len(grid) > 1:
         falls = bool((grid.diff() < 0).all())
         is_grid = falls and float(grid[0]) == 1 and float(grid[-1]) == 0
     if not is_grid:
-        raise UserError("a grid is a number of tokens per step, or times that fall from 1 to 0")
+        raise UserError(
+            "a grid must be a number of tokens per step, or times that decrease from 1 to 0"
+        )
     if block_length is not None and block_length < 1:
         raise UserError(f"block_length must be at least 1, got {block_length}")
 
@@ -391,7 +393,9 @@ def generate_in_order(
     num_samples, length = canvas_BL.shape
     noise, tell = Noise(seed, first_sample, canvas_BL), on_step or (lambda step: None)
     is_given_L = canvas_BL[0] != mask_id
-    assert bool(((canvas_BL != mask_id) == is_given_L).all()), "canvases differ in what is given"
+    assert bool(((canvas_BL != mask_id) == is_given_L).all()), (
+        "canvases must have the same given positions"
+    )
     num_given = int(is_given_L.sum())
     order_BL = _order(framework, noise.numbers(None, "order"), is_given_L)
     counter_BL = noise.place_BL.gather(1, order_BL)
@@ -427,12 +431,12 @@ def _order(framework: Ordered, u_BL: Tensor, is_given_L: Tensor) -> Tensor:
     is_arm = bool((framework.rank_L.diff() > 0).all())
     if length > len(framework.rank_L) and not is_arm:
         raise UserError(
-            f"this model has an order for {len(framework.rank_L)} tokens, the canvas {length}"
+            f"this model has an order of {len(framework.rank_L)} tokens, the canvas has {length}"
         )
     order_L = torch.arange(length) if is_arm else framework.orders(u_BL[:1]).reshape(-1)
     if bool(is_given_L[order_L].long().diff().gt(0).any()):
         raise UserError(
-            "this model writes in a fixed order, and the given tokens are not the first in it: an "
+            "this model has a fixed order, and the given tokens are not the first in it: an "
             "ARM takes a prefix, a sigma-ARM nothing; gaps are for masked models and AoARMs"
         )
     return order_L.expand(len(u_BL), -1).contiguous()

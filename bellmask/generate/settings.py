@@ -26,44 +26,46 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a masked model fills a canvas. A causal model writes token by token in its own order; of
-    all this only temperature, top_k, top_p and noise matter to it.
+    """How a masked model fills a canvas. A causal model generates token by token in its own order;
+    only temperature, top_k, top_p and noise apply to it.
     """
 
     rule: RuleName = "ancestral"
-    """Which masked tokens a step reveals. ancestral: each by chance (the reverse process);
+    """Which masked tokens a step reveals. ancestral: each at random (the reverse process);
     first_hitting: the same without a grid, one per call; random: in random order; most_confident,
-    margin, entropy: the surest ones by probability, lead over the second, narrowness."""
+    margin, entropy: the most certain ones by probability, margin over the second, or low
+    entropy."""
     grid: Literal["uniform", "cosine", "count"] = "uniform"
-    """Time grid: equal steps; cosine (few tokens at first); count (the same number in each)."""
+    """Time grid. uniform: equal steps; cosine: few tokens at first; count: a fixed number per
+    step."""
     steps: int | None = None
-    """Sampling steps, by default 128, for answers to prompts 64 as in the paper; the network is
-    called only in those in which a token appears. Not with --rule first_hitting or --grid count."""
+    """Sampling steps; default: 128, or 64 for answers to prompts as in the paper. The network is
+    called only in steps that reveal a token. Not with --rule first_hitting or --grid count."""
     per_step: int | None = None
-    """Tokens per step with --grid count; 1 by default."""
+    """Tokens per step with --grid count; default: 1."""
     temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token."""
+    """Sampling temperature; 0 takes the most likely token."""
     top_k: int | None = None
-    """Draw from the k most likely tokens only."""
+    """Sample from the k most likely tokens only."""
     top_p: float | None = None
-    """Draw from the smallest set of tokens with this much probability."""
+    """Sample from the smallest set of tokens with this much probability."""
     noise: Literal["float64", "float32"] = "float64"
     """Precision of the Gumbel noise; float32 lowers the effective temperature."""
     remask: float | None = None
-    """ReMDM: mask generated tokens again with up to this probability per step, 0.02 say; only with
+    """ReMDM: remask generated tokens with up to this probability per step, e.g. 0.02; only with
     --rule ancestral."""
     remask_kind: Literal["cap", "rescale"] = "cap"
-    """cap: the probability is --remask where that is possible; rescale: --remask is a share of
-    the largest possible one."""
+    """cap: the probability is --remask, up to the largest possible; rescale: --remask is a fraction
+    of the largest possible one."""
     block_length: int | None = None
-    """Finish blocks of so many tokens one after the other, left to right (semi-autoregressive).
+    """Generate blocks of this many tokens one after another, left to right (semi-autoregressive).
     Default: the whole canvas at once."""
     cache: Literal["none", "prefix"] = "none"
-    """prefix: keep keys and values of what precedes the block; needs --block-length and the
-    built-in DiT. Exact for one layer without a local convolution, close otherwise."""
+    """prefix: cache keys and values of the tokens before the block; needs --block-length and the
+    built-in DiT. Exact for one layer without a local convolution, otherwise approximate."""
     guidance: float = 0.0
-    """Classifier-free guidance: logits u + (1 + this)(c - u), where u is predicted with all given
-    tokens masked; doubles the work."""
+    """Classifier-free guidance weight w: logits u + (1 + w)(c - u), where u is predicted with all
+    given tokens masked; doubles the cost."""
 
     @property
     def has_steps(self) -> bool:
@@ -85,9 +87,9 @@ class Sampling:
                 raise UserError(f"{_option(name)} must be from {low} to {high:,}, got {value}")
         has_grid, has_steps = RULES[self.rule].takes_grid, self.steps is not None
         if not has_grid and (has_steps or self.grid != "uniform"):
-            raise UserError(f"--rule {self.rule} has one step per token: no --steps or --grid")
+            raise UserError(f"--rule {self.rule} takes one step per token: omit --steps and --grid")
         if self.grid == "count" and has_steps:
-            raise UserError("--grid count has as many steps as it needs: give --per-step instead")
+            raise UserError("--grid count cannot be combined with --steps: use --per-step")
         if self.per_step is not None and self.grid != "count":
             raise UserError("--per-step needs --grid count")
         if self.remask is not None and self.rule != "ancestral":
@@ -95,7 +97,7 @@ class Sampling:
         if self.remask is None and self.remask_kind != "cap":
             raise UserError("--remask-kind needs --remask")
         if self.cache == "prefix" and self.block_length is None:
-            raise UserError("--cache prefix keeps what precedes a block: give --block-length too")
+            raise UserError("--cache prefix needs --block-length")
         return self
 
     def changed(self, since: Sampling | None = None) -> dict[str, Any]:
@@ -107,8 +109,8 @@ class Sampling:
         """A causal model has its own order: settings about order and blocks would be ignored."""
         if asked := self.changed(since=self.for_causal()):
             raise UserError(
-                f"{', '.join(map(_option, asked))}: for masked models only; a causal model writes "
-                "token by token in its own order"
+                f"{', '.join(map(_option, asked))}: for masked models only; a causal model "
+                "generates token by token in its own order"
             )
 
 
@@ -117,7 +119,7 @@ def _option(name: str) -> str:
 
 
 def sampling_of(settings: Mapping[str, Any]) -> Sampling:
-    """Settings by name; a misspelt one is refused."""
+    """Settings by name; a misspelled one is refused."""
     known = {field.name: field for field in fields(Sampling)}
     for name in settings:
         look_up("setting", name, known)

@@ -22,7 +22,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.canvas import Step, token_texts
 from bellmask.report.page import html_page, html_table, page_text
-from bellmask.utils.console import LINE_END, reveal_colour, reveal_colours, visible
+from bellmask.utils.console import LINE_END, reveal_color, reveal_colors, visible
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, has_kinds, is_number, is_whole, read_json, write_text
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Show how a text was unmasked: an animated page (one HTML file, nothing fetched) and a strip
+    """Show how a text was unmasked: an animated page (one self-contained HTML file) and a strip
     of frames as PNG and SVG, from the file that 'bellmask generate RUN --trace FILE' saves.
 
     Examples:
@@ -46,13 +46,13 @@ class TraceOptions:
     """
 
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Trace of a generation."""
+    """Trace file of a generation."""
     out: str | None = None
-    """Folder for NAME.html, NAME.png and NAME.svg; default: beside FILE, whose name they have."""
+    """Folder for NAME.html, NAME.png and NAME.svg, named after FILE; default: FILE's folder."""
     sample: int = 0
-    """Sample of the strip, and the one the page opens with; the page has all of them."""
+    """Sample shown in the strip and first on the page; the page has all samples."""
     frames: int = 6
-    """Frames of the strip, from the canvas to the finished text."""
+    """Number of frames in the strip, from the canvas to the finished text."""
 
 
 # The file: the canvas, then what changed in each step.
@@ -259,7 +259,7 @@ def render_trace_page(trace: Trace, first: int = 0) -> str:
         summary=f"{count} sample{'s' * (count > 1)} of {length} tokens, {trace.num_calls} network "
         "calls in all.",
         samples=options,
-        ramp=", ".join(color for color, _ in reveal_colours()),
+        ramp=", ".join(color for color, _ in reveal_colors()),
         finished=finished,
         settings=html_table(["setting", "value"], settings),
         trace=_embedded(trace, first),
@@ -281,7 +281,7 @@ def _embedded(trace: Trace, first: int) -> str:
         }
         for sample in trace.samples
     ]
-    content = {"first": first, "colors": reveal_colours(), "samples": samples}
+    content = {"first": first, "colors": reveal_colors(), "samples": samples}
     text = json.dumps(content, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -392,7 +392,7 @@ def _draw_frame(
     for (text, since, num_remasked), (line, x, width) in zip(positions, places):
         y, color, ink = top + line, MASK_COLOR, "black"
         if text is not None:
-            color, ink = reveal_colour(since, sample.num_steps) if since else ("white", "black")
+            color, ink = reveal_color(since, sample.num_steps) if since else ("white", "black")
         boxes.append(Rectangle((x + 0.04, y + 0.08), width - 0.08, 0.84))
         colors.append(color)
         if num_remasked:
@@ -410,7 +410,7 @@ def _draw_legend(axes: Axes, num_steps: int) -> None:
     from matplotlib.patches import Patch
 
     steps = sorted({1, (num_steps + 1) // 2, num_steps} - {0})
-    colors = {f"step {step}": reveal_colour(step, num_steps)[0] for step in steps}
+    colors = {f"step {step}": reveal_color(step, num_steps)[0] for step in steps}
     colors |= {"masked": MASK_COLOR, "given": "white"}
     handles: list[Artist] = [
         Patch(facecolor=color, edgecolor="0.6", linewidth=0.8, label=label)

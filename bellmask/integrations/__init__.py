@@ -1,1 +1,1 @@
-"""bellmask inside other people's trainers."""
+"""Masked diffusion in other trainers."""

@@ -3,7 +3,7 @@
     trainer = MaskedDiffusionTrainer(model, args, train_dataset=rows, eval_dataset=held_out,
                                      mask_id=tokenizer.mask_token_id)
 
-The model's logits at a position are about the token there (``AutoModelForMaskedLM``). The gradient
+The model's logits at a position predict the token there (``AutoModelForMaskedLM``). The gradient
 is that of one batch over all processes and accumulation steps: times come from strata of all its
 rows, noise depends on a row's number in it, and the loss is divided by all its maskable tokens.
 ``evaluate()`` reports the NELBO per token.
@@ -106,7 +106,7 @@ class MaskedDiffusionTrainer(Trainer):
         rows_B = torch.arange(self._first_row, self._first_row + len(x0_BL))
         self._first_row += len(x0_BL)
         if self._num_rows < int(rows_B[-1]) + 1:
-            raise UserError("compute_loss is for training steps; for the NELBO call evaluate()")
+            raise UserError("compute_loss is for training steps only; use evaluate() for the NELBO")
         seed, step = self.args.seed, self.state.global_step
         level = uniform(stream_key(seed, "times", step), torch.arange(self._num_rows))
         order = shuffle(stream_key(seed, "strata", step), self._num_rows)
@@ -128,7 +128,7 @@ class MaskedDiffusionTrainer(Trainer):
         weight_N = weight_B[:, None].expand_as(x0_BL)[is_masked_BL]
         # the Trainer takes the mean over processes and accumulation steps
         parts = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        scale = parts / (max(1, self._num_maskable) * self.objective.normaliser)
+        scale = parts / (max(1, self._num_maskable) * self.objective.normalizer)
         loss = (ce_N * weight_N).sum() * scale
         return (loss, outputs) if return_outputs else loss
 

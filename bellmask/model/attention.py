@@ -1,4 +1,4 @@
-"""Who may look at whom, and the cache of keys and values.
+"""Attention masks, and the cache of keys and values.
 
 B batch, H heads, L length, E head size.
 """
@@ -40,7 +40,7 @@ def document_ids(x_BL: Tensor, eos_id: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AttentionRules:
-    """Who may look at whom in a batch of rows, in training and in evaluation alike."""
+    """Attention masks of a batch of rows, in training and evaluation."""
 
     sees_pads: bool = False
     """mdlm's rule for padded rows: pads are noised and attended like text (but never scored)."""
@@ -64,7 +64,7 @@ class AttentionRules:
 
 @dataclass
 class KeyValues:
-    """Layer by layer, what the positions before a call's own have to offer."""
+    """Keys and values of earlier positions, layer by layer."""
 
     keep: int | None = None
     """Positions of the first call to keep, and nothing later; None keeps all of every call."""

@@ -100,7 +100,7 @@ def _load_causal_lm(path: str) -> Any:
             path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     if missing := sorted(about["missing_keys"]):
-        raise UserError(f"{path}: not a whole causal LM, it has no weights {missing[0]} ...")
+        raise UserError(f"{path}: not a complete causal LM: the weights {missing[0]} are missing")
     return source
 
 
@@ -164,7 +164,7 @@ def smollm2_folder(cache: str | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         (Path(scratch) / SMOLLM2_FILE).write_bytes(content)
-        _dequantise(Path(scratch), SMOLLM2_FILE, Path(scratch) / "plain")
+        _dequantize(Path(scratch), SMOLLM2_FILE, Path(scratch) / "plain")
         try:
             os.replace(Path(scratch) / "plain", folder)
         except OSError:
@@ -173,7 +173,7 @@ def smollm2_folder(cache: str | None = None) -> Path:
     return folder
 
 
-def _dequantise(folder: Path, file: str, target: Path) -> None:
+def _dequantize(folder: Path, file: str, target: Path) -> None:
     """A GGUF file as a plain Hugging Face folder; takes about a minute and 2 GB."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

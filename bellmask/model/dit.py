@@ -79,9 +79,9 @@ def attend(
 class LocalConv(nn.Module):
     """X + a depthwise convolution of x over a few neighbors, zero at first.
 
-    Text is local, and attention takes long to find the neighbors; here they are at hand. A position
-    uses a neighbor only where attention may look at it, so nothing leaks across documents, from
-    pads or from later tokens.
+    Text is local, and attention takes long to find the neighbors; here they are available from the
+    start. A position uses a neighbor only where attention may look at it, so nothing leaks across
+    documents, from pads or from later tokens.
     """
 
     def __init__(self, width: int, num_positions: int, *, is_causal: bool = False) -> None:
@@ -276,7 +276,7 @@ class Block(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU by tanh; compiled, the same by a sigmoid, which vectorises better."""
+    """GELU by tanh; compiled, the same by a sigmoid, which vectorizes better."""
     if torch.compiler.is_compiling():
         slope = 2 * math.sqrt(2 / math.pi)
         return x * torch.sigmoid(x * (slope + slope * 0.044715 * x * x))

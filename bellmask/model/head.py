@@ -142,14 +142,14 @@ def pick_loss_kernel(option: str, device: torch.device, precision: torch.dtype) 
     look_up("scale.loss", option, {"auto": None, **KERNELS})
     if option == "torch" and precision != torch.float32:
         raise UserError(
-            "scale.loss=torch adds up in the type of the matrix products, here "
-            f"{str(precision).removeprefix('torch.')}: too few digits for a loss. Use --scale.loss "
+            "scale.loss=torch sums in the data type of the matrix products, here "
+            f"{str(precision).removeprefix('torch.')}: too imprecise for a loss. Use --scale.loss "
             "auto (or chunked), or --train.precision float32"
         )
     if option == "liger":
         if device.type != "cuda":
             raise UserError(
-                f"scale.loss=liger needs a GPU, and the device is {device.type}; use --scale.loss "
+                f"scale.loss=liger needs a GPU, but the device is {device.type}; use --scale.loss "
                 "auto (or chunked, torch)"
             )
         if reason := _why_no_liger():
@@ -167,7 +167,7 @@ def _import_liger() -> Callable[..., Tensor]:
 
 
 def _why_no_liger() -> str | None:
-    """What keeps liger-kernel from being used, if anything does."""
+    """Why liger-kernel cannot be used, if so."""
     try:
         known = inspect.signature(_import_liger()).parameters
     except ImportError as error:

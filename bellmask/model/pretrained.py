@@ -171,7 +171,9 @@ def probe(language_model: Any, name: str) -> None:
     """UserError unless the architecture can be opened: tried out, not looked up in a list."""
     implementation = getattr(language_model.config, "_attn_implementation", None)
     if implementation != "sdpa":
-        raise UserError(f"{name}: attention is {implementation}, and only sdpa takes our masks")
+        raise UserError(
+            f"{name}: attention is {implementation}, but only sdpa supports the masks needed"
+        )
     was_training = language_model.training
     language_model.eval()
     count = language_model.get_input_embeddings().num_embeddings
@@ -204,10 +206,10 @@ def probe(language_model: Any, name: str) -> None:
         "its first position sees later ones although attention is causal": (
             _sees_later(causal) or _sees_later(by_mask)
         ),
-        "its attention stays causal when it is asked to be open": (
+        "its attention stays causal when full attention is requested": (
             not _sees_later(opened) or not _sees_later(opened_by_mask)
         ),
-        "open attention and a mask that hides nothing differ": _differ(opened, opened_by_mask),
+        "full attention and a mask that hides nothing differ": _differ(opened, opened_by_mask),
         "a causal mask does not give causal attention": _differ(causal, by_mask),
         "its logits are not a linear map of its hidden states": _differ(logits, plain),
     }

@@ -29,7 +29,7 @@ from bellmask.model.head import predict
 # Dropout whose randomness is drawn outside the blocks, and costs little on CPUs too.
 #
 # ``F.dropout`` draws one number at a time from a serial generator there: an eighth of a training
-# step at width 128. Here 16 bits decide an element, and a vectorised generator makes them.
+# step at width 128. Here 16 bits decide an element, and a vectorized generator makes them.
 
 
 def draw_kept(shape: torch.Size | tuple[int, ...], rate: float, device: torch.device) -> Tensor:

@@ -71,7 +71,7 @@ class Device:
         """FLOP/s of matrix products in a type."""
         found = self.float32 if precision == "float32" else self.bfloat16
         if found is None:
-            raise UserError(f"{self.name} has no units for bfloat16; use --train.precision float32")
+            raise UserError(f"{self.name} does not support bfloat16; use --train.precision float32")
         return found
 
     @property
@@ -126,11 +126,11 @@ def parse_devices(text: str, nodes: int | None = None) -> Cluster:
     match = re.fullmatch(r"(?:(?:(\d+)x)?(\d+)x)?([A-Za-z0-9][A-Za-z0-9-]*)", text.strip())
     machines, machine_size = ((match and count_of(match[n] or "1")) or 0 for n in (1, 2))
     if match is not None and match[1] and nodes is not None:
-        raise UserError(f"--devices {text} names the machines already: leave --nodes out")
+        raise UserError(f"--devices {text} already sets the number of machines: omit --nodes")
     machines = machines if nodes is None else nodes
     if match is None or not 1 <= machines * machine_size <= 10**6:
         example = "write 4xH100, or 16x8xH100 for 16 machines of 8"
-        raise UserError(f"--devices {text!r}: {example}, with 1,000,000 devices at most")
+        raise UserError(f"--devices {text!r}: {example}, with at most 1,000,000 devices")
     by_name = {name.lower(): name for name in DEVICES}
     device = look_up("device", by_name.get(match[3].lower(), match[3]), DEVICES)
     return Cluster(device, machine_size, machines)
@@ -318,7 +318,7 @@ class Plan:
     efficiency: float
     microbatch: int
     measured: Section | None
-    """What :func:`probe` found, where it was asked for."""
+    """Results of :func:`probe`, if requested."""
     layout: Layout
     network: tracer.PlannedNetwork
     cost: tracer.MicrobatchCost
@@ -354,9 +354,9 @@ class Plan:
         kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
         peak = round(self.cost.at(microbatch, lambda trace: trace.peak))
         parts |= {
-            "activations": (kept, f"of {microbatch} rows, kept for the backward pass"),
+            "activations": (kept, f"of {microbatch} rows, saved for the backward pass"),
             "head's logits": (logits, f"{CHUNK_ROWS} rows at a time"),
-            "other work": (max(0, peak - kept - logits), "at the worst moment of a microbatch"),
+            "other work": (max(0, peak - kept - logits), "at the peak of a microbatch"),
         }
         total, capacity = sum(size for size, _ in parts.values()), self.cluster.device.memory
         is_copied = saves_in_background(self.config.checkpoint.saving, self.cluster.world)
@@ -372,10 +372,10 @@ class Plan:
         note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
         found = {"gathered weights": (weight_bytes * whole, note)}
         if microbatch < self.share:
-            note = "whole while a step has microbatches to come"
+            note = "unsharded until the last microbatch of a step"
             return found | {"accumulated gradients": (size, note)}
         size = round(size / p.total * (root + p.largest_block))
-        return found | {"gradients not yet cut": (size, "embedding, head and one block")}
+        return found | {"gradients before sharding": (size, "embedding, head and one block")}
 
     @property
     def _sharded_bytes(self) -> tuple[int, int]:
@@ -400,7 +400,7 @@ class Plan:
             traced = trace_run(config, self.cluster, self.precision, self.microbatch)
             if size := replace(self, config=config, **traced).largest_microbatch():
                 return (f"{options} --train.microbatch-size {size}".strip(),)
-        return ("more devices, or ones with more memory: no option here makes it fit",)
+        return ("more devices, or devices with more memory: no option makes it fit",)
 
     def timing(self) -> Section:
         """Seconds of a step, and the hours of all, without validation and saving."""
@@ -452,7 +452,7 @@ class Plan:
         assumed = f"{self.efficiency:.0%} of the data sheet's"
         speeds = assumed if self.measured is None else "as measured here"
         found = [f"speed of kernels {speeds}, of links {LINK_SHARE:.0%} of the data sheet's"]
-        found.append("validation, saving and waiting for data are not in the time")
+        found.append("the time excludes validation, saving and waiting for data")
         if self.config.sft.train is not None:
             found.append("every row has block_length tokens, all of them maskable: an upper bound")
         return found
@@ -490,7 +490,7 @@ class Plan:
             "tokens_per_step": tokens,
             "tokens": tokens * timing["steps"],
             "epochs": epochs,
-            "utilisation": training * tokens / timing["step"] / peak,
+            "utilization": training * tokens / timing["step"] / peak,
             "device_hours": timing["hours"] * num_devices,
         }
 
@@ -510,7 +510,7 @@ def plan(
     if is_probed:
         here = local_device(config.train.device)
         if here.name != cluster.device.name:
-            raise UserError(f"--probe measures {here.name}, and --devices is {cluster.device.name}")
+            raise UserError(f"--probe measures {here.name}, but --devices is {cluster.device.name}")
         cluster = replace(cluster, device=here)  # with its own memory
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else asked
@@ -546,19 +546,19 @@ def print_plan(told: Section, name: str) -> None:
         "FLOPs per token": f"{flops['forward']:.3g} forward, {flops['training']:.3g} training",
         "checkpoints": f"{saved['kept']} of {decimal(saved['each'])}, and 1 being written",
         "prepared data": size + data["source"],
-        "tokens": f"{told['tokens_per_step']:,} per step, {told['tokens']:,} in all",
+        "tokens": f"{told['tokens_per_step']:,} per step, {told['tokens']:,} in total",
         "microbatches": f"{told['microbatches']} of {told['microbatch']} rows per device and step",
         "epochs": "unknown" if told["epochs"] is None else f"{told['epochs']:.3g}",
-        "one step": f"{timing['step']:.3g} s, {told['utilisation']:.1%} of peak",
+        "one step": f"{timing['step']:.3g} s, {told['utilization']:.1%} of peak",
         "passes, update, communication": f"{', '.join(seconds)} ({timing['source']})",
         "all steps": f"{timing['hours']:,.3g} h, {told['device_hours']:,.3g} device hours",
     }
     Table(f"{name} on {told['devices']}", ["", ""], [*rows.items()]).print()
     parts = [[p["name"], decimal(p["num_bytes"]), p["note"]] for p in memory["parts"]]
-    limit = f"of {decimal(int(memory['capacity']))}, {USABLE:.0%} of which tensors may fill"
+    limit = f"of {decimal(int(memory['capacity']))}, {USABLE:.0%} usable by tensors"
     parts.append(["together", decimal(memory["total"]), limit])
     notes = [f"does not fit; try: {text}" for text in told["advice"]]
-    notes = notes or [f"fits; largest microbatch that does: {told['largest_microbatch']}"]
+    notes = notes or [f"fits; largest microbatch that fits: {told['largest_microbatch']}"]
     notes += told["notes"] + [f"assumed: {text}" for text in told["assumptions"]]
     Table(f"memory per device, {told['precision']}", ["for", "", ""], parts, notes).print()
 
@@ -568,9 +568,9 @@ def print_plan(told: Section, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(PresetOptions):
-    """Print what a run needs: parameters, FLOPs, memory per device, storage and time.
+    """Estimate what a run needs: parameters, FLOPs, memory per device, storage and time.
 
-    Nothing is fetched or trained, and no GPU is needed. Any option of 'bellmask train' can follow.
+    Nothing is downloaded or trained, and no GPU is needed. Options of 'bellmask train' can follow.
 
     Examples:
     bellmask plan lm1b --devices 2xH200
@@ -590,15 +590,15 @@ class PlanOptions(PresetOptions):
     Known: B200, H200, H100, H100-PCIe, H800, A100, A100-40GB, MI300X, L40S, A6000, 4090, V100,
     CPU."""
     nodes: int | None = None
-    """Number of machines, each with --devices."""
+    """Number of machines with --devices each."""
     probe: bool = False
-    """Time a few real microbatches on this machine's device and plan with those."""
+    """Time a few real microbatches on this machine's device and use them for the estimate."""
     efficiency: float = EFFICIENCY
-    """Share of the data sheet's speeds that kernels reach from start to end. The paper's three runs
-    lie around the default; compiled and tuned runs reach more."""
+    """Fraction of the data sheet's speed that a run reaches from start to end. The paper's three
+    runs are close to the default; compiled and tuned runs reach more."""
     out: str | None = None
-    """JSON file for all numbers; "fits" of "memory" says whether the run fits (the exit code is 0
-    also where it does not)."""
+    """JSON file for all numbers; "fits" in "memory" says whether the run fits (the exit code is 0
+    either way)."""
 
 
 def main(args: Sequence[str]) -> int:

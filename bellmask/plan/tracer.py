@@ -43,7 +43,7 @@ from bellmask.utils.errors import UserError
 
 
 def plan_start(config: RunConfig) -> tuple[Start, int]:
-    """What training would start from, and V; weights that are not here are only described."""
+    """The start of a training, and V; weights that are not available are only described."""
     name = config.start.model
     folder = Path(name or ".")
     if name is None or any((folder / file).exists() for file in ("run.json", "tokenizer.json")):
@@ -59,13 +59,13 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
     if not is_local and folder.parts[:1] == ("runs",) and last in PRESETS:
         before, num_tokens = plan_start(preset(last))
         backbone, model = before.backbone, before.config.model
-        note = f"{name} is not there yet: planned as what the preset {last} will leave"
+        note = f"{name} does not exist yet: planned as the result of the preset {last}"
     elif is_local or last in ARCHITECTURES:
         backbone, _ = read_architecture(name if is_local else last)
         model = ModelOptions(backbone="causal_lm")
         num_tokens = backbone.language_model["vocab_size"]
         check_length(config, backbone, name)
-        note = f"{name}: planned by its sizes alone; nothing was fetched"
+        note = f"{name}: planned from its sizes; nothing was downloaded"
     else:
         raise _not_here(f"start.model={name}", ARCHITECTURES)
     near = config.model.local_conv or model.local_conv
@@ -74,7 +74,9 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
 
 
 def _not_here(given: str, known: Iterable[str]) -> UserError:
-    return UserError(f"{given}: planning fetches nothing; give a local folder, {', '.join(known)}")
+    return UserError(
+        f"{given}: planning downloads nothing; give a local folder, {', '.join(known)}"
+    )
 
 
 def count_tokens(config: RunConfig) -> int:

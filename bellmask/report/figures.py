@@ -15,8 +15,8 @@ from matplotlib.text import Text
 from bellmask.utils.console import visible_lines
 from bellmask.utils.files import replacing
 
-COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
-COLOURS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]
+COLORS = ["tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown"]
+COLORS += ["tab:pink", "tab:olive", "tab:cyan", "0.3"]
 """The reference is red."""
 
 
@@ -104,8 +104,8 @@ def draw_bins(
 
 def draw_histogram(axes: Axes, heights: Sequence[float], label: str) -> None:
     """Bars of equal width over [0, 1]."""
-    centres = [(number + 0.5) / len(heights) for number in range(len(heights))]
-    axes.bar(centres, heights, 1 / len(heights), color="0.82", label=label)
+    centers = [(number + 0.5) / len(heights) for number in range(len(heights))]
+    axes.bar(centers, heights, 1 / len(heights), color="0.82", label=label)
 
 
 def trim_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:

@@ -87,7 +87,7 @@ def build_framework(config: RunConfig) -> Framework:
 
 
 def describe_learning(config: RunConfig) -> str:
-    """What a run minimises, in a few words."""
+    """What a run minimizes, in a few words."""
     framework, steps = config.resolved().framework, config.start.anneal_steps
     if framework.name == "mdm":
         opening = f", attention open from step {steps} on" if steps > 1 else ""
@@ -96,7 +96,7 @@ def describe_learning(config: RunConfig) -> str:
 
 
 def learning_cautions(config: RunConfig) -> list[str]:
-    """What a person should know before training; nothing where all is as expected."""
+    """Notes for the user before training."""
     found = []
     law, schedule = build_law(config.law), build_schedule(config.schedule)
     if config.objective.name == "bell" and not bell_test(law, schedule).is_bell_shaped:
@@ -104,14 +104,14 @@ def learning_cautions(config: RunConfig) -> list[str]:
     opening, steps = config.start.anneal_steps, config.train.steps
     if opening > steps:
         found.append(
-            f"attention opens over {opening} steps (--start.anneal-steps), and the run ends after "
-            f"{steps}, {steps / opening:.0%} open; validation and generation use full attention"
+            f"attention is annealed over {opening} steps (--start.anneal-steps); the run ends "
+            f"after {steps}, {steps / opening:.0%} open; validation and sampling use full attention"
         )
     return found
 
 
 def build_rules(options: opt.DataOptions, tokenizer: Tokenizer) -> AttentionRules:
-    """Who may look at whom, in training and evaluation."""
+    """Attention masks in training and evaluation."""
     return AttentionRules(
         sees_pads=options.pads == "noised",
         document_eos=tokenizer.eos_id if options.document_attention else None,
@@ -127,8 +127,8 @@ def build_stored(
     block = model.width**2 * (4 + 2 * model.mlp_ratio)  # numbers of its matrices
     if model.backbone == "dit" and model.num_layers * block + num_tokens * model.width > size:
         raise UserError(
-            f"config.json describes a larger model than the {size:,} bytes of weights in {folder} "
-            "can hold: it is another model's"
+            f"config.json describes a larger model than the {size:,} bytes of weights in {folder}: "
+            "it belongs to another model"
         )
     return build_model(config, num_tokens, backbone)
 

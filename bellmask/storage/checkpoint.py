@@ -43,7 +43,7 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def find_damage(folder: Path, world: World | None = None) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as it was written.
+    """A checkpoint's damage, or None if every file is as it was written.
 
     Processes share the reading; all get the answer.
     """
@@ -169,10 +169,10 @@ class CheckpointStore:
             if self.world.is_main:
                 shutil.rmtree(self.folder / f".writing-{step:09d}", ignore_errors=True)
             last = self.all()[-1:]
-            left = f"the newest good one is {last[0].name}" if last else "there is none before it"
+            left = f"the latest good one is {last[0].name}" if last else "there is no earlier one"
             raise SavingError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {problem}; "
-                f"{left}. Fix that (free some space, say) and continue with the same command and "
+                f"{left}. Fix this (e.g. free some space) and continue with the same command and "
                 "--resume auto."
             )
 
@@ -243,7 +243,7 @@ class CheckpointStore:
     def set_aside_after(self, step: int) -> None:
         """Rename checkpoints of later steps: damaged ones, which a resumed run will write again.
 
-        They stay until the next start, for somebody who can mend them.
+        They stay until the next start, in case they can be repaired.
         """
         for folder in self.all():
             if step_of(folder) > step:
@@ -284,7 +284,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     if state.get("format", FORMAT) != FORMAT:
         raise UserError(f"{folder} was written by another version of bellmask")
     if not files.is_whole(state.get("step")):
-        raise UserError(f"{folder / STATE} is damaged: it says no step")
+        raise UserError(f"{folder / STATE} is damaged: it has no step")
     return state
 
 
@@ -300,7 +300,7 @@ def load_tensors(
         steps = [str(step_of(f)) for f in list_checkpoints(folder.parent) if f != folder]
         others = ", ".join(steps) or "none"
         raise UserError(
-            f"checkpoint {folder} is damaged: {damage}; take another with --checkpoint STEP "
+            f"checkpoint {folder} is damaged: {damage}; use another with --checkpoint STEP "
             f"(others there: {others})"
         )
     import torch.distributed.checkpoint as dcp
@@ -312,11 +312,11 @@ def load_tensors(
             dcp.load(tensors, storage_reader=reader, no_dist=world is None or world.size == 1)
         except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
             raise UserError(
-                f"checkpoint {folder} does not hold what config.json describes: {_cause(error)}"
+                f"checkpoint {folder} does not match config.json: {_cause(error)}"
             ) from None
 
 
-# When a checkpoint is written: while training waits, or beside it from a copy.
+# When a checkpoint is written: while training waits, or in the background from a copy.
 
 
 def saves_in_background(option: str, world: World) -> bool:

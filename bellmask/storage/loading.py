@@ -74,7 +74,7 @@ class LoadOptions:
     checkpoint: str = "latest"
     """latest, best, or a step."""
     weights: Weights = "auto"
-    """auto: the moving average where there is one."""
+    """auto: the moving average if there is one, else raw."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
 
@@ -99,8 +99,8 @@ def load(
     is_run = (folder / "checkpoints").exists()
     if not is_run and not is_export(folder) and (folder / MODEL).exists():
         raise UserError(
-            f"{name} holds weights, but not of bellmask; a causal LM becomes a masked model with: "
-            f"bellmask train cpt_tiny --start.model {name}; mdlm's layout is read by: bellmask "
+            f"{name} has weights, but not of bellmask; to turn a causal LM into a masked model: "
+            f"bellmask train cpt_tiny --start.model {name}; for mdlm's format: bellmask "
             f"import {name} --format mdlm --out FOLDER"
         )
     own = OWN if is_export(folder) else ""
@@ -130,7 +130,7 @@ def load(
     return Loaded(folder, config, step, tokenizer, model, framework, target, backbone)
 
 
-# What makes two runs say the same: part of the key under which their answers are kept.
+# The fingerprint of a run: part of the key under which its answers are cached.
 
 
 def run_fingerprint(run: Loaded) -> list[Any]:
@@ -172,11 +172,11 @@ def _exported_step(folder: Path, checkpoint: str, weights: str) -> int:
     about = read_description(folder)
     step, kind = about.get("step", 0), about.get("weights", "raw")
     if not is_whole(step) or not isinstance(kind, str):
-        raise UserError(f"{folder / 'run.json'} is damaged: its step or kind of weights is none")
+        raise UserError(f"{folder / 'run.json'} is damaged: its step or kind of weights is invalid")
     if checkpoint not in ("latest", str(step)):
         raise UserError(f"{folder} is an export of step {step}; it has no checkpoint {checkpoint}")
     if weights not in ("auto", kind):
-        raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} ones")
+        raise UserError(f"{folder} is an export of the {kind} weights; it has no {weights} weights")
     return step
 
 
@@ -187,7 +187,7 @@ def _fill(model: Network, folder: Path, tokenizer: Tokenizer) -> None:
     stored = _by_our_names(stored, model, tokenizer)
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if {name: tuple(tensor.shape) for name, tensor in stored.items()} != wanted:
-        raise UserError(f"{path} does not hold the tensors that {OWN}/config.json describes")
+        raise UserError(f"{path} does not match {OWN}/config.json")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(stored[name])
@@ -328,8 +328,8 @@ def hub_library() -> Any:
 def local_folder(name: str) -> Path:
     """A path as it is, or the local copy of a hub repository, fetched if need be.
 
-    Where there is a folder OWNER, OWNER/NAME is a path, and a misspelt one is not looked for on the
-    hub.
+    Where there is a folder OWNER, OWNER/NAME is a path, and a misspelled one is not looked up on
+    the hub.
     """
     path = Path(name)
     if path.exists() or path.parent.is_dir() or not is_hub_name(name):
@@ -337,8 +337,8 @@ def local_folder(name: str) -> Path:
     library = hub_library()
     try:
         return Path(library.snapshot_download(repo_id=name))
-    except Exception as error:  # no network, no such name, no access: all are the user's to mend
+    except Exception as error:  # no network, no such name, no access: the user can fix all of them
         raise UserError(
-            f"there is no folder {name}, and the hub does not give it ({first_line(error)}); "
+            f"there is no folder {name}, and the hub has no such model ({first_line(error)}); "
             "check the name, the network, and 'hf auth login' for private ones"
         ) from None

@@ -1,4 +1,4 @@
-"""The files of a run folder: what the run is, its metrics, how its training stands.
+"""The files of a run folder: description of the run, metrics, status of its training.
 
 What it is: config.json, tokenizer.json, run.json, and backbone.json where the network is a Hugging
 Face causal LM.
@@ -42,7 +42,7 @@ def read_backbone(folder: Path, inside: str = "") -> Backbone | None:
     found = files.read_object(path)
     kinds: dict[str, Any] = {"language_model": dict, "chat_template": (str, type(None))}
     if found.keys() - kinds.keys() or not files.has_kinds({"chat_template": None} | found, kinds):
-        raise UserError(f"{path} is damaged: it describes no causal LM")
+        raise UserError(f"{path} is damaged: it does not describe a causal LM")
     return Backbone(**found)
 
 
@@ -97,7 +97,7 @@ def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
     path = folder / inside / "tokenizer.json"
     tokenizer = from_description(files.read_object(path))
     if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:
-        raise UserError(f"{path} is not the one the run was trained with")
+        raise UserError(f"{path} is not the tokenizer the run was trained with")
     return tokenizer
 
 
@@ -152,7 +152,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-# Marks in a run folder that say how a training stands, for people and for job scripts.
+# Marks in a run folder with the status of a training, for people and for job scripts.
 #
 # ``RESUME_ME`` is there from the first step until the last one is done: whoever finds it without a
 # process that trains can continue the run. ``FAILED`` is there instead when continuing would only
@@ -184,7 +184,7 @@ class RunState:
     def running(self, step: int) -> None:
         """Training begins, or goes on, after ``step``."""
         (self.folder / FAILED).unlink(missing_ok=True)
-        self._write(RESUME, "running", step, "running, or killed before it could say more")
+        self._write(RESUME, "running", step, "running, or killed")
 
     def stopped(self, step: int, number: int) -> None:
         """A signal ended it; everything up to ``step`` is saved."""

@@ -14,7 +14,7 @@ from bellmask.storage.loading import OWN, Loaded, is_export, load, local_folder
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.errors import UserError
 
-# What a person calls a run, from its options: base, bell, laplace:0.5,0.2, aoarm+crossed.
+# Display names of runs, from their options: base, bell, laplace:0.5,0.2, aoarm+crossed.
 
 _NAMED = ("framework.", "objective.", "law.", "schedule.")
 _UNNAMED = ("train.seed", "validation.", "data.", "start.", "sft.", "model.backbone")
@@ -78,7 +78,7 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
         if not (path / "config.json").exists():
             raise UserError(f"{path} is not a run folder: it has no config.json")
     if len(set(paths)) < len(paths):
-        raise UserError("a run folder is given twice")
+        raise UserError("the same run folder is given twice")
     configs = [
         load_config((path / OWN if is_export(path) else path) / "config.json") for path in paths
     ]
@@ -98,7 +98,7 @@ def check_all_maskable(runs: Sequence[NamedRun], analysis: str) -> None:
         if run.config.model.backbone != "dit" or run.config.sft.train is not None:
             what = "on a causal LM" if run.config.model.backbone != "dit" else "fine-tuned"
             raise UserError(
-                f"{analysis} needs runs of text on our own trunk; {run.folder} is {what}"
+                f"{analysis} needs runs of text on the built-in DiT; {run.folder} is {what}"
             )
 
 

@@ -1,1 +1,1 @@
-"""Loss to optimiser to checkpoint."""
+"""Loss to optimizer to checkpoint."""

@@ -22,7 +22,7 @@ from bellmask.train.step import StepResult
 from bellmask.utils.errors import UserError, look_up
 
 LINE_SECONDS = 60
-"""Where there is no terminal to draw a bar on, a line says how far a run is this often."""
+"""Without a terminal, a line with the progress is printed this often."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def find_trackers(names: Sequence[str]) -> None:
 
 
 class _Console(Console):
-    """A console that falls silent when nobody reads it any more: a training goes on."""
+    """A console that ignores a closed pipe, so that a training continues."""
 
     def on_broken_pipe(self) -> None:
         """Instead of ending the process, as rich would."""

@@ -1,4 +1,4 @@
-"""Optimisers and their parameter groups, learning-rate curves, moving average of weights."""
+"""Optimizers and their parameter groups, learning-rate curves, moving average of weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def orthogonalize(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised, scaled to the size of AdamW's updates, for weight matrices.
+    """Momentum, orthogonalized, scaled to the size of AdamW's updates, for weight matrices.
 
     Same updates as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``, but the iteration runs in
     float32 on CPUs, where bfloat16 products can take hundreds of times longer.
@@ -163,7 +163,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, num_updates: int) -> None:
-        """Move towards the current weights after update number ``num_updates`` (from 1)."""
+        """Move toward the current weights after update number ``num_updates`` (from 1)."""
         decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
         torch._foreach_lerp_(list(self.shadow.values()), list(self.named.values()), 1 - decay)
 

@@ -59,7 +59,7 @@ class Layout:
 
 def pick_layout(options: ScaleOptions, world: World) -> Layout:
     """The layout that the options name, or the one that suits these processes."""
-    kind, reason, size = options.sharding, "as asked for", world.size
+    kind, reason, size = options.sharding, "as requested", world.size
     if size == 1:
         return Layout(1, 1, "one process")
     if kind == "auto" and options.shard_size is not None:
@@ -76,14 +76,12 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
         return Layout(1, size, reason)
     share = options.shard_size or world.machine_size
     if size % share:
-        raise UserError(
-            f"scale.shard_size={share} does not divide {size} processes; choose one that does"
-        )
+        raise UserError(f"scale.shard_size={share} does not divide {size} processes")
     return Layout(size // share, share, "hybrid with one group" if share == size else reason)
 
 
 def is_sharded(model: object) -> bool:
-    """True for a model that :func:`parallelize` has cut: all ranks must call it together."""
+    """True for a model that :func:`parallelize` has sharded: all ranks must call it together."""
     return isinstance(model, FSDPModule)
 
 
@@ -119,7 +117,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be cut; a collective call if it is."""
+    """The full tensor; a collective call if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -181,7 +179,7 @@ class ParallelPlan:
     loss_kernel: str
     """Of the head's cross-entropy."""
     in_background: bool
-    """Checkpoints are written beside training."""
+    """Checkpoints are written in the background."""
     notes: tuple[str, ...] = ()
     """Options that were given and do not apply here."""
 
@@ -198,7 +196,7 @@ class ParallelPlan:
 
 
 def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
-    """What the options mean on these processes; refuses what they cannot do."""
+    """Resolve the options for these processes; reject what they cannot do."""
     scale = config.scale
     if config.train.compile:
         check_compiler(world.device)
@@ -209,11 +207,9 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
     layout, notes = pick_layout(scale, world), []
     wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
     if wants_parts and not layout.is_sharded:
-        notes.append(f"weights are not cut: {layout.reason} (scale.sharding, scale.shard_size)")
+        notes.append(f"weights are not sharded: {layout.reason} (scale.sharding, scale.shard_size)")
     if scale.reduce == "bfloat16" and not (precision == torch.bfloat16 and layout.is_sharded):
-        notes.append(
-            "scale.reduce=bfloat16 is for cut weights and bfloat16 products: it does not apply"
-        )
+        notes.append("scale.reduce=bfloat16 applies only to sharded weights in bfloat16")
     return ParallelPlan(
         layout,
         precision,
@@ -229,10 +225,10 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
 def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Network:
     """The same network, ready to train on this process's device.
 
-    Order matters: what is recomputed is inside what is compiled, and both inside what is cut. It is
-    cut block by block; the rest belongs to the model itself. With bfloat16 products, weights are
-    gathered as bfloat16 and gradients are added up in ``reduce_dtype``; the parts themselves, and
-    all that the optimizer sees, stay float32.
+    Order matters: what is recomputed is inside what is compiled, and both inside what is sharded.
+    It is sharded block by block; the rest belongs to the model itself. With bfloat16 products,
+    weights are gathered as bfloat16 and gradients are added up in ``reduce_dtype``; the parts
+    themselves, and all that the optimizer sees, stay float32.
     """
     blocks = model.block_modules()
     model.loss_kernel = plan.loss_kernel

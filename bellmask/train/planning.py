@@ -57,7 +57,7 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A whole optimiser step on this rank, and what all ranks know of it."""
+    """A whole optimizer step on this rank, and what all ranks know of it."""
 
     microbatches: list[Microbatch]
     num_maskable: int
@@ -179,7 +179,7 @@ class StepPlanner:
 
         num_maskable = int((real - start).sum())
         count = len(rows) if self.counts_examples else num_maskable
-        c = self.objective.normaliser if self.config.objective.divide_by_c else 1.0
+        c = self.objective.normalizer if self.config.objective.divide_by_c else 1.0
         microbatches = [microbatch(*share) for share in self._shares(real)]
         return StepPlan(microbatches, num_maskable, 1 / max(1, count) / c)
 

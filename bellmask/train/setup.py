@@ -1,4 +1,4 @@
-"""Where a run's network, tokenizer and first weights come from: nowhere, a run, or a causal LM."""
+"""Origin of a run's network, tokenizer and initial weights: nothing, a run, or a causal LM."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from bellmask.utils.progress import progress_bar
 
 @dataclass(frozen=True)
 class Start:
-    """What a run begins with."""
+    """The start of a run."""
 
     config: RunConfig
     """The run's, with what the start decides filled in."""
     tokenizer: Tokenizer | None = None
     """The start's own; None: the one that the data options name."""
     backbone: Backbone | None = None
-    """Of a causal LM; None for our own trunk."""
+    """Of a causal LM; None for the built-in DiT."""
     fill: Callable[[Network], None] | None = None
     """Sets the first weights; None: random ones."""
     fingerprint: str = ""
     """Changes when other weights would be read."""
     notes: tuple[str, ...] = ()
-    """What a person should know: options that do not apply to this start."""
+    """Notes for the user: options that do not apply to this start."""
 
     def load_data(self, *, is_quiet: bool = True) -> tuple[Tokenizer, LoadedData]:
         """The run's tokenizer, and its text, prepared if need be."""
@@ -94,8 +94,8 @@ def _from_model(config: RunConfig, name: str) -> Start:
     path = Path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
         raise UserError(
-            f"there is no run folder {path}; train that stage first, for a preset of that name "
-            f"with: bellmask train {path.name} --out {path}"
+            f"there is no run folder {path}; train that stage first; if it is a preset, "
+            f"run: bellmask train {path.name} --out {path}"
         )
     found = local_folder(name)
     if (found / "run.json").exists():
@@ -113,22 +113,22 @@ def _begin(
 ) -> Start:
     """A start whose config says what the network really is.
 
-    On our own trunk that is ``model`` with the run's own dropout. Of a causal LM only dropout can
-    be chosen, where it has any. Both can get a local convolution, which starts at zero.
+    For the built-in DiT that is ``model`` with the run's own dropout. Of a causal LM only dropout
+    can be chosen, where it has any. Both can get a local convolution, which starts at zero.
     """
     notes = []
     dropout, near = config.model.dropout, config.model.local_conv or model.local_conv
     if model.local_conv not in (0, near):
         raise UserError(
-            f"model.local_conv={near}: {config.start.model} has one of {model.local_conv} "
-            "positions; leave the option out"
+            f"model.local_conv={near}: {config.start.model} has {model.local_conv} "
+            "positions; omit the option"
         )
     if backbone is not None:
         check_length(config, backbone, str(config.start.model or config.start.architecture))
         model = ModelOptions(backbone="causal_lm")
         given = replace(config.model, dropout=model.dropout, backbone=model.backbone, local_conv=0)
         if given != model:
-            notes.append("of the --model options only dropout and local-conv apply to a causal LM")
+            notes.append("only dropout and local-conv of the --model options apply to a causal LM")
         if dropout and not dropout_rates(backbone.language_model):
             notes.append("this causal LM has no dropout: model.dropout does not apply")
             dropout = 0.0
@@ -145,7 +145,7 @@ def check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
         limit = backbone.language_model.get(key)
         if isinstance(limit, int) and length > limit:
             raise UserError(
-                f"data.block_length={length} is longer than {name} can read: {limit} at most"
+                f"data.block_length={length} is longer than the {limit} positions of {name}"
             )
 
 
@@ -156,7 +156,7 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
     if backbone is None:
         _check_own_trunk(config, source.config, folder)
     if config.start.mask_token is not None:
-        raise UserError(f"start.mask_token: {folder} is a run, whose mask has its row already")
+        raise UserError(f"start.mask_token: {folder} is a run, which already has a mask embedding")
 
     @torch.no_grad()
     def fill(network: Network) -> None:
@@ -173,36 +173,36 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
 
 
 def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None:
-    """What weights of our own trunk cannot be used for."""
+    """What weights of the built-in DiT cannot be used for."""
     name = config.framework.name
     if theirs.framework.name != name:
         raise UserError(
-            f"start.model={folder} is {theirs.framework.name}, this run {name}: on our own trunk "
-            "weights go only to the same framework; pretrain with --start.architecture to adapt "
+            f"start.model={folder} is {theirs.framework.name}, this run is {name}: on the built-in "
+            "DiT weights fit only the same framework; pretrain with --start.architecture to adapt "
             "an ARM"
         )
     _check_model(config, theirs.model, folder)
     if config.start.lora_rank or config.start.anneal_steps != 1:
         raise UserError(
-            f"start.model={folder} has our own trunk: --start.lora-rank and --start.anneal-steps "
+            f"start.model={folder} is a built-in DiT: --start.lora-rank and --start.anneal-steps "
             "are for causal LMs"
         )
     if config.sft.train is not None and name != "mdm":
-        raise UserError(f"prompts and responses are for framework mdm, not {name}")
+        raise UserError(f"sft.train needs framework mdm, not {name}")
 
 
 def _check_model(config: RunConfig, theirs: ModelOptions, folder: Path) -> None:
-    """Of our own trunk all but dropout and a local convolution is decided by the weights."""
+    """For the built-in DiT the weights decide everything but dropout and a local convolution."""
     dropout, near = config.model.dropout, config.model.local_conv
     allowed = [replace(m, dropout=dropout, local_conv=near) for m in (ModelOptions(), theirs)]
     if config.model not in allowed:
-        raise UserError(f"{folder} has other --model options; leave them out here")
+        raise UserError(f"{folder} has other --model options; omit them here")
 
 
 def _from_causal_lm(config: RunConfig, path: str) -> Start:
     """A Hugging Face causal LM: its config, tokenizer and chat template now, its weights later."""
     if config.start.checkpoint != StartOptions.checkpoint:
-        raise UserError(f"start.checkpoint is of run folders, and {path} is a causal LM")
+        raise UserError(f"start.checkpoint needs a run folder, and {path} is a causal LM")
     tokenizer, backbone = causal_lm.read_causal_lm(path)
 
     def fill(network: Network) -> None:

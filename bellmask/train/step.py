@@ -1,4 +1,4 @@
-"""One optimization step, in the order of the paper: when, what is seen, predict, weigh, update.
+"""One optimization step, in the order of the paper: times, masks, prediction, weights, update.
 
 B batch, L block length, N masked rows. Noise is keyed by (seed, step) and a sample's place in the
 global batch, so 1 process, 2 processes and accumulation see the same times and masks.

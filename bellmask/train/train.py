@@ -19,7 +19,7 @@ from bellmask.utils.console import tell
 class TrainCommand(PresetOptions):
     """Train a masked diffusion language model.
 
-    Any option of a run, listed below with the defaults of the preset, can follow.
+    Options of a run, listed below with the preset's defaults, can follow.
 
     Examples:
     bellmask train tiny
@@ -38,10 +38,10 @@ class TrainCommand(PresetOptions):
     """
 
     out: str | None = None
-    """Run folder; default: runs/PRESET-HASH, with a hash of all options."""
+    """Run folder; default: runs/PRESET-HASH, where HASH depends on all options."""
     resume: Literal["no", "auto", "yes"] = "no"
-    """no: refuse a folder that holds a run. auto: continue it or start it. yes: insist on
-    continuing."""
+    """no: fail if the folder already has a run. auto: continue the run if there is one. yes: fail
+    if there is no run to continue."""
     quiet: bool = False
     """Print nothing but errors."""
 

@@ -153,7 +153,7 @@ class _Training:
         return TrainResult(self.folder, state.step, state.nll, stopped_by)
 
     def _mark_end(self, mark: Callable[[], None]) -> None:
-        """Everything is saved: a mark that cannot be written changes nothing about that."""
+        """Everything is saved, so a mark that cannot be written is only a warning."""
 
         def attempt() -> None:
             try:
@@ -202,7 +202,7 @@ class _Training:
         config, state, data, say = self.config, self.state, self.data, self.display.say
         where = f"resuming from step {state.step}" if checkpoint else "starting"
         if self.marks.has_failed:
-            say(f"note: {self.folder} is marked FAILED, and is tried again")
+            say(f"note: {self.folder} is marked FAILED; trying again")
         say(
             f"{self.folder}: {where}; {describe_size(state.model)}, "
             f"{len(data.train):,} blocks of {data.train.block_length}, "
@@ -214,7 +214,7 @@ class _Training:
             told = ", ".join(f"{name} {count:,}" for name, count in data.counts.items())
             say(f"examples: {told}; {len(data.valid):,} for validation")
         if self.trainer.is_done:
-            say("all steps are done already; for more give --train.steps")
+            say("all steps are done; to continue, increase --train.steps")
         for note in [*self.start.notes, *self.plan.notes, *build.learning_cautions(config)]:
             say(f"note: {note}")
 
@@ -242,7 +242,7 @@ class _Training:
                 result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")
 
     def _write_samples(self) -> None:
-        """The main process's work; of a model that is cut, all call it together, alike."""
+        """Run by the main process; for a sharded model, by all processes together."""
         state, device = self.state, self.world.device
         if not (self.world.is_main or is_sharded(state.model)):
             return
@@ -325,7 +325,7 @@ def describe_objective(objective: Objective) -> dict[str, Any]:
     """What run.json says of an objective given in Python: its words, and what it does."""
     t = objective.times(torch.linspace(0, 1, NUM_LEVELS, dtype=torch.float64)[:-1])
     told = [[f"{x:.9e}" for x in part.tolist()] for part in (t, objective.weight(t))]
-    text = json.dumps([*told, f"{objective.normaliser:.9e}"])
+    text = json.dumps([*told, f"{objective.normalizer:.9e}"])
     mark = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {"objective": str(objective), "objective_fingerprint": mark}
 
@@ -336,7 +336,7 @@ def describe_objective(objective: Objective) -> dict[str, Any]:
 def check_same_run(
     before: dict[str, Any], now: dict[str, Any], config: RunConfig, folder: Path
 ) -> None:
-    """Refuse to go on where text, tokenizer, precision or dropout's noise would be others.
+    """Reject resuming if text, tokenizer, precision or dropout's noise would differ.
 
     ``before`` is the run's run.json, ``now`` what it would be.
     """
@@ -349,15 +349,15 @@ def check_same_run(
     }
     if config.model.dropout and config.train.microbatch_size is None:
         watched["processes"] = (
-            "the number of processes, on which dropout's noise depends where no "
-            "train.microbatch_size was given,"
+            "the number of processes, on which dropout's noise depends if no "
+            "train.microbatch_size is given,"
         )
     for key, what in watched.items():
         if before.get(key) != now.get(key):
             values = "" if "fingerprint" in key else f" (was {before.get(key)}, now {now[key]})"
             raise UserError(
                 f"{what} has changed since {folder} was started{values}; "
-                "restore it, or start another run with another --out"
+                "restore it, or start a new run with another --out"
             )
 
 
@@ -374,7 +374,7 @@ def check_resumable(path: Path, config: RunConfig) -> None:
         raise UserError(
             "these options cannot change when a run is resumed:\n"
             + "\n".join(lines)
-            + "\nresume without them, or start another run with another --out"
+            + "\nresume without them, or start a new run with another --out"
         )
 
 
@@ -384,12 +384,12 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     has_run = world.agree((folder / "config.json").exists())
     if has_run and resume == "no":
         raise UserError(
-            f"{folder} already holds a run; continue it with --resume auto, or choose another --out"
+            f"{folder} already has a run; continue it with --resume auto, or choose another --out"
         )
     if not has_run and not run_folder.is_free(folder):
-        raise UserError(f"{folder} exists and is not a run of bellmask; choose another --out")
+        raise UserError(f"{folder} exists and is not a run folder; choose another --out")
     if not has_run and resume == "yes":
-        raise UserError(f"{folder} holds no run to resume; use --resume auto to start one")
+        raise UserError(f"{folder} has no run to resume; use --resume auto to start one")
     if not has_run:
         return None
     check_resumable(folder / "config.json", config)
@@ -397,7 +397,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     found, complaints = store.newest_intact()
     advice = ""
     if config.checkpoint.when_damaged == "stop":
-        advice = "with --checkpoint.when-damaged older the newest intact one would be used"
+        advice = "use --checkpoint.when-damaged older to resume from the latest intact one"
     elif found is None:
         advice = "no intact checkpoint is left; move the folder away or choose another --out"
     if complaints and advice:
@@ -414,16 +414,16 @@ def _check_state(state: dict[str, Any], found: Path, folder: Path, config: RunCo
     if state["step"] > config.train.steps:
         raise UserError(
             f"{folder} is at step {state['step']}, beyond train.steps="
-            f"{config.train.steps}; give at least that many to resume it"
+            f"{config.train.steps}; increase it to resume"
         )
     own = run_folder.read_description(folder).get("id")
     if state.get("run", own) != own:
-        raise UserError(f"{found} is of another run than {folder}; remove it, and an older is used")
+        raise UserError(
+            f"{found} belongs to another run than {folder}; remove it to use an older one"
+        )
     window: Any = state.get("window")
     known = {field.name for field in fields(Window)}
     is_sound = isinstance(window, dict) and window.keys() <= known
     numbers = [*window.values(), state.get("tokens"), state.get("seconds")] if is_sound else []
     if not is_sound or not all(map(is_number, [*numbers, state.get("skipped", 0)])):
-        raise UserError(
-            f"{found}/state.json does not say where the run was; remove that checkpoint"
-        )
+        raise UserError(f"{found}/state.json has no position in the run; remove that checkpoint")

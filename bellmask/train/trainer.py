@@ -91,7 +91,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Action:
-    """Something done now and then, and after the last step."""
+    """A periodic action, also run after the last step."""
 
     every: str
     """An interval as options write it: 500 steps, 10 minutes, never."""
@@ -193,10 +193,10 @@ class Trainer:
             self.display.say(f"warning: {what} Its rows are in {self.skipped.path}")
             return
         raise TrainingError(
-            f"{what} That makes {state.skipped} in a row, and --train.skip-limit is {limit}. "
+            f"{what} This was step {state.skipped} in a row, and --train.skip-limit is {limit}. "
             "Common causes: a learning rate that is too high (try a third of --optim.lr), no "
-            "clipping (--optim.clip 1), or a damaged start. Earlier checkpoints are intact, but "
-            "resuming repeats the same steps: change options and start anew with another --out."
+            "clipping (--optim.clip 1), damaged weights. Earlier checkpoints are intact, but "
+            "resuming repeats the same steps: change options and start again with another --out."
         )
 
     def _act(self, before: RunProgress, is_stopped: bool) -> None:
@@ -218,7 +218,7 @@ class Trainer:
         except OSError as error:
             self._problem = (
                 f"step {self.state.step}: {error.filename or self.metrics.path} could not be "
-                f"written: {error.strerror or error}. Checkpoints saved before are intact: free "
+                f"written: {error.strerror or error}. Earlier checkpoints are intact: free "
                 "some space, then continue with the same command and --resume auto."
             )
 

@@ -1,1 +1,1 @@
-"""What every folder uses: errors, files, cached results, noise, statistics, console, processes."""
+"""Shared helpers: errors, files, cached results, noise, statistics, console, processes."""

@@ -1,4 +1,4 @@
-"""What commands print: lines for a reader who may be gone, tokens that steer no terminal."""
+"""Console output: lines for a reader that may be gone, tokens without control characters."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TextIO
 
-# What a command says to a reader who may be gone, as after ``| head`` or a Ctrl-C for both.
+# Output to a reader that may be gone, as after ``| head`` or Ctrl-C.
 
 
 def tell(text: str, stream: TextIO) -> None:
-    """Say something that changes no exit code when nobody reads it."""
+    """Print a line; a closed pipe does not change the exit code."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)
 
 
 def finish_telling() -> None:
-    """To be called at the end: else Python complains of what nobody read, with its own code."""
+    """Call at the end: otherwise Python reports unread output with an exit code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # a closed one is None
@@ -29,7 +29,7 @@ def finish_telling() -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Sentences under a table; names in them cannot steer the terminal."""
+    """Print sentences under a table, without control characters."""
     for line in lines:
         print(visible_lines(line))
 
@@ -45,39 +45,39 @@ _SIGNS = {"\n": LINE_END, "\r": "␍", "\t": "⇥"}
 def visible(text: str) -> str:
     """One line without control codes: line ends and tabs as signs, other such characters as dots.
 
-    What a small byte model writes would otherwise steer the terminal.
+    Text of a small byte model may contain terminal control codes.
     """
     return "".join(_SIGNS.get(c) or (c if c.isprintable() else "·") for c in text)
 
 
 def visible_lines(text: str) -> str:
-    """Lines stay; other control characters, which would steer the terminal, become signs."""
+    """Keep line breaks; replace other control characters with visible signs."""
     return "\n".join(visible(line) for line in text.split("\n"))
 
 
 def plain_ascii(text: str) -> str:
-    """For screens that know ASCII only."""
+    """For terminals limited to ASCII."""
     text = text.replace(MASK, "_").replace(REMASKED, "#").replace(LINE_END, "/")
     return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
-NUM_COLOURS = 64
+NUM_COLORS = 64
 
 
 @cache
-def reveal_colours() -> list[tuple[str, str]]:
-    """(colour, readable text colour) from the first step to the last: matplotlib's viridis."""
+def reveal_colors() -> list[tuple[str, str]]:
+    """(color, readable text color) from the first step to the last: matplotlib's viridis."""
     import matplotlib
 
     ramp = matplotlib.colormaps["viridis"]
-    stops = (ramp(number / (NUM_COLOURS - 1))[:3] for number in range(NUM_COLOURS))
+    stops = (ramp(number / (NUM_COLORS - 1))[:3] for number in range(NUM_COLORS))
     return [(matplotlib.colors.to_hex(rgb), _text_on(rgb)) for rgb in stops]
 
 
-def reveal_colour(step: int, num_steps: int) -> tuple[str, str]:
-    """The colours of a token revealed in a step (from 1)."""
+def reveal_color(step: int, num_steps: int) -> tuple[str, str]:
+    """The colors of a token revealed in a step (from 1)."""
     share = (step - 1) / (num_steps - 1) if num_steps > 1 else 0.0
-    return reveal_colours()[round(share * (NUM_COLOURS - 1))]
+    return reveal_colors()[round(share * (NUM_COLORS - 1))]
 
 
 def _text_on(rgb: Sequence[float]) -> str:

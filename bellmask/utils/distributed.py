@@ -31,17 +31,17 @@ _LOST = re.compile(
     r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Failed to recv|"
     r"NCCL.*(remote|abort|timeout)"
 )
-"""What gloo, NCCL and a store say on the processes that are left when one has died."""
+"""Messages of gloo, NCCL and the store on the remaining processes when one has died."""
 _SHARED_ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (UserError, SavingError, TrainingError)
 }
-"""What means the same on all ranks; of another error of the main process the others say that."""
+"""Errors that are raised as they are on all ranks; other ranks get a message for the rest."""
 LONGEST_WAIT = timedelta(days=7)
 """How long other ranks wait while the main one prepares data."""
 LONGEST_CALL = timedelta(hours=1)
-"""How long a collective call may take: the hashing of a large checkpoint is between two."""
+"""How long a collective call may take; hashing a large checkpoint happens between two."""
 LONGEST_FAREWELL = 10.0
-"""Seconds that a failed main process waits for the others to hear of it."""
+"""Seconds that a failed main process waits until the others have been notified."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class World:
     machine_size: int = 1
     """Processes on this machine."""
     group: dist.ProcessGroup | None = None
-    """Whose collective calls these are; None: the default group's."""
+    """Process group of the collective calls; None: the default group."""
     _calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
-        """True on the one process that writes files and speaks."""
+        """True on the one process that writes files and prints."""
         return self.rank == 0
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -85,20 +85,20 @@ class World:
         return float(shared.item())
 
     def all_gather_object(self, value: T) -> list[T]:
-        """What every rank gives, by rank."""
+        """The objects of all ranks, by rank."""
         found = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(found, value, group=self.group)
         return found
 
     def any_rank(self, problem: str) -> str:
-        """The first rank's problem that has one, on all ranks; empty when none has."""
+        """The first problem of any rank, on all ranks; empty if there is none."""
         return next((said for said in self.all_gather_object(problem) if said), "")
 
     def aside(self) -> World:
-        """The same processes with a process group of their own, for work in another thread.
+        """The same processes with a separate process group, for use in another thread.
 
-        Collective calls of two threads in one group would meet each other's.
+        Collective calls of two threads in one group would mix.
         """
         if self.size == 1:
             return replace(self, device=CPU)
@@ -106,7 +106,7 @@ class World:
         return replace(self, device=CPU, store=None, group=group, _calls=itertools.count())
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Do something on the main process while the others wait, however long it takes.
+        """Run a function on the main process while the others wait, however long it takes.
 
         An error there is raised everywhere, so that no rank is left in a collective call.
         """
@@ -144,7 +144,7 @@ def pick_device(option: str, local_rank: int = 0) -> torch.device:
     if option == "auto":
         option = "cuda" if torch.cuda.is_available() else "cpu"
     if option.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device {option} was asked for, but torch sees no GPU here; use cpu")
+        raise UserError(f"device {option} is not available: torch finds no GPU; use cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", option):
         raise UserError(f"unknown device {option!r} (auto, cpu, cuda, cuda:N)")
     if option == "cuda":
@@ -153,7 +153,7 @@ def pick_device(option: str, local_rank: int = 0) -> torch.device:
 
 
 def _check_restarts() -> None:
-    """Several machines need a new store after each restart: their agents count restarts apart."""
+    """Several machines need a new store after each restart: agents count restarts separately."""
     is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and is_shared and restarts != "0":
@@ -187,7 +187,7 @@ def open_world(device_option: str) -> Iterator[World]:
         yield World(rank, size, device, store, machine_size)
     except RuntimeError as error:
         if found := _LOST.search(str(error)):
-            raise LostProcessError(f"another process of this run is gone ({found[0]})") from None
+            raise LostProcessError(f"another process of this run has died ({found[0]})") from None
         raise
     # only after a good end: others may be in a call that never ends, and torchrun ends them
     dist.barrier()  # on several machines the store is in the main process: all must be done with it
@@ -195,7 +195,7 @@ def open_world(device_option: str) -> Iterator[World]:
 
 
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Leave the generators of the caller as they were, of the CPU and of this process's GPU."""
+    """Restore the caller's random generators, of the CPU and of this process's GPU."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
@@ -225,10 +225,10 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse ``train.compile`` on a CPU where there is no C++ compiler to do it with."""
+    """Reject ``train.compile`` on a CPU without a C++ compiler."""
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise UserError(
-            f"train.compile needs a C++ compiler, and there is no {compiler}; install it, or name "
-            "another in the environment variable CXX"
+            f"train.compile needs a C++ compiler, but {compiler} was not found; install it, or set "
+            "the environment variable CXX to another one"
         )

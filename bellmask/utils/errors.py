@@ -1,4 +1,4 @@
-"""Errors a user can mend, and look-ups that help when a name is misspelt.
+"""Errors that a user can fix, and look-ups with suggestions for misspelled names.
 
 A :class:`UserError` is printed as one message without a traceback and ends a command with exit
 code 2. It says what was given, what is allowed and what to change.
@@ -13,23 +13,23 @@ from typing import TypeVar
 
 T = TypeVar("T")
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Of an OSError: not what the user gave, so the exit code is 1."""
+"""OSErrors that are not the user's input, so the exit code is 1."""
 
 
 MOST_LISTED = 30
-"""Names that an error lists; of more only the nearest."""
+"""Longest list of names in an error; of longer ones only the nearest are shown."""
 
 
 class UserError(ValueError):
-    """Something the user gave cannot work; the message says what to change."""
+    """Invalid input; the message says what to change."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on (a non-finite loss, say); the message explains it. Exit code 1."""
+    """Training cannot continue (e.g. a non-finite loss); the message explains why. Exit code 1."""
 
 
 class LostProcessError(RuntimeError):
-    """Another process of the run is gone; torchrun starts all again where it may. Exit code 1."""
+    """Another process of the run has died; torchrun restarts all if allowed. Exit code 1."""
 
 
 class SavingError(RuntimeError):
@@ -37,7 +37,7 @@ class SavingError(RuntimeError):
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that is not in a table: nearest names first, then a short list."""
+    """The error for an unknown name: nearest names first, then all of them if they are few."""
     names = sorted(allowed)
     is_long = len(names) > MOST_LISTED
     cutoff = 0.5 if len(name) > 3 else 0.7  # anything resembles a short name
@@ -48,7 +48,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
 
 
 def check_least(options: object, **least: int) -> None:
-    """Refuse options, unless they are None, below their least value."""
+    """Reject options below their minimum, unless they are None."""
     for name, low in least.items():
         value = getattr(options, name)
         if value is not None and value < low:

@@ -1,4 +1,4 @@
-"""Files: read safely whoever wrote them, written whole or not at all."""
+"""Files: read safely, whatever their origin; written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from bellmask.utils.errors import UserError
 
-# What comes from outside, made safe to handle: JSON, names of files, text, numbers.
+# Untrusted input: JSON, file names, text, numbers.
 #
-# A file may have been written by anybody. Its bytes must not crash a reader, a name inside it must
-# not lead out of the folder it lies in, and its text must not steer a screen or a page.
+# A file may come from anywhere. Its bytes must not crash a reader, a name inside it must
+# not lead out of its folder, and its text must not control a terminal or a page.
 
 MOST_LEVELS = 100
-"""Lists in lists in lists: no file of ours comes near, and more would exhaust Python's stack."""
+"""Maximum nesting of JSON: far above any file of ours; more would exhaust Python's stack."""
 
 
 def load_json(text: str | bytes) -> Any:
@@ -49,20 +49,20 @@ def _check_levels(found: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; OSError or ValueError where it cannot be read."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    """The content of a JSON file; OSError or ValueError if it cannot be read."""
+    if path.exists() and not path.is_file():  # a pipe would block
         raise ValueError("not a file")
     return load_json(path.read_text(encoding="utf-8"))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; a UserError says what is wrong with the file."""
+    """The object in a JSON file; a UserError says what is wrong with the file."""
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged: it must hold an object, not {type(found).__name__}")
+        raise UserError(f"{path} is damaged: expected an object, found {type(found).__name__}")
     return found
 
 
@@ -73,44 +73,46 @@ def inside(folder: Path, name: Any, where: str) -> Path:
     """
     is_name = isinstance(name, str) and name not in ("", ".", "..")
     if not is_name or any(sign in name for sign in "/\\\0\n\r"):
-        raise UserError(f"{where} names the file {name!r}; only names in its own folder are read")
+        raise UserError(
+            f"{where} refers to the file {name!r}; only files in its own folder are read"
+        )
     return folder / name
 
 
 def sanitize(text: str) -> str:
-    """Halves of surrogate pairs, which neither tokenizers nor files take, as question marks."""
+    """Replace lone surrogates, which neither tokenizers nor files accept, by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def count_of(text: str) -> int | None:
-    """The number that digits write; None for anything else, thousands of digits included."""
+    """The integer in a string of digits; None for anything else, or thousands of digits."""
     return int(text) if text.isdecimal() and len(text) < 16 else None
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """A whole number, and not one of thousands of digits."""
+    """True for an integer that is not thousands of digits long."""
     return type(value) is int and least <= value < 1 << 63
 
 
 def is_number(value: Any) -> bool:
-    """Whole or not, nan and infinity too; no truth value."""
+    """True for an int or float, nan and infinity included, but not for a bool."""
     return isinstance(value, float) or is_whole(value, -(1 << 63))
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
-    """A number that can be calculated with."""
+    """True for a finite number."""
     return is_number(value) and abs(value) < 1e100
 
 
 def has_kinds(record: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
-    """An object with these keys, each value of its kind."""
+    """True for an object with these keys, each value of its type."""
     return isinstance(record, dict) and all(
         name in record and isinstance(record[name], kind) for name, kind in kinds.items()
     )
 
 
 def without_nan(value: Any) -> Any:
-    """Plain values with None for nan, which JSON does not know."""
+    """Plain values with None for nan, which JSON cannot represent."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -118,11 +120,11 @@ def without_nan(value: Any) -> Any:
     return [without_nan(item) for item in value] if isinstance(value, list) else value
 
 
-# Folders and files that appear whole or not at all: written beside, then renamed.
+# Atomic folders and files: written under another name, then renamed.
 
 
 def check_free(path: Path, what: str, *, is_file: bool = False) -> None:
-    """Refuse a place that is taken or cannot be written; an empty folder is free for a folder."""
+    """Reject a path that exists or cannot be written; an empty folder may be reused."""
     is_empty = path.is_dir() and not is_file and not any(path.iterdir())
     if path.exists() and not is_empty:
         raise UserError(f"{path} exists; choose another --out for {what}")
@@ -130,12 +132,12 @@ def check_free(path: Path, what: str, *, is_file: bool = False) -> None:
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UserError(f"cannot write {what} to {path}: {parent} is not a folder one can write to")
+        raise UserError(f"cannot write {what} to {path}: {parent} is not a writable folder")
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path, what: str) -> Iterator[Path]:
-    """A folder beside ``path`` to write into; it gets the name at the end, or is removed."""
+    """A folder to write into; it is renamed to ``path`` at the end, or removed."""
     check_free(path, what)
     scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,18 +160,18 @@ def whole_file(path: Path, what: str) -> Iterator[Path]:
 
 
 def check_folder(path: str | None, option: str = "--out") -> None:
-    """Refuse a file where results are to go into a folder."""
+    """Reject a file in place of an output folder."""
     if path is not None and Path(path).exists() and not Path(path).is_dir():
         raise UserError(f"{option} {path} is a file; give a folder")
 
 
 def scratch_of(path: Path) -> Path:
-    """Where :func:`replacing` writes first: what a kill can leave behind."""
+    """Where :func:`replacing` writes first; a killed process can leave it behind."""
     return path.with_name(f".{path.name}.writing")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a small file as a whole, durably; what is not text in it becomes question marks."""
+    """Replace a small file atomically and durably; invalid text becomes question marks."""
     with replacing(path) as scratch, scratch.open("x", encoding="utf-8") as stream:
         stream.write(sanitize(text))
         stream.flush()
@@ -183,7 +185,7 @@ def write_json(path: Path, content: Any, **how: Any) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to, free until then; the file gets its own at the end."""
+    """A temporary name next to ``path`` to write to; it is renamed to ``path`` at the end."""
     scratch = scratch_of(path)
     scratch.unlink(missing_ok=True)  # of a kill, or a link that somebody put there
     try:
@@ -196,10 +198,10 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-# Arrays in .npz files that anybody may have written: no objects, and nothing that fills memory.
+# Untrusted .npz files: no objects, and no arrays that fill memory.
 
 MOST_BYTES = 1 << 30
-"""A file of a few kilobytes can say that it unpacks to terabytes; ours have some megabytes."""
+"""A file of a few kilobytes can claim terabytes; ours have some megabytes."""
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -212,11 +214,11 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError):
         raise
     except Exception as error:  # damaged zips fail in their own, zlib's and struct's ways
-        raise ValueError(f"not a whole .npz file ({error or type(error).__name__})") from None
+        raise ValueError(f"not a complete .npz file ({error or type(error).__name__})") from None
 
 
 def _check_size(stream: Any) -> None:
-    """By the archive's own table, and by the shape that each array claims to have."""
+    """Checked by the archive's own table and by the declared shape of each array."""
     formats = np.lib.format
     look_at = {(1, 0): formats.read_array_header_1_0, (2, 0): formats.read_array_header_2_0}
     with zipfile.ZipFile(stream) as archive:
@@ -227,5 +229,5 @@ def _check_size(stream: Any) -> None:
                 read = look_at[np.lib.format.read_magic(member)]
                 shape, _, dtype = read(member)
                 if dtype.itemsize * math.prod(shape) > info.file_size:
-                    raise ValueError(f"{info.filename} is shorter than it says")
+                    raise ValueError(f"{info.filename} is shorter than its header says")
     stream.seek(0)

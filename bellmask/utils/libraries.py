@@ -15,7 +15,7 @@ from bellmask.utils.files import inside, read_json
 
 
 def import_optional(name: str, what: str, extra: str) -> Any:
-    """A module by name, or a UserError that says what needs its package and how to get it."""
+    """Import a module, or raise a UserError that says what needs it and how to install it."""
     try:
         return import_module(name)
     except ImportError:
@@ -29,7 +29,7 @@ def import_transformers(what: str) -> Any:
 
 @contextlib.contextmanager
 def quiet(failure: str = "") -> Iterator[None]:
-    """Neither bars nor retries of the hub on the screen; loggers keep streams of their own.
+    """Silence progress bars and retry messages of the hub; loggers keep their own streams.
 
     With ``failure`` whatever goes wrong (no network, damaged files, impossible sizes: each package
     fails in its own way) becomes one UserError that begins so.
@@ -51,7 +51,7 @@ def quiet(failure: str = "") -> Iterator[None]:
 
 
 def check_shards(source: str) -> None:
-    """Refuse a folder whose index of weights names files outside of it."""
+    """Reject a folder whose index of weights refers to files outside of it."""
     for index in Path(source).glob("*.index.json") if Path(source).is_dir() else ():
         named = read_json(index)
         named = named.get("weight_map") if isinstance(named, dict) else None

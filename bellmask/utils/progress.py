@@ -1,6 +1,6 @@
-"""How far a long work is: one bar on stderr, with throughput and time left.
+"""Progress of long operations: one bar on stderr, with throughput and time left.
 
-Functions that take long take a :class:`Progress` and say how much *more* is done:
+Long-running functions take a :class:`Progress` and report how much *more* is done:
 
     def score(blocks, progress=NO_PROGRESS):
         for block in blocks:
@@ -11,7 +11,7 @@ Functions that take long take a :class:`Progress` and say how much *more* is don
         for model in models:
             score(blocks, progress)
 
-Where there is no screen to draw a bar on, a line is printed every half minute.
+Without a terminal, a line is printed every half minute.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LINE_SECONDS = 30.0
 
 
 class Progress:
-    """Counts what is done, and shows nothing; :func:`progress_bar` gives one that does."""
+    """Counts and shows nothing; :func:`progress_bar` gives one that draws a bar."""
 
     def start(self, total: float) -> None:
-        """Say how much there is, where only the work itself knows."""
+        """Set the total, if only the work itself knows it."""
 
     def advance(self, count: float = 1, note: str = "") -> None:
-        """So much more is done. ``note`` is shown behind the bar."""
+        """Add to what is done. ``note`` is shown after the bar."""
 
     def scaled(self, factor: float) -> Progress:
-        """For a part of the work, each unit of which is ``factor`` units of this."""
+        """Progress of a part of the work, each unit of which is ``factor`` units of this one."""
         return _Scaled(self, factor)
 
 
@@ -106,7 +106,7 @@ class _Speed(bars.ProgressColumn):
 def progress_bar(
     what: str, unit: str, total: float | None = None, *, is_quiet: bool = False
 ) -> Iterator[Progress]:
-    """Show the progress of what is done inside; without a total the bar only counts."""
+    """Show the progress of the block inside; without a total the bar only counts."""
     console = Console(stderr=True)
     if is_quiet:
         yield NO_PROGRESS

@@ -1,7 +1,7 @@
 """Noise as a function of its name: (seed, stream, step) and the sample's place in the global batch.
 
 Nothing here has state. A uniform number is a hash of a 64-bit key and a counter (the SplitMix64
-finaliser, applied twice), so any slice of any batch can be drawn on any rank, in any order, and
+finalizer, applied twice), so any slice of any batch can be drawn on any rank, in any order, and
 comes out the same; resuming needs no generator to be saved. Cost: about 15 ns per number.
 """
 
@@ -84,7 +84,7 @@ class IndexPermutation:
         self._keys = [stream_key(key, "feistel", r) for r in range(self.ROUNDS)]
 
     def __call__(self, index: Tensor) -> Tensor:
-        """Where each index (int64, in ``range(size)``) goes."""
+        """The image of each index (int64, in ``range(size)``)."""
         if self._table is not None:
             return self._table[index]
         value = self._encrypt(index)

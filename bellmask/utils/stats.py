@@ -19,10 +19,10 @@ Labels = NDArray[np.int64]
 
 MIN_CLUSTERS = 20
 """With fewer documents than this, errors between documents cannot be estimated; blocks are used."""
-NEIGHBOURS = 8
-"""Blocks on each side, in order of stratum, that say what a block's value should have been."""
+NEIGHBORS = 8
+"""Blocks on each side, in order of stratum, that predict a block's value."""
 MIN_SEEDS = 3
-"""Paired seeds from which on an interval is given."""
+"""Minimum number of paired seeds for an interval."""
 
 # quantiles of Student's t at 0.975 for 1, 2, ... degrees of freedom
 _T_975: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -31,7 +31,7 @@ _T_975 += (2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of ``n`` values and its standard error (None where one value is all there is)."""
+    """A mean of ``n`` values and its standard error (None for a single value)."""
 
     value: float
     se: float | None
@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def deviation(self) -> float | None:
-        """Of a single value: what the paper prints behind its ±."""
+        """Standard deviation of a single value: the paper's ±."""
         return None if self.se is None else self.se * math.sqrt(self.n)
 
     @property
@@ -65,7 +65,7 @@ class Estimate:
 
 
 def plus_minus(value: float | None, spread: float | None, digits: int = 2, sign: str = "") -> str:
-    """``31.42 ± 0.27``; a dash for what is not known. ``sign="+"`` shows the sign."""
+    """``31.42 ± 0.27``; a dash for unknown values. ``sign="+"`` shows the sign."""
     if value is None:
         return "-"
     value = round(value, digits) + 0.0  # never -0.00
@@ -81,8 +81,8 @@ def document_clusters(document: Labels) -> Labels | None:
 def collapsed_strata_error(value: Floats, level: Floats, cluster: Labels | None = None) -> float:
     """Standard error of mean(value), one value per stratum of ``level``.
 
-    Neighbouring strata are collapsed in pairs, whose difference is free of the trend over strata.
-    With clusters, each value's residual from its neighbours in stratum is summed within clusters.
+    Neighboring strata are collapsed in pairs, whose difference is free of the trend over strata.
+    With clusters, each value's residual from its neighbors in stratum is summed within clusters.
     """
     order = np.argsort(level, kind="stable")
     if cluster is None:
@@ -91,7 +91,7 @@ def collapsed_strata_error(value: Floats, level: Floats, cluster: Labels | None 
 
 
 def _pairs_error(ordered: Floats) -> float:
-    """sqrt(sum of squared differences of neighbours) / n; a last odd value joins its pair."""
+    """sqrt(sum of squared differences of neighbors) / n; a last odd value joins its pair."""
     count = len(ordered)
     even = count - 3 if count % 2 else count
     pairs = ordered[:even].reshape(-1, 2)
@@ -102,12 +102,12 @@ def _pairs_error(ordered: Floats) -> float:
 
 
 def _local_residuals(ordered: Floats) -> Floats:
-    """Each value minus what a line through its neighbours predicts, with the value's variance.
+    """Each value minus what a line through its neighbors predicts, with the value's variance.
 
-    A line, not a mean: at the ends all neighbours lie on one side.
+    A line, not a mean: at the ends all neighbors lie on one side.
     """
     count = len(ordered)
-    reach = min(NEIGHBOURS, (count - 1) // 2)
+    reach = min(NEIGHBORS, (count - 1) // 2)
     start = np.clip(np.arange(count) - reach, 0, count - 2 * reach - 1)
     window = start[:, None] + np.arange(2 * reach + 1)
     others = window[window != np.arange(count)[:, None]].reshape(count, 2 * reach)
@@ -122,7 +122,7 @@ def _local_residuals(ordered: Floats) -> Floats:
 def clustered_error(value: Floats, cluster: Labels | None = None) -> float:
     """Standard error of mean(value) when values within a cluster may move together.
 
-    nan where one cluster is all there is.
+    nan for a single cluster.
     """
     if cluster is None:
         return float(value.std(ddof=1) / np.sqrt(len(value)))

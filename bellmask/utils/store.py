@@ -1,8 +1,8 @@
-"""Results by content key, on disk, so that nothing is computed or asked twice.
+"""Results on disk by content key, so that nothing is computed or requested twice.
 
 A :class:`Store` is a file that only grows, one JSON object per line, ``{"key": ..., ...}``. A line
 is on disk before :meth:`Store.add` returns; the torn last line of a process that was killed is
-dropped, and what it held is done again. A :class:`FileStore` is a folder with a file per key, for
+dropped, and its result is computed again. A :class:`FileStore` is a folder with a file per key, for
 arrays.
 """
 
@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 
 def content_key(*parts: Any) -> str:
-    """A name for everything that decides a result; equal content, equal name."""
+    """A hash of everything that determines a result."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class Store(dict[str, dict[str, Any]]):
-    """Records by key; of two with one key the first counts.
+    """Records by key; of two with the same key the first counts.
 
-    ``is_right`` says whether a record of the file holds what it should; others are damaged.
+    ``is_right`` says whether a record of the file is valid; others are damaged.
     """
 
     def __init__(
         self, path: Path | None, is_right: Callable[[dict[str, Any]], bool] = lambda record: True
     ) -> None:
-        """Without a path the records are in memory alone."""
+        """Without a path, records are only in memory."""
         super().__init__()
         self.path, self._is_right = path or Path(), is_right
         self._is_in_memory = path is None
@@ -57,18 +57,18 @@ class Store(dict[str, dict[str, Any]]):
             except (ValueError, KeyError, TypeError):
                 if line:  # an empty one follows a torn one
                     raise UserError(
-                        f"{self.path}, line {number} is damaged; delete that line (what it held "
-                        "is done again) or the file"
+                        f"{self.path}, line {number} is damaged; delete that line (its result "
+                        "is computed again) or the file"
                     ) from None
             else:
                 yield record
 
     def missing(self, keys: Iterable[str]) -> list[str]:
-        """Those that are not there yet, each once, in order."""
+        """Missing keys, each once, in order."""
         return [key for key in dict.fromkeys(keys) if key not in self]
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """The record of a key; made now, and stored, where there is none."""
+        """The record of a key; created and stored if missing."""
         if key not in self:
             self.add([{"key": key, **make()}])
         return self[key]
@@ -98,7 +98,7 @@ class Store(dict[str, dict[str, Any]]):
 
 @dataclass(frozen=True)
 class FileStore(Generic[T]):
-    """Values by key, each in a file of its own; a damaged file is one that is not there.
+    """Values by key, each in a file of its own; a damaged file counts as missing.
 
     ``write`` writes beside and renames; ``read`` fails with an OSError or a ValueError.
     """
@@ -109,14 +109,14 @@ class FileStore(Generic[T]):
     write: Callable[[T, Path], object]
 
     def get(self, key: str) -> T | None:
-        """The value of a key; None where there is none, or a damaged one."""
+        """The value of a key; None if it is missing or damaged."""
         try:
             return self.read(self._path(key))
         except (OSError, ValueError):
             return None
 
     def get_or_make(self, key: str, make: Callable[[], T]) -> T:
-        """The value of a key; made now, and stored, where there is none."""
+        """The value of a key; created and stored if missing."""
         found = self.get(key)
         if found is None:
             found = make()

@@ -1,7 +1,7 @@
 """Tables of text: on the screen, as Markdown, as LaTeX.
 
-A feature turns its numbers into tables once; the views are made here, so that a name in a cell can
-neither steer a terminal nor break a page.
+A feature turns its numbers into tables once; they are rendered here, so that a name in a cell can
+neither control a terminal nor break a page.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def markdown_page(title: str, *tables: Table, introduction: str = "") -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Text that neither ends a cell or a row nor becomes a link or an element."""
+    """Escape text so that it neither ends a cell or row nor becomes a link or an element."""
     text = visible_lines(text).replace("\n", " ")
     text = re.sub(r"(\\*)\|", lambda found: 2 * found[1] + "\\|", text)
     text = re.sub(r"<(?=[A-Za-z/!?])", r"\\<", text)
@@ -99,7 +99,7 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 
 def in_latex(text: str) -> str:
-    """Text as LaTeX shows it."""
+    """Escape text for LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in visible(text))
 
 
@@ -108,6 +108,6 @@ def _cells(row: Sequence[str], escaped: Callable[[str], str], bold: str) -> list
 
 
 def _on_screen(text: str) -> str:
-    """Brackets are letters here, not rich's markup."""
+    """Escape rich's markup."""
     shown = escape(visible_lines(text))
     return f"[bold]{shown}[/bold]" if isinstance(text, Bold) else shown

@@ -43,7 +43,7 @@ def started(transition, length):
 
 
 SKEWED = float64([[0.6, 0.3, 0.1], [0.05, 0.15, 0.8], [0.5, 0.1, 0.4]])
-"""Not reversible: left and right neighbours are not alike."""
+"""Not reversible: left and right neighbors are not alike."""
 REGISTER = float64([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]])
 STATES = float64([[0.9, 0.1], [0.25, 0.75]])
 CHAINS = {

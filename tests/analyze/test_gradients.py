@@ -88,41 +88,41 @@ def test_a_gradient_is_that_of_autograd_part_by_part(modulation):
 
 
 def radius_masks(length, radii, masks, keys):
-    """(centre, {radius: other masked places}) for each key; also that only the centre is scored."""
+    """(center, {radius: other masked places}) for each key; also that only the center is scored."""
     model, x0_L, found = awake(2, VOCABULARY), row(length=length), []
     asked = recorded(model)
     options = RadiusOptions(runs=(), radii=radii, masks=masks)
     for key in keys:
         asked.clear()
         similarities = options.similarities(model, x0_L, MASK, key)
-        (centre,), sets = asked[0][1].tolist(), []
+        (center,), sets = asked[0][1].tolist(), []
         for x_BL, scored, targets in asked:
-            assert (scored.tolist(), targets.tolist()) == ([centre], [x0_L[centre]])
+            assert (scored.tolist(), targets.tolist()) == ([center], [x0_L[center]])
             hidden = (x_BL[0] == MASK).nonzero().squeeze(1).tolist()
             assert all(x_BL[0, i] == x0_L[i] for i in range(length) if i not in hidden)
-            sets.append({*hidden} - {centre})
+            sets.append({*hidden} - {center})
         assert sets[0] == set()
-        found.append((centre, dict(zip(radii, sets[1:], strict=True))))
-    alone = own_gradient(model, x0_L, [centre], [centre])
+        found.append((center, dict(zip(radii, sets[1:], strict=True))))
+    alone = own_gradient(model, x0_L, [center], [center])
     for radius, places in found[-1][1].items():
-        after = own_gradient(model, x0_L, [centre, *places], [centre])
+        after = own_gradient(model, x0_L, [center, *places], [center])
         check_cosines(similarities[radius], alone, after)
     return found
 
 
-def test_eight_neighbours_within_the_radius_are_masked():
+def test_eight_neighbors_within_the_radius_are_masked():
     draws = radius_masks(24, (4, 16, 128), 8, range(60))
-    assert {centre for centre, _ in draws} == set(range(4, 20))
-    for centre, chosen in draws:
-        assert chosen[4] == {*range(centre - 4, centre + 5)} - {centre}
+    assert {center for center, _ in draws} == set(range(4, 20))
+    for center, chosen in draws:
+        assert chosen[4] == {*range(center - 4, center + 5)} - {center}
         assert all(len(places) == 8 for places in chosen.values())
-        assert all(abs(i - centre) <= r for r, places in chosen.items() for i in places)
+        assert all(abs(i - center) <= r for r, places in chosen.items() for i in places)
     # all of the region is used, not its first places only
-    assert max(abs(i - centre) for centre, chosen in draws for i in chosen[16]) == 16
+    assert max(abs(i - center) for center, chosen in draws for i in chosen[16]) == 16
     assert {i for _, chosen in draws for i in chosen[128]} == set(range(24))
-    # 16 masks within radius 8 need 8 places on both sides; the shortest block has one centre
+    # 16 masks within radius 8 need 8 places on both sides; the shortest block has one center
     wide = radius_masks(24, (8, 128), 16, range(60))
-    assert {centre for centre, _ in wide} == set(range(8, 16))
+    assert {center for center, _ in wide} == set(range(8, 16))
     assert {len(places) for _, chosen in wide for places in chosen.values()} == {16}
     assert radius_masks(9, (4,), 8, [0]) == [(4, {4: {0, 1, 2, 3, 5, 6, 7, 8}})]
 

@@ -33,7 +33,7 @@ def test_the_tables_contexts_reach_from_end_to_end():
 def test_moments_are_those_of_scipy(mu, sigma):
     law, known = describe_law(TruncatedGaussian(mu, sigma), 8), scipy_gaussian(mu, sigma)
     assert np.mean(law["relative_weights"]) == pytest.approx(1)
-    assert law["normaliser"] == pytest.approx(known.mean(), abs=1e-12)
+    assert law["normalizer"] == pytest.approx(known.mean(), abs=1e-12)
     assert law["mean"] == pytest.approx(known.mean(), abs=1e-12)
     assert law["sd"] == pytest.approx(known.std(), abs=1e-10)
     t = np.linspace(0, 1, len(law["density"]))

@@ -92,9 +92,9 @@ def test_documents_are_drawn_whole():
     order = rng.permutation(len(label))
     low, high = ends_in_log(shift[order], (1000 - 7 * label)[order])
     alone_low, alone_high = ends_in_log(shift[order], None)
-    centre, error = 0.7 + effect.mean(), effect.std() / math.sqrt(documents)
-    assert low == pytest.approx(centre - 1.96 * error, abs=0.25 * error)
-    assert high == pytest.approx(centre + 1.96 * error, abs=0.25 * error)
+    center, error = 0.7 + effect.mean(), effect.std() / math.sqrt(documents)
+    assert low == pytest.approx(center - 1.96 * error, abs=0.25 * error)
+    assert high == pytest.approx(center + 1.96 * error, abs=0.25 * error)
     assert (high - low) / (alone_high - alone_low) == pytest.approx(math.sqrt(each), rel=0.1)
 
 

@@ -140,7 +140,7 @@ def test_runs_are_called_by_their_variants():
         ("deep=--model.layers 6", "variant deep"),
         *[("gausian", "gaussian"), ("bell+moun", "muon"), ("bell+crossed", "framework.encoding")],
         *[("bell:0.5", "bell takes 0"), ("dirac:0.5,0.1", "dirac takes 1")],
-        *[("fasst", "fast"), ("fast:0.4", "fast takes 0"), ("bell+lrx", "lrNUMBER")],
+        *[("fasst", "fast"), ("fast:0.4", "fast takes 0"), ("bell+lrx", "lrFACTOR")],
         *[("bell+lr2+lr3", "twice"), ("fast+lr2", "twice")],
         *[(f"{name}:0.5,0.1,2", f"{name} takes 2") for name in ("gaussian", "middle_flat")],
         *[("gaussian:a", "'a'"), ("laplace:0.5,", "0.5,"), ("laplace:,0.1", ",0.1")],

@@ -36,7 +36,7 @@ def test_every_preset_parses_round_trips_and_builds(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     read = load_config(tmp_path / "config.json")
     assert (read, read.fingerprint()) == (config, config.fingerprint())
-    assert build_objective(config).normaliser > 0
+    assert build_objective(config).normalizer > 0
     if config.start == RunConfig().start:  # else its network is that of the start
         num_tokens = count_tokens(config)
         with torch.device("meta"):

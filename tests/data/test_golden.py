@@ -134,7 +134,7 @@ def everything(monkeypatch):
             if not isinstance(part, InWheel):
                 options = replace(base, train=name)
                 source, policy = open_corpus(options, split, Path("cache"))
-                about = [source.name, source.identity[:16], source.origin, policy.licence]
+                about = [source.name, source.identity[:16], source.origin, policy.license]
                 found[f"{name} {split}"] = [*about, rows_of(prepare(options, BYTES, split))]
     for name in TOYS:
         options = replace(base, train=name, tokenizer="symbols:8")

@@ -173,7 +173,9 @@ def test_an_article_is_in_the_split_in_which_its_page_begins(sdist, tmp_path):
 
 def test_an_sdist_with_another_hash_is_refused(sdist, tmp_path):
     wheel = Wheel("bellmask-testdata", "1.0", "0" * 64, is_sdist=True)
-    with pytest.raises(UserError, match=r"cannot fetch bellmask-testdata.*save it as .*\.tar\.gz"):
+    with pytest.raises(
+        UserError, match=r"cannot download bellmask-testdata.*save it as .*\.tar\.gz"
+    ):
         wheel.fetch(tmp_path)
     assert not list((tmp_path / "wheels").iterdir())
 

@@ -1,7 +1,7 @@
 """Objectives against exhaustive sums: every x0, every mask, every order of a tiny language.
 
 The language has three tokens and blocks of four. A random joint distribution plays the data and a
-random table, with one row per corrupted block, plays the model; nothing is learnt or fitted.
+random table, with one row per corrupted block, plays the model; nothing is learned or fitted.
 """
 
 import itertools
@@ -103,7 +103,7 @@ class Case:
     def expected_loss(self):
         """Over data, times and masks, all masks enumerated; divided by L c."""
         total = sum(self.moments[LENGTH - sum(p)] * summed_cross_entropy(p) for p in PATTERNS[1:])
-        return total / (LENGTH * self.objective.normaliser)
+        return total / (LENGTH * self.objective.normalizer)
 
 
 PEAK = (0.3, 0.5, 0.7)
@@ -140,7 +140,7 @@ every_case = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 @every_case
 def test_expected_loss_is_the_weighted_sum_over_context_counts(case):
     """sum over N_c of omega(N_c) / (L c) * L^{N_c}, all parts enumerated; c = E[w (1 - alpha)]."""
-    c = case.objective.normaliser
+    c = case.objective.normalizer
     assert c == pytest.approx(case.moments[-1], rel=1e-7)
     share = context_weights(case.objective, LENGTH) / (LENGTH * c)
     shared_form = sum(float(share[n]) * loss_at_context(n) for n in range(LENGTH))
@@ -151,7 +151,7 @@ def test_expected_loss_is_the_weighted_sum_over_context_counts(case):
 def test_expected_nelbo_is_the_any_order_loss(case):
     """Whatever the law and the schedule."""
     assert case.expected_loss == pytest.approx(any_order_loss(), rel=1e-7)
-    assert case.objective.normaliser == 1
+    assert case.objective.normalizer == 1
 
 
 def test_objectives_differ_on_a_model_that_is_not_optimal():
@@ -178,7 +178,7 @@ def test_unweighted_objectives_say_so():
     assert not Nelbo().is_unweighted
     assert not Importance().is_unweighted
     assert ChainRule().times(float64([0.2, 0.7])).tolist() == [0.2, 0.7]
-    assert ChainRule().normaliser == 1
+    assert ChainRule().normalizer == 1
 
 
 @pytest.mark.parametrize(

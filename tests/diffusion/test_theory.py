@@ -121,12 +121,12 @@ def test_under_a_schedule_the_mask_rate_is_tested(law, schedule, cdf):
         ChainRule(),
     ],
 )
-def test_weights_sum_to_length_times_normaliser(objective):
+def test_weights_sum_to_length_times_normalizer(objective):
     for length in (1, 37, 400):
         omega = context_weights(objective, length)
         assert (omega.dtype, omega.shape) == (torch.float64, (length,))
         assert bool((omega >= 0).all())
-        assert float(omega.sum()) == pytest.approx(length * objective.normaliser, rel=1e-11)
+        assert float(omega.sum()) == pytest.approx(length * objective.normalizer, rel=1e-11)
 
 
 def test_printed_numbers_of_the_default_bell():
@@ -180,7 +180,7 @@ def test_a_floor_of_the_mask_rate_cuts_off_the_largest_counts(floor, schedule, f
 
 def test_an_empty_block_and_an_unknown_objective_are_refused():
     class Other(Objective):
-        law, schedule, normaliser = Uniform(), Linear(), 1.0
+        law, schedule, normalizer = Uniform(), Linear(), 1.0
         times = weight = None
 
     with pytest.raises(ValueError, match="block_length"):
@@ -248,4 +248,4 @@ def test_long_rows_stay_finite_and_add_up(objective):
     assert float(q.sum()) == pytest.approx(1)
     assert torch.isfinite(w).all()
     total = float((q * w * torch.arange(1, 301)).sum())
-    assert total == pytest.approx(300 * objective.normaliser, rel=1e-6)
+    assert total == pytest.approx(300 * objective.normalizer, rel=1e-6)

@@ -84,7 +84,7 @@ def test_help_lists_all_and_its_examples_parse():
         ("context-curve bell --bins 0", "--bins"),
         ("context-drop steps --checkpoints 60", "--checkpoints"),
         ("gradient-radius arm", "arm is a causal model"),
-        ("gradient-radius apart", "inside documents"),
+        ("gradient-radius apart", "attention to documents"),
         ("gradient-radius timed", "schedule"),
         ("gradient-radius bell --radii 3 8", "--radii 3 8"),
         ("gradient-radius bell --masks 16 --radii 8", "needs 17"),

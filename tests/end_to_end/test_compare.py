@@ -136,7 +136,7 @@ def test_a_training_that_breaks_down(undisturbed, compare_args, tmp_path):
     pair, rate = ["base", "bell"], json.loads(succeeds("config", "show", "tiny").out)["optim"]["lr"]
     args = compare_args(pair, tmp_path, *SHORT, "--grid", f"optim.lr={rate},1e30", "--jobs", "2")
     said = succeeds(*args)
-    assert "2 training(s) to do; 2 finished before, 2 at a time" in said.text
+    assert "2 run(s) to train; 2 already finished, 2 at a time" in said.text
     assert "failed: base optim.lr=1e30 seed 1" in said.text
     results = results_of(tmp_path)
     for name, variant in results["variants"].items():
@@ -193,7 +193,7 @@ def test_the_demo_claims_no_speed_up_where_nothing_was_learned(tmp_path, text_fi
     monkeypatch.setenv("BELLMASK_CACHE", str(tmp_path / "cache"))
     train_here(monkeypatch)
     said = succeeds("demo", "--data", text_file, "--steps", "4", "--seeds", "1", "--jobs", "1")
-    assert "base has not learned the frequencies of tokens in 4 steps" in said.text
+    assert "base has not learned the token frequencies in 4 steps" in said.text
     assert "speed-up of" not in said.text
     assert (tmp_path / "runs" / "demo" / "report.html").exists()
 

@@ -137,7 +137,7 @@ def test_a_judge_that_likes_length(files, judge, tmp_path):
     assert found["judge"]["first_share"] == 0.5
     assert found["seeds"] == [0], "files are the same with every seed"
     assert numbers(out) == found
-    assert "nothing to ask" in again.out
+    assert "no requests to send" in again.out
     for text in ("55.56", "57.14", "scripted, plain prompts, both orders"):
         assert text in first.out
         assert text in (out / "judge.md").read_text()
@@ -203,7 +203,7 @@ def test_ended_in_the_middle(sign, files, judge, tmp_path, warm):
             said = process.text()
         kept, before = len(lines(out / "transcript.jsonl")), len(server.requests)
         assert before - 2 * (sign == signal.SIGKILL) <= kept < 16, "even what was under way"
-        assert sign == signal.SIGKILL or f"{kept} of 16 answers came and are kept" in said
+        assert sign == signal.SIGKILL or f"{kept} of 16 answers arrived and are stored" in said
         assert KEY not in said
         assert not (out / "judge.json").exists()
         server.reply = by_length
@@ -336,7 +336,7 @@ def test_money(files, judge, tmp_path):
         assert "--max-usd 0.01" in judge(*one, "--max-usd", 0.01, server=server, code=2).err
         assert not server.requests
         said = judge(*one, "--max-usd", 5, server=server, code=1)
-        assert "5 of 16 answers came and are kept" in said.err
+        assert "5 of 16 answers arrived and are stored" in said.err
         assert "spent $5.0000 of $5" in said.out
         assert not (tmp_path / "out" / "judge.json").exists()
         assert len(server.requests) == 5
@@ -352,7 +352,7 @@ def test_money(files, judge, tmp_path):
     [
         ("nowhere/a B", "nowhere/a"),
         ("A.json B", "A.json"),
-        ("TEXT B", "TEXT: records come as"),
+        ("TEXT B", "TEXT: records must be in"),
         ("A A", "A and B are both"),
         ("A FIXED", "sigma-ARM"),
         ("A B --benchmark mtbench", "did you mean 'mt-bench'"),

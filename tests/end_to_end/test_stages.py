@@ -172,7 +172,7 @@ def test_results_are_what_files_say_wherever_they_lie(undisturbed, suite, tmp_pa
         file.write_text(json.dumps({**json.loads(file.read_text()), "answers": said}))
     trained, asked, out = suite.run(tmp_path)
     assert (trained, asked) == ([], [])
-    assert "held other results, which are replaced" in out
+    assert "replacing different results" in out
     found = results_of(tmp_path)
     assert (found["asked"]["examples"], found["asked"]["sampling"]["steps"]) == (12, 4)
     for row in found["rows"]:

@@ -180,7 +180,7 @@ TEXT = torch.randint(0, 9, (8, 7), generator=seeded(4)).tolist()
 
 @torch.no_grad()
 def next_token_losses(model, row, order):
-    """Ordinary language modelling: begin sign first, shift by one, one row at a time."""
+    """Ordinary language modeling: start token first, shift by one, one row at a time."""
     tokens = [row[i] for i in order]
     logits = model(
         torch.tensor([[9, *tokens[:-1]]]),

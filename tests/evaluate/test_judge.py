@@ -128,7 +128,7 @@ def test_cautions_of_answers(side):
         ("turns", FIVE, ""),
         ("single", FIVE, "fine-tuned on single requests"),
         ("single", short, ""),
-        ("text", short, "never fine-tuned"),
+        ("text", short, "not fine-tuned"),
         ("turns", long, "2 of 6 requests did not fit into rows of 96 tokens"),
     ):
         found = side(name).answers(asked, [0, 1]).cautions
@@ -219,7 +219,7 @@ def test_failures_are_asked_again_and_refusals_are_not(judge_at):
         return error(500, "broken") if "ffffff" in str(body) else by_length(body)
 
     with JudgeServer(reply) as server:
-        with pytest.raises(EndpointError, match=r"2 requests have no answer .*HTTP 500: broken"):
+        with pytest.raises(EndpointError, match=r"2 requests failed .*HTTP 500: broken"):
             judge_at(server, max_attempts=2).judge(PAIRS)
         assert len(server.requests) == 10 + 2 * 2
         server.reply = by_length
@@ -255,7 +255,7 @@ def test_likelihoods_of_a_language_model(tmp_path):
     def encode(text):
         return tokenizer(text, add_special_tokens=False).input_ids
 
-    assert judge.label == "likelihood of lm, not a judgement of quality"
+    assert judge.label == "likelihood of lm, not a judgment of quality"
     answers, asked = ("it ran", "(no) Cats sit!"), "Question: why does the cat sit\nAnswer:"
     (found,) = judge.judge([pair_of(*answers, ("the mat ", "a dog"))])
     means = []

@@ -226,9 +226,9 @@ def assert_no_key(error):
 def test_the_key_is_nowhere(caplog, capsys, tmp_path, monkeypatch):
     """Though the server repeats it in answers, errors and bodies that are none."""
     caplog.set_level(logging.DEBUG)
-    spelt = completion("it is KEY", finish_reason=KEY, logprobs={KEY: -1.0})
-    spelt = spelt.replace("KEY", KEY.replace("-", "\\u002d"))
-    rule = script(error(500, KEY), (200, {}, f"<b>{KEY}</b>"), (200, {}, spelt))
+    spelled = completion("it is KEY", finish_reason=KEY, logprobs={KEY: -1.0})
+    spelled = spelled.replace("KEY", KEY.replace("-", "\\u002d"))
+    rule = script(error(500, KEY), (200, {}, f"<b>{KEY}</b>"), (200, {}, spelled))
     request = question(logprobs=1)
     with JudgeServer(rule) as server, connect(server) as endpoint:
         transcript = Transcript(tmp_path / "t.jsonl")

@@ -223,7 +223,7 @@ def test_settings_that_nobody_reads_are_told_once(masked, capsys):
         texts(model, [("a", first), ("b", first)])
         texts(model, [("a", {**first, "penalty": 2})])
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
-    assert [line.split()[-2].rstrip(":") for line in notes] == ["min_p", "num_beams", "penalty"]
+    assert [line.split()[-1] for line in notes] == ["min_p", "num_beams", "penalty"]
 
 
 # --- tasks on local data ---------------------------------------------------------------------

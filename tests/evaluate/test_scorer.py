@@ -112,7 +112,7 @@ def test_windows_by_hand():
         framed("bcd", "efgh", noise=3),
         framed("fgh", "ij", "!?", noise=3),
     ]
-    assert maker.before((257, 1, 2), 8) == (257, 1, 2), "no second begin sign"
+    assert maker.before((257, 1, 2), 8) == (257, 1, 2), "no second start token"
     assert maker.before((257, 1, 2, 3), 3) == (257, 2, 3)
     first, second = Score(-3.0, 0.5, 4, 16, False), Score(-2.0, 0.0, 3, 7, True)
     assert add_up([first, second]) == Score(-5.0, 0.5, 7, 23, False)
@@ -224,7 +224,7 @@ def test_common_random_numbers(kind):
 
 
 def in_order(run, asked, order):
-    """Own trunk: begin sign, what is shown, then the target's tokens in an order."""
+    """Own trunk: start token, what is shown, then the target's tokens in an order."""
     tokens, start = asked.tokens, len(asked.given)
     shown = [p for p in range(len(tokens)) if not start <= p < start + len(asked.target)]
     places = shown + [start + place for place in order]
@@ -368,7 +368,7 @@ def small_gpt2(request, tmp_path):
 
 
 def test_a_causal_lm_counts_as_the_public_codes_do(small_gpt2):
-    """A given BOS is the first EOS; positions end at 24; a sign that is spelt is text."""
+    """A given BOS is the first EOS; positions end at 24; a sign that is spelled is text."""
     folder, model, begin = small_gpt2
     scorer = load_scorer(str(folder), device="cpu")
     assert (scorer.context, scorer.name) == (24, folder.name)
@@ -409,7 +409,7 @@ def arm_nll(run, begin, ids):
     if run.model.first_maskable:
         return token_nll(run.model.language_model, begin + ids)
     found, row = [], begin + ids
-    for n, token in enumerate(row):  # slot 0 is the begin sign
+    for n, token in enumerate(row):  # slot 0 is the start token
         x, places = torch.tensor([[run.tokenizer.mask_id, *row[:n]]]), torch.arange(n + 1)[None]
         logits = run.model(x, torch.tensor([n]), positions=places, target_positions=places + 1)
         found.append(surprise(logits[0], token))

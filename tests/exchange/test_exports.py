@@ -541,7 +541,7 @@ def test_names_on_the_hub_are_loaded(find_run, find_export, tmp_path, monkeypatc
     for name, words in (
         ("me/other", "404"),
         ("nowhere", "nowhere"),
-        ("theirs/misspelt", "misspelt$"),  # never looked for on the hub
+        ("theirs/misspelled", "misspelled$"),  # never looked for on the hub
         ("theirs", "bellmask import"),
     ):
         with pytest.raises(UserError, match=words):

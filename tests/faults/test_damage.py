@@ -64,7 +64,7 @@ def test_two_processes_agree_on_an_older_one(lab, sharding):
 
 
 STATES = [{"format": 99}, {"step": None}, {"step": "six"}, {"step": 5}, {"step": -1}]
-STATES += [{"window": None}, {"window": {"colour": 1}}, {"tokens": "many"}]
+STATES += [{"window": None}, {"window": {"color": 1}}, {"tokens": "many"}]
 
 
 @pytest.mark.parametrize("changed", STATES)

@@ -100,7 +100,7 @@ def test_the_survivor_of_a_kill_says_so_in_one_line(lab, draw):
     moment("step", lab.run, draw, group[0].is_alive)
     group[1].signal(signal.SIGKILL)
     said = lab.ends(1, group[:1])
-    assert said.count("error: another process of this run is gone") == 1
+    assert said.count("error: another process of this run has died") == 1
 
 
 @pytest.mark.long

@@ -178,7 +178,7 @@ def test_a_talk_remembers_what_was_said_where_it_should(answerer):
     assert [one.text for one in talk.said[::2]] == ["a", "b", "c"]
     talk.reset()
     assert talk.question("c", talk.said).messages[-2].role == "system"
-    with pytest.raises(UserError, match="nothing has been asked"):
+    with pytest.raises(UserError, match="there is no prompt yet"):
         talk.retry()
     alone = Talk(answerer, ChatOptions(run="", length=8, seed=5))
     said = [alone.ask("a"), alone.ask("a"), alone.retry()]

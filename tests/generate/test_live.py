@@ -79,7 +79,7 @@ def test_lines_and_samples_fit_the_screen():
         watch(step(0, *["_" * 15] * 5, first=8))
         if height == 17:
             assert plain(watch)[1:-1] == samples[:-2]
-            assert plain(watch)[-1].startswith("... more")
+            assert plain(watch)[-1].startswith("... the rest")
         else:
             assert plain(watch)[1:] == samples, "without a screen all are there"
 

@@ -26,7 +26,7 @@ ON_GPU = f"--train.device {DEVICE} --train.precision float32"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("default"),  # of compilers and drivers, which differ by machine
-    pytest.mark.skipif(NUM_DEVICES == 0, reason="torch sees no GPU here"),
+    pytest.mark.skipif(NUM_DEVICES == 0, reason="torch finds no GPU"),
 ]
 
 

@@ -304,7 +304,7 @@ def test_sharding_divides_state_and_gathers_weights():
     full = parts_of(Layout(1, 4, ""), accumulates=False)
     assert {name: full[name] * 4 for name in none} == none
     assert full["gathered weights"] == 2 * (200 + 2 * 100)
-    assert full["gradients not yet cut"] == 4 * (200 + 100)
+    assert full["gradients before sharding"] == 4 * (200 + 100)
     hybrid = parts_of(Layout(2, 2, ""), accumulates=True, precision="float32")
     assert {name: hybrid[name] * 2 for name in none} == none
     assert hybrid["gathered weights"] == 4 * 400

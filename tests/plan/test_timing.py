@@ -134,7 +134,7 @@ def test_what_cannot_be_planned_is_refused(line, named, tmp_path, monkeypatch, s
 def test_the_command_prints_and_writes(small_config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(small_config().to_dict()))
     line = f"{tmp_path} --devices 2x2xA100 --train.batch-size 16 --out {tmp_path}/plan.json"
-    assert "of which tensors may fill" in succeeds("plan", *line.split()).text
+    assert "usable by tensors" in succeeds("plan", *line.split()).text
     told = json.loads((tmp_path / "plan.json").read_text())
     assert (told["devices"], told["tokens"]) == ("2x2xA100", 6 * 16 * 16)
     assert (told["layout"]["copies"], told["layout"]["processes_per_copy"]) == (2, 2)
@@ -144,7 +144,7 @@ def test_the_command_prints_and_writes(small_config, tmp_path):
     step = told["timing"]["step"]
     assert told["timing"]["hours"] == pytest.approx(6 * step / 3600)
     busy = told["flops"]["training"] * 16 * 16 / step
-    assert told["utilisation"] == pytest.approx(busy / (4 * 312e12))
+    assert told["utilization"] == pytest.approx(busy / (4 * 312e12))
     assert "B200" in succeeds("plan", "--help").text
 
 

@@ -31,7 +31,7 @@ from bellmask.generate.trace import (
     strip_steps,
 )
 from bellmask.report.figures import save_figure
-from bellmask.utils.console import reveal_colour
+from bellmask.utils.console import reveal_color
 
 HOSTILE = "</script><script>alert('x')</script><!-- & <img src=http://x.test/y.png> \"quoted\""
 HOSTILE += "longword" * 20
@@ -144,7 +144,7 @@ def test_a_strip_shows_tokens_in_the_color_of_their_step(trace):
         assert label == f"step {number}: {sum(t is not None for t in gaps) / len(gaps):.0%}"
         found = ["#" + "".join(f"{round(255 * p):02x}" for p in c[:3]) for c in box.get_facecolor()]
         assert found == [
-            "#d3d6db" if p.text is None else reveal_colour(p.since, 20)[0] if p.since else "#ffffff"
+            "#d3d6db" if p.text is None else reveal_color(p.since, 20)[0] if p.since else "#ffffff"
             for p in positions
         ]
 
@@ -217,7 +217,7 @@ def test_a_browser_replays_as_we_do(trace, tmp_path, number, step):
         if text is not None:
             assert shown == text.replace("\n", "↵\n").replace("\x00", "·")
             if since:
-                assert (background, ink) == tuple(map(rgb, reveal_colour(since, 20)))
+                assert (background, ink) == tuple(map(rgb, reveal_color(since, 20)))
     gaps = [p.text for p, token in zip(positions, sample.tokens) if token is None]
     share = round(100 * sum(text is not None for text in gaps) / len(gaps))
     num_remasked = sum(p.num_remasked for p in positions)

@@ -30,8 +30,8 @@ def random_run(config: RunConfig, kind: str = "dit", seed: int = 0) -> Run:
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                centre = 1.0 if name.endswith("norm.weight") else 0.0
-                parameter.copy_(centre + 0.5 * torch.randn(parameter.shape, generator=draw))
+                center = 1.0 if name.endswith("norm.weight") else 0.0
+                parameter.copy_(center + 0.5 * torch.randn(parameter.shape, generator=draw))
     else:
         config = replace(config, model=replace(config.model, backbone="causal_lm"))
         is_causal = config.framework.name == "arm"

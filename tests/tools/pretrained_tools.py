@@ -70,9 +70,9 @@ def make_lm(config, *, attention="sdpa", seed=0):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=draw)
-            centre = 1.0 if "norm" in name.lower() or ".ln_" in name else 0.0
-            centre = 0.0 if name.endswith("bias") else centre
-            parameter.copy_(centre + 0.3 * noise)
+            center = 1.0 if "norm" in name.lower() or ".ln_" in name else 0.0
+            center = 0.0 if name.endswith("bias") else center
+            parameter.copy_(center + 0.3 * noise)
     return model.eval()
 
 

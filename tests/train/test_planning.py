@@ -148,7 +148,7 @@ def slow_loss(model, planner, step):
         x = ids.clone()
         x[masked] = V
         ce = model(x[None], torch.tensor(masked).long(), ids[masked], reduce=False)
-        total += w * float(ce.sum()) / len(response) / objective.normaliser
+        total += w * float(ce.sum()) / len(response) / objective.normalizer
     return total / BATCH
 
 

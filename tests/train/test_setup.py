@@ -53,7 +53,7 @@ REFUSED = [
     (f"{ARCHITECTURE} --model.modulation time", "times"),
     (f"{ARCHITECTURE} {UNPACKED}", "data.pads=noised"),
     (f"{ARCHITECTURE} --data.tokenizer symbols:4", "symbols:4"),
-    (f"{ARCHITECTURE} --data.block-length 1", "block_length must be at least 2"),
+    (f"{ARCHITECTURE} --data.block-length 1", "block_length of at least 2"),
     (f"{SFT} --sft.min-masks 2", "sft.min_masks=2"),
     (f"{SFT} --sft.round-to 0", "sft.round_to=0"),
     ("--sft.min-masks 1", "sft.train"),

@@ -273,7 +273,7 @@ class Tabular(nn.Module):
         pytest.param(Bell(Dirac(0.5)), id="dirac", marks=pytest.mark.long),
     ],
 )
-def test_every_objective_has_the_same_minimiser(objective):
+def test_every_objective_has_the_same_minimizer(objective):
     """Prop 4.2: a tabular model learns the true conditionals under any law with mass in (0, 1)."""
     rows = CUBE.repeat_interleave(JOINT * 80, dim=0).numpy()
     data = Blocks.from_rows(Row(ids, 3, n) for n, ids in enumerate(rows))

@@ -17,16 +17,16 @@ GOLDEN = 0x9E3779B97F4A7C15
 keys = st.integers(min_value=0, max_value=WORD - 1)
 
 
-def splitmix_finaliser(z: int) -> int:
-    """SplitMix64's finaliser in plain integers."""
+def splitmix_finalizer(z: int) -> int:
+    """SplitMix64's finalizer in plain integers."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % WORD
     return z ^ (z >> 31)
 
 
 def reference_hash(key: int, counter: int) -> int:
-    z = splitmix_finaliser((counter * GOLDEN + key) % WORD)
-    return splitmix_finaliser((z + key * GOLDEN + 1) % WORD)
+    z = splitmix_finalizer((counter * GOLDEN + key) % WORD)
+    return splitmix_finalizer((z + key * GOLDEN + 1) % WORD)
 
 
 def unsigned(values: torch.Tensor) -> list[int]:
@@ -37,10 +37,10 @@ def correlation(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(np.corrcoef(x.numpy(), y.numpy())[0, 1])
 
 
-def test_reference_finaliser_gives_the_published_splitmix64_sequence():
+def test_reference_finalizer_gives_the_published_splitmix64_sequence():
     """The first outputs of SplitMix64 seeded with 0."""
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert [splitmix_finaliser(k * GOLDEN % WORD) for k in (1, 2, 3)] == published
+    assert [splitmix_finalizer(k * GOLDEN % WORD) for k in (1, 2, 3)] == published
 
 
 @settings(deadline=None, derandomize=True)
@@ -81,7 +81,7 @@ def test_uniform_numbers_pass_kolmogorov_smirnov():
         assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-3
 
 
-def test_neighbouring_counters_and_keys_are_uncorrelated():
+def test_neighboring_counters_and_keys_are_uncorrelated():
     """A key that is GOLDEN away would be a shifted copy if the key entered only once."""
     n = 100_000
     u = rng.uniform(10, torch.arange(n + 1024))
