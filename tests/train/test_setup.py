@@ -189,7 +189,7 @@ def test_validation_has_full_attention_while_training_anneals(small_config, tmp_
     config = small_config("--start.model", str(lm), *options.split())
     train_run(config, tmp_path / "run", is_quiet=True)
     run, written = load_run(tmp_path / "run"), last_nll(tmp_path / "run")
-    model, blocks = run.model, run.blocks()[1].slice(0, 32)
+    model, blocks = run.model, run.blocks()[1].spread(32)
     assert run.evaluate(blocks).nll == pytest.approx(written, rel=1e-6)
     head = model.language_model.get_output_embeddings()
 
@@ -242,7 +242,7 @@ def test_a_tokenizer_with_its_own_mask_and_pad_keeps_each_tokens_rows(
 def test_stages_begin_with_the_averaged_weights_of_the_one_before(name, next_stage, zoo):
     """And each run, loaded again, has the NLL that its last validation wrote down."""
     run = load_run(zoo / name)
-    nll = run.evaluate(run.blocks()[1].slice(0, 32)).nll
+    nll = run.evaluate(run.blocks()[1].spread(32)).nll
     assert nll == pytest.approx(last_nll(zoo / name), rel=1e-4)
     if next_stage is None:
         return
