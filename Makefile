@@ -13,7 +13,7 @@ STAMP := .venv/.ready
 # one thread per process: tests run side by side
 TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
-.PHONY: setup lint types test test-full test-gpu wheel demo race bench evidence clean
+.PHONY: setup lint types test test-full test-gpu wheel demo docs race bench evidence clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,10 @@ wheel: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/bellmask demo
+
+# the documentation as pages in site/, readable without a server; a broken link is an error
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # the plain implementation against our recipes, to its final NLL; minutes at small, hours at medium
 race: $(STAMP)

@@ -134,7 +134,7 @@ def completion_main(args: Sequence[str]) -> int:
     return 0
 
 
-def _help(*words: str) -> str:
+def help_text(*words: str) -> str:
     """A command's help text."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         run_command([*words, "--help"])
@@ -143,12 +143,12 @@ def _help(*words: str) -> str:
 
 def _words(name: str) -> list[str]:
     """What can follow a command, from its help: actions, analyses, suites, presets, options."""
-    about = _help(name)
+    about = help_text(name)
     actions = re.findall(rf"bellmask {name} ([a-z]+)(?: --help| [A-Z]|$)", about, re.MULTILINE)
     actions += re.findall(r"^  ([a-z]+(?:-[a-z]+)*)  ", about, re.MULTILINE)
     named = re.findall(r"--suite ([a-z][\w-]+)", about)
-    texts = [about, *(_help(name, action) for action in actions)]
-    texts += [_help(name, "--suite", suite) for suite in named]
+    texts = [about, *(help_text(name, action) for action in actions)]
+    texts += [help_text(name, "--suite", suite) for suite in named]
     words = [*actions, *named]
     if named:
         words += ["--suite"]

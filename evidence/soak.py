@@ -8,7 +8,7 @@ Something happens to them about once a minute (soak_faults.py); evaluations and 
 the live folder; memory is recorded. The last quarter has no faults, so that workers live long.
 When the time is over the run is stopped and given its last step (its learning rate is constant, so
 that changes nothing before it). Then the same steps are trained undisturbed and everything is
-compared. Numbers go to docs/results/soak.json, a figure and tables to docs/reliability.md. It works
+compared. Numbers go to docs/results/soak.json, a figure and tables to docs/scaling.md. It works
 on a copy of the package, so the code may be edited meanwhile. Linux only.
 """
 

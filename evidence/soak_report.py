@@ -1,4 +1,4 @@
-"""Report of the soak: one small JSON file, a figure, and a section of docs/reliability.md."""
+"""Report of the soak: one small JSON file, a figure, and a section of docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def write_section(result: Mapping[str, Any], docs: Path) -> None:
     text = json.dumps(result, separators=(",", ":"), allow_nan=False)
     (docs / "results" / "soak.json").write_text(text + "\n", encoding="utf-8")
     save_figure(memory_figure(result), docs / "figures" / "soak")
-    page = docs / "reliability.md"
+    page = docs / "scaling.md"
     if page.exists():
         page.write_text(put_between(page.read_text("utf-8"), section(result)), encoding="utf-8")
 

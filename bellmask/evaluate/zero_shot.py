@@ -3,7 +3,7 @@
 The protocol of mdlm and duo: the set's published detokenizer, the run's own tokenizer and block
 length, documents packed without overlap, every token of a block scored. What differs is the
 estimate: exact mask counts instead of times, several draws, errors (App. C.3,
-docs/zero-shot.md). A pilot chooses the number of draws. Each evaluation is cached, so a command
+docs/evaluating.md). A pilot chooses the number of draws. Each evaluation is cached, so a command
 that was stopped continues.
 """
 
