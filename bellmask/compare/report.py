@@ -242,7 +242,7 @@ def _draw_arrows(axes: Axes, results: Results) -> None:
             ha="right" if is_short else "center",
             va="bottom",
             fontsize=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 0.5},
         )
 
 
@@ -267,7 +267,8 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     panels[-1].legend(fontsize=8)
     place = panels[0].get_yaxis_transform()
     target, text = variants[reference]["nll"], f"{reference} at its last step"
-    panels[0].text(0.01, target, text, fontsize=8, color="0.3", va="top", transform=place)
+    below = {"xytext": (0, -3), "textcoords": "offset points", "va": "top"}
+    panels[0].annotate(text, (0.01, target), xycoords=place, fontsize=8, color="0.3", **below)
     return figure
 
 
