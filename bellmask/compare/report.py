@@ -267,8 +267,16 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     panels[-1].legend(fontsize=8)
     place = panels[0].get_yaxis_transform()
     target, text = variants[reference]["nll"], f"{reference} at its last step"
-    below = {"xytext": (0, -3), "textcoords": "offset points", "va": "top"}
-    panels[0].annotate(text, (0.01, target), xycoords=place, fontsize=8, color="0.3", **below)
+    panels[0].annotate(
+        text,
+        (0.01, target),
+        xytext=(0, -3),
+        xycoords=place,
+        textcoords="offset points",
+        fontsize=8,
+        color="0.3",
+        va="top",
+    )
     return figure
 
 
