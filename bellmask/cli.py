@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,10 +24,11 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.config.presets import PRESETS
 from bellmask.utils import errors
-from bellmask.utils.console import finish_telling, tell, visible_lines
+from bellmask.utils.console import announced, finish_telling, tell, visible_lines
 
 OUT_OF_MEMORY = r"out of memory|can't allocate memory"
 """What torch says, on GPUs and on CPUs."""
+GRACE_SECONDS = 5.0
 LESS_MEMORY = (
     "to train, try a smaller --train.microbatch-size or --scale.recompute block ('bellmask "
     "plan' shows what fits); for anything else, a smaller --batch-size"
@@ -83,7 +85,9 @@ def run_command(argv: Sequence[str]) -> int:
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
         module, _, function = errors.look_up("command", args[0], COMMANDS)[0].partition(":")
-        return getattr(import_module(f"bellmask.{module}"), function)(args[1:])
+        with announced("loading PyTorch"):
+            command = import_module(f"bellmask.{module}")
+        return getattr(command, function)(args[1:])
     except errors.UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # the reader closed the pipe
@@ -103,6 +107,8 @@ def run_command(argv: Sequence[str]) -> int:
         code, message = 130, str(stop) or "interrupted"
     if speaks:
         tell(f"error: {visible_lines(message)}", sys.stderr)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        time.sleep(GRACE_SECONDS)  # torchrun ends all when one ends: the one that speaks goes first
     return code
 
 

@@ -75,7 +75,8 @@ otherwise; without a text they are of WikiText-2. Each heading links to the deta
 NOT_SHOWN = """- The paper's sizes: 100M parameters, 1M steps, LM1B and OpenWebText (1.78x) in
   full. The presets `lm1b`, `lm1b_unpacked` and `owt` are ready; no GPU run was made.
 - Table 4 on GPT-2 Large. The models here are too small for most of the benchmarks.
-- Table 5, win rates judged by GPT-4o: [the judge](evaluating.md#judges-the-papers-table-5) is tested against a stand-in only.
+- Table 5, win rates judged by GPT-4o: [the judge](evaluating.md#judges-the-papers-table-5) is
+  tested against a stand-in only.
 - Wall-clock time: two runs shared the cores. Times are measured in [performance](performance.md).
 - Training noise of single variants: the ablations have one seed each.
 """

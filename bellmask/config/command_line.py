@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
+import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import tyro
 
@@ -26,6 +30,7 @@ from bellmask.config.config import (
 )
 from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS, preset
+from bellmask.utils.console import announced, tell
 from bellmask.utils.errors import UserError, look_up
 
 T = TypeVar("T")
@@ -108,10 +113,67 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
     about = "\n\n".join(" ".join(part.split()) for part in about.split("\n\n"))
     if kind is RunConfig:
         about = "Options of a run."
-    with contextlib.suppress(SystemExit), _joined_lines():
+    told = _HelpText(sys.stdout)
+    hush = contextlib.suppress(SystemExit)
+    with hush, _joined_lines(), contextlib.redirect_stdout(told):
         tyro.cli(
-            kind, default=default, args=["--help"], prog=f"bellmask {command}", description=about
+            kind,
+            default=default,
+            args=["--help"],
+            prog=f"bellmask {command}",
+            description=about,
+            registry=_HELP,
         )
+    print(without_none(told.getvalue()), end="")
+
+
+class _HelpText(io.StringIO):
+    """Help with the frames and colors that the stream it is for can show."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._stream, "encoding", None) or "ascii"
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+_HELP = tyro.constructors.ConstructorRegistry()
+
+
+@_HELP.primitive_rule
+def _optional(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """``--length INT``, not ``--length {None}|INT``: None is what it is when it is left out."""
+    kinds = typing.get_args(info.type)
+    if info.type_origin not in (typing.Union, types.UnionType) or types.NoneType not in kinds:
+        return None
+    inner: Any = typing.Union[tuple(kind for kind in kinds if kind is not types.NoneType)]  # noqa: UP007
+    inner = tyro.constructors.PrimitiveTypeInfo.make(inner, info.markers)
+    spec: Any = tyro.constructors.ConstructorRegistry.get_primitive_spec(inner)
+    shown = spec.str_from_instance
+    return replace(
+        spec,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else shown(value),
+    )
+
+
+def without_none(text: str) -> str:
+    """Help without "(default: None)" and "(default: )", also where a line ends in between."""
+    kept = r"(\x1b\[[0-9;]*m|│|\n)"  # colors, frames and lines stay as they are
+
+    def blank(found: re.Match[str]) -> str:
+        parts = re.split(kept, found[0])
+        return "".join(part if n % 2 else " " * len(part) for n, part in enumerate(parts))
+
+    cleared = re.sub(rf"\(default:(?:{kept}|\s)*(?:None)?\)", blank, text)
+    pairs = zip(text.split("\n"), cleared.split("\n"), strict=True)
+    # a line with nothing else on it is dropped
+    return "\n".join(n for old, n in pairs if n == old or re.sub(rf"{kept}|\s", "", n))
 
 
 @contextlib.contextmanager
@@ -259,6 +321,10 @@ def config_main(args: Sequence[str]) -> int:
 def _show(args: Sequence[str]) -> int:
     options, rest = parse_run_command(ConfigShowOptions, args, command="config show")
     _, config = resolve(options, rest, "bellmask config show")
+    if config.start.model is not None or config.start.architecture is not None:
+        with announced("loading PyTorch"):  # by name: the folder plan stands above this one
+            tracer = import_module("bellmask.plan.tracer")
+        tell(f"note: {tracer.describe_start(config)}", sys.stderr)
     print(json.dumps(config.resolved().to_dict(), indent=2))
     return 0
 

@@ -303,6 +303,9 @@ def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) ->
             own = [o for o in run_options().values() if o.path.startswith(f"{section}.")]
             stale = {o.name: None for o in own if o.marks.only_with and o.flag not in args}
             changed[section] = replace(new, **stale)
+    is_other = before.start.model is not None and after.start.architecture is not None
+    if is_other and "--start.model" not in args:  # random weights take the place of a preset's
+        changed["start"] = replace(after.start, model=None, mask_token=None)
     if "framework" in changed and after.framework.name != "mdm":
         for section, timeless in TIMELESS.items():
             if not any(arg.split(".")[0] == f"--{section}" for arg in args):

@@ -101,6 +101,8 @@ class Preparation:
                     self._record()
                     recorded = time.monotonic()
             self._write(list(self.packer.finish()))
+            if not self.done["bytes"]:
+                raise UserError(f"data {self.source.name!r} is empty: there is no text in it")
             if not self.done["rows"]:
                 if self.policy.documents == "wikipage" and not self.packer.num_documents:
                     raise UserError(

@@ -235,6 +235,8 @@ def read_rows(
         else:
             rows = _csv_records(lines, columns, label, "," if kind == "csv" else "\t")
         for place, row in rows:
+            if isinstance(row, str) and len(columns) == 1:  # a list of texts
+                row = {columns[0]: row}
             if not isinstance(row, dict):
                 raise UserError(f"{place} is not a JSON object")
             yield place, row

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmask.config.command_line import parse_command, take_option
+from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks, Row
 from bellmask.data.corpora import CORPORA
 from bellmask.data.prepare import prepare
@@ -40,6 +41,7 @@ from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils import stats
+from bellmask.utils.console import announced, plural
 from bellmask.utils.distributed import World, autocast, pick_precision
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import read_arrays, without_nan
@@ -717,8 +719,19 @@ def _write(report: dict[str, Any], folder: Path) -> None:
     )
 
 
+def own_text(data: DataOptions) -> str:
+    """What a run validates on, in words."""
+    return "validation text" if data.valid_split == "valid" else "test text"
+
+
+def describe_text(num_blocks: int, text: str) -> str:
+    """``512 blocks of the validation text``: the NLL of other blocks is another one."""
+    return f"{plural(num_blocks, 'block')} of {text}"
+
+
 def _title(report: dict[str, Any]) -> str:
-    return f"{report['run']}, step {report['step']}, on {report['data']}"
+    text = describe_text(report["num_blocks"], report["data"])
+    return f"{report['run']}, step {report['step']}, on {text}"
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -740,7 +753,7 @@ def _show(report: dict[str, Any]) -> None:
             [
                 str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
                 f"{p['nll']:.4f}",
-                f"{p['standard_error']:.4f}",
+                "-" if math.isnan(p["standard_error"]) else f"{p['standard_error']:.4f}",
                 str(p["num_draws"]),
             ]
             for p in points
@@ -792,7 +805,8 @@ def main(args: Sequence[str]) -> int:
     check_least(options, draws=1, batch_size=1, blocks=0)
 
     loaded = options.load(options.run)
-    train, valid = _blocks(loaded, options.data, options.split)
+    with announced("preparing text"):
+        train, valid = _blocks(loaded, options.data, options.split)
     blocks = valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
     how: dict[str, Any] = {"seed": options.seed, "batch_size": options.batch_size}
     with progress_bar("evaluating", "blocks", len(blocks)) as progress:
@@ -800,13 +814,12 @@ def main(args: Sequence[str]) -> int:
     length = blocks.block_length
     ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
     first = blocks.slice(0, min(512, len(blocks)))
-    exact = exact_curve(scorer_of(loaded, first), ends, **how)
-    known = references(train, blocks, loaded.tokenizer.num_tokens) if train else None
+    with announced("measuring exact context counts and references"):
+        exact = exact_curve(scorer_of(loaded, first), ends, **how)
+        known = references(train, blocks, loaded.tokenizer.num_tokens) if train else None
     data = loaded.config.data
-    own_text = data.valid or data.train
-    if options.split is None:
-        own_text = f"the run's {'validation' if data.valid_split == 'valid' else 'test'} text"
-    text = options.data or own_text
+    own = f"the run's {own_text(data)}" if options.split is None else data.valid or data.train
+    text = options.data or own
     report: dict[str, Any] = {
         "run": loaded.folder.name,
         "step": loaded.step,
@@ -819,8 +832,8 @@ def main(args: Sequence[str]) -> int:
         "exact_contexts": [asdict(point) for point in exact],
     }
     name = Path(options.data).stem if options.data else None
-    own = "-".join(filter(None, ["evaluation", name, options.split]))
-    folder = Path(options.out) if options.out else loaded.folder / own
+    place = "-".join(filter(None, ["evaluation", name, options.split]))
+    folder = Path(options.out) if options.out else loaded.folder / place
     _write(report, folder)
     result.save(folder / "blocks.npz")
     _show(report)

@@ -12,6 +12,8 @@ triviaqa_wikipedia     TriviaQA rc.wikipedia.nocontext (stock triviaqa: rc.nocon
 
 from __future__ import annotations
 
+import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -27,6 +29,7 @@ from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validati
 from bellmask.evaluate.scorer import RequestOptions
 from bellmask.evaluate.suite import results_folder, write_results
 from bellmask.storage.runs import by_folder
+from bellmask.utils.console import announced, tell
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import check_folder, write_text
 from bellmask.utils.stats import plus_minus
@@ -246,7 +249,8 @@ def _cell(result: Numbers, metric: str, way: str) -> str:
     if not isinstance(value, int | float):
         return str(value)
     digits = ".4f" if abs(value) < 100 else ".4g"
-    return f"{value:{digits}}" + (f" ± {error:{digits}}" if isinstance(error, float) else "")
+    has_error = isinstance(error, float) and not math.isnan(error)
+    return f"{value:{digits}}" + (f" ± {error:{digits}}" if has_error else "")
 
 
 # The command
@@ -302,7 +306,8 @@ def main(args: Sequence[str]) -> int:
         return int(import_harness().run_command_line(args[1:]))
     options = parse_command(HarnessOptions, args, command="lm-eval")
     _check(options)
-    harness = import_harness()
+    with announced("loading lm-eval"):
+        harness = import_harness()
     if options.write_tasks is not None:
         names = write_overlays(Path(options.write_tasks), options)
         print(f"written: {options.write_tasks}, for lm-eval's --include_path: {', '.join(names)}")
@@ -313,7 +318,8 @@ def main(args: Sequence[str]) -> int:
             given = task_names(options.tasks) or STOCK
             tasks = [STOCK[name].name if name in STOCK else name for name in given]
         else:
-            tasks = write_overlays(include, options)
+            with announced("fetching the tasks' data"):
+                tasks = write_overlays(include, options)
         # all of them before the first is evaluated: some may be refused
         requests = _request_options(options)
         models = {
@@ -321,10 +327,10 @@ def main(args: Sequence[str]) -> int:
             for name, folder in by_folder(options.runs).items()
         }
         how = {"limit": options.limit, "bootstrap_iters": options.bootstraps}
-        found = {
-            name: harness.evaluate_tasks(model, tasks, include, **how)
-            for name, model in models.items()
-        }
+        found = {}
+        for name, model in models.items():
+            tell(f"{name}: {', '.join(tasks)} ...", sys.stderr)  # lm-eval's own lines are silenced
+            found[name] = harness.evaluate_tasks(model, tasks, include, **how)
     numbers = _results(options, models, found)
     folder = results_folder(options.out, options.runs, "lm-eval")
     write_results(folder, numbers, "results")

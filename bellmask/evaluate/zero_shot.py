@@ -10,9 +10,12 @@ that was stopped continues.
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -24,10 +27,12 @@ from bellmask.config.options import DataOptions
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import Preparation, parse_mixture, prepare
+from bellmask.data.readers import find_files, is_word
 from bellmask.evaluate.likelihood import Likelihood, evaluate_run, perplexity_of
 from bellmask.evaluate.suite import SuiteOptions, results_folder, write_results
 from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.storage.runs import by_folder
+from bellmask.utils.console import plural
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import without_nan
 from bellmask.utils.progress import Progress, progress_bar
@@ -60,16 +65,21 @@ class ZeroShotOptions(SuiteOptions):
     --skip-missing
 
     bellmask evaluate runs/bell --suite zero-shot --corpora wikitext103 lambada --blocks 0
+
+    bellmask evaluate runs/bell --suite zero-shot --corpora wikitext2 my.txt pages.jsonl
+
+    bellmask evaluate runs/bell --suite zero-shot --from mails='mails/*.txt'
     """
 
-    corpora: tuple[str, ...] = SETS
-    """Corpora from 'bellmask data list'; default: the paper's seven."""
+    corpora: tuple[str, ...] = ()
+    """Corpora from 'bellmask data list', or your own files (text, JSONL, JSON, CSV, Parquet).
+    Default: the paper's seven, or none of them where --from names only your own."""
     from_files: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(name="from", metavar="NAME=PATH"),
     ] = ()
-    """Local files (path or glob) of a corpus, read by its own rules instead of downloaded.
-    """
+    """Local files (path or glob) of a corpus, read by its own rules instead of downloaded; or a set
+    of your own under any other name. May be repeated."""
     column: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=COLUMN")
     ] = ()
@@ -119,37 +129,53 @@ class TextSet:
     """One set of the table, and the local files to read it from where they are given."""
 
     name: str
+    """Of a named corpus, of a file, or as --from has it."""
     files: str | None = None
     column: str | None = None
 
     @property
     def title(self) -> str:
         """Heading of the table's column."""
-        return TITLES.get(self.name, CORPORA[self.name].title)
+        known = CORPORA.get(self.name)
+        return TITLES.get(self.name, self.name if known is None else known.title)
 
 
 def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
     """The sets to measure, with the files they are read from."""
-    for name in options.corpora:
-        look_up("corpus", name, CORPORA)
-    if not options.corpora or len(set(options.corpora)) < len(options.corpora):
-        raise UserError("--corpora needs one or more names, each once")
-    files = _pairs(options.from_files, "from", options.corpora)
-    columns = _pairs(options.column, "column", options.corpora)
+    files = _pairs(options.from_files, "from")
+    own = [name for name in files if name not in CORPORA]
+    asked = options.corpora or (() if files and len(own) == len(files) else SETS)
+    names = []
+    for given in asked:
+        if given in CORPORA or is_word(given):
+            look_up("corpus", given, CORPORA)
+        else:  # a file is a set with the file's name
+            find_files(given)
+            files[name := Path(given).name] = given
+            given = name
+        names.append(given)
+    names += [name for name in own if name not in names]
+    if len(set(names)) < len(names):
+        raise UserError(f"--corpora names a set twice: {' '.join(names)}; --from NAME=PATH renames")
+    columns = _pairs(options.column, "column")
+    for option, named in (("from", files), ("column", columns)):
+        for name in named:
+            look_up(f"set of --corpora in --{option}", name, dict.fromkeys(names))
     for name in columns:
         if name not in files:
             raise UserError(f"--column {name}=... needs local files: give --from {name}=PATH")
-    return [TextSet(name, files.get(name), columns.get(name)) for name in options.corpora]
+    for name in own:  # it may be a misspelled one
+        print(f"note: {name} is no named corpus; {files[name]} is read as it is", file=sys.stderr)
+    return [TextSet(name, files.get(name), columns.get(name)) for name in names]
 
 
-def _pairs(items: Sequence[str], option: str, sets: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` by name; UserError for a name that is not measured or comes twice."""
+def _pairs(items: Sequence[str], option: str) -> dict[str, str]:
+    """``NAME=VALUE`` by name; UserError for a name that comes twice."""
     found: dict[str, str] = {}
     for item in items:
         name, sign, value = item.partition("=")
         if not (name and sign and value):
             raise UserError(f"--{option} needs NAME=VALUE, such as ptb=ptb.valid.txt; got {item!r}")
-        look_up(f"set of --corpora in --{option}", name, dict.fromkeys(sets))
         if name in found:
             raise UserError(f"--{option} lists {name} twice; give several files as one quoted glob")
         found[name] = value
@@ -197,6 +223,8 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
     if data.train == IMPORTED:
         return None
     trained = [data.train, *parse_mixture(data.mixture)]
+    if text.name not in CORPORA:
+        return text.files in (*trained, data.from_files)
     return text.name.rstrip("0123456789") in [name.rstrip("0123456789") for name in trained]
 
 
@@ -292,7 +320,8 @@ def make_cases(
         for (name, run), own in zip(runs.items(), blocks.get(text.name, ())):
             data = run.config.data
             parts = [marks[name], own.fingerprint, data.document_attention, data.pads]
-            key = f"{run.folder.name}-{text.name}-{content_key(__version__, parts)}"
+            called = re.sub(r"[^\w.-]", "_", text.name)  # a part of a file's name
+            key = f"{run.folder.name}-{called}-{content_key(__version__, parts)}"
             evaluate = partial(evaluate_run, run, batch_size=batch_size)
             cases.append(Case(name, text, own, evaluate, run.framework.is_exact, key))
     return cases
@@ -478,7 +507,7 @@ def paper_table(numbers: Mapping[str, Any]) -> Table:
 def result_table(numbers: Mapping[str, Any]) -> Table:
     """A row for each set and run."""
     columns = ["set", "run", "perplexity ± error"]
-    columns += [f"mean ± deviation, {len(numbers['seeds'])} seeds", "bits per byte"]
+    columns += [f"mean ± deviation, {plural(len(numbers['seeds']), 'seed')}", "bits per byte"]
     rows = []
     for text in numbers["sets"]:
         if text["missing"] is not None:
@@ -521,7 +550,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         f"{EOS[numbers['eos']]}; {numbers['draws_reason']}.": True,
         "Error: over documents (and the remaining noise of the masks).": True,
         "Deviation: over seeds of the masks, on the same blocks.": True,
-        "* trained on this corpus: held-out text, but not zero-shot.": any(owns),
+        "* trained on this corpus, so not zero-shot; a named one's text is held out.": any(owns),
         "Imported runs: their training text is not known.": None in owns,
         "Bits per byte use the bytes per token of the whole corpus.": True,
         "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": not all(
@@ -534,7 +563,8 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
 def markdown(numbers: Mapping[str, Any]) -> str:
     """The paper's Table 7 (runs by sets, mean ± deviation over seeds), then all the rest."""
     full = replace(result_table(numbers), title="In full")
-    about = f"Mean ± deviation over {len(numbers['seeds'])} evaluation seeds (the paper's Table 7)."
+    over = plural(len(numbers["seeds"]), "evaluation seed")
+    about = f"Mean ± deviation over {over} (the paper's Table 7)."
     differences = [table] if (table := difference_table(numbers)).rows else []
     tables = [paper_table(numbers), full, *differences]
     return markdown_page("Zero-shot perplexity", *tables, introduction=about)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
 from bellmask.generate import sampler
-from bellmask.generate.canvas import Canvas, OnStep, canvas_from_pieces, read_gaps
+from bellmask.generate.canvas import Canvas, OnStep, Step, canvas_from_pieces, read_gaps
 from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
@@ -96,6 +96,22 @@ def _fill_run(
     return fill(run.model, canvas_BL, run.framework, sampling, **options)
 
 
+def _counted(progress: Progress, num_rows: int, on_step: OnStep | None) -> OnStep:
+    """Tells progress of each step of a batch, and of its rows as many as its share of the steps."""
+
+    def tell(step: Step) -> None:
+        total = max(1, step.num_steps)
+        done, before = (num_rows * n // total for n in (step.number, max(0, step.number - 1)))
+        if not step.num_steps:  # nothing to fill
+            done = num_rows
+        if step.number or done:
+            progress.advance(done - before, f"step {step.number} of {step.num_steps}")
+        if on_step is not None:
+            on_step(step)
+
+    return tell
+
+
 # One canvas of a run, any number of times.
 
 
@@ -160,8 +176,8 @@ def fill_canvas(
     for done in range(0, count, batch_size):
         canvas_BL = canvas.repeat(min(batch_size, count - done))
         options: dict[str, Any] = {"seed": seed, "first_sample": first_sample + done}
-        parts.append(_fill_run(run, canvas_BL, sampling or Sampling(), on_step=on_step, **options))
-        progress.advance(len(canvas_BL))
+        options["on_step"] = _counted(progress, len(canvas_BL), on_step)
+        parts.append(_fill_run(run, canvas_BL, sampling or Sampling(), **options))
     return sampler.Generation(
         torch.cat([part.ids_BL for part in parts]),
         sum(part.num_calls for part in parts),
@@ -238,6 +254,7 @@ def fill_rows(
         while batch := list(itertools.islice(group, 1 if is_alone else batch_size)):
             chosen = [rows[place] for place in batch]
             x_BL, is_real_BL = pad_rows(chosen, width, run.tokenizer.pad_id)
+            seen = on_step and _without_padding(on_step, len(chosen[0]))
             made = _fill_run(
                 run,
                 x_BL,
@@ -245,11 +262,10 @@ def fill_rows(
                 seed=seed,
                 first_sample=torch.tensor([numbers[place] for place in batch]),
                 is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
-                on_step=on_step and _without_padding(on_step, len(chosen[0])),
+                on_step=_counted(progress, len(batch), seen),
             )
             for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
                 found[place] = Filled(ids_L[canvas_L == mask_id].tolist(), made.nfe)
-            progress.advance(len(batch))
     return [found[place] for place in places]
 
 

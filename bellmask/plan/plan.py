@@ -31,6 +31,7 @@ from bellmask.train.parallel import Layout, parallelize, pick_layout, plan_paral
 from bellmask.train.planning import split_batch
 from bellmask.train.trainer import TrainState
 from bellmask.utils import distributed
+from bellmask.utils.console import announced
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of, write_json
 from bellmask.utils.libraries import quiet
@@ -608,7 +609,9 @@ def main(args: Sequence[str]) -> int:
         raise UserError("bellmask plan needs --devices, as in --devices 4xH100 (or --probe)")
     devices = options.devices or local_device(config.train.device).name
     cluster = parse_devices(devices, options.nodes)
-    told = plan(config, cluster, efficiency=options.efficiency, is_probed=options.probe).to_dict()
+    how: dict[str, Any] = {"efficiency": options.efficiency, "is_probed": options.probe}
+    with announced("tracing a step"):
+        told = plan(config, cluster, **how).to_dict()
     print_plan(told, name)
     if options.out is not None:
         write_json(Path(options.out), told)

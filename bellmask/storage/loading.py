@@ -27,6 +27,7 @@ from bellmask.model.transformer import hash_weights
 from bellmask.storage.build import Network, build_framework, build_stored
 from bellmask.storage.checkpoint import CheckpointStore, load_tensors, read_state
 from bellmask.storage.run_folder import read_backbone, read_description, read_tokenizer
+from bellmask.utils.console import announced
 from bellmask.utils.distributed import World, pick_device
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole
@@ -80,7 +81,8 @@ class LoadOptions:
 
     def load(self, model: str | Path) -> Loaded:
         """A run folder, an exported folder, or OWNER/NAME on the hub."""
-        return load(model, checkpoint=self.checkpoint, weights=self.weights, device=self.device)
+        with announced(f"loading {model}"):
+            return load(model, checkpoint=self.checkpoint, weights=self.weights, device=self.device)
 
 
 def load(

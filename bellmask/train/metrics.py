@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bellmask.config.config import RunConfig
 from bellmask.train.step import StepResult
 from bellmask.utils.errors import UserError, look_up
-
-LINE_SECONDS = 60
-"""Without a terminal, a line with the progress is printed this often."""
+from bellmask.utils.stats import plus_minus
 
 
 @dataclass
@@ -134,7 +131,7 @@ class _Console(Console):
 
 
 class Display:
-    """Progress bar on a terminal; a plain line now and then elsewhere; silent on other ranks."""
+    """Progress bar on a terminal; elsewhere a line every ``log.every`` steps; other ranks: none."""
 
     def __init__(self, total: int, *, is_quiet: bool) -> None:
         self.console = _Console(quiet=is_quiet, highlight=False)
@@ -146,23 +143,32 @@ class Display:
             TimeRemainingColumn(),
             console=self.console,
             disable=is_quiet or not self.console.is_terminal,
+            transient=True,
         )
         self._task = self.progress.add_task("training", total=total, note="")
-        self._nll, self._total, self._said = "", total, time.monotonic()
+        self._nll, self._total = "", total
 
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
-        parts = (f"loss {loss:.3f}", self._nll, f"{tokens_per_second:,.0f} tokens/s")
-        note = "  ".join(filter(None, parts))
+        """Move the bar."""
+        note = self._note(loss, tokens_per_second)
         self.progress.update(self._task, completed=step, note=note)
-        if not self.console.is_terminal and time.monotonic() - self._said >= LINE_SECONDS:
-            self._said = time.monotonic()
+
+    def logged(self, step: int, means: Mapping[str, float | None]) -> None:
+        """Where there is no bar: the means of the steps since the last such line."""
+        if not self.console.is_terminal:
+            note = self._note(means["loss"], means["tokens_per_second"] or 0.0)
             self.say(f"step {step:>7} of {self._total}  {note}")
 
-    def validated(self, step: int, nll: float, error: float) -> None:
-        self._nll = f"nll {nll:.4f} ± {error:.4f}"
-        self.say(f"step {step:>7}  validation {self._nll} nats/token")
+    def _note(self, loss: float | None, tokens_per_second: float) -> str:
+        told = "no update" if loss is None else f"loss {loss:.3f}"
+        return "  ".join(filter(None, (told, self._nll, f"{tokens_per_second:,.0f} tokens/s")))
+
+    def validated(self, step: int, nll: float, error: float, text: str) -> None:
+        """``text``: on how many blocks of what."""
+        self._nll = f"nll {plus_minus(nll, error, 4)}"
+        self.say(f"step {step:>7}  validation {self._nll} nats/token on {text}")
 
     def say(self, text: str) -> None:
         """A line above the bar, if it can be written."""
-        with contextlib.suppress(OSError):
-            self.console.print(text, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # only a terminal has a width to break lines for
+            self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)

@@ -19,6 +19,7 @@ from bellmask.model.pretrained import Backbone, PretrainedDenoiser, dropout_rate
 from bellmask.storage.build import Network, build_model
 from bellmask.storage.loading import load, local_folder
 from bellmask.storage.run_folder import read_backbone, read_tokenizer
+from bellmask.utils.console import announced
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import progress_bar
 
@@ -42,8 +43,9 @@ class Start:
 
     def load_data(self, *, is_quiet: bool = True) -> tuple[Tokenizer, LoadedData]:
         """The run's tokenizer, and its text, prepared if need be."""
-        tokenizer = self.tokenizer or make_tokenizer(self.config.data)
-        with progress_bar("preparing", "documents", is_quiet=is_quiet) as progress:
+        with announced("making the tokenizer", is_quiet=is_quiet):  # a learned one may take minutes
+            tokenizer = self.tokenizer or make_tokenizer(self.config.data)
+        with progress_bar("preparing text", "documents", is_quiet=is_quiet) as progress:
             return tokenizer, load_inputs(self.config, tokenizer, self.backbone, progress)
 
     def backbone_for(self, tokenizer: Tokenizer) -> Backbone | None:
@@ -96,6 +98,11 @@ def _from_model(config: RunConfig, name: str) -> Start:
         raise UserError(
             f"there is no run folder {path}; train that stage first; if it is a preset, "
             f"run: bellmask train {path.name} --out {path}"
+        )
+    if path.is_file():
+        raise UserError(
+            f"start.model={name} is a file: training needs the folder with the weights; for random "
+            f"ones give --start.architecture {name}, which 'bellmask plan' takes either way"
         )
     found = local_folder(name)
     if (found / "run.json").exists():

@@ -12,7 +12,7 @@ from typing import Literal
 
 from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
 from bellmask.data.corpora import check_files
-from bellmask.utils.console import tell
+from bellmask.utils.console import announced, tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ def main(args: Sequence[str]) -> int:
     if config.sft.train is None:
         check_files(config.data)
 
-    from bellmask.train.train_run import train_run
+    with announced("loading PyTorch", is_quiet=options.quiet):
+        from bellmask.train.train_run import train_run
 
     result = train_run(config, folder, resume=options.resume, is_quiet=options.quiet)
     is_main = os.environ.get("RANK", "0") == "0"
@@ -66,6 +67,8 @@ def main(args: Sequence[str]) -> int:
             tell(f"stopped at step {result.step}; continue with {how}", sys.stderr)
         return 128 + result.stopped_by
     if is_main and not options.quiet:
-        last = f", validation NLL {result.nll:.4f} nats/token" if result.nll is not None else ""
+        last = ""
+        if result.nll is not None:
+            last = f", validation NLL {result.nll:.4f} nats/token on {result.validated_on}"
         tell(f"done: step {result.step}{last}; run folder {folder}", sys.stdout)
     return 0

@@ -19,7 +19,12 @@ from bellmask.config.config import RunConfig, is_free_option, load_config
 from bellmask.data.prepare import describe_blocks
 from bellmask.diffusion.laws import TimeLaw
 from bellmask.diffusion.objectives import Objective
-from bellmask.evaluate.likelihood import evaluate, unigram_cross_entropy
+from bellmask.evaluate.likelihood import (
+    describe_text,
+    evaluate,
+    own_text,
+    unigram_cross_entropy,
+)
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.storage import build, run_folder
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore, Saver, load_tensors, read_state
@@ -29,6 +34,7 @@ from bellmask.train.planning import StepPlanner, split_batch
 from bellmask.train.setup import Start, open_start
 from bellmask.train.step import TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
+from bellmask.utils.console import announced, plural
 from bellmask.utils.distributed import World, autocast, fork_rng, open_world
 from bellmask.utils.errors import SavingError, TrainingError, UserError, look_up
 from bellmask.utils.files import is_number, write_text
@@ -44,6 +50,8 @@ class TrainResult:
     """Validation NLL at the last step; None when stopped before it."""
     stopped_by: int | None
     """The signal that ended it early."""
+    validated_on: str = ""
+    """``512 blocks of the validation text``."""
 
 
 def train_run(
@@ -96,7 +104,8 @@ class _Training:
         self.marks = run_folder.RunState(folder, config.train.steps, command)
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
 
-        model = parallelize(start.build_model(self.tokenizer), self.plan, world.device)
+        with announced("building the network", is_quiet=is_quiet):  # and reading its first weights
+            model = parallelize(start.build_model(self.tokenizer), self.plan, world.device)
         self.state = TrainState.begin(model, config.optim)
         mixture = (data.sizes, data.weights)
         planner = StepPlanner(
@@ -150,7 +159,7 @@ class _Training:
                 self._mark_end(self.marks.done)
             else:
                 self._mark_end(lambda: self.marks.stopped(state.step, stopped_by))
-        return TrainResult(self.folder, state.step, state.nll, stopped_by)
+        return TrainResult(self.folder, state.step, state.nll, stopped_by, self._validated_on)
 
     def _mark_end(self, mark: Callable[[], None]) -> None:
         """Everything is saved, so a mark that cannot be written is only a warning."""
@@ -205,7 +214,7 @@ class _Training:
             say(f"note: {self.folder} is marked FAILED; trying again")
         say(
             f"{self.folder}: {where}; {describe_size(state.model)}, "
-            f"{len(data.train):,} blocks of {data.train.block_length}, "
+            f"{plural(len(data.train), 'block')} of {data.train.block_length} tokens, "
             f"{self.objective if self.is_own else build.describe_learning(config)}, "
             f"{self.world.size} process{'es' * (self.world.size > 1)} on {self.world.device.type}"
         )
@@ -217,6 +226,10 @@ class _Training:
             say("all steps are done; to continue, increase --train.steps")
         for note in [*self.start.notes, *self.plan.notes, *build.learning_cautions(config)]:
             say(f"note: {note}")
+
+    @property
+    def _validated_on(self) -> str:
+        return describe_text(len(self.data.valid), f"the {own_text(self.config.data)}")
 
     def _validate(self) -> None:
         options, state, trainer = self.config.validation, self.state, self.trainer
@@ -236,7 +249,7 @@ class _Training:
             )
         state.nll = result.nll if math.isfinite(result.nll) else None
         trainer.record("validation", result.summary())
-        self.display.validated(state.step, result.nll, result.standard_error)
+        self.display.validated(state.step, result.nll, result.standard_error, self._validated_on)
         if self.world.is_main:
             with trainer.writing():
                 result.save(self.folder / "validation" / f"step-{state.step:09d}.npz")

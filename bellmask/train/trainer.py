@@ -167,7 +167,9 @@ class Trainer:
         state.window.add(result, seconds)
         self.display.advance(state.step, result.loss, result.num_maskable / seconds)
         if state.step % self.config.log.every == 0 or self.is_done:
-            self.record("train", {**state.window.means(), "lr": lr})
+            means = state.window.means()
+            self.record("train", {**means, "lr": lr})
+            self.display.logged(state.step, means)
             state.window = Window()
 
     def _skip(self, result: StepResult) -> None:

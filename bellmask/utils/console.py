@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+import threading
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TextIO
 
@@ -15,7 +18,39 @@ from typing import TextIO
 def tell(text: str, stream: TextIO) -> None:
     """Print a line; a closed pipe does not change the exit code."""
     with contextlib.suppress(OSError):
-        print(text, file=stream, flush=True)
+        print(fit_screen(text, stream), file=stream, flush=True)
+
+
+SLOW_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def announced(what: str, *, is_quiet: bool = False) -> Iterator[None]:
+    """Say on stderr what is done inside, once it has taken long; one process of a run does."""
+    if is_quiet or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    timer = threading.Timer(SLOW_SECONDS, lambda: tell(f"{what} ...", sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def fit_screen(text: str, stream: TextIO | None) -> str:
+    """Lines broken between words where a terminal would break them anywhere."""
+    if stream is None or not stream.isatty():  # a closed one is None
+        return text
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 block``, ``1,024 blocks``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def finish_telling() -> None:
@@ -31,7 +66,7 @@ def finish_telling() -> None:
 def print_lines(lines: Sequence[str]) -> None:
     """Print sentences under a table, without control characters."""
     for line in lines:
-        print(visible_lines(line))
+        print(fit_screen(visible_lines(line), sys.stdout))
 
 
 # How single tokens look in views of a generation: on the screen, on a page, in a picture.

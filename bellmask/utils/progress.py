@@ -11,7 +11,8 @@ Long-running functions take a :class:`Progress` and report how much *more* is do
         for model in models:
             score(blocks, progress)
 
-Without a terminal, a line is printed every half minute.
+Without a terminal, a line says what is being done after two seconds, and how far it is every half
+minute.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from collections.abc import Iterator
 import rich.progress as bars
 from rich.console import Console
 from rich.text import Text
+
+from bellmask.utils.console import announced
 
 LINE_SECONDS = 30.0
 
@@ -111,10 +114,12 @@ def progress_bar(
     if is_quiet:
         yield NO_PROGRESS
     elif not console.is_terminal:
-        yield _Lines(what, unit, total)
+        with announced(what):
+            yield _Lines(what, unit, total)
     else:
         counts = (bars.BarColumn(), bars.MofNCompleteColumn(), _Speed(unit))
         note = bars.TextColumn("{task.fields[note]}", markup=False)
         remaining = bars.TimeRemainingColumn()
-        with bars.Progress(bars.TextColumn(what), *counts, remaining, note, console=console) as bar:
+        columns = (bars.TextColumn(what), *counts, remaining, note)
+        with bars.Progress(*columns, console=console, transient=True) as bar:
             yield _Bar(bar, what, total)

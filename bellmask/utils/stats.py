@@ -65,11 +65,15 @@ class Estimate:
 
 
 def plus_minus(value: float | None, spread: float | None, digits: int = 2, sign: str = "") -> str:
-    """``31.42 ± 0.27``; a dash for unknown values. ``sign="+"`` shows the sign."""
+    """``31.42 ± 0.27``; a dash for unknown values, no error where there is none (None, nan).
+
+    ``sign="+"`` shows the sign.
+    """
     if value is None:
         return "-"
     value = round(value, digits) + 0.0  # never -0.00
-    return f"{value:{sign}.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    has_spread = spread is not None and not math.isnan(spread)
+    return f"{value:{sign}.{digits}f}" + (f" ± {spread:.{digits}f}" if has_spread else "")
 
 
 def document_clusters(document: Labels) -> Labels | None:

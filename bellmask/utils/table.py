@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,16 +37,22 @@ class Table:
 
     def print(self) -> None:
         """Show it, numbers to the right, and the notes below it."""
-        table = RichTable(title=_on_screen(self.title), title_justify="left")
-        for number, name in enumerate(self.columns):
-            # never cut: names may differ in their last letters
-            justify = "right" if number else "left"
-            table.add_column(_on_screen(name), justify=justify, overflow="fold")  # type: ignore[arg-type]
-        for row in self.rows:
-            table.add_row(*map(_on_screen, row))
         console = Console(highlight=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console = Console(highlight=False, width=PIPE_WIDTH)
+        table = RichTable(title=_on_screen(self.title), title_justify="left")
+        # words stay whole where the screen has room for the longest of each column
+        widths = [
+            max(map(len, " ".join(c).split()), default=0) for c in zip(self.columns, *self.rows)
+        ]
+        is_wide_enough = sum(widths) + 3 * len(widths) + 1 <= console.width
+        for number, name in enumerate(self.columns):
+            # never cut: names may differ in their last letters
+            look: dict[str, Any] = {"justify": "right" if number else "left", "overflow": "fold"}
+            least = widths[number] if is_wide_enough else None
+            table.add_column(_on_screen(name), min_width=least, **look)
+        for row in self.rows:
+            table.add_row(*map(_on_screen, row))
         console.print(table)
         print_lines(self.notes)
 

@@ -24,6 +24,7 @@ from bellmask.data import prepare as module
 from bellmask.data.corpora import CORPORA
 from bellmask.data.prepare import Preparation, make_tokenizer, prepare
 from bellmask.data.tokenizers import ByteTokenizer
+from bellmask.utils.errors import UserError
 
 BYTES = ByteTokenizer()
 
@@ -87,6 +88,12 @@ def test_preparing_stopped_at_every_step_gives_the_same_bytes(tmp_path, layout):
             break
         assert not list((tmp_path / "stopped" / "blocks").glob("*/card.json"))
     assert contents(stopped) == contents(whole)
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    for text, told in (("\n", "is empty"), ("short", "shorter than one block")):
+        with pytest.raises(UserError, match=told):
+            prepare(options(tmp_path, text), BYTES, "train")
 
 
 def test_going_on_does_not_encode_again_what_the_files_bear_out(tmp_path):

@@ -21,7 +21,12 @@ def test_a_run_says_how_it_goes_and_can_be_repeated_from_its_config(copy_run, tm
     config = copy_run("base") / "config.json"
     few = "--train.steps 4 --log.every 1 --validation.every 2 --validation.samples-every 4".split()
     said = succeeds("train", config, *few, "--out", tmp_path / "one")
-    assert "done: step 4, validation NLL" in said.text
+    lines = said.out.splitlines()
+    assert [line.split()[1] for line in lines if " tokens/s" in line] == ["1", "2", "3", "4"]
+    *_, last = (line for line in lines if "validation nll" in line)
+    assert last.endswith(where := " blocks of the validation text")
+    assert lines[-1].startswith("done: step 4, validation NLL")
+    assert where in lines[-1]
     succeeds("train", tmp_path / "one" / "config.json", "--out", tmp_path / "two", "--quiet")
     a, b = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     kinds = ["train", "train", "validation", "train", "train", "validation"]
@@ -121,6 +126,28 @@ def test_help_after_a_name(words):
     assert "--data.block-length" in succeeds(*words.split(), "--help").out
 
 
+def test_help_shows_no_none(monkeypatch):
+    out = succeeds("train", "tiny", "--help").out
+    assert "--start.model STR" in out
+    assert "{None" not in out
+    words = " ".join(out.replace("│", " ").split())
+    assert "(default: None)" not in words
+    assert "(default: )" not in words
+    assert "(default: 64)" in words
+
+
+def test_a_message_comes_before_torchrun_ends_all(monkeypatch):
+    """Processes that say nothing wait for the one that does."""
+    slept = []
+    monkeypatch.setattr("bellmask.cli.time.sleep", slept.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert "nothing" in bellmask("nothing").err
+    assert not slept
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    said = bellmask("nothing")
+    assert (said.code, said.err, len(slept)) == (2, "", 1)
+
+
 def test_a_wrong_command_line_ends_a_process_with_code_2(warm):
     process = warm.start(["train", "tiny", "--law", "gausian"])
     assert process.wait() == 2
@@ -157,6 +184,12 @@ def test_memory_that_runs_out_is_one_message(error, monkeypatch):
 def test_config_show_and_diff():
     shown = json.loads(succeeds("config", "show", "lm1b", "--optim.weight_decay=0.5").out)
     assert shown["optim"]["weight_decay"] == 0.5
+    for name, told in (
+        ("cpt_tiny", "runs/arm_tiny, a causal LM of type gpt2: 4 layers, width 96, 4 heads"),
+        ("cpt", "smollm2, a causal LM of type llama: 30 layers, width 576, 9 heads"),
+        ("cpt_7b", "meta-llama/Llama-2-7b-hf, not of the model section"),
+    ):
+        assert f"note: the network will be that of {told}" in succeeds("config", "show", name).err
     lines = succeeds("config", "diff", "tiny_base", "tiny_bell").out.splitlines()
     names = ["law.name", "law.mu", "law.scale", "objective.name"]
     assert [line.split(":")[0] for line in lines] == names

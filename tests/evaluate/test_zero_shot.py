@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from continuation_tools import with_data
 from counted_progress import Counted
 
@@ -184,6 +186,46 @@ def test_a_set_keeps_its_own_rules_and_the_run_its_own(bell):
     assert zero_shot.own_family(with_data(bell, train="wikitext2"), TextSet("wikitext103"))
     assert zero_shot.own_family(with_data(bell, train="imported"), TextSet("ptb")) is None
     assert TextSet("text8").title == "text8"
+
+
+def test_files_are_sets_of_their_own_names(bell, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    texts = [f"This is text number {n}." for n in range(40)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/plain.txt").write_text("\n".join(texts), encoding="utf-8")
+    records = [{"text": text} for text in texts]
+    lines = "\n".join(map(json.dumps, records))
+    (tmp_path / "lines.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "objects.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
+    (tmp_path / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    files = ("in/plain.txt", "lines.jsonl", "objects.json", "texts.json")
+    sets = zero_shot.parse_sets(options(corpora=files))
+    names = ["plain.txt", "lines.jsonl", "objects.json", "texts.json"]
+    assert [text.title for text in sets] == names
+    found, missing = load_blocks([bell], sets, options())
+    assert not missing
+    whole, *others = (found[name][0] for name in names)
+    assert bell.tokenizer.decode(whole.rows(slice(0, 1))[0].numpy()) == texts[0][:16]
+    for blocks in others:  # each record is a document
+        assert torch.equal(blocks.rows(slice(None)), others[0].rows(slice(None)))
+        assert len(np.unique(blocks.documents)) > 20
+    (own,) = zero_shot.parse_sets(options(from_files=("my/set=in/*.txt",)))
+    assert (own.title, own.files) == ("my/set", "in/*.txt")
+    assert "my/set is no named corpus" in capsys.readouterr().err
+    (case,) = make_cases({"bell": bell}, [own], {own.name: [whole]})
+    assert "/" not in case.key
+    assert zero_shot.own_family(with_data(bell, train="in/*.txt"), own)
+    assert not zero_shot.own_family(bell, own)
+    both = zero_shot.parse_sets(options(from_files=("mine=in/plain.txt", "ptb=lines.jsonl")))
+    assert [text.name for text in both] == [*zero_shot.SETS, "mine"]
+    for refused, named in (
+        ({"corpora": ("nosuch",)}, "unknown corpus"),
+        ({"corpora": ("nosuch.txt",)}, "no file nosuch.txt"),
+        ({"corpora": ("in/plain.txt", "./in/plain.txt")}, "twice"),
+        ({"corpora": ("lambada",), "from_files": ("ptb=lines.jsonl",)}, "--from"),
+    ):
+        with pytest.raises(UserError, match=named):
+            zero_shot.parse_sets(options(**refused))
 
 
 def test_runs_that_cannot_read_the_sets_are_refused(bell):

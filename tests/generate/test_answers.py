@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+from counted_progress import Counted
 from example_tools import encode_example
 from hub_tools import install_hub
 from sampling_tools import SAMPLINGS
@@ -43,6 +44,20 @@ def run(zoo, tmp_path_factory):
 @pytest.fixture
 def answerer(run):
     return Answerer(run)
+
+
+def test_progress_is_told_of_every_step(answerer):
+    told = []
+
+    class Noted(Counted):
+        def advance(self, count=1, note=""):
+            super().advance(count)
+            told.append((self.done, note))
+
+    how = {"length": 8, "sampling": Sampling(steps=4), "batch_size": 2}
+    answerer.answer([QUESTIONS[0]] * 3, **how, progress=Noted())
+    steps = [f"step {number} of 4" for number in (1, 2, 3, 4)]
+    assert told == list(zip([0, 1, 1, 2, 2, 2, 2, 3], 2 * steps, strict=True))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

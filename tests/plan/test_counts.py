@@ -97,6 +97,23 @@ def test_pretrained_models_have_their_published_sizes(name, published):
     assert count(plan_network(config).network).total == published + width
 
 
+@pytest.mark.parametrize("place", ["config.json", ""])
+def test_a_config_file_is_a_model_or_an_architecture(place, tmp_path):
+    """With its own vocabulary, or with that of the tokenizer, in place of a preset's model too."""
+    values = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 500}
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    given = str(tmp_path / place)
+    for name in ("tiny", "cpt"):
+        planned = {
+            option: plan_network(override(preset(name), [f"--start.{option}", given]).check())
+            for option in ("model", "architecture")
+        }
+        assert [p.num_tokens for p in planned.values()] == [500, 259]
+        sizes = [count(p.network).total for p in planned.values()]
+        assert sizes[0] - sizes[1] == (500 - 259) * 32
+        assert any("sized for" in note for note in planned["architecture"].notes)
+
+
 # operations
 
 

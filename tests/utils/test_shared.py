@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import time
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from bellmask.utils import console as console_module
 from bellmask.utils import progress as progress_module
+from bellmask.utils.console import announced, fit_screen, plural
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.table import Bold, Table, markdown_page
@@ -37,6 +40,50 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
         progress.advance(3, "[not markup]")
     assert "3/4" in screen.getvalue()
     assert "[not markup]" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K")  # its line is cleared at the end
+
+
+def test_what_takes_long_says_what_it_does(monkeypatch, capsys):
+    monkeypatch.setattr(console_module, "SLOW_SECONDS", 0.01)
+    with announced("loading"):
+        time.sleep(0.2)
+    with announced("quiet", is_quiet=True), progress_bar("scoring", "blocks"):
+        time.sleep(0.2)
+    monkeypatch.setenv("RANK", "1")
+    with announced("another process"):
+        time.sleep(0.2)
+    monkeypatch.delenv("RANK")
+    monkeypatch.setattr(console_module, "SLOW_SECONDS", 60)
+    with announced("fast"):
+        pass
+    assert capsys.readouterr().err.splitlines() == ["loading ...", "scoring ..."]
+
+
+def test_lines_end_between_words_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    screen, text = io.StringIO(), "  some words: /a/path/that-is/longer/than/that x\n\nend"
+    assert fit_screen(text, screen) == text
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    shown = fit_screen(text, screen).split("\n")
+    assert shown == ["  some words:", "/a/path/that-is/longer/than/that", "x", "", "end"]
+
+
+def test_one_of_a_thing_is_singular():
+    assert [plural(count, "block") for count in (0, 1, 1024)] == [
+        "0 blocks",
+        "1 block",
+        "1,024 blocks",
+    ]
+
+
+@pytest.mark.parametrize(("width", "is_whole"), [(40, True), (24, False)])
+def test_words_of_a_table_stay_whole_where_there_is_room(width, is_whole, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    row = ["a long name of some run", "log-probabilities", "12 of 34"]
+    Table("", ["run", "metric", "value"], [row]).print()
+    out = capsys.readouterr().out
+    assert ("log-probabilities" in out) == is_whole
+    assert max(map(len, out.splitlines())) <= width
 
 
 def test_one_table_in_three_views(capsys):
@@ -72,3 +119,4 @@ def test_plus_minus():
     assert plus_minus(None, 1.0) == "-"
     assert plus_minus(-0.001, None) == "0.00"
     assert plus_minus(1.25, 0.5, 1, "+") == "+1.2 ± 0.5"
+    assert plus_minus(1.25, float("nan"), 1) == "1.2"
