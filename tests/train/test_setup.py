@@ -242,7 +242,7 @@ def test_a_tokenizer_with_its_own_mask_and_pad_keeps_each_tokens_rows(
 def test_stages_begin_with_the_averaged_weights_of_the_one_before(name, next_stage, zoo):
     """And each run, loaded again, has the NLL that its last validation wrote down."""
     run = load_run(zoo / name)
-    nll = run.evaluate(run.blocks()[1].spread(32)).nll
+    nll = run.evaluate(run.blocks()[1].slice(0, 32)).nll  # the zoo validated on its first blocks
     assert nll == pytest.approx(last_nll(zoo / name), rel=1e-4)
     if next_stage is None:
         return
