@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bellmask.config.config import RunConfig, is_free_option, load_config
+from bellmask.config.config import RunConfig, is_free_option
 from bellmask.data.prepare import describe_blocks
 from bellmask.diffusion.laws import TimeLaw
 from bellmask.diffusion.objectives import Objective
@@ -361,13 +361,14 @@ def check_same_run(
             )
 
 
-def check_resumable(path: Path, config: RunConfig) -> None:
+def check_resumable(folder: Path, config: RunConfig) -> None:
     """Refuse, naming them, options that differ from the run's and would change its course."""
     beside = {  # these affect the result only beside others
         "train.microbatch_size": config.model.dropout == 0,
         "train.steps": config.optim.curve == "constant",
     }
-    before, now = load_config(path).resolved().flat(), config.resolved().flat()
+    before = run_folder.read_config(folder).resolved().flat()
+    now = config.resolved().flat()
     changed = [o for o in now if now[o] != before[o] and not beside.get(o, is_free_option(o))]
     if changed:
         lines = [f"  {o}: was {before[o]}, now {now[o]}" for o in changed]
@@ -392,7 +393,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
         raise UserError(f"{folder} holds no run to resume; use --resume auto to start one")
     if not has_run:
         return None
-    check_resumable(folder / "config.json", config)
+    check_resumable(folder, config)
     store = CheckpointStore(folder / "checkpoints", config.checkpoint, world)
     found, complaints = store.newest_intact()
     advice = ""
