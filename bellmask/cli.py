@@ -23,7 +23,7 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.config.presets import PRESETS
 from bellmask.utils import errors
-from bellmask.utils.console import finish_telling, tell, visible_lines
+from bellmask.utils.console import finish_telling, messages_on_stderr, tell, visible_lines
 
 OUT_OF_MEMORY = r"out of memory|can't allocate memory"
 """What torch says, on GPUs and on CPUs."""
@@ -83,7 +83,8 @@ def run_command(argv: Sequence[str]) -> int:
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each machine
     try:
         module, _, function = errors.look_up("command", args[0], COMMANDS)[0].partition(":")
-        return getattr(import_module(f"bellmask.{module}"), function)(args[1:])
+        with messages_on_stderr():
+            return getattr(import_module(f"bellmask.{module}"), function)(args[1:])
     except errors.UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # whoever read our output has had enough

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
-import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -32,6 +32,8 @@ from bellmask.train.trainer import Action, Trainer, TrainState
 from bellmask.utils.distributed import World, autocast, fork_rng, open_world
 from bellmask.utils.errors import SavingError, TrainingError, UserError, look_up
 from bellmask.utils.files import is_number, write_text
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -404,7 +406,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     if complaints and advice:
         raise UserError("\n".join([*complaints, advice]))
     for complaint in complaints if world.is_main else []:
-        print(f"warning: {complaint}; using an older one", file=sys.stderr)
+        logger.warning("%s; using an older one", complaint)
     if found is not None:
         _check_state(read_state(found), found, folder, config)
     return found

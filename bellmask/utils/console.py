@@ -1,11 +1,14 @@
-"""What commands print: lines for a reader who may be gone, tokens that steer no terminal."""
+"""What commands print: lines for a reader who may be gone, messages of the library, tokens that
+steer no terminal.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TextIO
 
@@ -26,6 +29,33 @@ def finish_telling() -> None:
                 stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _MessageHandler(logging.Handler):
+    """One line for each message, on what is stderr at that moment: a progress bar replaces it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = "note" if record.levelno == logging.INFO else record.levelname.lower()
+        tell(f"{kind}: {visible_lines(self.format(record))}", sys.stderr)
+
+
+@contextlib.contextmanager
+def messages_on_stderr() -> Iterator[None]:
+    """Show what the library logs as ``note: ...`` and ``warning: ...``; for commands.
+
+    A program that imports bellmask decides itself what becomes of the logger "bellmask".
+    """
+    logger, handler = logging.getLogger("bellmask"), _MessageHandler()
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # packages that add handlers to the root would show it twice
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 def print_lines(lines: Sequence[str]) -> None:
