@@ -8,18 +8,20 @@
 # STORIES_TEXT=stories.txt it adapts that small causal LM and evaluates it on the benchmarks (with BENCHMARKS=folder also LAMBADA and ROCStories)
 
 PYTHON ?= python3
+# versions to install; CONSTRAINTS=/dev/null takes the newest
+CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
 STAMP := .venv/.ready
 # one thread per process: tests run side by side
 TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
-.PHONY: setup lint types test test-full test-gpu wheel demo docs race bench evidence clean
+.PHONY: setup lint types test test-full test-lowest test-gpu wheel demo docs race bench evidence clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) \
 		--config-settings editable_mode=compat -e '.[dev]'
 	touch $(STAMP)
 
@@ -38,6 +40,15 @@ test: lint types
 test-full: lint types
 	$(TEST) -m 'not gpu'
 	$(MAKE) wheel
+
+# with the lowest versions that pyproject.toml allows, and no extras; old packages warn of new ones
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
+		-e . hypothesis mpmath pytest pytest-xdist scipy
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -W ignore::DeprecationWarning -k 'not trackers' \
+		tests/config tests/diffusion tests/storage tests/utils tests/generate tests/report \
+		tests/evaluate/test_likelihood.py tests/train/test_resume.py tests/end_to_end/test_commands.py
 
 # golden losses, precisions, compiled blocks, two GPUs, resuming, loss kernels, sampling
 test-gpu: $(STAMP)
@@ -69,4 +80,4 @@ evidence: $(STAMP)
 		$(if $(STORIES_TEXT),--stories-text '$(STORIES_TEXT)') $(if $(BENCHMARKS),--benchmarks '$(BENCHMARKS)')
 
 clean:
-	rm -rf .venv .venv-wheel build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lowest .venv-wheel build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

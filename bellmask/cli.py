@@ -24,7 +24,13 @@ from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.config.presets import PRESETS
 from bellmask.utils import errors
-from bellmask.utils.console import announced, finish_telling, tell, visible_lines
+from bellmask.utils.console import (
+    announced,
+    finish_telling,
+    messages_on_stderr,
+    tell,
+    visible_lines,
+)
 
 OUT_OF_MEMORY = r"out of memory|can't allocate memory"
 """What torch says, on GPUs and on CPUs."""
@@ -87,7 +93,8 @@ def run_command(argv: Sequence[str]) -> int:
         module, _, function = errors.look_up("command", args[0], COMMANDS)[0].partition(":")
         with announced("loading PyTorch"):
             command = import_module(f"bellmask.{module}")
-        return getattr(command, function)(args[1:])
+        with messages_on_stderr():
+            return getattr(command, function)(args[1:])
     except errors.UserError as error:
         code, message = 2, str(error)
     except BrokenPipeError:  # the reader closed the pipe

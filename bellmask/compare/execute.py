@@ -33,7 +33,7 @@ from bellmask.config.options import Interval
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train.setup import open_start
 from bellmask.utils.allocator import keep_freed_memory
-from bellmask.utils.console import tell
+from bellmask.utils.console import messages_on_stderr, tell
 from bellmask.utils.errors import DISK_FAILURES, SavingError, TrainingError, UserError
 from bellmask.utils.progress import progress_bar
 
@@ -330,4 +330,5 @@ def work(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(work(Path(sys.argv[1])))
+    with messages_on_stderr():
+        sys.exit(work(Path(sys.argv[1])))

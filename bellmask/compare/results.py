@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from bellmask import __version__
-from bellmask.config.config import RunConfig, is_free_option, load_config
+from bellmask.config.config import RunConfig, is_free_option
 from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.diffusion.theory import context_weights
 from bellmask.evaluate.likelihood import Likelihood, binned_curve
 from bellmask.storage.build import build_law, build_objective, build_schedule, describe_learning
-from bellmask.storage.run_folder import read_description, read_metrics
+from bellmask.storage.run_folder import read_config, read_description, read_metrics
 from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
@@ -229,7 +229,7 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder; a UserError says what is missing."""
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
-    config = load_config(folder / "config.json")
+    config = read_config(folder)
     lines = _whole_lines(folder / "metrics.jsonl")
     checks, train = ([r for r in lines if r["kind"] == kind] for kind in ("validation", "train"))
     if not checks or checks[-1]["step"] != config.train.steps:

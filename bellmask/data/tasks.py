@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
-import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +41,8 @@ from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of
 from bellmask.utils.libraries import import_optional, quiet
 from bellmask.utils.rng import hash_counters, shuffle, stream_key
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -680,7 +682,7 @@ def _on_hub(task: str) -> Iterator[Record]:
     """The Parquet files of a configuration and split, downloaded once by the hub's own cache."""
     about = BENCHMARKS[task].hub
     hub = import_optional("huggingface_hub", f"{about.repository} on the hub", "eval")
-    print(f"note: {task}: looking for {about.repository} on the hub", file=sys.stderr)
+    logger.info("%s: looking for %s on the hub", task, about.repository)
     where: dict[str, Any] = {"repo_type": "dataset", "revision": PARQUET_BRANCH}
     folder = f"{about.config}/" if about.config else ""
     with quiet(f"cannot read {about.repository} on the hub"):

@@ -10,8 +10,8 @@ samples, and both tables and the figure show it beside the perplexity.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -43,6 +43,8 @@ from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.store import Store, content_key
 from bellmask.utils.table import Table, in_markdown, markdown_page
+
+logger = logging.getLogger(__name__)
 
 # Options
 
@@ -499,7 +501,7 @@ def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]
         try:
             text = text_subject(loaded, options)
         except UserError as error:
-            print(f"note: no real text beside {name}: {error}", file=sys.stderr)
+            logger.info("no real text beside %s: %s", name, error)
             continue
         texts.setdefault(text.key, (text, name))
     if len(texts) < 2:

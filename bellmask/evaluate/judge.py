@@ -11,6 +11,7 @@ command continues, and no request is sent twice.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -38,6 +39,8 @@ from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.store import Store, content_key
 from bellmask.utils.table import Table, markdown_page
+
+logger = logging.getLogger(__name__)
 
 # Options
 
@@ -431,10 +434,11 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     is_held = is_asked and all(path.is_file() for path in paths)
     if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
         found = judge_prompts.alpaca_of_outputs(paths[0])
-        print(
-            f"note: judging answers to the {len(found.tasks)} instructions in {options.a}; for "
-            "others give --data-dir or --benchmark FILE",
-            file=sys.stderr,
+        logger.info(
+            "judging answers to the %d instructions in %s; for others give --data-dir or "
+            "--benchmark FILE",
+            len(found.tasks),
+            options.a,
         )
     else:
         cache = cache_folder(options.cache_dir)

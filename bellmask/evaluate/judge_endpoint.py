@@ -11,10 +11,10 @@ that leaves this file.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +32,8 @@ from bellmask.utils.files import has_kinds, is_finite, is_number, load_json, san
 from bellmask.utils.libraries import import_optional
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
+
+logger = logging.getLogger(__name__)
 
 # Where and how fast to ask a judge, and where its key comes from.
 
@@ -427,7 +429,7 @@ class Endpoint:
             if self._now() < self._next_note:
                 return
             self._next_note = self._now() + TELL_SECONDS
-        print(f"note: {words}", file=sys.stderr, flush=True)
+        logger.info("%s", words)
 
     def _most(self) -> int:
         has_default = self.options.max_attempts == EndpointOptions.max_attempts

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,6 +30,8 @@ from bellmask.utils.files import has_kinds, sanitize
 from bellmask.utils.libraries import quiet
 from bellmask.utils.progress import Progress, progress_bar
 from bellmask.utils.store import Store, content_key
+
+logger = logging.getLogger(__name__)
 
 # What is asked: AlpacaEval's 805 instructions, MT-Bench's 80 questions of two turns, or a file.
 #
@@ -154,7 +156,7 @@ def _alpaca_in(folder: Path) -> Path:
 
 
 def _alpaca_from_hub() -> Path:
-    print(f"looking for {ALPACA_FILE} of {ALPACA_REPOSITORY} on the hub", file=sys.stderr)
+    logger.info("looking for %s of %s on the hub", ALPACA_FILE, ALPACA_REPOSITORY)
     # not installed, no network, no such file, no right to it
     with quiet(
         f"cannot fetch {ALPACA_FILE} of {ALPACA_REPOSITORY} from the hub, which needs pip install "

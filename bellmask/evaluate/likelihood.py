@@ -14,8 +14,8 @@ B blocks, R draws per block, L block length.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -48,6 +48,8 @@ from bellmask.utils.files import read_arrays, without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.utils.table import Table
+
+logger = logging.getLogger(__name__)
 
 # Options
 
@@ -785,7 +787,7 @@ def _blocks(
     except UserError as error:
         if data is None:
             raise
-        print(f"note: no unigram reference without the training text: {error}", file=sys.stderr)
+        logger.info("no unigram reference without the training text: %s", error)
         train = None
     if data is not None:
         if split is not None and data not in CORPORA:

@@ -53,6 +53,8 @@ from bellmask.utils.progress import Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.store import Store, content_key
 
+logger = logging.getLogger(__name__)
+
 WHERE = "--model_args of the model bellmask"
 FORMAT = 3
 """Raised when code changes what is measured: answers of before are not used again."""
@@ -431,13 +433,10 @@ class BellmaskLM(LM):
         return text[: min((text.find(s) for s in stops if s and s in text), default=len(text))]
 
     def _say_ignored(self, requests: Sequence[Instance]) -> None:
-        """On stderr: the log of lm-eval, where it would be looked for, may be switched off."""
+        """In our log: that of lm-eval, where it would be looked for, may be switched off."""
         names = {name for request in requests for name in request.args[1]}
         for name in sorted(names - {*UNDERSTOOD} - self._seen_settings):
-            print(
-                f"note: the model bellmask ignores the generation setting {name}",
-                file=sys.stderr,
-            )
+            logger.warning("the model bellmask ignores the generation setting %s", name)
         self._seen_settings.update(names)
 
     # The cache
@@ -598,9 +597,9 @@ def quiet_lm_eval() -> Iterator[None]:
     import datasets
     from tqdm import tqdm
 
-    logger, begin_bar = logging.getLogger("lm_eval"), tqdm.__init__
-    level, had_bars = logger.level, not datasets.are_progress_bars_disabled()
-    logger.setLevel(logging.ERROR)
+    theirs, begin_bar = logging.getLogger("lm_eval"), tqdm.__init__
+    level, had_bars = theirs.level, not datasets.are_progress_bars_disabled()
+    theirs.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # bootstraps take a second
     tqdm.__init__ = partialmethod(begin_bar, disable=True)
@@ -609,7 +608,7 @@ def quiet_lm_eval() -> Iterator[None]:
             yield
     finally:
         tqdm.__init__ = begin_bar
-        logger.setLevel(level)
+        theirs.setLevel(level)
         if had_bars:
             datasets.enable_progress_bars()
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import logging
 import re
 import string
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -46,6 +46,8 @@ from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.progress import NO_PROGRESS, progress_bar
 from bellmask.utils.stats import Estimate, Floats, plus_minus
 from bellmask.utils.table import Bold, Table, markdown_page
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from bellmask.evaluate.lm_eval_model import BellmaskLM, LoadedTasks, ScoredChoice
@@ -613,7 +615,7 @@ def _load_models(options: PaperOptions, harness: ModuleType, cache: Path) -> dic
         try:
             models["unigram"] = harness.UnigramLM.of(first)
         except UserError as error:
-            print(f"note: no unigram without the training text: {error}", file=sys.stderr)
+            logger.info("no unigram without the training text: %s", error)
     return models
 
 
@@ -628,7 +630,7 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
     if missing and not options.skip_missing:
         raise UserError(f"{' '.join(missing.values())} (--skip-missing skips them)")
     for why in missing.values():
-        print(f"note: skipped: {why}", file=sys.stderr)
+        logger.info("skipped: %s", why)
     if not loaded:
         raise UserError("there is no data for any of the tasks")
     return loaded, missing

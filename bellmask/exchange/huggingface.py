@@ -34,7 +34,7 @@ from bellmask.exchange.mdlm import (
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
 from bellmask.storage import loading
 from bellmask.storage.loading import Loaded, LoadOptions, float_parameters, map_ids
-from bellmask.storage.run_folder import read_description, write_backbone
+from bellmask.storage.run_folder import FORMAT, read_description, write_backbone
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_free, whole_file, whole_folder, write_json, write_text
 from bellmask.utils.libraries import first_line
@@ -162,7 +162,7 @@ def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | Non
     options = exported_options(run.config, is_pushed=name is not None)
     about = read_description(run.folder)
     about = {key: about[key] for key in _KEPT if key in about}
-    about |= {"bellmask": __version__, "step": run.step, "weights": weights}
+    about |= {"format": FORMAT, "bellmask": __version__, "step": run.step, "weights": weights}
     special = {f"{role}_token_id": number for role, number in parts.ids.items()}
     with whole_folder(out, "the export") as folder:
         own = folder / loading.OWN

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, has_kinds, sanitize, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import PIPE_WIDTH, in_markdown
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,16 +234,11 @@ class Samples:
     """How many network calls it took, in words."""
 
 
-def note(text: str) -> None:
-    """Something to know, beside the results."""
-    print(f"note: {text}", file=sys.stderr)
-
-
 def _load(options: GenerateOptions, name: str) -> Loaded:
     """The run, with a note where it is used otherwise than it was trained."""
     loaded = options.load(name)
     if loaded.config.data.document_attention:
-        note(
+        logger.info(
             "the run was trained with attention within documents; here it attends to the whole row"
         )
     return loaded
@@ -283,14 +281,14 @@ def answer_prompts(
         raise UserError("the prompt is empty")
     answerer = Answerer(loaded)
     if not answerer.is_tuned:
-        note("the run was not fine-tuned on prompts: it only continues them")
+        logger.info("the run was not fine-tuned on prompts: it only continues them")
     elif not answerer.knows_turns and any(len(one.messages) > 1 for one in asked):
-        note("the run was fine-tuned on single prompts: it has not seen conversations")
+        logger.info("the run was fine-tuned on single prompts: it has not seen conversations")
     questions = [question for question in asked for _ in range(options.num)]
     with _observing(options, loaded, recorder, len(questions)) as made_with:
         answers = answerer.answer(questions, length=options.length, sampling=sampling, **made_with)
     if num_cut := sum(answer.is_cut for answer in answers[:: options.num]):
-        note(
+        logger.info(
             f"{num_cut} of {len(asked)} prompts did not fit into the run's rows of "
             f"{loaded.config.data.block_length} tokens and lost their oldest tokens"
         )
@@ -327,7 +325,8 @@ def continue_prompts(
         canvas = run_canvas(loaded, prefix=prefix, template=template, length=options.length)
         canvases.append(canvas)
         if len(canvas) > block_length:
-            note(f"the canvas has {len(canvas)} tokens, the run was trained on {block_length}")
+            told = "the canvas has %d tokens, the run was trained on %d"
+            logger.info(told, len(canvas), block_length)
     made: list[Generation] = []
     with _observing(options, loaded, recorder, options.num * len(canvases)) as made_with:
         for number, canvas in enumerate(canvases):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -29,6 +29,8 @@ from bellmask.config.options import CheckpointOptions
 from bellmask.utils import files
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import SavingError, UserError
+
+logger = logging.getLogger(__name__)
 
 # manifest.json of a checkpoint: size and SHA-256 of its files, and whether they still fit.
 
@@ -212,7 +214,7 @@ class CheckpointStore:
             self.on_saved(step_of(final))
             self._prune()
         except OSError as error:  # the checkpoint is good all the same
-            print(f"warning: {final} is saved, but {error}", file=sys.stderr)
+            logger.warning("%s is saved, but %s", final, error)
 
     def _remove(self, folder: Path) -> None:
         trash = folder.with_name(f".removing-{folder.name}")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bellmask.config.config import RunConfig, load_config
+from bellmask.config.config import RunConfig
 from bellmask.data.blocks import Blocks
 from bellmask.data.corpora import find_policy
 from bellmask.data.prepare import load_inputs
@@ -26,7 +26,12 @@ from bellmask.model.pretrained import Backbone, PretrainedDenoiser
 from bellmask.model.transformer import hash_weights
 from bellmask.storage.build import Network, build_framework, build_stored
 from bellmask.storage.checkpoint import CheckpointStore, load_tensors, read_state
-from bellmask.storage.run_folder import read_backbone, read_description, read_tokenizer
+from bellmask.storage.run_folder import (
+    read_backbone,
+    read_config,
+    read_description,
+    read_tokenizer,
+)
 from bellmask.utils.console import announced
 from bellmask.utils.distributed import World, pick_device
 from bellmask.utils.errors import UserError, look_up
@@ -108,7 +113,7 @@ def load(
     own = OWN if is_export(folder) else ""
     if not (folder / own / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
-    config = load_config(folder / own / "config.json")
+    config = read_config(folder, own)
     if own:
         config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
         place, step = folder, _exported_step(folder, checkpoint, weights)

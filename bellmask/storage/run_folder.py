@@ -19,11 +19,14 @@ from typing import Any
 import torch
 
 from bellmask import __version__
-from bellmask.config.config import RunConfig
+from bellmask.config.config import RunConfig, load_config
 from bellmask.data.tokenizers import Tokenizer, from_description
 from bellmask.model.pretrained import Backbone
 from bellmask.utils import files
 from bellmask.utils.errors import UserError
+
+FORMAT = 1
+"""Raised when older versions of bellmask can no longer read what a run folder holds."""
 
 
 def _now() -> str:
@@ -62,6 +65,7 @@ def write_description(
         write_backbone(folder, backbone)
     files.write_json(folder / "tokenizer.json", tokenizer.description())
     machine = {
+        "format": FORMAT,
         "bellmask": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -89,7 +93,28 @@ def is_free(folder: Path) -> bool:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    return files.read_object(folder / "run.json")
+    """run.json of a run folder or an export; those of bellmask 0.1 have no format."""
+    path = folder / "run.json"
+    found = files.read_object(path)
+    written = found.get("format", FORMAT)
+    if not files.is_whole(written):
+        raise UserError(f"{path} is damaged: its format is {written!r}, not a whole number")
+    if written > FORMAT:
+        raise UserError(
+            f"{folder} was written by a newer bellmask (run format {written}, this version reads "
+            f"up to {FORMAT}); update bellmask to use it"
+        )
+    return found
+
+
+def read_config(folder: Path, inside: str = "") -> RunConfig:
+    """The options of a run folder (or a folder inside).
+
+    The format is checked first: a newer bellmask may have options that this one does not know.
+    """
+    if (folder / "run.json").exists():  # absent where a kill came right after config.json
+        read_description(folder)
+    return load_config(folder / inside / "config.json")
 
 
 def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:

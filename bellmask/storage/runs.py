@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bellmask.config.config import RunConfig, is_free_option, load_config
+from bellmask.config.config import RunConfig, is_free_option
 from bellmask.config.options import DEFAULT_ENCODINGS
 from bellmask.storage.checkpoint import list_checkpoints, step_of
 from bellmask.storage.loading import OWN, Loaded, is_export, load, local_folder
-from bellmask.storage.run_folder import read_description
+from bellmask.storage.run_folder import read_config, read_description
 from bellmask.utils.errors import UserError
 
 # Display names of runs, from their options: base, bell, laplace:0.5,0.2, aoarm+crossed.
@@ -79,9 +79,7 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
             raise UserError(f"{path} is not a run folder: it has no config.json")
     if len(set(paths)) < len(paths):
         raise UserError("the same run folder is given twice")
-    configs = [
-        load_config((path / OWN if is_export(path) else path) / "config.json") for path in paths
-    ]
+    configs = [read_config(path, OWN if is_export(path) else "") for path in paths]
     names, found = names_of(configs), []
     for name, path, config, short in zip(names, paths, configs, _folder_names(paths)):
         steps = _steps(path)

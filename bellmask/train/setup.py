@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bellmask.config.checks import FROM_START
-from bellmask.config.config import RunConfig, load_config
+from bellmask.config.config import RunConfig
 from bellmask.config.options import ModelOptions, StartOptions
 from bellmask.data.prepare import LoadedData, load_inputs, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
@@ -18,7 +18,7 @@ from bellmask.model import causal_lm
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, dropout_rates, merge_lora
 from bellmask.storage.build import Network, build_model
 from bellmask.storage.loading import load, local_folder
-from bellmask.storage.run_folder import read_backbone, read_tokenizer
+from bellmask.storage.run_folder import read_backbone, read_config, read_tokenizer
 from bellmask.utils.console import announced
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import progress_bar
@@ -78,7 +78,7 @@ def open_start(config: RunConfig, folder: Path | None = None) -> Start:
 
 def _from_before(config: RunConfig, folder: Path) -> Start:
     """A run's own folder; one that was stopped before its first checkpoint begins once more."""
-    before, backbone = load_config(folder / "config.json"), read_backbone(folder)
+    before, backbone = read_config(folder), read_backbone(folder)
     if backbone is None:
         _check_model(config, before.model, folder)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
-import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bellmask.config.config import RunConfig, is_free_option, load_config
+from bellmask.config.config import RunConfig, is_free_option
 from bellmask.data.prepare import describe_blocks
 from bellmask.diffusion.laws import TimeLaw
 from bellmask.diffusion.objectives import Objective
@@ -38,6 +38,8 @@ from bellmask.utils.console import announced, plural
 from bellmask.utils.distributed import World, autocast, fork_rng, open_world
 from bellmask.utils.errors import SavingError, TrainingError, UserError, look_up
 from bellmask.utils.files import is_number, write_text
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -374,13 +376,14 @@ def check_same_run(
             )
 
 
-def check_resumable(path: Path, config: RunConfig) -> None:
+def check_resumable(folder: Path, config: RunConfig) -> None:
     """Refuse, naming them, options that differ from the run's and would change its course."""
     beside = {  # these affect the result only beside others
         "train.microbatch_size": config.model.dropout == 0,
         "train.steps": config.optim.curve == "constant",
     }
-    before, now = load_config(path).resolved().flat(), config.resolved().flat()
+    before = run_folder.read_config(folder).resolved().flat()
+    now = config.resolved().flat()
     changed = [o for o in now if now[o] != before[o] and not beside.get(o, is_free_option(o))]
     if changed:
         lines = [f"  {o}: was {before[o]}, now {now[o]}" for o in changed]
@@ -405,7 +408,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
         raise UserError(f"{folder} has no run to resume; use --resume auto to start one")
     if not has_run:
         return None
-    check_resumable(folder / "config.json", config)
+    check_resumable(folder, config)
     store = CheckpointStore(folder / "checkpoints", config.checkpoint, world)
     found, complaints = store.newest_intact()
     advice = ""
@@ -416,7 +419,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     if complaints and advice:
         raise UserError("\n".join([*complaints, advice]))
     for complaint in complaints if world.is_main else []:
-        print(f"warning: {complaint}; using an older one", file=sys.stderr)
+        logger.warning("%s; using an older one", complaint)
     if found is not None:
         _check_state(read_state(found), found, folder, config)
     return found

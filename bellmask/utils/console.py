@@ -1,8 +1,9 @@
-"""Console output: lines for a reader that may be gone, tokens without control characters."""
+"""Console output: lines for a reader that may be gone, the library's messages, safe tokens."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -61,6 +62,33 @@ def finish_telling() -> None:
                 stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _MessageHandler(logging.Handler):
+    """One line for each message, on what is stderr at that moment: a progress bar replaces it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = "note" if record.levelno == logging.INFO else record.levelname.lower()
+        tell(f"{kind}: {visible_lines(self.format(record))}", sys.stderr)
+
+
+@contextlib.contextmanager
+def messages_on_stderr() -> Iterator[None]:
+    """Show what the library logs as ``note: ...`` and ``warning: ...``; for commands.
+
+    A program that imports bellmask decides itself what becomes of the logger "bellmask".
+    """
+    logger, handler = logging.getLogger("bellmask"), _MessageHandler()
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # packages that add handlers to the root would show it twice
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 def print_lines(lines: Sequence[str]) -> None:

@@ -227,7 +227,8 @@ CASES = {case.name: case for case in _cases()}
 
 OF_THE_MACHINE = {
     "run.json": {
-        "bellmask", "torch", "python", "machine", "started", "last_started", "threads", "id"
+        "format", "bellmask", "torch", "python", "machine", "started", "last_started",
+        "threads", "id",
     },
     "state.json": {"run", "seconds"},
     "metrics.jsonl": {"seconds", "tokens_per_second"},

@@ -103,7 +103,7 @@ def test_retention_keeps_last_every_named_and_best(tmp_path):
     assert kept.find("latest") == kept.find("9")
 
 
-def test_a_good_checkpoint_survives_housekeeping_that_fails(tmp_path, monkeypatch, capsys):
+def test_a_good_checkpoint_survives_housekeeping_that_fails(tmp_path, monkeypatch, caplog):
     """An old one cannot be removed, as where somebody has its files open on a network disk."""
     target = store(tmp_path, keep_last=1)
     save(target, 1)
@@ -116,7 +116,7 @@ def test_a_good_checkpoint_survives_housekeeping_that_fails(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "replace", no_removing)
     assert find_damage(save(target, 2)) is None
-    assert "step-000000002 is saved, but" in capsys.readouterr().err
+    assert "step-000000002 is saved, but" in caplog.text
 
 
 class Alone(World):
