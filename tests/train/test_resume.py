@@ -108,8 +108,8 @@ def test_folders_in_use_are_refused(copy_run, zoo, tmp_path):
     photos.mkdir()
     (photos / "me.png").write_bytes(b"0")
     before = fingerprint(run)
-    refuses(*resume(run, out=tmp_path / "new", how="yes"), names="new holds no run")
-    refuses(*resume(run, how="no"), names="already holds a run")
+    refuses(*resume(run, out=tmp_path / "new", how="yes"), names="new has no run")
+    refuses(*resume(run, how="no"), names="already has a run")
     refuses(*resume(run, out=photos), names="photos")
     refuses(*resume(run, how="ato"), names="'auto'")
     assert fingerprint(run) == before
