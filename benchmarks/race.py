@@ -3,11 +3,13 @@
     python benchmarks/race.py small --seeds 3 --out runs/race
     python benchmarks/race.py medium --seeds 1 --recipes bell fast
 
-Every run trains in its own process, on one thread, on the same blocks in the same order. Its clock
-counts training only: not validation or reading the text. As many runs train at once as there are
-cores. The reference's learning rate is the best of three on validation text (or the given one);
-reported numbers come from the test split. Finished runs are stored in --out, so that a race can be
-continued; ours are runs that `bellmask compare` shares.
+Every run trains in its own process, on one thread, on the same blocks in the same order. As many
+runs train at once as there are cores. Afterwards the reference and the recipes take turns, a step
+each: seconds are steps times the median time of a step, so that other work on the machine affects
+all alike. Validation and reading the text do not count. The reference's learning rate is the best
+of --rates on validation text (or the given one); reported numbers come from the test split.
+Finished runs are stored in --out, so that a race can be continued; ours are runs that `bellmask
+compare` shares.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -26,6 +29,7 @@ from typing import Any
 import torch
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from reference import ReferenceStep
+from subjects import Size, Subject
 
 from bellmask.compare.execute import TrainingOptions, for_comparison, run_key, text_identity
 from bellmask.compare.results import Curve, ratio_over_seeds, speed_up
@@ -47,6 +51,8 @@ from bellmask.utils.table import Table
 
 REFERENCE = "reference"
 NUM_VALIDATIONS = 50
+ROUNDS = 40
+"""Steps of each whose median is its time."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,27 @@ def race(racers: Sequence[Racer], out: Path, runs: Path, jobs: int) -> list[dict
         return [future.result() for future in futures]
 
 
+def time_steps(racers: Sequence[Racer]) -> dict[str, float]:
+    """Seconds per step of each recipe on one thread, medians of steps taken in turn."""
+    subjects = {}
+    for racer in racers:
+        config = racer.config
+        if config.train.batch_warmup:
+            raise SystemExit(f"{racer.name}: its steps differ; a race needs steps of one size")
+        what = "plain training" if racer.name == REFERENCE else "our training"
+        what += ", Muon" if config.optim.name == "muon" else ""
+        vocabulary = int(config.data.tokenizer.partition(":")[2] or 256)
+        data, batch = config.data, config.train.batch_size
+        size = Size(racer.name, config.model, vocabulary, data.block_length, batch)
+        subjects[racer.name] = Subject(what, size, config.objective.name)
+    for number in range(ROUNDS + 1):
+        for subject in subjects.values():
+            subject.work(number)
+    for subject in subjects.values():
+        subject.finish()
+    return {name: statistics.median(subject.seconds) for name, subject in subjects.items()}
+
+
 def curve_of(found: dict[str, Any]) -> Curve:
     return found["steps"], found["nll"], found["seconds"]
 
@@ -263,7 +290,11 @@ def main() -> None:
         print(f"The reference's best learning rate is {best:g} times the preset's.")
     seeds = range(1, given.seeds + 1)
     racers = [make(REFERENCE, seed, rate=best) for seed in seeds]
-    found = run(racers + [make(name, seed) for seed in seeds for name in given.recipes])
+    racers += [make(name, seed) for seed in seeds for name in given.recipes]
+    found = run(racers)
+    torch.set_num_threads(1)
+    pace = time_steps([racer for racer in racers if racer.seed == 1])
+    found = [one | {"seconds": [pace[one["racer"]] * n for n in one["steps"]]} for one in found]
     rows = summarize(found)
     print_table(given.size, rows, found, best)
     draw(given.size, found, out)

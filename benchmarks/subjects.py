@@ -74,13 +74,15 @@ def make_planner(size: Size, objective: str) -> StepPlanner:
     return StepPlanner(random_blocks(size, 64), OBJECTIVES[objective](), config, World())
 
 
-def our_training(size: Size, objective: str, is_compiled: bool = False) -> Callable[[int], None]:
+def our_training(
+    size: Size, objective: str, is_compiled: bool = False, optim: OptimOptions | None = None
+) -> Callable[[int], None]:
     planner = make_planner(size, objective)
     model = Denoiser(size.model, size.vocabulary)
     if is_compiled:
         for block in model.block_modules():
             block.compile()
-    optimizer, ema = Optimizer(model, OptimOptions()), Ema(model, 0.9999)
+    optimizer, ema = Optimizer(model, optim or OptimOptions()), Ema(model, 0.9999)
     step = TrainStep(model, planner, Mdm(), mask_id=size.vocabulary, clip=1.0)
 
     def run(number: int) -> None:
@@ -166,6 +168,7 @@ def plain_sampling(size: Size, objective: str) -> Callable[[int], None]:
 SUBJECTS: dict[str, Callable[..., Callable[[int], None]]] = {
     "our training": our_training,
     "our training, compiled": lambda *given: our_training(*given, is_compiled=True),
+    "our training, Muon": lambda *given: our_training(*given, optim=OptimOptions("muon")),
     "plain training": plain_training,
     "plain training, our allocator": plain_training,
     "our evaluation": our_evaluation,

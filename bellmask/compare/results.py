@@ -439,9 +439,7 @@ def _compare(
 ) -> dict[str, Any]:
     """Of (reference, variant), seed by seed."""
     found = [speed_up(base.curve, run.curve) for base, run in pairs]
-    missed = [one["gap"] for one in found if one["ratio"] is None]
     differences = [run.last.difference(base.last) for base, run in pairs]
-    gap = Estimate.over_seeds([value for value, _ in differences])
     base, run = pairs[0]
     curves, blocks = (base.block_nll_EB, run.block_nll_EB), base.last
     weight_B = blocks.length_B.astype(float)
@@ -449,6 +447,19 @@ def _compare(
     are_times_fair = all(
         base.description.get(key) == run.description.get(key) for base, run in pairs for key in PACE
     )
+    whole = over_seeds(found, differences, with_time=are_times_fair)
+    return {**whole, "bootstrap_first_seed": bootstrap}
+
+
+def over_seeds(
+    found: Sequence[dict[str, Any]],
+    differences: Sequence[tuple[float, float]],
+    *,
+    with_time: bool,
+) -> dict[str, Any]:
+    """One comparison from each seed's :func:`speed_up` and final (difference, standard error)."""
+    missed = [one["gap"] for one in found if one["ratio"] is None]
+    gap = Estimate.over_seeds([value for value, _ in differences])
     is_bound = any(one["is_bound"] for one in found)
 
     def mean_of(key: str) -> dict[str, Any] | None:
@@ -459,18 +470,17 @@ def _compare(
         return ratio_over_seeds(ratios) | ({"low": None, "high": None} if is_bound else {})
 
     return {
-        "per_seed": found,
+        "per_seed": list(found),
         "num_reached": len(found) - len(missed),
         "missed_gap": statistics.mean(missed) if missed else None,
         "num_seeds": len(found),
         "is_bound": is_bound,
         "speed_up": mean_of("ratio"),
-        "time_speed_up": mean_of("time_ratio") if are_times_fair else None,
+        "time_speed_up": mean_of("time_ratio") if with_time else None,
         "gap": gap.value,
         "gap_se": statistics.mean(error for _, error in differences),
         "gaps": [value for value, _ in differences],
         "gap_se_over_seeds": gap.se,
-        "bootstrap_first_seed": bootstrap,
     }
 
 
