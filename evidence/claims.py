@@ -1,17 +1,22 @@
 """The paper's claims that comparisons of this size can speak to, and how each is judged.
 
-A claim compares final NLLs. What training noise does to a difference is estimated from the
-headline's paired seeds: ``reach`` is Student's t times the standard deviation of their gaps.
-A smaller difference is inconclusive.
+A claim compares final NLLs of runs with the same seeds. From three seeds on, the 95 % t-interval of
+the paired differences decides: it must exclude zero (for a claim of equality, it must lie within
+half of bell's gain). With fewer seeds ``reach`` stands in: Student's t times the standard deviation
+of the headline's paired gaps. A smaller difference is inconclusive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from pages import AGREES, DISAGREES, INCONCLUSIVE, Verdict, worst
+from pages import AGREES, DISAGREES, INCONCLUSIVE, Verdict, outside_zero, worst
+
+from bellmask.utils.stats import Estimate
 
 Results = Mapping[str, Any]
 Judge = Callable[[Results, float], Verdict]
@@ -27,16 +32,44 @@ class Claim:
     judge: Judge
 
 
-def nll(results: Results, name: str) -> float:
-    """Mean final NLL of a variant."""
-    return float(results["variants"][name]["nll"])
+def final_nlls(results: Results, name: str) -> dict[int, float]:
+    """Final NLL of a variant, by seed."""
+    return {run["seed"]: float(run["nll"][-1]) for run in results["variants"][name]["runs"]}
 
 
-def _word(difference: float, reach: float) -> str:
-    """Agrees when clearly below zero."""
-    if abs(difference) < reach:
-        return INCONCLUSIVE
-    return AGREES if difference < 0 else DISAGREES
+Ends = tuple[float, float, float]
+"""A mean and its 95 % interval."""
+
+
+def _estimate(values: Sequence[float], reach: float) -> Ends:
+    found = Estimate.over_seeds(values)
+    low, high = found.interval
+    if low is None or high is None:
+        low, high = found.value - reach, found.value + reach
+    return found.value, low, high
+
+
+def _by_seed(results: Results, names: Sequence[str]) -> list[list[float]]:
+    """The variants' final NLLs, one row per seed that all of them have."""
+    found = [final_nlls(results, name) for name in names]
+    shared = sorted(set.intersection(*(set(one) for one in found)))
+    return [[one[seed] for one in found] for seed in shared]
+
+
+def difference(results: Results, first: str, second: str, reach: float) -> Ends:
+    """Final NLL of the first less that of the second."""
+    return _estimate([a - b for a, b in _by_seed(results, [first, second])], reach)
+
+
+def _word(ends: Ends) -> str:
+    """Agrees when the whole interval is below zero."""
+    _, low, high = ends
+    return outside_zero(-high, -low)
+
+
+def _said(ends: Ends) -> str:
+    mean, low, high = ends
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def better(winner: str, loser: str) -> Judge:
@@ -48,9 +81,9 @@ def all_better(winners: list[str], loser: str) -> Judge:
     """Every one of ``winners`` has a lower NLL than ``loser``."""
 
     def judge(results: Results, reach: float) -> Verdict:
-        gaps = [nll(results, name) - nll(results, loser) for name in winners]
-        ends = " to ".join(f"{gap:+.3f}" for gap in sorted({min(gaps), max(gaps)}))
-        return Verdict(worst(_word(gap, reach) for gap in gaps), ends)
+        gaps = [difference(results, name, loser, reach) for name in winners]
+        shown = [min(gaps), max(gaps)] if len(gaps) > 1 else gaps
+        return Verdict(worst(_word(gap) for gap in gaps), "; ".join(_said(gap) for gap in shown))
 
     return judge
 
@@ -59,11 +92,12 @@ def same(first: str, second: str) -> Judge:
     """A difference that is surely below half of bell's gain; mere noise shows nothing."""
 
     def judge(results: Results, reach: float) -> Verdict:
-        gap = nll(results, first) - nll(results, second)
-        gain = nll(results, "base") - nll(results, "bell")
-        is_same, is_other = abs(gap) + reach < gain / 2, abs(gap) > reach
+        gap = difference(results, first, second, reach)
+        gain = difference(results, "base", "bell", reach)[0]
+        _, low, high = gap
+        is_same, is_other = max(-low, high) < gain / 2, low > 0 or high < 0
         word = AGREES if is_same else DISAGREES if is_other else INCONCLUSIVE
-        return Verdict(word, f"{gap:+.3f}")
+        return Verdict(word, _said(gap))
 
     return judge
 
@@ -72,24 +106,27 @@ def spread_below_gain(names: list[str], loser: str) -> Judge:
     """The family matters less than having a bell at all."""
 
     def judge(results: Results, reach: float) -> Verdict:
-        values = [nll(results, name) for name in names]
-        spread, gain = max(values) - min(values), nll(results, loser) - max(values)
-        word = _word(spread - gain, reach)
-        return Verdict(word, f"spread {spread:.3f}, smallest gain {gain:.3f}")
+        rows = _by_seed(results, [*names, loser])
+        spreads = [max(own) - min(own) for *own, _ in rows]
+        gains = [other - max(own) for *own, other in rows]
+        ends = _estimate([s - g for s, g in zip(spreads, gains, strict=True)], reach)
+        said = f"spread {fmean(spreads):.3f}, smallest gain {fmean(gains):.3f}"
+        return Verdict(_word(ends), said)
 
     return judge
 
 
 def less_stable(rough: str, smooth: str) -> Judge:
-    """``rough`` has the larger detrended spread of NLL; a factor of 1.5 counts."""
+    """``rough`` has the larger detrended spread of NLL; with one seed a factor of 1.5 counts."""
 
     def judge(results: Results, reach: float) -> Verdict:
-        left, right = (results["variants"][n]["runs"][0]["nll_spread"] for n in (rough, smooth))
-        if left is None or right is None:
+        runs = [results["variants"][name]["runs"] for name in (rough, smooth)]
+        pairs = [(a["nll_spread"], b["nll_spread"]) for a, b in zip(*runs)]
+        if any(None in pair for pair in pairs):
             return Verdict(INCONCLUSIVE, "too few evaluations")
-        ratio = left / right
-        word = AGREES if ratio > 1.5 else DISAGREES if ratio < 1 / 1.5 else INCONCLUSIVE
-        return Verdict(word, f"spread {left:.4f}, Gaussian's {right:.4f}")
+        _, low, high = _estimate([math.log(a / b) for a, b in pairs], math.log(1.5))
+        left, right = (fmean(values) for values in zip(*pairs))
+        return Verdict(outside_zero(low, high), f"spread {left:.4f}, Gaussian's {right:.4f}")
 
     return judge
 

@@ -38,7 +38,7 @@ from bellmask.utils.table import Table
 
 ROOT = Path("runs/evidence")
 MEDIUM, HEADLINE, ARM = "medium", "headline", "arm"
-MEDIUM_SEEDS = 3
+MEDIUM_SEEDS, ABLATION_SEEDS = 3, 5
 TEXTS = {
     MEDIUM: "clean enwik8, test split",
     "wikitext2": "WikiText-2",
@@ -83,7 +83,7 @@ def comparisons(setting: str) -> Iterator[tuple[str, list[str], range]]:
     yield ARM, ["base", ARM], range(1, 2)
     names = "families alternatives mean variance dirac laplace optimizers stratification"
     for name in [*names.split(), "gaussian"]:
-        yield name, SUITES[name], range(1, 2)
+        yield name, SUITES[name], range(1, ABLATION_SEEDS + 1)
 
 
 def measure_suites(chosen: Mapping[str, RunConfig], jobs: int) -> bool:
@@ -278,11 +278,12 @@ def show_speed_up_at(results: Mapping[str, Any], name: str, step: float) -> str:
 INTRODUCTION = """# Speed-ups, time laws and objectives (Sec. 5.1, 5.2, 5.4, App. C)
 
 The verdicts are in [the results](../results.md#verdicts); the rules are in `evidence/claims.py`.
-All variants of a text share batches, validation blocks and masks. The headline (base and bell) has
-three paired seeds, the other variants one. A difference between two final NLLs counts when it
-exceeds Student's t times the standard deviation of bell's gap over the headline's seeds.
+All variants of a text share batches, validation blocks and masks. A difference between final NLLs
+counts when the 95 % interval of the paired differences over seeds excludes zero. Where a variant
+has fewer than three seeds, it must exceed Student's t times the standard deviation of bell's gap
+over the headline's seeds.
 """
-NOTE = """A variant with one seed is compared with the base of that seed. *NLL spread* is the
+NOTE = """Variants are compared with the base of the same seeds. *NLL spread* is the
 deviation of the second half of the curve about its trend. *Effective sample share* is
 E[s]^2 / E[s^2] of what a row adds to the loss. *Clipped* is the share of steps with a clipped
 gradient. On both LM1B texts bases are flat for most of their run (all three unpacked, one packed):

@@ -66,11 +66,12 @@ run stands in for an ARM). Below 30 % a speed-up mostly measures who leaves the 
 first, and none is claimed.
 """
 RULE = """A claim **agrees** or **disagrees** when the 95 % interval of what was measured (Student's
-t) excludes zero, otherwise it is **inconclusive**. Where variants have one seed, the noise is that
-of the headline's paired seeds. A row over several runs gets the worst of their verdicts. Claims of
-equality, stability and additivity have thresholds, stated in `evidence/claims.py` and
-`evidence/findings.py`. Numbers are differences of final NLLs in nats per token unless the row says
-otherwise; without a text they are of WikiText-2. Each heading links to the details.
+t) excludes zero, otherwise it is **inconclusive**. Variants are paired by seed; where they have one
+seed, the noise is that of the headline's paired seeds. A row over several runs gets the worst of
+their verdicts. Claims of equality, stability and additivity have thresholds, stated in
+`evidence/claims.py` and `evidence/findings.py`. Numbers are differences of final NLLs in nats per
+token unless the row says otherwise; without a text they are of WikiText-2. Each heading links to
+the details.
 """
 NOT_SHOWN = """- The paper's sizes: 100M parameters, 1M steps, LM1B and OpenWebText (1.78x) in
   full. The presets `lm1b`, `lm1b_unpacked` and `owt` are ready; no GPU run was made.
