@@ -75,27 +75,28 @@ def measure_perplexities(
     given = [part for text in texts for part in ("--from", text)]
     given += [part for column in columns for part in ("--column", column)]
     command = ["evaluate", *models, "--suite", "zero-shot", *given, "--skip-missing"]
-    is_whole = _run([*command, "--out", str(out / "zero-shot")])
+    is_whole = run_or_skip([*command, "--out", str(out / "zero-shot")])
     if is_whole:
-        _keep(out / "zero-shot/zero_shot.json", f"zero-shot-{setting}")
+        keep_result(out / "zero-shot/zero_shot.json", f"zero-shot-{setting}")
     for scorer in SCORERS:
         folder = out / f"generative-{scorer}"
         command = ["evaluate", *models, "--suite", "generative", "--out", str(folder)]
         command += ["--scorer", arm if scorer == "arm" else scorer]
         command += ["--num", str(SAMPLES[scorer]), "--seeds", str(SAMPLING_SEEDS[scorer])]
-        if not _run([*command, "--nfe", *map(str, NFE)]):
+        if not run_or_skip([*command, "--nfe", *map(str, NFE)]):
             is_whole = False
             continue
-        _keep(folder / "generative.json", f"generative-{setting}-{scorer}")
+        keep_result(folder / "generative.json", f"generative-{setting}-{scorer}")
     return is_whole
 
 
-def _run(command: list[str]) -> bool:
+def run_or_skip(command: list[str]) -> bool:
+    """Run a command of bellmask; False where it fails."""
     print("==", *command, flush=True)
     return run_command(command) == 0
 
 
-def _keep(source: Path, name: str) -> None:
+def keep_result(source: Path, name: str) -> None:
     """The numbers, without paths of a machine."""
     write_result(name, _without_paths(json.loads(source.read_text(encoding="utf-8"))))
 

@@ -41,6 +41,8 @@ MEDIUM, HEADLINE, ARM = "medium", "headline", "arm"
 MEDIUM_SEEDS, ABLATION_SEEDS = 3, 5
 TEXTS = {
     MEDIUM: "clean enwik8, test split",
+    "sentences": "its sentences, packed",
+    "sentences_unpacked": "its sentences, unpacked",
     "wikitext2": "WikiText-2",
     "lm1b": "LM1B, packed",
     "lm1b_unpacked": "LM1B, unpacked",
@@ -78,6 +80,9 @@ def comparisons(setting: str) -> Iterator[tuple[str, list[str], range]]:
         yield ARM, ["base", "base+conv", ARM, f"{ARM}+conv"], range(1, 2)
         for seed in range(2, MEDIUM_SEEDS + 1):
             yield f"{HEADLINE}-seed{seed}", ["base", "bell", "fast"], range(seed, seed + 1)
+        return
+    if setting.startswith("sentences"):
+        yield HEADLINE, ["base", "bell"], range(1, 2)
         return
     yield HEADLINE, ["base", "bell"], range(1, 4)
     yield ARM, ["base", ARM], range(1, 2)

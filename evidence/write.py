@@ -13,11 +13,11 @@ import pages
 from adapting import adapting_page, judge_adapting
 from claims import CLAIMS
 from downstream import downstream_page, judge_downstream
+from medium import judge_medium, medium_page
 from pages import AGREES, DISAGREES, INCONCLUSIVE, Judged
 from perplexities import judge_perplexities, perplexities_page
 from suites import (
     HEADLINE,
-    MEDIUM,
     TEXTS,
     headline_figure,
     headline_table,
@@ -41,6 +41,7 @@ class Page:
 
 
 PAGES = {
+    "medium": Page("Larger runs", judge_medium, medium_page),
     "suites": Page("Speed-ups, time laws, objectives", judge_suites, suites_page),
     "analyses": Page("Why training is slow: the Findings", judge_findings, analyses_page),
     "perplexities": Page("Perplexities", judge_perplexities, perplexities_page),
@@ -108,6 +109,8 @@ def verdict_table() -> list[str]:
     count += "inconclusive at this scale."
     lines = [count, "", RULE, "| claim | paper | here | verdict |", "|---|---|---|---|"]
     for name, rows in judged.items():
+        if not rows:
+            continue
         lines.append(f"| **[{PAGES[name].title}](results/{name}.md)** | | | |")
         lines += (
             Table("", ["", "", "", ""], [row.cells() for row in rows]).markdown().splitlines()[2:]
@@ -121,7 +124,7 @@ def not_run() -> list[str]:
     wanted = dict.fromkeys(claim.suite for claim in CLAIMS)
     found = load()
     for setting, title in TEXTS.items():
-        if setting != MEDIUM:
+        if setting in ("wikitext2", "lm1b", "lm1b_unpacked"):
             missing = [name for name in wanted if name not in found.get(setting, {})]
             lines += [f"- {title}: not run: {', '.join(missing)}."] if missing else []
     return lines

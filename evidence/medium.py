@@ -1,0 +1,289 @@
+"""The larger runs (preset ``medium``): what is measured of them, and docs/results/medium.md.
+
+The headline and the ARMs are comparisons (``suites.py``). Here are, of seed 1: samples, zero-shot
+and generative perplexity, NLL by context count and gradients over training; and the two packings of
+sentences (App. C.1) at half the steps. Each part is measured once: its file in docs/results says
+that it is done, so that a later machine continues where another one ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analyses import ANALYSES
+from findings import far_tokens_matter_less, gradients_add_up
+from pages import Judged, picture, read_comparisons, read_result, write_result
+from perplexities import SCORERS, keep_result, run_or_skip
+from suites import ARM, HEADLINE, MEDIUM, ROOT, joined, measure_suites, variants_table
+from why import SHOWN, TITLES
+
+from bellmask import load_run
+from bellmask.compare.execute import TrainingOptions, execute, for_comparison, plan_runs
+from bellmask.compare.variants import parse_variants
+from bellmask.config.config import RunConfig
+from bellmask.config.presets import medium
+from bellmask.data.corpora import open_corpus
+from bellmask.data.readers import cache_folder
+from bellmask.utils.progress import NO_PROGRESS
+from bellmask.utils.stats import plus_minus
+from bellmask.utils.table import Table
+
+VARIANTS = ("base", "bell", "fast")
+NUM_SAMPLES = 10
+NFE = (128, 256, 512, 1024)
+GRADIENT_DRAWS = 128
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"'(]?[A-Z0-9])")
+"""Between two sentences; a rule that abbreviations deceive now and then."""
+LEAST_WORDS = 5
+
+
+def measure_medium(
+    config: RunConfig, texts: Sequence[str], columns: Sequence[str], jobs: int
+) -> bool:
+    """Train, then look at seed 1; False when something had to be left out."""
+    is_whole = measure_suites({MEDIUM: config}, jobs)
+    runs = named_runs(config, jobs)
+    measure_samples({name: runs[name] for name in VARIANTS})
+    measure_analyses(config, runs)
+    is_whole &= measure_perplexities(runs, texts, columns)
+    return is_whole & measure_suites(sentence_settings(config), jobs)
+
+
+def named_runs(config: RunConfig, jobs: int) -> dict[str, Path]:
+    """Seed 1 of each variant and the ARM, under names that tables can show."""
+    options = TrainingOptions(jobs=jobs, runs=str(ROOT / "runs"))
+    planned = plan_runs(for_comparison(config), parse_variants([*VARIANTS, ARM]), options)
+    execute(planned, options)
+    folder = ROOT / "medium-seed1"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for run in planned:
+        link = folder / run.variant
+        link.unlink(missing_ok=True)
+        link.symlink_to(run.folder.resolve())
+        found[run.variant] = link
+    return found
+
+
+def measure_samples(runs: Mapping[str, Path]) -> None:
+    """Ten texts of each, from the same noise."""
+    if read_result("medium-samples") is None:
+        found = {name: load_run(path).sample(NUM_SAMPLES, steps=NFE[0], seed=1)
+                 for name, path in runs.items()}  # fmt: skip
+        write_result("medium-samples", found)
+
+
+def measure_analyses(config: RunConfig, runs: Mapping[str, Path]) -> None:
+    """Fig. 3, Tables 1 and 2 at several checkpoints."""
+    for name, stem, stage in analyses(config):
+        if read_result(stem) is not None:
+            continue
+        print(f"== {stem}", flush=True)
+        analysis = ANALYSES[f"wikitext2-{name}"]
+        if stage is None:
+            chosen = tuple(str(runs[variant]) for variant in ("base", "bell", ARM))
+            stages = (*config.checkpoint.keep_steps, config.train.steps)
+            options = analysis.options(runs=chosen, checkpoints=stages, blocks=512, bins=12)
+        else:
+            own = {"checkpoint": str(stage), "draws": GRADIENT_DRAWS}
+            options = analysis.options(runs=(str(runs["base"]),), **own)
+        write_result(stem, analysis.measure(options, NO_PROGRESS))
+
+
+def analyses(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:
+    """(name, file, checkpoint): those of gradients take one checkpoint at a time."""
+    for name in ("context-curve", "context-drop"):
+        yield name, f"analysis-medium-{name}", None
+    for name in ("gradient-radius", "gradient-additivity"):
+        for stage in (*config.checkpoint.keep_steps, config.train.steps):
+            yield name, f"analysis-medium-{name}-{stage}", stage
+
+
+def measure_perplexities(
+    runs: Mapping[str, Path], texts: Sequence[str], columns: Sequence[str]
+) -> bool:
+    """Tables 7 and 8 of seed 1."""
+    models = [str(runs[name]) for name in VARIANTS]
+    given = [part for text in texts for part in ("--from", text)]
+    given += [part for column in columns for part in ("--column", column)]
+    out = ROOT / "medium-perplexities"
+    is_whole = True
+    if read_result("zero-shot-medium") is None:
+        command = ["evaluate", *models, "--suite", "zero-shot", *given, "--skip-missing"]
+        if is_whole := run_or_skip([*command, "--out", str(out / "zero-shot")]):
+            keep_result(out / "zero-shot/zero_shot.json", "zero-shot-medium")
+    for scorer in SCORERS:
+        if read_result(f"generative-medium-{scorer}") is not None:
+            continue
+        folder = out / scorer
+        command = ["evaluate", *models, "--suite", "generative", "--out", str(folder)]
+        command += ["--scorer", str(runs[ARM]) if scorer == ARM else scorer]
+        command += ["--num", "32", "--seeds", "2", "--nfe", *map(str, NFE)]
+        if run_or_skip(command):
+            keep_result(folder / "generative.json", f"generative-medium-{scorer}")
+        else:
+            is_whole = False
+    return is_whole
+
+
+# Sentences, packed and one per row
+
+
+def sentence_settings(config: RunConfig) -> dict[str, RunConfig]:
+    """The same text as sentences, in both packings, at half the steps."""
+    files = {split: ROOT / f"sentences-{split}.txt" for split in ("train", "test")}
+    for split, path in files.items():
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(sentences(config, split)) + "\n", encoding="utf-8")
+    data = replace(
+        config.data,
+        train=str(files["train"]),
+        valid=str(files["test"]),
+        valid_split="valid",
+        documents="line",
+    )
+    steps = config.train.steps // 2
+    packed = replace(
+        config,
+        data=data,
+        train=replace(config.train, steps=steps),
+        checkpoint=replace(config.checkpoint, keep_steps=()),
+    )
+    unpacked = replace(packed, data=replace(data, packing="unpacked"))
+    return {"sentences": packed, "sentences_unpacked": unpacked}
+
+
+def sentences(config: RunConfig, split: Any) -> Iterator[str]:
+    """The sentences of a split, one after another."""
+    source, _ = open_corpus(config.data, split, cache_folder(config.data.cache))
+    for piece in source.read():
+        for line in piece.text.splitlines():
+            for sentence in SENTENCE.split(line):
+                if len(sentence.split()) >= LEAST_WORDS:
+                    yield sentence.strip()
+
+
+# The page
+
+
+CLAIMS = {
+    "gradient-radius": (
+        "Far masks change the gradient less (cosine)",
+        "Table 1: 0.108 to 0.935",
+        far_tokens_matter_less,
+    ),
+    "gradient-additivity": (
+        "Single-mask gradients add up (cosine)",
+        "Table 2: 0.999 to 0.976",
+        gradients_add_up,
+    ),
+}
+
+
+def judge_medium() -> list[Judged]:
+    """Tables 1 and 2 again, on the larger base at several checkpoints."""
+    rows = []
+    for name, stem, stage in analyses(medium()):
+        if name in CLAIMS and (numbers := read_result(stem)):
+            text, paper, judge = CLAIMS[name]
+            rows.append(Judged(f"{text}, step {stage:,}", paper, judge(numbers)))
+    return rows
+
+
+INTRODUCTION = """# Larger runs: clean enwik8 at `medium`
+
+4 layers of width 128, blocks of 128 tokens of a 2048-token BPE, 10,000 steps of batch 32: 41M
+tokens, about an hour per run on one core. The learning rate (1.5e-3) is the best of four for the
+base, on validation text; everything here is of the test split. NLLs are in nats per token. What is
+not listed has not been measured yet.
+"""
+
+
+def medium_page() -> list[str]:
+    lines = [INTRODUCTION]
+    if found := joined(read_comparisons(MEDIUM)):
+        lines += [
+            "## Variants",
+            "",
+            variants_table({name: found[name] for name in sorted(found, key=_rank)}),
+        ]
+    lines += _zero_shot(read_result("zero-shot-medium"))
+    for scorer, title in SCORERS.items():
+        lines += _generative(read_result(f"generative-medium-{scorer}"), title)
+    for name, stem, stage in analyses(medium()):
+        if numbers := read_result(stem):
+            title = TITLES[name] + (f" (base, step {stage:,})" if stage else "")
+            analysis = ANALYSES[f"wikitext2-{name}"]
+            lines += [f"## {title}", "", *picture(title, stem, partial(analysis.figure, numbers))]
+            for table in analysis.tables(numbers):
+                if any(part in table.title for part in SHOWN[name]):
+                    lines += [f"{table.title}:", "", table.markdown()]
+    return lines + _samples(read_result("medium-samples"))
+
+
+def _rank(name: str) -> bool:
+    return name != HEADLINE
+
+
+def _zero_shot(numbers: Mapping[str, Any] | None) -> list[str]:
+    if numbers is None:
+        return []
+    there = [text for text in numbers["sets"] if not text["missing"]]
+    rows = [
+        [
+            text["title"],
+            *(
+                plus_minus(found["perplexity"], found["perplexity_se"], 1)
+                for found in (text["results"][name] for name in VARIANTS)
+            ),
+        ]
+        for text in there
+    ]
+    note = "Perplexity per token of the model's tokenizer, ± one standard error over the text."
+    return [
+        "## Zero-shot perplexity (Table 7), seed 1",
+        "",
+        Table("", ["set", *VARIANTS], rows).markdown(),
+        note,
+        "",
+    ]
+
+
+def _generative(numbers: Mapping[str, Any] | None, scorer: str) -> list[str]:
+    if numbers is None:
+        return []
+    runs = {run["name"]: run["settings"] for run in numbers["runs"]}
+    rows = []
+    for at, nfe in enumerate(NFE):
+        means = [runs[name][at]["mean"] for name in VARIANTS]
+        told = [f"{one['perplexity']:.1f} ({one['entropy']:.2f})" for one in means]
+        rows.append([str(nfe), *told])
+    (real,) = [text["settings"][0]["mean"] for text in numbers["real_text"]]
+    note = (
+        f"Perplexity (entropy). Test text itself: {real['perplexity']:.1f} ({real['entropy']:.2f})."
+    )
+    return [
+        f"## Generative perplexity (Table 8), scorer {scorer}, seed 1",
+        "",
+        Table("", ["NFE", *VARIANTS], rows).markdown(),
+        note,
+        "",
+    ]
+
+
+def _samples(found: Mapping[str, Sequence[str]] | None) -> list[str]:
+    """All of them, as they came."""
+    if found is None:
+        return []
+    lines = ["## Samples", "", f"{NUM_SAMPLES} of each, {NFE[0]} steps, not selected.", ""]
+    for name, texts in found.items():
+        lines += [f"### {name}", ""]
+        for text in texts:
+            lines += ["```text", text.replace("```", "'''").strip(), "```", ""]
+    return lines
