@@ -114,7 +114,8 @@ def test_a_runs_samples_do_not_depend_on_its_batches(settings, zoo):
     row, sampling, progress = run.canvas(template=TEMPLATE), Sampling(**settings), Counted()
     whole = run.generate(row, 5, sampling, seed=2)
     parts = run.generate(row, 5, sampling, seed=2, batch_size=2, progress=progress)
-    assert progress.done == 5 and progress.seen == sorted(progress.seen)
+    assert progress.done == 5
+    assert progress.seen == sorted(progress.seen)
     assert {2, 4, 5} <= set(progress.seen)
     assert parts.ids_BL.equal(whole.ids_BL)
     assert parts.num_calls > whole.num_calls
