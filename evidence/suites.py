@@ -250,7 +250,7 @@ INTRODUCTION = """# Speed-ups, time laws and objectives (Sec. 5.1, 5.2, 5.4, App
 
 The verdicts are in [the results](../results.md#verdicts); the rules are in `evidence/claims.py`.
 All variants of a text share batches, validation blocks and masks. The headline (base and bell) has
-three paired seeds, the other variants one. A difference between two final NLLs counts when it
+three paired seeds, the other variants one. A difference between two final NLLs is significant if it
 exceeds Student's t times the standard deviation of bell's gap over the headline's seeds.
 """
 NOTE = """A variant with one seed is compared with the base of that seed. *NLL spread* is the
