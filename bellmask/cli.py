@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from bellmask import __version__
-from bellmask.config.command_line import parse_command
+from bellmask.config.command_line import EVERY_COMMAND, parse_command, parse_run_command
 from bellmask.config.presets import PRESETS
 from bellmask.utils import errors
 from bellmask.utils.console import (
@@ -46,6 +49,7 @@ COMMANDS = {
     "data": ("data.prepare:data_main", "List named corpora, or show a corpus's data card."),
     "plan": ("plan.plan:main", "Estimate what a run needs: memory, storage, time."),
     "train": ("train.train:main", "Train a model."),
+    "resume": ("cli:resume_main", "Resume a training."),
     "compare": ("compare.compare:main", "Measure the speed-up of variants over a reference."),
     "report": ("compare.compare:report_main", "Rebuild a comparison's report from run folders."),
     "evaluate": (
@@ -74,14 +78,21 @@ def _overview() -> str:
     lines = ["bellmask trains masked diffusion language models, fast.", ""]
     lines += ["usage: bellmask COMMAND ...    (see bellmask COMMAND --help)", ""]
     lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
-    lines += ["", "examples:", "  bellmask train tiny", "  bellmask evaluate runs/tiny-..."]
+    lines += [
+        "",
+        EVERY_COMMAND,
+        "",
+        "examples:",
+        "  bellmask train tiny",
+        "  bellmask evaluate runs/tiny-...",
+    ]
     lines += ["  bellmask generate runs/tiny-... --prefix 'The '", "  bellmask --version"]
     return "\n".join(lines)
 
 
 def run_command(argv: Sequence[str]) -> int:
     """Run one command line; errors that a user can fix become one message and exit code 2."""
-    args = list(argv)
+    args, level = _take_verbosity(argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -93,10 +104,12 @@ def run_command(argv: Sequence[str]) -> int:
         module, _, function = errors.look_up("command", args[0], COMMANDS)[0].partition(":")
         with announced("loading PyTorch"):
             command = import_module(f"bellmask.{module}")
-        with messages_on_stderr():
+        with messages_on_stderr(level):
             return getattr(command, function)(args[1:])
     except errors.UserError as error:
         code, message = 2, str(error)
+        if level == logging.DEBUG:
+            traceback.print_exc()
     except BrokenPipeError:  # the reader closed the pipe
         return 0
     except OSError as error:
@@ -117,6 +130,49 @@ def run_command(argv: Sequence[str]) -> int:
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         time.sleep(GRACE_SECONDS)  # torchrun ends all when one ends: the one that speaks goes first
     return code
+
+
+HAVE_QUIET = ("demo", "train", "resume", "compare")
+"""Commands that also have an option of that name."""
+
+
+def _take_verbosity(argv: Sequence[str]) -> tuple[list[str], int]:
+    """(arguments without --quiet and --verbose, level of messages); not after ``--``."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    args = [arg for arg in argv[:end] if arg not in ("--quiet", "--verbose")]
+    is_quiet, is_verbose = (name in argv[:end] for name in ("--quiet", "--verbose"))
+    args += ["--quiet"] if is_quiet and args and args[0] in HAVE_QUIET else []
+    level = logging.WARNING if is_quiet else logging.DEBUG if is_verbose else logging.INFO
+    return [*args, *argv[end:]], level
+
+
+# ``bellmask resume RUN`` is ``bellmask train RUN --resume yes``.
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Resume a training from its latest checkpoint.
+
+    Options of a run that do not change its result can follow, --train.steps for example.
+
+    Examples:
+    bellmask resume runs/bell
+
+    bellmask resume runs/bell --train.steps 2000 --train.device cpu
+
+    torchrun --nproc-per-node 2 -m bellmask resume runs/bell
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+
+
+def resume_main(args: Sequence[str]) -> int:
+    options, rest = parse_run_command(ResumeOptions, args, command="resume", needs="a run folder")
+    if not (Path(options.run) / "config.json").exists():
+        raise errors.UserError(f"{options.run} is not a run folder; see bellmask train")
+    train = import_module("bellmask.train.train")
+    return train.main([options.run, "--resume", "yes", *rest])
 
 
 # Shell completion: a script with all commands and their options, generated on request.
@@ -170,6 +226,7 @@ def _words(name: str) -> list[str]:
     words += ["bash", "zsh", "fish"] if name == "completion" else []
     for row in re.findall(r"^\W (-.*?)(?:  |\n)", "\n".join(texts), re.MULTILINE):
         words += re.findall(r"--[a-z][\w.-]*\w", row)  # descriptions name other commands' too
+    words += ["--quiet", "--verbose"]
     return list(dict.fromkeys(words))
 
 

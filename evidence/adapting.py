@@ -246,9 +246,9 @@ NOTE = [
     "# From a causal LM to a masked one (Sec. 5.3)",
     "",
     "The paper adapts GPT-2 Large (0.7B) in 100K steps. Here two small causal LMs are adapted in a",
-    "few hundred steps. *As causal LM* is the exact NLL of the start on the same validation rows,",
-    "with position 0 given; *opened, untrained* is the bound when attention is opened and masks",
-    "appear, before any step. NLLs are per token, so only rows of one table can be compared.",
+    "few hundred steps. *As causal LM* is the exact NLL of the original model on the same",
+    "validation rows, with position 0 given; *opened, untrained* is the bound with full attention",
+    "and masks, before any step. NLLs are per token, so only rows of one table can be compared.",
     "",
     "## Continual pretraining",
     "",
@@ -256,5 +256,5 @@ NOTE = [
 STAGES_NOTE = [
     "stories260K, adapted as above (base and bell, the same runs), then 500 steps of writing four",
     "letters backwards (`toy:reverse:4`), with either objective. In the paper the bell at the",
-    "first stage counts for most; the objective of fine-tuning makes little difference.",
+    "first stage matters most; the objective of fine-tuning makes little difference.",
 ]

@@ -128,6 +128,7 @@ def weighted_sums(scorer: BlockScorer, index_B: Tensor, rate_B: Tensor, key: int
     return torch.zeros(len(index_B), dtype=torch.float64).index_add_(0, owner_N, ce_N) / rate_B
 
 
+# Paper: Table 7
 def one_pass(
     scorer: BlockScorer,
     seed: int,
@@ -178,6 +179,7 @@ def low_rate_loss(
     return total_B.numpy()
 
 
+# Paper: Table 7
 def floor_bias(
     nelbo_B: NDArray[np.float64],
     low_B: NDArray[np.float64],
@@ -442,6 +444,7 @@ def estimators_figure(numbers: Mapping[str, Any]) -> Figure:
     return figure
 
 
+# Paper: Table 7
 ESTIMATORS = Analysis(
     "estimators", EstimatorOptions, _measure, _tables, estimators_figure, "passes"
 )

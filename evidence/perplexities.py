@@ -218,7 +218,7 @@ Preset `small`, 2000 steps on WikiText-2, three paired training seeds. The claim
 perplexity is below base's at the same step, so bell/base is below 1 (except for arXiv, where the
 paper's two are within 1 %). In brackets is the 95 % t-interval over seeds. The paper's models were
 trained on OpenWebText for 1M steps, and a perplexity is per token of a model's own tokenizer, so
-only ratios can be compared. WikiText-2 is the runs' own text here. Sets in local files may be
+only ratios can be compared. The runs were trained on WikiText-2. Corpora from local files may be
 samples of the published ones. Every score is in `docs/results/zero-shot-*.json` and
 `docs/results/generative-*.json`."""
 

@@ -284,9 +284,9 @@ INTRODUCTION = """# Speed-ups, time laws and objectives (Sec. 5.1, 5.2, 5.4, App
 
 The verdicts are in [the results](../results.md#verdicts); the rules are in `evidence/claims.py`.
 All variants of a text share batches, validation blocks and masks. A difference between final NLLs
-counts when the 95 % interval of the paired differences over seeds excludes zero. Where a variant
-has fewer than three seeds, it must exceed Student's t times the standard deviation of bell's gap
-over the headline's seeds.
+is significant if the 95 % interval of the paired differences over seeds excludes zero. Variants
+with fewer than three seeds must exceed Student's t times the standard deviation of bell's gap over
+the headline's seeds.
 """
 NOTE = """Variants are compared with the base of the same seeds. *NLL spread* is the
 deviation of the second half of the curve about its trend. *Effective sample share* is

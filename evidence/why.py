@@ -37,21 +37,22 @@ INTRODUCTION = """# Why masked diffusion models learn slowly (Sec. 3 and 4.2)
 
 The verdicts are in [the results](../results.md#verdicts); the rules are in `evidence/findings.py`.
 
-- **Finding 1.** Locality, more than the number of orders, is what makes any-order generation hard.
-- **Finding 2.** Low-context rows are learned early and then waste training.
-- **Finding 3.** High-context rows waste training: middle ones can replace them.
+- **Finding 1.** Locality, more than the number of orders, makes any-order generation hard.
+- **Finding 2.** Low-context rows are learned early and then waste training budget.
+- **Finding 3.** High-context rows waste training budget: rows with medium context can replace them.
 
 Runs have 2000 steps (toys: 1000). Context and gradient analyses use preset `small` (300-token BPE,
 blocks of 64). Orders use `tiny` with rows of 32 bytes, because in longer rows no causal any-order
-model leaves the unigram plateau at this budget: one ARM, one AoARM of each encoding, five
-sigma-ARMs of each (five orders). Toys have 8 symbols and rows of 32, every row new.
+model leaves the unigram plateau at this budget: one ARM, and for each encoding one AoARM and five
+sigma-ARMs (five orders). Toys have 8 symbols and rows of 32, each row used once.
 
-A difference counts beyond 2.8 standard errors (Student's t for five runs). Between single runs the
-spread of the five sigma-ARMs stands for training noise. Context, gradient and toy numbers are of
-one seed; their errors do not say what another seed would change.
+A difference is significant beyond 2.8 standard errors (Student's t for five runs). Between single
+runs, training noise is estimated from the spread of the five sigma-ARMs. Context, gradient and toy
+numbers come from one seed; their errors do not cover training noise.
 
-Table 2 has blocks of 64 here and of 128 in the paper: the same number of masks is twice the share
-of a row (the paper's 32 masks are 16 here), and a model this young leans on its neighbors.
+Table 2 uses blocks of 64 here and of 128 in the paper, so the same number of masks is twice the
+fraction of a row (the paper's 32 masks correspond to 16 here), and a model this early in training
+relies on neighbors.
 """
 
 

@@ -52,41 +52,39 @@ PAGES = {
 
 HEAD = """# Results
 
-Base (the NELBO, uniform times), bell and their ablations were trained with paired seeds on two CPU
-cores, on the texts and at the sizes below; NLL is the NELBO in nats per token on held-out blocks
-and masks that are the same for all. The paper trains 100M parameters for 1M steps of batch 512:
-what agrees here agrees at a tiny share of that budget, and what disagrees may do so for that
-reason.
+Base (NELBO, uniform times), bell and their ablations were trained with paired seeds on two CPU
+cores, on the texts and at the sizes below. NLL is the NELBO in nats per token, on the same held-out
+blocks and masks for all. The paper trains 100M parameters for 1M steps of batch 512. The runs here
+have a tiny fraction of that budget, which may explain disagreements.
 
 ## Speed-up
 """
-HEADLINE_NOTE = """*Speed-up*: the base's steps over the step from which the bell stays at or below
-the base's final NLL, geometric mean over paired seeds with its 95 % t-interval. *Progress*: how far
-the base has come from the unigram's NLL to that of an ARM of the same size and budget (<: the best
-run stands in for an ARM). Below 30 % a speed-up mostly measures who leaves the unigram plateau
-first, and none is claimed.
+HEADLINE_NOTE = """*Speed-up*: the base's number of steps divided by the step from which
+the bell stays at or below the base's final NLL; geometric mean over paired seeds with its 95 %
+t-interval. *Progress*: how far the base is on the way from the unigram NLL to that of an ARM of the
+same size and budget (<: upper bound from the best run, where there is no ARM). Below 30 % a
+speed-up mostly measures which run leaves the unigram plateau first, so none is claimed.
 """
-RULE = """A claim **agrees** or **disagrees** when the 95 % interval of what was measured (Student's
-t) excludes zero, otherwise it is **inconclusive**. Variants are paired by seed; where they have one
-seed, the noise is that of the headline's paired seeds. A row over several runs gets the worst of
-their verdicts. Claims of equality, stability and additivity have thresholds, stated in
-`evidence/claims.py` and `evidence/findings.py`. Numbers are differences of final NLLs in nats per
-token unless the row says otherwise; without a text they are of WikiText-2. Each heading links to
-the details.
+RULE = """A claim **agrees** or **disagrees** if the 95 % interval of the measurement (Student's t)
+excludes zero; otherwise it is **inconclusive**. Differences are paired by seed; for variants with
+one seed, the noise is estimated from the paired seeds of base and bell. A row over several runs
+gets the worst of their verdicts. Claims of equality, stability and additivity have thresholds,
+defined in `evidence/claims.py` and `evidence/findings.py`. Unless the row says otherwise, numbers
+are differences of final NLLs in nats per token on WikiText-2. Each heading links to the details.
 """
 NOT_SHOWN = """- The paper's sizes: 100M parameters, 1M steps, LM1B and OpenWebText (1.78x) in
-  full. The presets `lm1b`, `lm1b_unpacked` and `owt` are ready; no GPU run was made.
+  full. The presets `lm1b`, `lm1b_unpacked` and `owt` exist, but have not been run on a GPU.
 - Table 4 on GPT-2 Large. The models here are too small for most of the benchmarks.
-- Table 5, win rates judged by GPT-4o: [the judge](evaluating.md#judges-the-papers-table-5) is
-  tested against a stand-in only.
-- Wall-clock time: two runs shared the cores. Times are measured in [performance](performance.md).
-- Training noise of single variants: the ablations have one seed each.
+- Table 5, win rates judged by GPT-4o: [the judge](evaluating.md#judges-the-papers-table-5) was
+  only tested with a mock endpoint.
+- Wall-clock time, because two runs shared the cores; see [performance](performance.md).
+- Training noise of the ablations, which have one seed each.
 """
-LINKS = """- Every number: `docs/results/*.json`. `make evidence` measures it again (hours;
-  `make evidence DRY=1` says how many), `python evidence/write.py` writes these pages.
+LINKS = """- Every number: `docs/results/*.json`. `make evidence` repeats the measurements
+  (hours; `make evidence DRY=1` estimates how many), `python evidence/write.py` writes these pages.
 - Beyond the paper: [the fast recipe and the race](performance.md#the-fast-recipe).
 - [Every item of the paper](paper-map.md) with its code, command and test; [log](log.md) of
-  experiments, also of what did not help.
+  experiments, including negative results.
 """
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 from commands import succeeds
+from paper_map import PAGE as PATH
+from paper_map import marks, page
 
 from bellmask.analyze.base import ANALYSES
 from bellmask.compare.variants import SUFFIXES, SUITES, check_shared, parse_variants
 from bellmask.config.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
-
-PAGE = (Path(__file__).parents[1] / "docs" / "paper-map.md").read_text(encoding="utf-8")
+PAGE = PATH.read_text(encoding="utf-8")
 QUOTED = list(dict.fromkeys(re.sub(r"\s+", " ", s) for s in re.findall(r"`([^`]+)`", PAGE)))
 """What stands in backticks, each once."""
 COUNTS = {"Eq.": 34, "Fig.": 13, "Table": 9, "Finding": 3}
@@ -65,6 +66,33 @@ def test_options_and_names_exist(text):
         assert text[1:] in SUFFIXES
     else:
         assert all(name + text in PRESETS for name in PAPERS_RUNS)
+
+
+def test_the_module_column_is_up_to_date():
+    assert page(PAGE, marks()) == PAGE, "run: python tools/paper_map.py"
+
+
+def test_a_mark_names_what_is_below_it(tmp_path):
+    """Also after a renaming; a mark for an item without a row, or above nothing, is an error."""
+    code = tmp_path / "bellmask" / "laws.py"
+    code.parent.mkdir()
+    marked = "# Paper: Eq. 1, Fig. 2\n    # why\n    @cache\n    def new(self):\n        pass\n"
+    code.write_text(f"class A:\n    {marked}")
+    found = marks(tmp_path)
+    assert found == {item: {"bellmask/laws.py": ["A.new"]} for item in ("Eq. 1", "Fig. 2")}
+    before = [
+        "| Eq. 1 | a | `bellmask/laws.py: A.old`; more | - | - |",
+        "| Fig. 2 | b | - | - | - |",
+    ]
+    after = ["| Eq. 1 | a | `bellmask/laws.py: A.new`; more | - | - |"]
+    after += ["| Fig. 2 | b | `bellmask/laws.py: A.new` | - | - |"]
+    assert page("\n".join(before), found).splitlines() == after
+    assert page(before[0], {}) == "| Eq. 1 | a | -; more | - | - |\n"
+    with pytest.raises(SystemExit, match="Fig"):
+        page(before[0], found)
+    code.write_text("# Paper: Eq. 1\nprint()\n")
+    with pytest.raises(SystemExit, match="above a definition"):
+        marks(tmp_path)
 
 
 def test_every_item_of_the_paper_has_one_row():

@@ -241,6 +241,7 @@ REFERENCES = {
 """What can be predicted without context: key and line style."""
 
 
+# Paper: Fig. 3
 def curve_figure(numbers: Mapping[str, Any]) -> Figure:
     """NLL against N_c at the last checkpoint of each run, and the optimum without context."""
     figure, (axes,) = new_figure(7.2, 4.4)
@@ -255,6 +256,7 @@ def curve_figure(numbers: Mapping[str, Any]) -> Figure:
     return figure
 
 
+# Paper: Fig. 3
 def drop_figure(numbers: Mapping[str, Any]) -> Figure:
     """One panel per run: the fall of the NLL from each checkpoint to the next."""
     runs = numbers["runs"]
@@ -269,5 +271,7 @@ def drop_figure(numbers: Mapping[str, Any]) -> Figure:
 
 
 UNIT = "checkpoints"
+# Paper: Fig. 3
 CONTEXT_CURVE = Analysis("context-curve", CurveOptions, _measure, _curve_tables, curve_figure, UNIT)
+# Paper: Fig. 3, Finding 2
 CONTEXT_DROP = Analysis("context-drop", DropOptions, _measure, _drop_tables, drop_figure, UNIT)

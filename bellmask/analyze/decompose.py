@@ -76,6 +76,7 @@ def entropy(p: Tensor) -> Tensor:
     return -torch.xlogy(p, p).sum(-1)
 
 
+# Paper: Prop. 3.1, Eq. 5
 def chain_entropy(source: ToySource) -> Tensor:
     """H^n of MDM (and AoARM) for a stationary order-1 chain, in closed form, float64 [L].
 
@@ -94,6 +95,7 @@ def chain_entropy(source: ToySource) -> Tensor:
     return torch.cat([h[-1:], two @ pairs_D + one @ h[1:-1]])
 
 
+# Paper: Prop. 3.1, Eq. 5
 def ordered_chain_entropy(source: ToySource, order_L: Tensor) -> Tensor:
     """H^n of ARM or sigma-ARM for a stationary order-1 chain, exact, float64 [L]."""
     length, h = source.length, _entropy_at_distance(source).tolist()
@@ -108,6 +110,7 @@ def ordered_chain_entropy(source: ToySource, order_L: Tensor) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
+# Paper: Eq. 14, Eq. 15, Eq. 16, Eq. 17
 def row_entropy(
     source: ToySource, *, num_rows: int = 1 << 14, seed: int = 0
 ) -> tuple[float, float]:
@@ -160,6 +163,7 @@ SPENT_BELOW = 0.05
 LAWS = {"base": Nelbo(time_floor=0.0), "bell": Bell(TruncatedGaussian())}
 
 
+# Paper: Finding 2
 def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
     """What base and bell meet per unit of weight, and what all three meet per row drawn.
 
@@ -202,6 +206,7 @@ def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
 # Measurement: both terms at every checkpoint of every run
 
 
+# Paper: Prop. 3.1, Eq. 5
 @torch.no_grad()
 def split_losses(
     run: Loaded, source: ToySource, x_BL: Tensor, u_BL: Tensor
@@ -230,6 +235,7 @@ def split_losses(
     return (red / number).view(batch, length), (blue / number).view(batch, length)
 
 
+# Paper: Eq. 14, Eq. 15, Eq. 16, Eq. 17
 def exact_red(source: ToySource, framework: Framework) -> Tensor | None:
     """The red curve in closed form, where the source is a stationary order-1 chain."""
     if source.order != 1:
@@ -400,4 +406,5 @@ def _ends(run: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
     return [(stages[0], ":"), (stages[-1], "-")][len(stages) == 1 :]
 
 
+# Paper: Prop. 3.1, Eq. 5
 DECOMPOSE = Analysis("decompose", DecomposeOptions, _measure, _tables, decompose_figure, "rows")

@@ -30,7 +30,9 @@ from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.table import Table
 
+# Paper: Table 1
 PAPER_RADIUS = {"4": 0.108, "8": 0.463, "16": 0.685, "32": 0.839, "128": 0.935}
+# Paper: Table 2
 PAPER_ADDITIVITY = {"2": 0.999, "4": 0.997, "8": 0.994, "16": 0.985, "32": 0.976}
 """Tables 1 and 2: LM1B, 1M steps; keys as JSON has them."""
 Similarities = dict[int, dict[str, float]]
@@ -114,6 +116,7 @@ class RadiusOptions(GradientOptions):
             )
         return 2 * self.margin + 1
 
+    # Paper: Table 1
     def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
         """cos(g({c}), g({c} and 8 more)) for a random center c of the row, at each radius."""
         length = len(x0_L)
@@ -157,6 +160,7 @@ class AdditivityOptions(GradientOptions):
             raise UserError("--counts must be at least 1")
         return max(self.counts)
 
+    # Paper: Table 2
     def similarities(self, model: nn.Module, x0_L: Tensor, mask_id: int, key: int) -> Similarities:
         """cos(sum of single-mask gradients, gradient of the joint mask), by number of masks."""
         length, found = len(x0_L), {}
@@ -298,5 +302,7 @@ def gradients_figure(numbers: Mapping[str, Any]) -> Figure:
 
 
 _COMMON = (_measure, _tables, gradients_figure, "gradients")
+# Paper: Table 1, Finding 3
 GRADIENT_RADIUS = Analysis("gradient-radius", RadiusOptions, *_COMMON)
+# Paper: Table 2, Finding 3
 GRADIENT_ADDITIVITY = Analysis("gradient-additivity", AdditivityOptions, *_COMMON)

@@ -143,6 +143,7 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
 # Figure
 
 
+# Paper: Fig. 2
 def orders_figure(numbers: Mapping[str, Any]) -> Figure:
     """Validation NLL against step for each framework; one-sigma band over runs."""
     figure, (axes,) = new_figure(7.2, 4.6)
@@ -164,4 +165,5 @@ def orders_figure(numbers: Mapping[str, Any]) -> Figure:
     return figure
 
 
+# Paper: Fig. 2, Finding 1
 ORDERS = Analysis("orders", OrdersOptions, _measure, _tables, orders_figure, "runs")

@@ -273,6 +273,7 @@ def _steepness(schedule: Schedule, alpha: Tensor) -> Tensor:
     return -schedule.derivative(schedule.inverse(alpha))
 
 
+# Paper: Eq. 32, Eq. 33
 def second_moment(schedule: Schedule) -> float:
     """E[(w (1 - alpha))^2] = integral of -alpha' over the visible shares; 1 for linear."""
     if isinstance(schedule, Polynomial):  # its integrand may be infinite at alpha = 1
@@ -294,6 +295,7 @@ def schedules_tables(results: dict[str, Any]) -> list[Table]:
     return [Table("mask rates and NELBO weights under uniform times (App. C.4)", columns, rows)]
 
 
+# Paper: Fig. 11
 def schedules_figure(results: Mapping[str, Any]) -> Figure:
     """Fig. of App. C.4: alpha(t), the visible shares it gives, and what a sequence weighs."""
     figure, (left, middle, right) = new_figure(12.5, 4.2, 3)
@@ -361,6 +363,7 @@ TIME_STEPS = 16
 """R(t) is evaluated, in integers, at multiples of 1/16."""
 
 
+# Paper: Def. 4.3
 def efficient_counts(length: int, k: int) -> list[int]:
     """N(n): strings of n masks and L - n non-masks without k equal symbols in a row, n = 0 .. L.
 
@@ -384,6 +387,7 @@ def efficient_counts(length: int, k: int) -> list[int]:
     return [int.from_bytes(digits[n * size : (n + 1) * size], "little") for n in range(length + 1)]
 
 
+# Paper: Eq. 24
 def mask_count_law(law: TimeLaw, length: int) -> Tensor:
     """w(n): the probability of n masks, n = 0 .. L, when t follows the law (App. B.3)."""
     if isinstance(law, Uniform):
@@ -394,6 +398,7 @@ def mask_count_law(law: TimeLaw, length: int) -> Tensor:
     return torch.cat([torch.tensor([none_masked], dtype=torch.float64), observed.flip(0)])
 
 
+# Paper: Lemma B.5, Eq. 20
 def check_counts(counts: Sequence[int]) -> dict[str, Any]:
     """The lemma on q(n), in integers: symmetric, and never falling toward the middle.
 
@@ -411,12 +416,14 @@ def check_counts(counts: Sequence[int]) -> dict[str, Any]:
     }
 
 
+# Paper: Eq. 25, Eq. 26, Eq. 27
 def time_weights(length: int) -> list[list[int]]:
     """i^n (G-i)^(L-n) for t = i/G in [0, 1/2]: R(t) G^L is their sum against N(n)."""
     grid = range(TIME_STEPS // 2 + 1)
     return [[i**n * (TIME_STEPS - i) ** (length - n) for n in range(length + 1)] for i in grid]
 
 
+# Paper: Lemma B.6
 def rises_in_time(counts: Sequence[int], weights: Sequence[Sequence[int]]) -> bool:
     """The lemma on R(t), in integers: strictly increasing along the grid up to t = 1/2."""
     values = [sum(c * w for c, w in zip(counts, row)) for row in weights]
@@ -439,6 +446,7 @@ class Efficiency:
         missing = [(total - count) / total for count, total in zip(counts, totals)]
         self.scaled, self.inefficient = torch.tensor([scaled, missing], dtype=torch.float64)
 
+    # Paper: Eq. 19, Eq. 23, Eq. 25, Eq. 26, Eq. 27
     def probability(self, weights: Tensor) -> dict[str, Any]:
         """P(not in E_k), its logarithm (None where it is zero in floats) and P(in E_k)."""
         scaled = float(weights @ self.scaled)
@@ -449,6 +457,7 @@ class Efficiency:
             "inefficient": float(weights @ self.inefficient),
         }
 
+    # Paper: Prop. 4.4
     def margin(self, weights: Tensor, uniform: Tensor) -> dict[str, Any]:
         """P(law) - P(uniform), from the smaller of P and 1 - P so that little cancels.
 
@@ -573,6 +582,7 @@ def _least(found: dict[int, dict[str, Any]], name: str) -> str:
 # Figure
 
 
+# Paper: Fig. 4
 def masks_figure(results: Mapping[str, Any]) -> Figure:
     """Fig. 4: P(not in E_k) by number of observed tokens, and by k for several time laws."""
     figure, (left, right) = new_figure(11, 4.4, 2)
@@ -603,9 +613,11 @@ def masks_figure(results: Mapping[str, Any]) -> Figure:
 TIME_LAWS = Analysis(
     "time-laws", TimeLawsOptions, measure_time_laws, time_laws_tables, time_laws_figure, "laws"
 )
+# Paper: Fig. 11
 SCHEDULES = Analysis(
     "schedules", SchedulesOptions, measure_schedules, schedules_tables, schedules_figure
 )
+# Paper: Fig. 4
 INEFFICIENT_MASKS = Analysis(
     "inefficient-masks", InefficientMasksOptions, measure_masks, masks_tables, masks_figure
 )

@@ -246,6 +246,7 @@ def _draw_arrows(axes: Axes, results: Results) -> None:
         )
 
 
+# Paper: Fig. 5
 def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     """NLL against step, and against training time where times can be compared."""
     labels = {"steps": "training step"}

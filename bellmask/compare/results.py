@@ -84,6 +84,7 @@ Curve = tuple[Sequence[float], Sequence[float], Sequence[float]]
 """Steps, NLL, seconds of training."""
 
 
+# Paper: Fig. 6
 def arrival(
     steps: Sequence[float], nll: Sequence[float], target: float
 ) -> tuple[float, bool] | None:
@@ -103,6 +104,7 @@ def arrival(
     return math.exp(log_step), False
 
 
+# Paper: Fig. 6
 def speed_up(reference: Curve, variant: Curve) -> dict[str, Any]:
     """One seed's comparison; the reference's last NLL is the target.
 
@@ -121,6 +123,7 @@ def speed_up(reference: Curve, variant: Curve) -> dict[str, Any]:
     return found | {"ratio": last_step / step, "time_ratio": time_ratio, "is_bound": is_bound}
 
 
+# Paper: Fig. 6
 def ratio_over_seeds(ratios: Sequence[float]) -> dict[str, Any]:
     """The headline: geometric mean over paired seeds, 95 % t-interval of the log ratios."""
     logs = Estimate.over_seeds([math.log(ratio) for ratio in ratios])
@@ -128,6 +131,7 @@ def ratio_over_seeds(ratios: Sequence[float]) -> dict[str, Any]:
     return {"mean": math.exp(logs.value), "low": low, "high": high, "num_seeds": logs.n}
 
 
+# Paper: Fig. 6
 def paired_bootstrap(
     steps: Sequence[float],
     reference_EB: Floats,

@@ -200,6 +200,7 @@ class StageOutcome:
         }
 
 
+# Paper: Table 4
 def compare_stages(
     cpt: RunConfig, sft: RunConfig, options: StagesOptions, out: Path
 ) -> dict[str, Any]:

@@ -156,6 +156,7 @@ def check_shared(args: Sequence[str], files: Sequence[str] = (), where: str = ""
 
 
 # Runs are keyed by content, so a variant that is in several suites is trained once.
+# Paper: Fig. 2, Fig. 5, Fig. 7, Fig. 8, Fig. 9, Fig. 10
 SUITES: dict[str, list[str]] = {
     # Fig. 5 (Sec. 5.1): which family of time laws, how wide the bell is, where it is
     "families": ["base", "uniform", "dirac:0.5", "gaussian:0.5,0.1", "laplace:0.5,0.1"],

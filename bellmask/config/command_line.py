@@ -48,6 +48,11 @@ class PresetOptions:
     """JSON or TOML file of options, applied after the preset and before the command line."""
 
 
+EVERY_COMMAND = (
+    "Every command takes --quiet (only results, warnings and errors) and --verbose (more messages)."
+)
+
+
 def wants_help(args: Sequence[str]) -> bool:
     """True when the command line asks for help."""
     return any(arg in ("-h", "--help") for arg in args)
@@ -61,13 +66,15 @@ def parse_command(kind: type[T], args: Sequence[str], *, command: str) -> T:
     return parse_options(kind, None, args, f"bellmask {command}")
 
 
-def parse_run_command(kind: type[T], args: Sequence[str], *, command: str) -> tuple[T, list[str]]:
+def parse_run_command(
+    kind: type[T], args: Sequence[str], *, command: str, needs: str = ""
+) -> tuple[T, list[str]]:
     """Split arguments into (a command's own options, options of a run).
 
     Positional arguments come before the first option. Options of a run are applied later, by
     :func:`resolve`; the help shows them with the defaults of the preset that is given before it.
     """
-    needs = f"a preset as its first argument: {', '.join(families())}, ..."
+    needs = needs or f"a preset as its first argument: {', '.join(families())}, ..."
     return _parse_both(
         kind, args, command, needs, lambda name: start_config(name) if name else RunConfig()
     )
@@ -124,7 +131,7 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
             description=about,
             registry=_HELP,
         )
-    print(without_none(told.getvalue()), end="")
+    print(without_none(told.getvalue()), end="" if kind is RunConfig else f"\n{EVERY_COMMAND}\n")
 
 
 class _HelpText(io.StringIO):

@@ -27,6 +27,7 @@ from bellmask.utils.errors import look_up
 # is pretrained there; ``cpt`` and ``sft`` are for your own model.
 
 
+# Paper: Table 4
 def cpt_gpt2_large() -> RunConfig:
     """GPT-2 Large becomes a masked model on FineWeb-Edu (App. C.1): about 50 hours on four B200.
 
@@ -59,6 +60,7 @@ def sft_tasks(before: str = "cpt_gpt2_large") -> RunConfig:
     )
 
 
+# Paper: Table 5
 def sft_sharegpt(before: str = "sft_tasks") -> RunConfig:
     """Conversations, from the 2K-step checkpoint of the tasks (App. C.1), as Nie et al. do it."""
     tasks = sft_tasks()
@@ -235,6 +237,7 @@ def medium() -> RunConfig:
     )
 
 
+# Paper: App. C.1: LM1B
 def lm1b() -> RunConfig:
     """LM1B, sentences packed to 128 tokens (App. C.1): about 100 hours on two H200."""
     return RunConfig(
@@ -246,12 +249,14 @@ def lm1b() -> RunConfig:
     )
 
 
+# Paper: App. C.1: LM1B
 def lm1b_unpacked() -> RunConfig:
     """LM1B, one sentence per row of 128 tokens (App. C.1); pads as in the public recipe."""
     packed = lm1b()
     return replace(packed, data=replace(packed.data, packing="unpacked", pads="noised"))
 
 
+# Paper: App. C.1: OpenWebText
 def owt() -> RunConfig:
     """OpenWebText, blocks of 1024 GPT-2 tokens, cosine annealing with weight decay (App. C.1)."""
     return RunConfig(

@@ -71,6 +71,7 @@ class PackingRules:
         return self.block_length - (2 if self.wrap else 0 if self.is_packed else 1)
 
 
+# Paper: App. C.1: LM1B
 class Packer:
     """Takes documents piece by piece, gives rows."""
 

@@ -100,6 +100,7 @@ _ENWIK8 = InWheel(
 _ENDS = (0, 90_000_000, 95_000_000, 100_000_000)
 
 
+# Paper: App. C.1: LM1B, App. C.1: OpenWebText, Table 9
 CORPORA: dict[str, Corpus] = {
     "wikitext2": Corpus(
         "WikiText-2, raw",

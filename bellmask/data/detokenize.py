@@ -123,6 +123,7 @@ _PTB: tuple[DetokenizeRule, ...] = (
 )
 
 
+# Paper: App. C.1: LM1B
 DETOKENIZERS: dict[str, tuple[DetokenizeRule, ...]] = {
     "none": (),  # AG News and OpenWebText are not tokenized
     "lm1b": _LM1B,

@@ -194,6 +194,7 @@ def clean_conversation(record: Record, counts: Counter[str]) -> tuple[Message, .
     return tidy(said, counts, clean_text)
 
 
+# Paper: App. C.1: fine-tuning
 def open_sharegpt(address: str) -> ExampleSource:
     """One example per answer; all examples of a conversation are one document."""
     source = open_records(address, f"sharegpt:{address}")
@@ -444,6 +445,7 @@ class ExampleRules:
     bos_first: bool = False
 
 
+# Paper: App. C.1: fine-tuning
 def encode_examples(
     examples: Iterable[Numbered], encoder: PromptEncoder, rules: ExampleRules, counts: Counter[str]
 ) -> Iterator[Row | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import logging
 import os
 import shutil
 import time
@@ -46,6 +47,8 @@ from bellmask.utils.files import read_json, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.table import Table
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from bellmask.model.pretrained import Backbone
 
@@ -86,6 +89,7 @@ class Preparation:
 
     def blocks(self, progress: Progress = NO_PROGRESS) -> Blocks:
         """From the cache, or prepared now."""
+        logger.debug("blocks of %s: %s", self.source.name, self.place.path)
         return self.place.blocks(lambda: self._run(progress))
 
     def _run(self, progress: Progress) -> None:

@@ -277,6 +277,7 @@ class Benchmark:
         return self.kind != "choice"
 
 
+# Paper: App. C.1: fine-tuning, Table 9
 BENCHMARKS: dict[str, Benchmark] = {
     "lambada": Benchmark(
         lambada,

@@ -92,6 +92,7 @@ class ToySource:
         move = stay * same + (1 - stay) * same.roll(1, dims=1)
         return ToySource(start, move, random_rows("hidden", num_states, num_tokens), length)
 
+    # Paper: Fig. 1
     @staticmethod
     def local(num_tokens: int, length: int, locality: float, num_topics: int = 4) -> ToySource:
         """Tunable locality: p(x^i | x^(i-1), k) = locality P[x^(i-1), x^i] + (1 - locality) Q_k.
@@ -125,6 +126,7 @@ class ToySource:
             ends_WS = (after_WS[:, None] & emits_SV.T).flatten(0, 1)
         return None
 
+    # Paper: Eq. 14, Eq. 15, Eq. 16, Eq. 17
     @cached_property
     def entropy(self) -> float:
         """H(X) of a whole row, nats: the exact losses summed over context counts (Prop 3.1).
@@ -164,6 +166,7 @@ class ToySource:
         noise = columns[self.length :]
         return torch.stack([emit(state, v) for state, v in zip(states, noise)], dim=1)
 
+    # Paper: Eq. 12
     def log_conditionals(self, x_BL: Tensor) -> Tensor:
         """Log p(x^i = v | all observed symbols but i), float64 [B, L, V]; mask = not observed.
 
@@ -226,6 +229,7 @@ def _inverse(table_RC: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return draw
 
 
+# Paper: Eq. 12
 @dataclass(frozen=True)
 class ExactDenoiser:
     """The perfect model of a source, callable like :class:`bellmask.model.transformer.Denoiser`."""

@@ -28,6 +28,7 @@ from bellmask.diffusion.schedules import Linear, Schedule
 # x0 and a mask rate → xt: which tokens are hidden.
 
 
+# Paper: Sec. 2.1: forward process
 def mask_tokens(
     x0_BL: Tensor,
     mask_rate: Tensor,
@@ -63,6 +64,7 @@ Model = Callable[..., Tensor]
 """Called as :class:`bellmask.model.transformer.Denoiser` is."""
 
 
+# Paper: Eq. 4, Eq. 9
 @dataclass(frozen=True)
 class Problem:
     """What a model sees and which predictions are scored."""
@@ -121,6 +123,7 @@ class Problem:
         return model(self.x_BL.to(device), self.rows_N.to(device), *targets, **more)
 
 
+# Paper: Sec. 2.1: AoARM equals MDM, Lemma B.1, Eq. 13
 @dataclass(frozen=True)
 class Mdm:
     """Masked rows: the fourth and fifth row of the table (a model without time input ignores t)."""
@@ -146,6 +149,7 @@ class Mdm:
             is_masked_BL = is_masked_BL & is_real_BL  # what is scored
         return _masked_problem(x0_BL, xt_BL, is_masked_BL, t_B, is_real_BL)
 
+    # Paper: Lemma A.1, Eq. 7, Lemma A.2, Eq. 8, Table 6, Eq. 10, Eq. 11
     def given(
         self,
         x0_BL: Tensor,
@@ -181,6 +185,7 @@ def _masked_problem(
     return Problem.of(xt_BL, is_masked_BL, x0_BL, context_B[:, None], t_B=t_B)
 
 
+# Paper: Eq. 2, Sec. 2.1: AoARM equals MDM
 @dataclass(frozen=True)
 class Ordered:
     """Tokens one by one: slot r holds the r-th token of an order and predicts the one after it.
@@ -205,6 +210,7 @@ class Ordered:
             key = torch.where(is_real_BL, key, torch.inf)
         return key.argsort(dim=-1, stable=True)
 
+    # Paper: App. C.1: ARM, App. C.1: sigma-ARM
     def every_context(
         self, x0_BL: Tensor, u_BL: Tensor, *, mask_id: int, is_real_BL: Tensor | None = None
     ) -> Problem:
@@ -251,6 +257,7 @@ class Shifted(Ordered):
         return Problem.of(x0_BL, is_scored_BL, x0_BL, is_scored_BL.cumsum(1) - 1)
 
 
+# Paper: Eq. 4, Eq. 9
 Framework = Mdm | Ordered
 
 
@@ -259,16 +266,19 @@ def shifted_arm(block_length: int) -> Shifted:
     return Shifted(torch.arange(block_length))
 
 
+# Paper: Eq. 2, Table 6
 def arm(block_length: int) -> Ordered:
     """Left to right (Eq. loss_ARM)."""
     return Ordered(torch.arange(block_length))
 
 
+# Paper: Sec. 2.1: sigma-ARM, Table 6
 def sigma_arm(order_L: Tensor) -> Ordered:
     """A fixed order, given as the positions (from 0) in the order they come."""
     return Ordered(order_L.argsort())
 
 
+# Paper: Eq. 3, Table 6, Lemma B.1, Eq. 13
 def any_order() -> Ordered:
     """AoARM: an order of its own for every row (Eq. loss_aogpt)."""
     return Ordered(None)

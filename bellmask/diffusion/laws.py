@@ -89,6 +89,7 @@ def as_float64(value: Tensor | float) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64, device="cpu")
 
 
+# Paper: App. C.5: stratified sampling
 def strata(order_B: Tensor, jitter_B: Tensor) -> Tensor:
     """Levels u in [0, 1): sample i sits in stratum ``order[i]`` of B, at ``jitter[i]`` inside it.
 
@@ -142,6 +143,7 @@ class TimeLaw(ABC):
         u = torch.rand(count, dtype=torch.float64, generator=generator)
         return self.icdf(u).to(dtype or torch.get_default_dtype())
 
+    # Paper: App. C.5: stratified sampling
     def stratified(
         self, count: int, *, generator: Generator | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -169,6 +171,7 @@ def edges_around(mu: float, scale: float) -> list[float]:
 # A time law from any non-negative function on [0, 1].
 
 
+# Paper: Table 3
 @dataclass(frozen=True)
 class DensityLaw(TimeLaw):
     """A law of the user's own, from any non-negative function on [0, 1]; it is normalized here.
@@ -225,6 +228,7 @@ class DensityLaw(TimeLaw):
 # The truncated gaussian, accurate in both tails and for any location and scale.
 
 
+# Paper: Table 3
 @dataclass(frozen=True)
 class TruncatedGaussian(TimeLaw):
     """exp(-(t - mu)^2 / 2 sigma^2), restricted to [0, 1]; the paper's default is (0.5, 0.1).
@@ -276,6 +280,7 @@ class TruncatedGaussian(TimeLaw):
     def _log_total(self) -> float:
         return float(self._log_mass(as_float64(0.0), as_float64(1.0)))
 
+    # Paper: Eq. 29, Eq. 30
     def log_pdf(self, t: Tensor | float) -> Tensor:
         """Eq. for f_TG in App. C.4 with [l, h] = [0, 1]."""
         return -self._exponent(as_float64(t)) - math.log(self.sigma) - self._log_total()
@@ -285,6 +290,7 @@ class TruncatedGaussian(TimeLaw):
         t = as_float64(t).clamp(0, 1)
         return self._log_mass(torch.zeros_like(t), t) - self._log_total()
 
+    # Paper: Eq. 29, Eq. 30
     def cdf(self, t: Tensor | float) -> Tensor:
         """P(T <= t)."""
         return self.log_cdf(t).exp()
@@ -311,6 +317,7 @@ class TruncatedGaussian(TimeLaw):
 # The other laws of Table 3.
 
 
+# Paper: Table 3
 @dataclass(frozen=True)
 class Uniform(TimeLaw):
     """The conventional choice: every mask rate equally often."""
@@ -328,6 +335,7 @@ class Uniform(TimeLaw):
         return as_float64(u).clone()
 
 
+# Paper: Table 3
 @dataclass(frozen=True)
 class Dirac(TimeLaw):
     """All mass at one time."""
@@ -356,6 +364,7 @@ class Dirac(TimeLaw):
         return float(function(as_float64(self.mu)))
 
 
+# Paper: Table 3
 @dataclass(frozen=True)
 class TruncatedLaplace(TimeLaw):
     """exp(-|t - mu| / b), restricted to [0, 1]."""

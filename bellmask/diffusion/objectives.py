@@ -43,6 +43,7 @@ class Objective(ABC):
         """The constant c = E[w(t) (1 - alpha_t)] over the drawing law."""
 
 
+# Paper: Eq. 1, Eq. 28
 @dataclass(frozen=True)
 class Nelbo(Objective):
     """The NELBO of Eq. L_MDM: w = -alpha' / (1 - alpha) / pi(t) for any density pi.
@@ -93,6 +94,7 @@ class Nelbo(Objective):
         return (1 - self.time_floor) / (1 - self.first_time)
 
 
+# Paper: Eq. 6, Eq. 34
 @dataclass(frozen=True)
 class Bell(Objective):
     """The paper's objective, Eq. L_pi: t ~ pi, every masked row counts the same."""
@@ -121,6 +123,7 @@ class Bell(Objective):
         return self.law.expectation(lambda t: 1 - self.schedule.alpha(t))
 
 
+# Paper: App. C.4: importance sampling
 @dataclass(frozen=True)
 class Importance(Objective):
     """Uniform times, rows weighted by the bell's density: w = f(t), or f(t) / t (App. C.4).
@@ -153,6 +156,7 @@ class Importance(Objective):
         return 1.0 if self.divide_by_t else self.law.mean
 
 
+# Paper: Eq. 2
 @dataclass(frozen=True)
 class ChainRule(Bell):
     """Causal frameworks: every context count of every row once, each with weight one.

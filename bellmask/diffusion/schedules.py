@@ -31,11 +31,13 @@ class Schedule(ABC):
     def inverse(self, alpha: Tensor) -> Tensor:
         """The time at which alpha has the given value."""
 
+    # Paper: Eq. 28, Eq. 32, Eq. 33
     def weight(self, t: Tensor) -> Tensor:
         """-alpha'(t) / (1 - alpha(t)), the NELBO's weight on a masked row (infinite at t = 0)."""
         return -self.derivative(t) / (1 - self.alpha(t))
 
 
+# Paper: Sec. 2.1: forward process
 @dataclass(frozen=True)
 class Linear(Schedule):
     """alpha = 1 - t, the paper's."""
@@ -108,6 +110,7 @@ class Polynomial(Schedule):
         return self.power / t
 
 
+# Paper: Eq. 31
 @dataclass(frozen=True)
 class MiddleFlat(Schedule):
     """alpha = F^-1(1 - t) for a law F of visible shares (App. C.4): flat where F is dense.
@@ -126,6 +129,7 @@ class MiddleFlat(Schedule):
         """F^-1(1 - t)."""
         return self.law.icdf(1 - t.double()).to(t)
 
+    # Paper: Eq. 32, Eq. 33
     def derivative(self, t: Tensor) -> Tensor:
         """-1 / f(alpha)."""
         return (-1 / self.law.pdf(self.law.icdf(1 - t.double()))).to(t)

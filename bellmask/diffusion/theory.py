@@ -21,6 +21,7 @@ from bellmask.diffusion.schedules import Linear, Schedule
 # tokens. The base objective has omega = 1; a bell law has next to nothing at both ends.
 
 
+# Paper: Eq. 4, Prop. 4.2, Lemma B.3, Eq. 18, App. B.2: weights omega(N_c)
 def context_weights(objective: Objective, block_length: int) -> Tensor:
     """omega(N_c) for N_c = 0 .. L-1, float64; they sum to L c."""
     if block_length < 1:
@@ -92,6 +93,7 @@ class BellTest:
     """The a at which the margin is largest."""
 
 
+# Paper: Def. 4.1
 def bell_test(law: laws.TimeLaw, schedule: Schedule | None = None) -> BellTest:
     """Test Definition 4.1 for the mask rates that a law of times gives under a schedule."""
     schedule = schedule or Linear()

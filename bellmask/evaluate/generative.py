@@ -241,6 +241,7 @@ def share_distinct(grams: Sequence[tuple[int, ...]]) -> float | None:
     return len(set(grams)) / len(grams) if grams else None
 
 
+# Paper: Table 8
 def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
     """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples of the
     share of their n-grams that were there before. None where no sample is long enough.
@@ -271,6 +272,7 @@ _COLUMNS = (
 """What a cell measures; the table has mean and deviation over seeds of each."""
 
 
+# Paper: Table 8
 def measure(
     subjects: Sequence[Subject], scorer: TextScorer, folder: Path, progress: Progress = NO_PROGRESS
 ) -> list[dict[str, Any]]:
@@ -317,6 +319,7 @@ def _is_sample(record: dict[str, Any]) -> bool:
     ) and all(isinstance(text, str) for text in record["documents"])
 
 
+# Paper: Table 8
 def measure_cell(
     samples: Sequence[TextSample], scorer: TextScorer, progress: Progress
 ) -> dict[str, Any]:

@@ -177,6 +177,7 @@ ORDERS = (True, False)
 """A shown first, B shown first."""
 
 
+# Paper: Table 5
 @dataclass(frozen=True)
 class EndpointJudge:
     """A model behind an API; every request and reply is in the transcript."""

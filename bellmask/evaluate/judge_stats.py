@@ -61,6 +61,7 @@ class LengthControlled:
     """False where the rate rests on the ridge or lies beyond the data."""
 
 
+# Paper: Table 5
 def two_term(
     preference: Floats, length_a: Floats, length_b: Floats, cluster: Labels
 ) -> LengthControlled:
@@ -358,6 +359,7 @@ def columns(judged: Sequence[Judged]) -> tuple[Floats, Floats, Floats, Labels]:
     return y_N, length_a, length_b, np.array(task_N, dtype=np.int64)
 
 
+# Paper: Table 5
 def win_rates(judged: Sequence[Judged]) -> dict[str, Estimate]:
     """Rates with their errors over tasks, of which there are ``n``.
 

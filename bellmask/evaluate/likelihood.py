@@ -263,6 +263,7 @@ class Likelihood:
 # The NLL of a model on blocks.
 
 
+# Paper: Eq. 1, Lemma A.2, Eq. 8
 def evaluate(
     model: Model,
     blocks: Blocks,
@@ -392,6 +393,7 @@ def nelbo(
         module.train(was_training)
 
 
+# Paper: Lemma A.2, Eq. 8
 def mask_counts(
     length_B: Tensor, draws: int, seed: int, row_keys: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -618,6 +620,7 @@ def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
     return points
 
 
+# Paper: Fig. 3, Eq. 10
 def exact_curve(
     scorer: BlockScorer, contexts: Sequence[int], *, seed: int = 1234, batch_size: int = 64
 ) -> list[ContextPoint]:
@@ -669,6 +672,7 @@ def unigram_counts(blocks: Blocks, num_tokens: int) -> stats.Floats:
     return np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(blocks))
 
 
+# Paper: Fig. 3
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
     """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))

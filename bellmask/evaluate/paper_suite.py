@@ -173,6 +173,7 @@ def _about(
 # Was it right? Scores of one document, in percent, called by lm-eval.
 
 
+# Paper: Table 4
 def score_choices(doc: Mapping[str, Any], results: Sequence[ScoredChoice]) -> dict[str, float]:
     """The choice with the highest log-probability, summed or per token or byte, is the gold one;
     the first of equals. Who finds all choices equally likely (a unigram on WinoGrande) guesses.
@@ -188,6 +189,7 @@ def score_choices(doc: Mapping[str, Any], results: Sequence[ScoredChoice]) -> di
     return {how: 100.0 * (mean.index(max(mean)) == gold) for how, mean in means.items()}
 
 
+# Paper: Table 4
 def score_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """What was written into the gap, by the kind of task."""
     about, (written,) = doc["bellmask"], results
@@ -329,6 +331,7 @@ def is_sure(apart: Estimate) -> bool:
 # The suite: the same questions for all models, differences to the first.
 
 
+# Paper: Table 4
 class Suite:
     """Models and tasks of a suite; its ``numbers`` are for files and tables."""
 

@@ -381,6 +381,7 @@ MOST_LOGITS = 1 << 26
 """Logits of a batch that exist at once: 256 MB."""
 
 
+# Paper: Table 4
 class Scorer:
     """Scores tokens given others under a run."""
 
@@ -595,6 +596,7 @@ class TextScore:
     """True when tokens beyond the scorer's context were dropped."""
 
 
+# Paper: Table 8
 @dataclass(frozen=True)
 class TextScorer:
     """A model that reads left to right, and how it reads samples."""
@@ -656,6 +658,7 @@ def join_documents(documents: Sequence[Sequence[int]], eos: int | None) -> list[
     return [token for ids in documents for token in (*sign, *ids)][len(sign) :]
 
 
+# Paper: Table 8
 def is_counted(ids: Sequence[int], eos: int | None, num_given: int = 1) -> NDArray[np.bool_]:
     """Which tokens of a row count: not the given ones, and of all EOS tokens only the first.
 

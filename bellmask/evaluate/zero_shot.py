@@ -228,6 +228,7 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
     return text.name.rstrip("0123456789") in [name.rstrip("0123456789") for name in trained]
 
 
+# Paper: Table 7
 def load_blocks(
     runs: Sequence[Loaded], sets: Sequence[TextSet], options: ZeroShotOptions
 ) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
@@ -280,6 +281,7 @@ PILOT_BLOCKS = 32
 """Blocks of each set that a trial evaluates; the noise found is good to about an eighth."""
 
 
+# Paper: Table 7
 @dataclass(frozen=True)
 class Case:
     """One run on one set, with the blocks that will be used."""
@@ -357,6 +359,7 @@ class Pilot:
         )
 
 
+# Paper: Table 7
 def choose_draws(
     cases: Sequence[Case], options: ZeroShotOptions, ladder: Sequence[int] = LADDER
 ) -> Pilot:
@@ -401,6 +404,7 @@ def mask_noise(case: Case, draws: int, seed: int, num_seeds: int = 1) -> float:
 # What the evaluations of all seeds say together.
 
 
+# Paper: Table 7
 def join_seeds(results: Sequence[Likelihood], blocks: Blocks, seeds: Sequence[int]) -> Likelihood:
     """The draws of all seeds as one evaluation: its error has the masks of all of them.
 
@@ -414,6 +418,7 @@ def join_seeds(results: Sequence[Likelihood], blocks: Blocks, seeds: Sequence[in
     )
 
 
+# Paper: Table 7
 def summarize(results: Sequence[Likelihood], joined: Likelihood) -> dict[str, Any]:
     """Perplexity with its two errors: over documents and masks, and over evaluation seeds.
 
@@ -560,6 +565,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
     return [line for line, is_said in lines.items() if is_said]
 
 
+# Paper: Table 7
 def markdown(numbers: Mapping[str, Any]) -> str:
     """The paper's Table 7 (runs by sets, mean ± deviation over seeds), then all the rest."""
     full = replace(result_table(numbers), title="In full")

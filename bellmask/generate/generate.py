@@ -360,6 +360,7 @@ h2 { white-space: pre-wrap; } h3 { font-size: .95rem; margin: 0; overflow-wrap: 
 """
 
 
+# Paper: Fig. 12
 @dataclass(frozen=True)
 class SideBySide:
     """The texts of each run for each prompt."""

@@ -74,6 +74,7 @@ class Rule(ABC):
         return None
 
 
+# Paper: Sec. 2.1: reverse process
 class Ancestral(Rule):
     """The reverse process (Sec. 2.1): from t to s a masked token is revealed with probability
     (alpha_s - alpha_t) / (1 - alpha_t), that is, once alpha has passed its number.
@@ -87,6 +88,7 @@ class Ancestral(Rule):
         return moment.t_B
 
 
+# Paper: Sec. 2.1: reverse process
 class FirstHitting(Rule):
     """The reverse process without a grid (Zheng et al. 2024): token after token, each at the very
     time at which alpha reaches its number. Exact, in as many calls as tokens.

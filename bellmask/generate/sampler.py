@@ -33,6 +33,7 @@ from bellmask.utils.rng import stream_key, uniform
 # Time grids for sampling: from 1 (all masked) down to 0 (clean), float64 [steps + 1].
 
 
+# Paper: Sec. 2.1: reverse process
 def uniform_grid(num_steps: int) -> Tensor:
     """``num_steps`` equal steps from t = 1 to t = 0."""
     return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
@@ -261,6 +262,7 @@ def _check(
         raise UserError(f"block_length must be at least 1, got {block_length}")
 
 
+# Paper: Sec. 2.1: reverse process
 @torch.no_grad()
 def generate(
     network: SamplingDenoiser,

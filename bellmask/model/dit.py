@@ -30,6 +30,7 @@ def rotary_table(positions: Sequence[Tensor], head_size: int) -> tuple[Tensor, T
     return angle.cos(), angle.sin()
 
 
+# Paper: App. C.1: backbone
 def rotate(qk_BL2HE: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate the pairs (i, i + E/2) of each query and key head by its position's angles."""
     cos, sin = (part.to(qk_BL2HE.dtype) for part in table)
@@ -147,6 +148,7 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.out(F.silu(self.into(waves))))
 
 
+# Paper: App. A.2: time-agnostic network
 class Modulation(nn.Module):
     """Learned vectors, or AdaLN, a linear map of the time's embedding; all zero at first."""
 

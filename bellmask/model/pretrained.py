@@ -40,6 +40,7 @@ class Backbone:
     """How its tokenizer writes conversations, where it says so."""
 
 
+# Paper: App. C.1: continual pretraining
 class PretrainedDenoiser(nn.Module):
     """Called as :class:`bellmask.model.transformer.Denoiser` is; rows name the tokens predicted."""
 

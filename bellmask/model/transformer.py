@@ -46,6 +46,7 @@ def draw_kept(shape: torch.Size | tuple[int, ...], rate: float, device: torch.de
 
 _SOURCE, _TARGET = 0, 1
 
+# Paper: App. C.1: AoARM
 ENCODINGS: dict[str, tuple[int, ...]] = {
     "source": (_SOURCE,),
     "literal": (_TARGET,),
@@ -56,6 +57,7 @@ slots hold (source) or of those they predict (target). The first half goes by so
 middle layer of an odd number belongs to the second."""
 
 
+# Paper: App. A.2: no probability on the mask, App. C.1: backbone
 class Denoiser(nn.Module):
     """Tokens (V is the mask) → predictions at selected rows.
 
@@ -128,6 +130,7 @@ class Denoiser(nn.Module):
         given = (h_ND, head.weight, head.bias, targets_N, weight_N)
         return predict(*given, reduce=reduce, kernel=self.loss_kernel)
 
+    # Paper: App. C.1: ARM, App. C.1: sigma-ARM
     def hidden(
         self,
         x_BL: Tensor,

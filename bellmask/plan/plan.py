@@ -234,6 +234,7 @@ def ideal_seconds(kernels: Counter[TracedKernel], device: Device, precision: str
     )
 
 
+# Paper: App. C.1: hardware and hours
 def device_seconds(ideal: float, num_kernels: float, device: Device, efficiency: float) -> float:
     """Work at the assumed efficiency, or the launches where those take longer."""
     launches = num_kernels * LAUNCH_SECONDS if device.is_gpu else 0.0
@@ -496,6 +497,7 @@ class Plan:
         }
 
 
+# Paper: App. C.1: hardware and hours
 def plan(
     config: RunConfig,
     devices: str | Cluster,

@@ -73,6 +73,7 @@ def build_objective(config: RunConfig) -> Objective:
         raise UserError(str(error)) from None
 
 
+# Paper: Sec. 2.1: sigma-ARM
 def build_framework(config: RunConfig) -> Framework:
     """How the run draws contexts and targets."""
     length = config.data.block_length

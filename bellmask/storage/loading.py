@@ -6,6 +6,7 @@ the weights of causal LMs in them, both ways (``bellmask export`` uses these too
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,7 @@ from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole
 from bellmask.utils.libraries import first_line, import_optional
 
+logger = logging.getLogger(__name__)
 Weights = Literal["auto", "ema", "raw"]
 
 
@@ -133,6 +135,7 @@ def load(
         kind = "model" if weights == "raw" or not config.optim.ema else "ema"
         load_tensors(place, {f"{kind}.{n}": p.detach() for n, p in model.named_parameters()})
     target = pick_device(device)
+    logger.debug("%s: weights of step %d on %s", folder, step, target)
     model, framework = model.to(target).eval(), build_framework(config)
     return Loaded(folder, config, step, tokenizer, model, framework, target, backbone)
 

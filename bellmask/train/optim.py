@@ -18,6 +18,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
+# Paper: App. C.1: optimizer
 def learning_rate(options: OptimOptions, step: int, num_steps: int) -> float:
     """The rate of update number ``step`` (from 0): linear warm-up from zero, then the curve."""
     if step < options.warmup_steps:
@@ -92,6 +93,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and "modulation" not in name
 
 
+# Paper: App. C.1: optimizer
 class Optimizer:
     """AdamW, or Muon and AdamW, behind one step; its state is addressed by parameter name."""
 

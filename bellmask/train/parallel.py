@@ -222,6 +222,7 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
     )
 
 
+# Paper: App. C.1: hardware and hours
 def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Network:
     """The same network, ready to train on this process's device.
 

@@ -82,6 +82,7 @@ def split_batch(options: TrainOptions, num_processes: int) -> int:
     return size or batch // num_processes
 
 
+# Paper: App. C.1: continual pretraining
 class StepPlanner:
     """step → its data and noise. Holds no state."""
 
@@ -121,6 +122,7 @@ class StepPlanner:
             levels = strata(shuffle(stream_key(seed, "strata", step), count), levels)
         return levels
 
+    # Paper: App. C.5: stratified sampling
     def times(self, step: int) -> Tensor:
         """Times of the whole global batch, float64 [batch_size]."""
         return self.objective.times(self.levels(step))

@@ -62,6 +62,7 @@ class Start:
         return build_model(self.config, tokenizer.num_tokens, backbone, self.fill)
 
 
+# Paper: App. C.1: continual pretraining
 def open_start(config: RunConfig, folder: Path | None = None) -> Start:
     """The start that the options name; of a run that is already in ``folder``, as it was."""
     options = config.start

@@ -22,6 +22,7 @@ from bellmask.utils.distributed import autocast
 from bellmask.utils.rng import stream_key, torch_seed
 
 
+# Paper: Eq. 6
 def microbatch_loss(
     model: nn.Module, batch: Microbatch, framework: Framework, mask_id: int, device: torch.device
 ) -> tuple[Tensor, int, float]:

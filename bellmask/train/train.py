@@ -32,7 +32,7 @@ class TrainCommand(PresetOptions):
 
     bellmask train tiny --out runs/bell --resume auto
 
-    bellmask train runs/bell --resume auto
+    bellmask resume runs/bell
 
     torchrun --nproc-per-node 2 -m bellmask train lm1b --train.microbatch-size 64
     """
@@ -63,7 +63,7 @@ def main(args: Sequence[str]) -> int:
     is_main = os.environ.get("RANK", "0") == "0"
     if result.stopped_by is not None:
         if is_main:
-            how = f"the same command and --resume auto --out {shlex.quote(str(folder))}"
+            how = f"bellmask resume {shlex.quote(str(folder))}"
             tell(f"stopped at step {result.step}; continue with {how}", sys.stderr)
         return 128 + result.stopped_by
     if is_main and not options.quiet:

@@ -28,7 +28,7 @@ SLOW_SECONDS = 2.0
 @contextlib.contextmanager
 def announced(what: str, *, is_quiet: bool = False) -> Iterator[None]:
     """Say on stderr what is done inside, once it has taken long; one process of a run does."""
-    if is_quiet or os.environ.get("RANK", "0") != "0":
+    if is_quiet or asked_quiet() or os.environ.get("RANK", "0") != "0":
         yield
         return
     timer = threading.Timer(SLOW_SECONDS, lambda: tell(f"{what} ...", sys.stderr))
@@ -72,23 +72,30 @@ class _MessageHandler(logging.Handler):
         tell(f"{kind}: {visible_lines(self.format(record))}", sys.stderr)
 
 
+LOGGER = logging.getLogger("bellmask")
+
+
+def asked_quiet() -> bool:
+    """True with ``--quiet``: no notes and no progress."""
+    return LOGGER.level >= logging.WARNING
+
+
 @contextlib.contextmanager
-def messages_on_stderr() -> Iterator[None]:
+def messages_on_stderr(level: int = logging.INFO) -> Iterator[None]:
     """Show what the library logs as ``note: ...`` and ``warning: ...``; for commands.
 
     A program that imports bellmask decides itself what becomes of the logger "bellmask".
     """
-    logger, handler = logging.getLogger("bellmask"), _MessageHandler()
-    before = logger.level, logger.propagate
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # packages that add handlers to the root would show it twice
-    logger.addHandler(handler)
+    handler, before = _MessageHandler(), (LOGGER.level, LOGGER.propagate)
+    LOGGER.setLevel(level)
+    LOGGER.propagate = False  # packages that add handlers to the root would show it twice
+    LOGGER.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(before[0])
+        LOGGER.propagate = before[1]
 
 
 def print_lines(lines: Sequence[str]) -> None:

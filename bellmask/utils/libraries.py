@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from bellmask.utils.console import LOGGER
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import inside, read_json
 
@@ -29,17 +31,19 @@ def import_transformers(what: str) -> Any:
 
 @contextlib.contextmanager
 def quiet(failure: str = "") -> Iterator[None]:
-    """Silence progress bars and retry messages of the hub; loggers keep their own streams.
+    """Silence progress bars and retry messages of the hub, but not with ``--verbose``.
 
     With ``failure`` whatever goes wrong (no network, damaged files, impossible sizes: each package
     fails in its own way) becomes one UserError that begins so.
     """
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
+    is_verbose = LOGGER.isEnabledFor(logging.DEBUG)
+    shown: TextIO = sys.stderr if is_verbose else io.StringIO()
     for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+        logger.setLevel(logging.INFO if is_verbose else logging.CRITICAL)
     try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
             yield
     except Exception as error:
         if not failure or isinstance(error, UserError):

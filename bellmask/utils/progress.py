@@ -26,7 +26,7 @@ import rich.progress as bars
 from rich.console import Console
 from rich.text import Text
 
-from bellmask.utils.console import announced
+from bellmask.utils.console import announced, asked_quiet
 
 LINE_SECONDS = 30.0
 
@@ -111,7 +111,7 @@ def progress_bar(
 ) -> Iterator[Progress]:
     """Show the progress of the block inside; without a total the bar only counts."""
     console = Console(stderr=True)
-    if is_quiet:
+    if is_quiet or asked_quiet():
         yield NO_PROGRESS
     elif not console.is_terminal:
         with announced(what):

@@ -165,6 +165,8 @@ def test_a_run_folder_in_place_of_a_preset_goes_on(small_config, tmp_path, monke
     config = small_config("--train.steps", "4")
     train_run(config, tmp_path / "run", is_quiet=True)
     monkeypatch.chdir(tmp_path)
-    succeeds("train", "run", "--resume", "auto", "--train.steps", "6", "--quiet")
+    succeeds("resume", "run", "--train.steps", "6", "--quiet")
     assert last_step(tmp_path / "run") == 6
+    succeeds("train", "run", "--resume", "auto", "--train.steps", "8", "--quiet")
+    assert last_step(tmp_path / "run") == 8
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]

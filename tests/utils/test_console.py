@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 
-from commands import succeeds
+from commands import bellmask, refuses, succeeds
 
 from bellmask.utils.console import messages_on_stderr
 
@@ -24,6 +24,26 @@ def test_commands_show_notes_and_warnings_as_lines(capsys):
     finally:
         logging.getLogger().removeHandler(root)
     assert capsys.readouterr().err == "note: so many tokens: 3\nwarning: damaged·[2J\n"
+
+
+def test_quiet_and_verbose(zoo):
+    """Before or after the command; results are printed in any case."""
+    evaluate = ["evaluate", zoo / "bell", "--blocks", "2", "--data", zoo / "text.txt"]
+    plain, verbose = succeeds(*evaluate), succeeds("--verbose", *evaluate)
+    assert "debug: " not in plain.err
+    assert "debug: " in verbose.err
+    prompted = ["generate", zoo / "bell", "--num", "1", "--prompt", "the cat", "--steps", "2"]
+    assert "note: " in succeeds(*prompted).err
+    said = succeeds(*prompted, "--quiet")
+    assert "note: " not in said.err
+    assert said.out == succeeds(*prompted).out
+    refuses("--quiet", "evaluate", "nowhere", names="nowhere")
+
+
+def test_verbose_shows_where_an_error_was_raised():
+    said = bellmask("evaluate", "nowhere", "--verbose")
+    assert said.code == 2
+    assert "Traceback" in said.err
 
 
 def test_a_command_leaves_the_logger_as_it_was(zoo, caplog):
