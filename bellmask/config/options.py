@@ -1,8 +1,8 @@
 """Every option of a run, described once: one frozen dataclass per section.
 
 They are plain data and import nothing heavy, so ``--help``, errors and presets are fast.
-``config.py`` composes them, ``checks.py`` checks what spans sections, and ``storage/build.py``
-turns them into parts.
+``config.py`` composes them, ``checks.py`` checks combinations, and ``storage/build.py`` builds
+objects from them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
 """Defaults of laws and schedules that have these parameters."""
 
 Affects = Literal["result", "records", "speed", "nothing"]
-"""What an option changes. result: the weights, or what a metric means. records: only what is
-written down while training. speed: only how long it takes, and where."""
+"""What an option affects. result: the weights or the meaning of a metric. records: only what is
+logged while training. speed: only duration and placement."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Marks:
     """Metadata of an option besides its type, default and description."""
 
     affects: Affects | None = None
-    """None: as its section."""
+    """None: as for its section."""
     at_least: float = -math.inf
     at_most: float = math.inf
     above: float = -math.inf
@@ -88,7 +88,7 @@ class DataOptions:
     """Validation text, in the format of --data.train. Default: the corpus's validation split, or
     the last --data.valid-fraction of the training blocks if it has none."""
     valid_split: Literal["valid", "test"] = option("valid", not_with="sft.train")
-    """Held-out split used by validation and evaluate; use test for final numbers only."""
+    """Held-out split for validation and evaluate; use test for final numbers only."""
     valid_fraction: float = option(0.05, above=0, below=1)
     """Fraction of blocks held out at the end of the training text without a validation text."""
     mixture: tuple[str, ...] = option((), not_with="sft.train")
@@ -241,12 +241,12 @@ TIMELESS = {
     "schedule": ScheduleOptions(),
     "objective": ObjectiveOptions("nelbo"),
 }
-"""What causal frameworks have instead of times."""
+"""Sections of causal frameworks, which have no times."""
 
 
 @dataclass(frozen=True)
 class OptimOptions:
-    """Optimizer, learning rate, averaging."""
+    """Optimizer, learning rate and weight averaging."""
 
     name: Annotated[
         Literal["adamw", "muon"], tyro.conf.arg(name="optimizer", prefix_name=False)
@@ -363,7 +363,7 @@ class LogOptions:
     """Project name for wandb and trackio."""
 
 
-# Options of runs that outgrow one device: sharding and recomputation.
+# Options for large models and several devices: sharding and recomputation.
 
 
 @dataclass(frozen=True)
@@ -428,7 +428,7 @@ class SftOptions:
     """Examples in place of --data.train (then only used to learn a bpe tokenizer): a JSONL, JSON or
     Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the hub) or
     tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
-    stories:FILE (questions on stories)."""
+    stories:FILE (questions about stories)."""
     valid: str | None = option(None, only_with="sft.train")
     """Held-out examples, same format. Default: the last --data.valid-fraction of --sft.train."""
     turns: Literal["all", "first"] = option("all", only_with="sft.train")
