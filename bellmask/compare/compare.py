@@ -284,7 +284,7 @@ class DemoOptions:
     out: str = "runs/demo"
     """Folder for runs and results."""
     quiet: bool = False
-    """Print nothing but errors and the result."""
+    """Print only errors and the result."""
 
 
 def demo_main(args: Sequence[str]) -> int:

@@ -92,7 +92,7 @@ class TrainingOptions:
     runs: str = "runs/shared"
     """Folder for runs, shared by all comparisons."""
     quiet: bool = False
-    """Print nothing but errors and the result."""
+    """Print only errors and the result."""
 
 
 def parse_grid(texts: Sequence[str]) -> list[dict[str, str]]:

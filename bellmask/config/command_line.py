@@ -131,7 +131,7 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
             description=about,
             registry=_HELP,
         )
-    print(without_none(told.getvalue()), end="" if kind is RunConfig else f"\n{EVERY_COMMAND}\n")
+    print(without_none(told.getvalue()), end="" if default is not None else f"\n{EVERY_COMMAND}\n")
 
 
 class _HelpText(io.StringIO):
