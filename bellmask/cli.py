@@ -128,7 +128,7 @@ def run_command(argv: Sequence[str]) -> int:
     if speaks:
         tell(f"error: {visible_lines(message)}", sys.stderr)
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        time.sleep(GRACE_SECONDS)  # torchrun ends all when one ends: the one that speaks goes first
+        time.sleep(GRACE_SECONDS)  # torchrun ends all when one ends: the one that prints goes first
     return code
 
 
@@ -204,7 +204,7 @@ def completion_main(args: Sequence[str]) -> int:
 
 
 def help_text(*words: str) -> str:
-    """A command's help text."""
+    """The help text of a command."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         run_command([*words, "--help"])
     return out.getvalue()

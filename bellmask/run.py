@@ -18,9 +18,9 @@ from bellmask.storage.loading import Loaded, Weights
 
 
 class Run(Loaded):
-    """A run's options, tokenizer and weights at one checkpoint, and what can be done with them."""
+    """A run's options, tokenizer and weights at one checkpoint, with methods to use them."""
 
-    # each is a function of a Loaded, described where it stands
+    # each is a function of a Loaded, documented where it is defined
     evaluate = evaluate_run
     scorer = scorer_of
     nll = text_nll
@@ -85,8 +85,8 @@ def load(
 ) -> Run:
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 
-    ``checkpoint``: latest, best or a step; ``weights``: "auto" takes the moving average where there
-    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind;
+    ``checkpoint``: latest, best or a step; ``weights``: "auto" uses the moving average if there is
+    one, "raw" the trained weights. An export contains one checkpoint with one kind of weights;
     requesting others is an error.
     """
     loaded = loading.load(name, checkpoint=checkpoint, weights=weights, device=device)
@@ -94,4 +94,4 @@ def load(
 
 
 load_run = load
-"""For scripts that say what they load: a run folder."""
+"""Alias of :func:`load`."""

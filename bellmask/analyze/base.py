@@ -1,7 +1,7 @@
-"""``bellmask analyze NAME RUN...``: what an analysis is, the table of all, and the command.
+"""``bellmask analyze NAME RUN...``: the table of analyses, and the command.
 
-An analysis turns options into numbers, and those into tables and a figure. Its module is imported
-when it is asked for.
+An analysis turns options into numbers, and numbers into tables and a figure. Its module is imported
+on use.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Analysis:
     options: type
     """A frozen dataclass; its docstring is the help text, and names the paper's figure."""
     measure: Callable[[Any, Progress], dict[str, Any]]
-    """Options → numbers and their errors, ready for JSON. Everything shown is made from them."""
+    """Options → numbers and their errors, ready for JSON. Tables and figures use nothing else."""
     tables: Callable[[dict[str, Any]], list[Table]]
     figure: Callable[[dict[str, Any]], Figure]
     unit: str = "steps"
     """What the progress bar counts."""
 
 
-# What analyses share: options, what is said of a run
+# Shared by analyses: options, description of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class OutOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions(OutOptions):
-    """Which runs are looked at."""
+    """The runs to analyze."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
     """Run folders."""
@@ -75,7 +75,7 @@ class StageOptions(RunsOptions):
 def describe_run(
     run: NamedRun, framework: Framework, stages: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What is said of a run beside its numbers at each checkpoint."""
+    """Description of a run, without its numbers at each checkpoint."""
     return {
         "name": run.name,
         "run": run.folder.name,

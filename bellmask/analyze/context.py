@@ -1,7 +1,7 @@
 """Loss by number of observed tokens, at one checkpoint or from one to the next (Fig. 3).
 
-Every block is asked in every bin of context counts, on contexts that depend on the seed alone: all
-runs and checkpoints see the same ones, so differences are paired block by block.
+Every block is evaluated in every bin of context counts. Contexts depend only on the seed, so all
+runs and checkpoints see the same ones and differences are paired by block.
 
 B blocks, C bins, L block length.
 """
@@ -115,7 +115,7 @@ def _causal_bins(scorer: BlockScorer, part: Tensor, bins: Bins, seed: int) -> Fl
 
 
 def _points(values_CB: Floats, bins: Bins, blocks: Blocks) -> list[dict[str, Any]]:
-    """Mean and error of each bin that two blocks or more are long enough for."""
+    """Mean and error of each bin for which at least two blocks are long enough."""
     means = [_mean(value_B, blocks) for value_B in values_CB]
     return [{"low": low, "high": high, **mean} for (low, high), mean in zip(bins, means) if mean]
 
@@ -175,7 +175,7 @@ def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
 def _stages(
     steps: Sequence[int], values: Sequence[Floats], bins: Bins, blocks: Blocks
 ) -> list[dict[str, Any]]:
-    """Each checkpoint's curve; what was learned since the one before, and until the last.
+    """Each checkpoint's curve, and the decrease since the previous one and until the last.
 
     ``rise`` is how much more the upper half of the bins learned until the last checkpoint than
     N_c = 0 did, paired block by block.

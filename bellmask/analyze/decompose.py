@@ -1,4 +1,4 @@
-"""A trained model's loss, split by context count into what no model can avoid and what is left.
+"""Split a trained model's loss by context count into an irreducible and a reducible part.
 
 On a toy source every conditional of the data is known, so both terms of Prop. 3.1 are: the red
 H(X^I | Z, I), in closed form for an order-1 chain and by forward-backward on drawn contexts
@@ -59,7 +59,7 @@ class DecomposeOptions(StageOptions):
     """New rows of the source, each evaluated at every context count."""
 
 
-# What no model can beat: the irreducible entropy by context count, the red part of Prop. 3.1
+# The irreducible entropy by context count, the red part of Prop. 3.1
 #
 # H^n = H(X^I | Z_n, I) in nats per prediction, for n = 0 .. L - 1 context tokens. An ``order_L`` is
 # a permutation of places 0 .. L - 1: the target of count n is ``order_L[n]``, its context the
@@ -158,14 +158,14 @@ def _log_binomial(m: Tensor, k: Tensor) -> Tensor:
 # middle. The oracle, which knows blue, draws rows in proportion to what they hold.
 
 SPENT_BELOW = 0.05
-"""Weight counts as spent on nothing where less than this share of the loss can still be learned."""
+"""Weight counts as wasted where less than this fraction of the loss can still be learned."""
 
 LAWS = {"base": Nelbo(time_floor=0.0), "bell": Bell(TruncatedGaussian())}
 
 
 # Paper: Finding 2
 def spend(red_L: Tensor, blue_L: Tensor) -> dict[str, Any]:
-    """What base and bell meet per unit of weight, and what all three meet per row drawn.
+    """Reducible loss seen by base and bell per unit of weight, and by all three per row drawn.
 
     Weights on N_c = 0 .. L-1 sum to one; shares of rows drawn there lack those at N_c = L. A
     uniform time makes all L + 1 counts alike; the bell's weight is rows times targets.
@@ -338,7 +338,7 @@ def _by_count(run: dict[str, Any]) -> Table:
 
 
 def _spending(numbers: dict[str, Any]) -> list[Table]:
-    """What base and bell meet per unit of training weight, and with the oracle per row drawn."""
+    """Reducible loss seen by base and bell per unit of training weight, and per row drawn."""
     by_weight, by_row = [], []
     every = [(run, stage) for run in numbers["runs"] for stage in run["stages"]]
     for run, stage in every:
@@ -353,11 +353,11 @@ def _spending(numbers: dict[str, Any]) -> list[Table]:
         by_row.append([label, *(f"{nats:.3f}" for nats in (*held, spent["most_per_row"])), rate])
     if not by_row:
         return []
-    columns = ["model", "base meets", "bell meets", "base on nothing", "bell on nothing"]
+    columns = ["model", "base, nats", "bell, nats", "base, wasted weight", "bell, wasted weight"]
     title = "reducible nats per unit of training weight (share of the loss); weight on contexts "
     title += f"where less than {SPENT_BELOW:.0%} can be learned"
-    rows = ["model", "base", "bell", "oracle", "any row at most", "oracle's mask rate"]
-    per_row = "reducible nats held by a row that the law draws (oracle: in proportion to them)"
+    rows = ["model", "base", "bell", "oracle", "maximum per row", "oracle's mask rate"]
+    per_row = "reducible nats per drawn row (oracle: rows drawn in proportion to them)"
     return [Table(title, columns, by_weight), Table(per_row, rows, by_row)]
 
 

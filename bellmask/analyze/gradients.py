@@ -1,8 +1,8 @@
-"""What distant tokens do to the learning signal: two measurements on gradients (Sec. 3.3).
+"""The effect of distant tokens on the learning signal: two measurements on gradients (Sec. 3.3).
 
-Evaluation mode, no weight on the loss, all parameters; also for embedding, trunk and head apart. An
-untrained model is the control: there both similarities are high for trivial reasons (its trunk does
-not look at the context yet, and with a head of zeros gets no gradient at all).
+Evaluation mode, no weight on the loss, all parameters; also for embedding, trunk and head
+separately. An untrained model is the control: its similarities are high for trivial reasons (its
+trunk does not use the context yet, and with a zero head it gets no gradient at all).
 
 L block length, P parameters of a part.
 """
@@ -104,7 +104,7 @@ class RadiusOptions(GradientOptions):
 
     @property
     def margin(self) -> int:
-        """How far a center is from both ends, so that the smallest radius has all neighbors."""
+        """Distance of a center from both ends, so that the smallest radius has all neighbors."""
         return max(4, math.ceil(self.masks / 2))
 
     def row_length(self) -> int:
@@ -142,8 +142,8 @@ class AdditivityOptions(GradientOptions):
     """Is the gradient of k masks together the sum of k gradients of one mask each? Table 2
     (Sec. 3.3).
 
-    Cosine similarity between the two. Near one, rows with a single mask teach nothing that a row
-    with many masks does not. Masked runs only.
+    Cosine similarity between the two. Near one, rows with a single mask carry no signal beyond that
+    of a row with many masks. Masked runs only.
 
     Examples:
     bellmask analyze gradient-additivity runs/base

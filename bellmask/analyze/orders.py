@@ -53,7 +53,7 @@ GAPS = [
     ("encoding", "aoarm+crossed", "aoarm"),
     ("encoding", "sigma_arm+crossed", "sigma_arm"),
 ]
-"""What a difference of two final NLLs costs, where both groups are there."""
+"""Differences of final NLLs between groups, if both are present."""
 
 
 def _measure(options: OrdersOptions, progress: Progress) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _measure(options: OrdersOptions, progress: Progress) -> dict[str, Any]:
 
 
 def _records(folders: Sequence[str]) -> list[RunRecord]:
-    """A run that is given twice counts once."""
+    """Duplicate runs count once."""
     if not folders:
         raise UserError("orders needs run folders or the folder of a comparison")
     found: dict[Path, RunRecord] = {}
@@ -136,7 +136,7 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
         for gap in numbers["gaps"]
     ]
     if gaps:
-        tables.append(Table("what costs what", ["difference", "nats", "error", "over"], gaps))
+        tables.append(Table("cost of each change", ["difference", "nats", "error", "over"], gaps))
     return tables
 
 

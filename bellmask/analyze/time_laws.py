@@ -1,4 +1,4 @@
-"""Analyses that need no run: time laws, schedules, and the masks with long runs that they give.
+"""Analyses that need no run: time laws, schedules, and masks with long runs under them.
 
 Nothing is drawn or trained except one histogram; everything else is exact up to quadrature in
 float64. Measured on one core: 2 s for the laws at length 128, 1 s for the schedules.
@@ -41,7 +41,7 @@ SHIPPED_LAWS = ("uniform", *(f"dirac:{mu}" for mu in (0.4, 0.5, 0.6)))
 SHIPPED_LAWS += (*(f"gaussian:{n}" for n in _NUMBERS), *(f"laplace:{n}" for n in _NUMBERS))
 """The laws the paper trains with (Sec. 5.1, App. C.2), and the laplace at the same numbers."""
 LONGEST = 4096
-"""Tables of a length by itself, or by quadrature nodes, stay below a few gigabytes up to here."""
+"""Up to this length, quadratic tables stay below a few gigabytes."""
 
 
 def parse_law(text: str) -> TimeLaw:
@@ -212,7 +212,7 @@ class SchedulesOptions(OutOptions):
 
 
 def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
-    """The numbers of every schedule; all are given the same times."""
+    """The numbers of every schedule, all for the same times."""
     check_least(options, batch_size=1, draws=1)
     if not options.power > 0.5:
         raise UserError(

@@ -1,8 +1,8 @@
 """``bellmask compare``, ``report`` and ``demo``: plan, train, measure, report.
 
-A comparison trains what is not finished yet and writes its report from the run folders;
-``comparison.json`` says which ones, so that ``bellmask report`` can write it again. The demo is a
-comparison with fixed variants.
+A comparison trains unfinished runs and writes its report from the run folders, which
+``comparison.json`` lists, so that ``bellmask report`` can rebuild it. The demo is a comparison with
+fixed variants.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def write_report(
     """results.json, curves.png/.svg and report.html in ``out``; returns the results."""
     results = without_nan({**summarize(entries, reference), "failed": list(failed)})
     others = ", ".join(name for name in results["variants"] if name != reference)
-    # all that can fail comes before the first file
+    # everything that can fail comes before the first file
     page = render_page(results, title or f"bellmask: {others} against {reference}")
     out.mkdir(parents=True, exist_ok=True)
     save_figure(curves_figure(results), out / "curves")
@@ -143,7 +143,7 @@ def write_report(
 
 
 def _finish(results: dict[str, Any], out: Path) -> int:
-    """Print the results, and where the report is."""
+    """Print the results and the path of the report."""
     print_comparison(results)
     print(f"report: {out / 'report.html'}")
     return 0
@@ -212,7 +212,7 @@ def from_comparison(folder: Path) -> tuple[list[Entry], str, str, list[str]]:
         kinds = dict.fromkeys(("variant", "point"), str)
         texts = [reference, title, *failed]
         if not all(isinstance(text, str) and text == sanitize(text) for text in texts):
-            raise TypeError("its texts are damaged")
+            raise TypeError("its text fields are damaged")
         if not runs or not all(has_kinds(run, kinds) for run in runs):
             raise TypeError("it names no runs")
         folders = [inside(root, run["run"], str(path)) for run in runs]
@@ -284,7 +284,7 @@ class DemoOptions:
     out: str = "runs/demo"
     """Folder for runs and results."""
     quiet: bool = False
-    """Print nothing but errors and the result."""
+    """Print only errors and the result."""
 
 
 def demo_main(args: Sequence[str]) -> int:

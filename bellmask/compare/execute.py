@@ -1,9 +1,9 @@
-"""The trainings of a comparison: which ones it needs, and running them.
+"""The trainings of a comparison: planning and running them.
 
-Runs are planned from variants, seeds and a grid, each with a folder whose name is a key of what
-decides its results. Those that are not finished are trained, one after another or several side by
-side. Every training is a process of its own that resumes by itself, so stopping and repeating a
-comparison loses at most the steps since each run's last checkpoint, and gives the same results.
+Runs are planned from variants, seeds and a grid, each in a folder named by a hash of everything
+that determines its results. Unfinished runs are trained, sequentially or in parallel. Each training
+is a separate process that resumes automatically, so stopping and repeating a comparison loses at
+most the steps since each run's last checkpoint, and gives the same results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bellmask.utils.console import messages_on_stderr, tell
 from bellmask.utils.errors import DISK_FAILURES, SavingError, TrainingError, UserError
 from bellmask.utils.progress import progress_bar
 
-# Which trainings a comparison needs, and the folder each one has: a key of its content
+# The trainings that a comparison needs, each in a folder named by a hash of its content
 #
 # The key covers every option that affects results, the evaluation, and the fingerprints
 # of text and tokenizer. So variants, suites, grids and repetitions share runs, and a changed text
@@ -82,7 +82,7 @@ def text_identity(config: RunConfig, *, is_quiet: bool = False) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How often variants are trained, and where."""
+    """Seeds and parallelism of the trainings, and their folder."""
 
     seeds: int = 1
     """Number of paired training seeds; a confidence interval needs 3."""
@@ -92,7 +92,7 @@ class TrainingOptions:
     runs: str = "runs/shared"
     """Folder for runs, shared by all comparisons."""
     quiet: bool = False
-    """Print nothing but errors and the result."""
+    """Print only errors and the result."""
 
 
 def parse_grid(texts: Sequence[str]) -> list[dict[str, str]]:
@@ -136,7 +136,7 @@ def plan_runs(
     options: TrainingOptions,
     grid: Sequence[Mapping[str, str]] = ({},),
 ) -> list[PlannedRun]:
-    """All trainings, seeds outermost, so that every variant has its first result early.
+    """All trainings, with seeds as the outermost loop, so that every variant has a result early.
 
     Bad variants are refused before a large corpus is prepared, whose identity is in the keys.
     """
@@ -163,7 +163,7 @@ def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
             )
 
 
-# Training what is not finished, one run after another or several side by side
+# Training unfinished runs, sequentially or in parallel
 
 POLL_SECONDS = 0.5
 BROKE_DOWN = 3
@@ -179,7 +179,7 @@ def is_finished(run: PlannedRun) -> bool:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that trainings can have, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs available to trainings, as named by CUDA_VISIBLE_DEVICES."""
     if not torch.cuda.is_available():
         return []
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -206,7 +206,7 @@ class _Job:
         self.stdin.flush()
 
     def end(self) -> str:
-        """Let the worker finish its step, save and exit; return its stderr."""
+        """Ask the worker to finish its step, save and exit; return its stderr."""
         self.stdin.close()
         self.process.wait()
         with self.errors as errors:
@@ -217,10 +217,10 @@ class _Job:
 def execute(
     runs: Sequence[PlannedRun], options: TrainingOptions, *, may_fail: bool = False
 ) -> dict[Path, str]:
-    """Train what is not finished yet; returns the folders of failed runs with their messages.
+    """Train unfinished runs; return the folders of failed runs with their messages.
 
     ``may_fail`` continues when a training breaks down (a learning rate of a grid that is too high);
-    otherwise that is the end.
+    otherwise the comparison ends.
     """
 
     def say(text: str) -> None:
@@ -300,7 +300,7 @@ def _result(job: _Job, failed: dict[Path, str], may_fail: bool) -> str:
 
 def _stop_without_parent() -> None:
     """Ask the training to stop when stdin is closed."""
-    while os.read(sys.stdin.fileno(), 1):  # not the buffered reader: its lock outlives the thread
+    while os.read(sys.stdin.fileno(), 1):  # not the buffered reader: its lock survives the thread
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -18,7 +18,7 @@ from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
 Results = Mapping[str, Any]
-"""What results.json holds."""
+"""The content of results.json."""
 
 # Tables, and one plain sentence for each variant
 
@@ -125,7 +125,7 @@ def sentence(results: Results, name: str) -> str:
     if (results["progress"]["below_unigram"] or 0) < 0:
         return (
             f"{reference} has not learned the token frequencies in {steps} steps: "
-            f"{name} cannot be compared yet; train longer."
+            f"{name} cannot be compared yet. Train longer."
         )
     seeds = f"{count} paired seed" + ("s" if count > 1 else "")
     final = f"stay at or below {reference}'s final NLL within {steps} steps"
@@ -187,7 +187,7 @@ def print_comparison(results: Results) -> None:
 # Figures: curves with the target, time laws, context weights, NLL by context
 
 SHORT_ARROW = 1.4
-"""Speed-ups below it have arrows too short to center a label on."""
+"""Below this speed-up, arrows are too short to center a label on."""
 
 
 def variant_color(results: Results, name: str) -> str:
@@ -215,7 +215,7 @@ def draw_runs(axes: Axes, runs: Sequence[Results], x: str, label: str, **look: A
 def _draw_arrows(axes: Axes, results: Results) -> None:
     """Arrows from the reference's end back to where variants reached it; of many, the first.
 
-    None if the reference has not even learned token frequencies: speed-ups are meaningless then.
+    None if the reference has not learned the token frequencies: speed-ups are then meaningless.
     """
     if (results["progress"]["below_unigram"] or 0) < 0:
         return
@@ -331,7 +331,7 @@ figure.wide svg { min-width: 640px; max-width: none; }
 
 
 def _figure(figure: Figure, caption: str, prefix: str, kind: str = "") -> str:
-    """An inline figure; element ids get a prefix, as those of several figures would clash."""
+    """An inline figure; element ids get a prefix, because ids of several figures would clash."""
     stream = io.StringIO()
     figures.write_svg(figure, stream)
     svg = stream.getvalue().partition("<svg")[2]

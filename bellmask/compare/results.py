@@ -33,7 +33,7 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.files import is_finite, is_number, without_nan, write_text
 from bellmask.utils.stats import Estimate, Floats, Labels
 
-# What a variant trains on, from its options alone: density, drawn times, context weights
+# The training distribution of a variant, from its options: density, times, context weights
 
 DRAWN_STEPS = 100
 """Steps whose times make the histogram."""
@@ -45,8 +45,8 @@ def law_summary(config: RunConfig) -> dict[str, Any]:
     """Density on a grid, histogram of mask rates drawn, context weights, effective sample size.
 
     The histogram is of the mask rate 1 - alpha(t), which is t for the linear schedule, so that the
-    middle-flat schedule can be set beside time laws. The effective sample share is that of
-    sequences: E[s]^2 / E[s^2] of s = w(t) (1 - alpha), what a sequence adds to the loss.
+    middle-flat schedule can be compared with time laws. The effective sample share is that of
+    sequences: E[s]^2 / E[s^2] of s = w(t) (1 - alpha), the contribution of a sequence to the loss.
     """
     objective = build_objective(config)
     omega = context_weights(objective, config.data.block_length)
@@ -72,7 +72,7 @@ def law_summary(config: RunConfig) -> dict[str, Any]:
     }
 
 
-# The speed-up: how many times fewer steps to the reference's final NLL, and how sure that is
+# The speed-up: how many times fewer steps to the reference's final NLL, and its uncertainty
 #
 # y* is the reference's NLL at its last step T. A variant arrives at tau, where the final run of its
 # evaluations with NLL <= y* starts, interpolated linearly in (log step, NLL) from the evaluation
@@ -175,7 +175,7 @@ def detrended_spread(values: Sequence[float]) -> float | None:
     return float(np.sqrt(np.mean(np.diff(late, 2) ** 2) / 6))
 
 
-# A finished run as a comparison sees it: its curve, its per-block values, its settings
+# The parts of a finished run that a comparison reads: curve, per-block values, settings
 
 CONTEXT_BINS = 8
 
@@ -223,7 +223,7 @@ class RunRecord:
         }
 
     def samples(self) -> list[str]:
-        """Two of the last samples that the run wrote."""
+        """Two of the last samples in the run folder."""
         files = sorted((self.folder / "samples").glob("step-*.txt"))
         text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
         return [part.strip("\n") for part in text.split("\n\n--------\n\n")][:2] if text else []
@@ -273,7 +273,7 @@ _READ = {
 }
 """What is read of each kind of line."""
 _MAY_BE_NONE = ("nll", "nll_se", "gradient_norm")
-"""No NLL of a model that diverged, no error of a single block, no norm of skipped steps."""
+"""None: a diverged model's NLL, the error of a single block, the norm of skipped steps."""
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
@@ -321,7 +321,7 @@ def check_comparable(runs: list[RunRecord]) -> None:
 
 FORMAT = 1
 ARM = "arm"
-"""A variant of this name is the autoregressive model on the same blocks."""
+"""The variant with this name is the autoregressive model on the same blocks."""
 PACE = ("threads", "processes", "device", "precision", "machine", "torch")
 """What must agree for times to be compared."""
 

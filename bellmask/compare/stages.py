@@ -178,14 +178,14 @@ def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Toke
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """A trained run: what its folder says, and its answers."""
+    """A trained run: the contents of its folder, and its answers."""
 
     run: StageRun
     record: RunRecord
     answered: ExactMatch
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of results.json; nothing that a clock decides."""
+        """The numbers of results.json; nothing that depends on timing."""
         record, answered = self.record, self.answered
         return {
             "seed": self.run.seed,
@@ -204,7 +204,7 @@ class StageOutcome:
 def compare_stages(
     cpt: RunConfig, sft: RunConfig, options: StagesOptions, out: Path
 ) -> dict[str, Any]:
-    """Train what is not there yet, ask, write the report, return the results."""
+    """Train missing runs, evaluate answers, write the report, return the results."""
     check_least(options, seeds=1, jobs=1, sampling_seeds=1, batch_size=1, examples=0)
     options.sampling.check()
     plan = plan_stages(cpt, sft, options)
@@ -241,7 +241,9 @@ def _exam(plan: StagePlan, sft: RunConfig, options: StagesOptions) -> Exam:
 
 
 def _as_started(run: StageRun) -> StageRun:
-    """A fine-tuning that was begun keeps how it named its start: resuming compares options."""
+    """A fine-tuning that has started keeps the name of its start, because resuming compares
+    options.
+    """
     path = run.folder / "config.json"
     if run.sft is None or not path.exists() or is_finished(run):
         return run
@@ -250,7 +252,7 @@ def _as_started(run: StageRun) -> StageRun:
 
 
 def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]:
-    """What every run learned and answers; an adaptation is asked without any fine-tuning."""
+    """NLL and answers of every run; adaptations are evaluated without fine-tuning."""
     missing = sum(len(exam.missing(run.folder, run.config.train.steps)) for run in plan.runs)
     total, is_quiet = len(exam.examples) * missing, is_quiet or not missing
     outcomes = []
@@ -262,7 +264,7 @@ def _outcomes(plan: StagePlan, exam: Exam, is_quiet: bool) -> list[StageOutcome]
 
 
 def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
-    """What was trained and asked; the options that variants decide are left out."""
+    """Description of the trainings and questions, without options that variants set."""
     own = exam.examples.num_maskable(slice(None))
     sft = replace(sft, start=replace(sft.start, model=None, checkpoint="latest"))
     found = {"cpt": cpt.to_dict(), "sft": sft.to_dict()}
@@ -282,9 +284,9 @@ def _describe(cpt: RunConfig, sft: RunConfig, exam: Exam) -> dict[str, Any]:
 # Outcomes of the suite ``cpt_sft`` → the rows of Table 4, with differences and their errors
 #
 # A row is compared with the base row of its section. With one training seed the difference is
-# paired over validation blocks (NLL) or examples (exact match), and its error says what other ones
-# would change. With several it is paired over training seeds: mean, standard error over seeds, and
-# from three seeds on a 95 % t-interval, as everywhere in comparisons.
+# paired over validation blocks (NLL) or examples (exact match), and its error covers their choice.
+# With several it is paired over training seeds: mean, standard error over seeds, and from three
+# seeds on a 95 % t-interval, as everywhere in comparisons.
 
 FORMAT = 1
 BASE = "base"
@@ -378,7 +380,7 @@ def show_difference(found: Mapping[str, Any] | None, digits: int, scale: float =
 
 
 def stage_notes(results: Mapping[str, Any]) -> list[str]:
-    """What the numbers are, and what their errors mean."""
+    """Explain the numbers and their errors."""
     asked, seeds, sampling = results["asked"], len(results["seeds"]), results["asked"]["sampling"]
     low, high = asked["own_gaps"]
     gap = f"{asked['gap']} tokens for every answer (in training {low} to {high})"

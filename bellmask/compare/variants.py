@@ -1,4 +1,4 @@
-"""What is compared: a name → the options it sets, over a config that all variants share.
+"""Variants: a name → the options it sets on top of a config shared by all variants.
 
 NAME[:NUMBERS][+SUFFIX...], for example ``base``, ``bell``, ``laplace:0.5,0.2``, ``bell+muon``,
 ``bell+conv+lr2+warmup0.2`` (twice the learning rate, a fifth of its warm-up); or

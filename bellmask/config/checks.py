@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FROM_START = "start"
 """``data.tokenizer`` of a run whose tokenizer came with the weights."""
 MOST = 2**53
-"""Limit of integers; options that would only fill memory have lower ones."""
+"""Limit of integers; options that could exhaust memory have lower limits."""
 
 
 def find_problems(
@@ -71,7 +71,7 @@ def _start(config: RunConfig) -> Iterator[str]:
     if start.model is None and tokenizer == FROM_START:
         yield "data.tokenizer=start needs start.model"
     if start.model is not None and tokenizer not in (DataOptions.tokenizer, FROM_START):
-        yield f"data.tokenizer={tokenizer}: the tokenizer comes with start.model; omit this option"
+        yield f"data.tokenizer={tokenizer}: start.model provides the tokenizer; omit this option"
     if start.model is None and start.architecture is None:
         if start.anneal_steps != 1:
             yield "start.anneal_steps is for causal LMs: it needs start.model or start.architecture"

@@ -131,11 +131,11 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
             description=about,
             registry=_HELP,
         )
-    print(without_none(told.getvalue()), end="" if kind is RunConfig else f"\n{EVERY_COMMAND}\n")
+    print(without_none(told.getvalue()), end="" if default is not None else f"\n{EVERY_COMMAND}\n")
 
 
 class _HelpText(io.StringIO):
-    """Help with the frames and colors that the stream it is for can show."""
+    """Help text with the frames and colors that its stream supports."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ _HELP = tyro.constructors.ConstructorRegistry()
 
 @_HELP.primitive_rule
 def _optional(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """``--length INT``, not ``--length {None}|INT``: None is what it is when it is left out."""
+    """``--length INT``, not ``--length {None}|INT``: None is the value of an omitted option."""
     kinds = typing.get_args(info.type)
     if info.type_origin not in (typing.Union, types.UnionType) or types.NoneType not in kinds:
         return None

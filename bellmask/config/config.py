@@ -169,12 +169,12 @@ class RunConfig:
         return dict(_flatten(self.to_dict()))
 
     def key_options(self, *affecting: Affects) -> dict[str, Any]:
-        """The options that affect these things, defaults written out: what keys are made of."""
+        """The options that affect these things, with defaults filled in: the content of keys."""
         flat = self.resolved().flat()
         return {name: flat[name] for name, o in run_options().items() if o.affects in affecting}
 
     def fingerprint(self) -> str:
-        """Hash of the options that decide what is learned: the key of the default run folder."""
+        """Hash of the options that affect the result: the key of the default run folder."""
         text = json.dumps(self.key_options("result"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -294,7 +294,7 @@ def _typed(arg: str) -> list[str]:
 def forget_replaced(before: RunConfig, after: RunConfig, args: Sequence[str]) -> RunConfig:
     """A law, schedule or framework that replaces another inherits none of its options.
 
-    Causal frameworks have no times and look at no pads, unless ``args`` ask for them.
+    Causal frameworks have no times and ignore pads, unless ``args`` set these options.
     """
     changed: dict[str, Any] = {}
     for section in ("law", "schedule", "framework"):

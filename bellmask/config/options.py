@@ -1,8 +1,8 @@
 """Every option of a run, described once: one frozen dataclass per section.
 
 They are plain data and import nothing heavy, so ``--help``, errors and presets are fast.
-``config.py`` composes them, ``checks.py`` checks what spans sections, and ``storage/build.py``
-turns them into parts.
+``config.py`` composes them, ``checks.py`` checks combinations, and ``storage/build.py`` builds
+objects from them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
 """Defaults of laws and schedules that have these parameters."""
 
 Affects = Literal["result", "records", "speed", "nothing"]
-"""What an option changes. result: the weights, or what a metric means. records: only what is
-written down while training. speed: only how long it takes, and where."""
+"""What an option affects. result: the weights or the meaning of a metric. records: only what is
+logged while training. speed: only duration and placement."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Marks:
     """Metadata of an option besides its type, default and description."""
 
     affects: Affects | None = None
-    """None: as its section."""
+    """None: as for its section."""
     at_least: float = -math.inf
     at_most: float = math.inf
     above: float = -math.inf
@@ -75,7 +75,7 @@ DEFAULT_ENCODINGS: dict[str, Encoding] = {
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Text to tokens to blocks."""
+    """Training and validation text, tokenizer and blocks."""
 
     train: str = "wikitext2"
     """A named corpus ('bellmask data list'), a path or quoted glob of text, JSONL, CSV or Parquet
@@ -88,11 +88,12 @@ class DataOptions:
     """Validation text, in the format of --data.train. Default: the corpus's validation split, or
     the last --data.valid-fraction of the training blocks if it has none."""
     valid_split: Literal["valid", "test"] = option("valid", not_with="sft.train")
-    """Held-out split used by validation and evaluate; use test for final numbers only."""
+    """Held-out split for validation and evaluate; use test for final numbers only."""
     valid_fraction: float = option(0.05, above=0, below=1)
-    """Fraction of blocks held out at the end of the training text without a validation text."""
+    """Fraction of training blocks held out for validation if there is no validation text."""
     mixture: tuple[str, ...] = option((), not_with="sft.train")
-    """More training corpora with weights, 'NAME=0.3'; --data.train gets the rest of 1."""
+    """Additional training corpora with weights, 'NAME=0.3'; --data.train gets the remaining
+    weight."""
     tokenizer: str = "bytes"
     """bytes, bpe:2048 (learned from the training text), gpt2, bert-base-uncased, symbols:8 (toys),
     a folder with a Hugging Face tokenizer, its name on the hub, or a run folder."""
@@ -111,7 +112,8 @@ class DataOptions:
     ] = "auto"
     """Published rules that undo a corpus's tokenization into words. auto: the corpus's own."""
     packing: Literal["packed", "unpacked"] = option("packed", not_with="sft.train")
-    """packed: join documents, split into blocks. unpacked: one document per row, cut or padded."""
+    """packed: join documents and split into blocks. unpacked: one document per row, truncated or
+    padded."""
     wrap: bool | None = option(None, not_with="sft.train")
     """Begin each row with BOS and end it with EOS. Default: as in the corpus's public recipe."""
     insert_eos: bool | None = option(None, not_with="sft.train")
@@ -177,9 +179,9 @@ class FrameworkOptions:
         None, only_with="framework.name=arm|sigma_arm|aoarm"
     )
     """Causal frameworks: positions that rotate queries and keys in the second half of the layers.
-    source: those of the input tokens. literal: those of the predicted tokens, as the paper says for
-    AoARM. crossed: queries by the predicted token, keys by the input token. Default: literal for
-    aoarm, else source."""
+    source: those of the input tokens. literal: those of the predicted tokens, as stated in the
+    paper for AoARM. crossed: queries by the predicted token, keys by the input token. Default:
+    literal for aoarm, else source."""
     order_seed: int | None = option(None, only_with="framework.name=sigma_arm", at_least=0)
     """Seed of sigma_arm's order; default: train.seed."""
 
@@ -241,12 +243,12 @@ TIMELESS = {
     "schedule": ScheduleOptions(),
     "objective": ObjectiveOptions("nelbo"),
 }
-"""What causal frameworks have instead of times."""
+"""Sections of causal frameworks, which have no times."""
 
 
 @dataclass(frozen=True)
 class OptimOptions:
-    """Optimizer, learning rate, averaging."""
+    """Optimizer, learning rate and weight averaging."""
 
     name: Annotated[
         Literal["adamw", "muon"], tyro.conf.arg(name="optimizer", prefix_name=False)
@@ -287,7 +289,7 @@ class TrainOptions:
     """Steps with smaller batches: a quarter of batch_size in the first half of them, then half.
     Early steps need few rows, so this saves time. 0: full batches from the start."""
     microbatch_size: int | None = option(None, at_least=1)
-    """Blocks per forward pass on one process; default: all of its batch at once."""
+    """Blocks per forward pass on one process; default: its whole batch at once."""
     seed: int = option(1, at_least=0)
     """Seed of initial weights, data order, times, masks and dropout."""
     stratified: bool = option(True, only_with="framework.name=mdm")
@@ -308,7 +310,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class ValidationOptions:
-    """The NELBO on held-out blocks with fixed masks, and samples."""
+    """Validation (the NELBO on held-out blocks with fixed masks) and samples."""
 
     every: str = option("10000 steps", affects="records")
     """When to validate: '500 steps', '20M tokens', '10 minutes' or 'never'. Also after
@@ -363,12 +365,12 @@ class LogOptions:
     """Project name for wandb and trackio."""
 
 
-# Options of runs that outgrow one device: sharding and recomputation.
+# Options for large models and several devices: sharding and recomputation.
 
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """Multiple devices, and less memory on each. These options do not change what is learned."""
+    """Sharding and memory per device. These options do not affect what is learned."""
 
     sharding: Literal["auto", "none", "full", "hybrid"] = "auto"
     """none: every process holds the whole model. full: weights, gradients, optimizer and average
@@ -425,10 +427,10 @@ class SftOptions:
     """Fine-tuning on prompts and responses; prompts are never masked (Sec. 5.3, LLaDA's recipe)."""
 
     train: str | None = None
-    """Examples in place of --data.train (then only used to learn a bpe tokenizer): a JSONL, JSON or
-    Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the hub) or
-    tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
-    stories:FILE (questions on stories)."""
+    """Examples that replace --data.train (which is then only used to learn a bpe tokenizer): a
+    JSONL, JSON or Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the
+    hub) or tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
+    stories:FILE (questions about stories)."""
     valid: str | None = option(None, only_with="sft.train")
     """Held-out examples, same format. Default: the last --data.valid-fraction of --sft.train."""
     turns: Literal["all", "first"] = option("all", only_with="sft.train")
@@ -440,12 +442,12 @@ class SftOptions:
     vicuna: as in Vicuna 1.5. auto: chat for conversations, else plain."""
     round_to: int = option(32, only_with="sft.train", at_least=1)
     """Responses are padded with EOS, which is scored, to a multiple of this many tokens. This
-    depends on the example alone, never on its batch."""
+    depends only on the example, not on its batch."""
     average: Literal["examples", "tokens"] = option("examples", only_with="sft.train")
     """Average the loss over examples (LLaDA) or over tokens."""
     min_masks: int = option(0, only_with="sft.train framework.name=mdm", at_least=0, at_most=1)
-    """1: draw the number of masks given that it is at least one. For short responses, half
-    of which a time near 0.5 would leave unmasked."""
+    """1: draw the number of masks conditioned on at least one, for short responses, which times
+    near 0.5 often leave unmasked."""
     counts: tuple[str, ...] = option((), only_with="sft.train")
     """With tasks: maximum number of examples per task, 'triviaqa=5000'."""
 

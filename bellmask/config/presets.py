@@ -29,9 +29,9 @@ from bellmask.utils.errors import look_up
 
 # Paper: Table 4
 def cpt_gpt2_large() -> RunConfig:
-    """GPT-2 Large becomes a masked model on FineWeb-Edu (App. C.1): about 50 hours on four B200.
+    """Adapts GPT-2 Large to a masked model on FineWeb-Edu (App. C.1): about 50 hours on four B200.
 
-    The paper does not name the curve; cosine is that of Gong et al.
+    The paper does not give the learning-rate curve; cosine is from Gong et al.
     """
     return RunConfig(
         data=opt.DataOptions(train="fineweb_edu", block_length=1024, valid_fraction=0.001),
@@ -45,9 +45,9 @@ def cpt_gpt2_large() -> RunConfig:
 
 
 def sft_tasks(before: str = "cpt_gpt2_large") -> RunConfig:
-    """The adapted model on the paper's mix of seven tasks, 210K examples (App. C.1).
+    """Fine-tunes cpt_gpt2_large on the paper's mix of seven tasks, 210K examples (App. C.1).
 
-    The paper names neither rate nor length; 3e-4 and 256 are those of Gong et al.
+    The paper gives neither learning rate nor length; 3e-4 and 256 are from Gong et al.
     """
     return RunConfig(
         data=opt.DataOptions(block_length=256),
@@ -62,7 +62,7 @@ def sft_tasks(before: str = "cpt_gpt2_large") -> RunConfig:
 
 # Paper: Table 5
 def sft_sharegpt(before: str = "sft_tasks") -> RunConfig:
-    """Conversations, from the 2K-step checkpoint of the tasks (App. C.1), as Nie et al. do it."""
+    """Conversations, from step 2000 of sft_tasks (App. C.1), following Nie et al."""
     tasks = sft_tasks()
     conversations = "sharegpt:hub:shibing624/sharegpt_gpt4"
     return replace(
@@ -77,7 +77,7 @@ def sft_sharegpt(before: str = "sft_tasks") -> RunConfig:
 
 
 def cpt() -> RunConfig:
-    """Your causal LM of up to a billion parameters becomes a masked model, on one GPU."""
+    """Adapts your causal LM of up to a billion parameters to a masked model, on one GPU."""
     return RunConfig(
         data=opt.DataOptions(train="fineweb_edu", block_length=512, valid_fraction=0.001),
         start=opt.StartOptions(model="smollm2", anneal_steps=1000),
@@ -126,7 +126,7 @@ def sft_7b(before: str = "cpt_7b") -> RunConfig:
 
 
 def arm_tiny() -> RunConfig:
-    """A causal LM to adapt, pretrained in minutes: GPT-2's architecture, small, WikiText-2."""
+    """A small causal LM to adapt, pretrained in minutes: GPT-2's architecture on WikiText-2."""
     return RunConfig(
         data=opt.DataOptions(train="wikitext2", tokenizer="bpe:512", block_length=64),
         start=opt.StartOptions(architecture="gpt2-tiny"),
@@ -143,7 +143,7 @@ def arm_tiny() -> RunConfig:
 
 
 def cpt_tiny() -> RunConfig:
-    """That causal LM becomes a masked model; attention is annealed over the first quarter."""
+    """Adapts arm_tiny to a masked model; attention is annealed over the first quarter."""
     before = arm_tiny()
     return replace(
         before,
@@ -156,7 +156,7 @@ def cpt_tiny() -> RunConfig:
 
 
 def sft_tiny(before: str = "cpt_tiny") -> RunConfig:
-    """The masked model learns to write words backwards."""
+    """Fine-tunes cpt_tiny to write words backwards."""
     return replace(
         cpt_tiny(),
         data=opt.DataOptions(block_length=64),
@@ -186,7 +186,7 @@ def scaled(options: opt.OptimOptions, rate: float = 1.0, warmup: float = 1.0) ->
 
 
 def fast_of(family: Preset) -> RunConfig:
-    """The same run by the recipe that was fastest at small sizes (docs/performance.md)."""
+    """The same run with the recipe that is fastest at small sizes (docs/performance.md)."""
     config = family()
     optim = replace(scaled(config.optim, FAST_RATE, FAST_WARMUP), name="muon")
     return replace(config, optim=optim, model=replace(config.model, local_conv=5))
@@ -213,7 +213,7 @@ def tiny() -> RunConfig:
 
 
 def small() -> RunConfig:
-    """The ablations' run: tiny with a 300-token BPE vocabulary, validated more often."""
+    """For ablations: tiny with a 300-token BPE vocabulary, validated more often."""
     return replace(
         tiny(),
         data=opt.DataOptions(train="wikitext2", tokenizer="bpe:300", block_length=64),
@@ -301,5 +301,5 @@ PRESETS["fast"] = PRESETS["tiny_fast"]
 
 
 def preset(name: str) -> RunConfig:
-    """The config of a named preset; an unknown name gets the nearest ones and the list."""
+    """The config of a named preset; an error for an unknown name lists the nearest ones."""
     return look_up("preset", name, PRESETS)()

@@ -1,8 +1,8 @@
 """Rows of tokens: packed, in memory-mapped shards with a card of their origin, in batches by step.
 
 A folder holds ``tokens-*.bin`` [ROWS_PER_SHARD, L] each, ``lengths.bin`` and ``documents.bin``
-[num_blocks], ``starts.bin`` where rows begin with a prompt, and ``card.json``. It is
-whole or absent: preparing writes beside it and renames.
+[num_blocks], ``starts.bin`` where rows begin with a prompt, and ``card.json``. It is complete or
+absent: preparing writes to a temporary folder and renames it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bellmask.utils.rng import IndexPermutation, shuffle, stream_key
 # between documents and continue.
 
 PACKER_VERSION = 4
-"""Part of every cache key; raise it when rows would come out differently."""
+"""Part of every cache key; increase it when the rows change."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class PackingRules:
 
     @property
     def content(self) -> int:
-        """Tokens of the stream, or of a document, that a row can take."""
+        """Tokens of the stream, or of a document, that fit in a row."""
         return self.block_length - (2 if self.wrap else 0 if self.is_packed else 1)
 
 
 # Paper: App. C.1: LM1B
 class Packer:
-    """Takes documents piece by piece, gives rows."""
+    """Turns documents, given in pieces, into rows."""
 
     def __init__(self, rules: PackingRules, state: Sequence[Any] = (0, (), 0)) -> None:
         """From the start, or from a state."""
@@ -143,7 +143,7 @@ class ShardedTokens:
         return int(self._starts[-1]), self.shards[0].shape[1]
 
     def __getitem__(self, index: NDArray[np.int64] | slice) -> NDArray[Any] | ShardedTokens:
-        """The given rows, read; a run of rows is not read yet."""
+        """The given rows in memory; a slice of rows is not read yet."""
         if isinstance(index, slice):
             first, last, _ = index.indices(self.shape[0])
             shards = zip(self.shards, self._starts.tolist())
@@ -228,11 +228,11 @@ class Blocks:
         return replace(made, num_bytes=self.num_bytes * left / max(1, before))
 
     def slice(self, start: int, stop: int) -> Blocks:
-        """A run of rows; its fingerprint says which. Bytes are shared out by tokens."""
+        """A slice of rows, with its own fingerprint. Bytes are divided in proportion to tokens."""
         return self._part(slice(start, stop), f"[{start}:{stop}]")
 
     def spread(self, count: int) -> Blocks:
-        """``count`` rows evenly over all of them (0: all): more documents than the first ones."""
+        """``count`` evenly spread rows (0: all), which cover more documents than the first ones."""
         if not 0 < count < len(self):
             return self
         index = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
@@ -303,7 +303,7 @@ class LoadedData:
     """Of a mixture: blocks of each corpus, in the order they are joined."""
     weights: tuple[float, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Of prompts with responses: what was taken and what was left out, and why."""
+    """For prompts with responses: counts of used and dropped examples, with reasons."""
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -364,7 +364,7 @@ def writable_cache(options: DataOptions) -> Path:
 
 
 class BlockFolder:
-    """The place of blocks in the cache, by a fingerprint of all that decides them."""
+    """The place of blocks in the cache, by a fingerprint of everything that determines them."""
 
     def __init__(
         self, cache: Path, parts: Any, source: Source[Any], tokenizer: Tokenizer, block_length: int
@@ -447,7 +447,7 @@ class BatchPlan:
         return rows
 
     def _pattern(self) -> tuple[Tensor, Tensor, list[int]]:
-        """(corpus of each place in a period, its rank among that corpus's places, counts)."""
+        """(corpus of each place in a period, rank among the places of that corpus, counts)."""
         counts = share_out(self.weights, MIXTURE_PERIOD)
         corpus = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         pattern = corpus[shuffle(stream_key(self.seed, "mixture"), MIXTURE_PERIOD)]

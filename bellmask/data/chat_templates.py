@@ -9,7 +9,7 @@ auto    chat for conversations (examples that came with roles), plain for the re
 
 The response follows after a space, unless the prompt ends with white space. It ends with EOS, never
 with a template's own end mark. Special tokens that a template writes ("<|im_start|>") become
-their ids; the same letters inside a message are just text. A template is untrusted code:
+their ids; the same characters inside a message are plain text. A template is untrusted code:
 it runs in Jinja's sandbox, without a clock, so that rows do not depend on the day.
 """
 
@@ -30,7 +30,7 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.files import sanitize
 from bellmask.utils.libraries import first_line
 
-# An example for fine-tuning: what is given (the prompt) and what is learned (the response).
+# An example for fine-tuning: the prompt (given) and the response (learned).
 
 Role = Literal["system", "user", "assistant"]
 
@@ -49,7 +49,7 @@ class Example:
 
     messages: tuple[Message, ...]
     is_conversation: bool = False
-    """The example had roles, which ``--sft.template auto`` marks."""
+    """The example came with roles, which ``--sft.template auto`` marks."""
 
     @staticmethod
     def plain(prompt: str, response: str) -> Example:
@@ -72,12 +72,12 @@ class Example:
 
 
 Numbered = tuple[int, Example]
-"""(document, example). A conversation's turns, or questions on one story, are one document: they
-are never spread over training and validation."""
+"""(document, example). A conversation's turns, or questions on one story, are one document and
+never split between training and validation."""
 
 
 ExampleSource = Source[Numbered]
-"""Its ``read`` takes a Counter of what was used and what was left out, and why."""
+"""Its ``read`` takes a Counter for used and dropped examples, with reasons."""
 
 
 # How messages become text.
@@ -119,11 +119,11 @@ class Template:
 
     @property
     def identity(self) -> str:
-        """All that decides the text, for cache keys."""
+        """Everything that determines the text, for cache keys."""
         return json.dumps(["templates-2", self.kind, self.source, self.bos_token, self.eos_token])
 
     def parts(self, messages: Sequence[Message], is_conversation: bool) -> tuple[PromptPart, ...]:
-        """The prompt in parts: what the template wrote, and what it was given."""
+        """The prompt in parts: text written by the template, and text of messages."""
         is_chat = self.kind in ("chat", "vicuna") or (self.kind == "auto" and is_conversation)
         if is_chat and self.source is not None:
             return self._rendered(messages)
@@ -134,9 +134,10 @@ class Template:
         return (PromptPart("".join(lines) + "assistant:"),)
 
     def _rendered(self, messages: Sequence[Message]) -> tuple[PromptPart, ...]:
-        """By the chat template: with stand-ins for the messages, to see what is its own.
+        """Apply the chat template to stand-ins for the messages, to find its own text.
 
-        A template that looks into messages may treat stand-ins otherwise; then all is its own.
+        If a template inspects messages and treats stand-ins differently, all text counts as its
+        own.
         """
         texts = [message.text.strip() for message in messages]
         marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
@@ -208,7 +209,7 @@ def response_after(prompt: str, response: str) -> str:
 
 
 def make_template(kind: Kind, tokenizer: Tokenizer, chat_template: str | None = None) -> Template:
-    """The template that options and a tokenizer's chat template (if any) ask for."""
+    """The template for these options and the tokenizer's chat template, if any."""
     if kind == "vicuna":
         chat_template = VICUNA
     if chat_template is None or kind == "plain":

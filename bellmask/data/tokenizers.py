@@ -1,9 +1,10 @@
-"""Text to ids and back: the sole owner of vocabulary size, mask id and special ids.
+"""Tokenizers: text to ids and back. Only this file defines vocabulary size, mask id and special
+ids.
 
 Ids 0 .. V-1 are tokens that can be predicted; the mask is always id V, the last row of the
 embedding, and the head has no row for it. A tokenizer whose own mask sits elsewhere (BERT's is
 103) has that id swapped with its last one. Pad, EOS and mask are never the same id: a tokenizer
-without a pad, or whose pad is its EOS or mask, gets a pad of its own.
+without a pad, or whose pad is its EOS or mask, gets a separate pad.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class SymbolTokenizer(Tokenizer):
     bos_id = eos_id = -1
     """There are none, so no row begins or ends early."""
     pad_id = 0
-    """Fills rows beyond their length, where nothing reads it; decoded like any symbol."""
+    """Pads rows, where nothing reads it; decoded like any symbol."""
 
     def __init__(self, num_tokens: int) -> None:
         if not 1 <= num_tokens <= len(string.ascii_letters):
@@ -132,7 +133,7 @@ class FastTokenizer(Tokenizer):
         mask: int | None = None,
     ) -> None:
         self._inner = inner
-        inner.encode_special_tokens = True  # "[MASK]" in a text is just text
+        inner.encode_special_tokens = True  # "[MASK]" in a text is plain text
         inner.no_truncation()
         inner.no_padding()
         self._specials = {"eos": eos, "bos": bos, "pad": pad, "mask": mask}
@@ -215,7 +216,7 @@ def from_transformers(source: str) -> FastTokenizer:
 
 
 def from_description(description: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that a run folder describes; UserError for what describes none."""
+    """The tokenizer that a run folder describes, or a UserError."""
     kind = description.get("kind")
     if kind == "bytes":
         return ByteTokenizer()
@@ -307,7 +308,7 @@ def bpe_size(name: str) -> int:
 def trained_bpe(
     size: int, identity: str, texts: Callable[[], Iterator[str]], cache: Path
 ) -> FastTokenizer:
-    """Byte-level BPE of ``size`` tokens learned from a corpus, kept in the cache.
+    """Byte-level BPE of ``size`` tokens learned from a corpus, cached.
 
     The same corpus gives the same vocabulary: the trainer breaks ties by token number.
     """

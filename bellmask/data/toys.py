@@ -1,4 +1,4 @@
-"""Sources whose true conditionals are known exactly: the independent truth of tests and analyses.
+"""Sources with exactly known conditionals: the ground truth of tests and analyses.
 
 All of them are hidden-Markov sources: chains of any order, noisy ones, and one whose locality can
 be tuned, the property that makes masked diffusion a slow learner (paper Sec. 3). V symbols, S
@@ -26,11 +26,11 @@ from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import stream_key, uniform_rows
 
 CAUSAL_ROWS = 1024
-"""Causal predictions that are worked out at once."""
+"""Causal predictions that are computed at once."""
 SHARPNESS = 12.0
 """Random distributions are softmax(sharpness u), u uniform."""
 LONGEST_MEMORY = 2
-"""Orders that are looked for; a source of a longer memory counts as hidden."""
+"""Orders that are detected; a source with a longer memory counts as hidden."""
 
 
 def random_rows(name: str, count: int, width: int, sharpness: float = SHARPNESS) -> Tensor:
@@ -40,7 +40,7 @@ def random_rows(name: str, count: int, width: int, sharpness: float = SHARPNESS)
 
 
 def stationary(transition_SS: Tensor) -> Tensor:
-    """The distribution that an irreducible chain keeps: pi (1 - P + J) = pi J = (1, ..., 1)."""
+    """The stationary distribution of an irreducible chain: pi (1 - P + J) = pi J = (1, ..., 1)."""
     size = len(transition_SS)
     matrix = torch.eye(size, dtype=torch.float64) - transition_SS + 1
     return torch.linalg.solve(matrix.T, torch.ones(size, dtype=torch.float64))
@@ -48,7 +48,7 @@ def stationary(transition_SS: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ToySource:
-    """A hidden state that walks, and a symbol that each state emits."""
+    """A hidden Markov source: a hidden state, and a symbol that each state emits."""
 
     initial_S: Tensor
     transition_SS: Tensor
@@ -116,7 +116,7 @@ class ToySource:
 
     @cached_property
     def order(self) -> int | None:
-        """How many symbols tell the state they end in, 1 or 2; None where more or none do."""
+        """The number of last symbols that determine the state, 1 or 2; None for other sources."""
         emits_SV = self.emission_SV > 0
         ends_WS = emits_SV.T
         for order in range(1, LONGEST_MEMORY + 1):
@@ -286,8 +286,8 @@ class ExactDenoiser:
 
 # Toy sources as corpora: ``--data.train toy:local:0.5 --data.tokenizer symbols:8``.
 #
-# Rows are drawn in memory, each its own document, from keys that depend on the toy, its length and
-# the split alone: the same on every machine and every rank. 2^18 rows of 128 symbols take a few
+# Rows are drawn in memory, each its own document, from keys that depend only on the toy, its length
+# and the split: the same on every machine and every rank. 2^18 rows of 128 symbols take a few
 # seconds. :func:`toy_source` gives an analysis the exact source of a run's data.
 
 NUM_SYMBOLS = 8
@@ -300,7 +300,7 @@ _OWN_OPTIONS = ("data.train", "data.tokenizer", "data.block_length", "data.cache
 
 @dataclass(frozen=True)
 class _Toy:
-    """A toy by name; without a ``number`` of its own it takes none."""
+    """A toy by name; ``number`` is None for toys without one."""
 
     build: Callable[..., ToySource]
     """(symbols, length, and the number if it takes one) → source."""

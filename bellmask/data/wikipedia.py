@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 VERSION = 1
-"""Of the rule: part of the keys of cached tokens. Raise it with every change of what is read."""
+"""Version of the rule, part of the keys of cached tokens. Increase it with every change."""
 LEAST_CHARACTERS = 100
 """Pages with less text than this under their title are left out."""
 
@@ -38,7 +38,7 @@ _NESTED = (
 
 
 def _remove_nested(text: str, pairs: re.Pattern[str]) -> str:
-    """Without what stands between an opening and its closing mark; unpaired marks stay."""
+    """Remove text between an opening and its closing mark; unpaired marks stay."""
     openings: list[int] = []
     spans: list[tuple[int, int]] = []
     for mark in pairs.finditer(text):

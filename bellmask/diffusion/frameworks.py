@@ -1,4 +1,5 @@
-"""The shared view of Sec. 2.2: each framework says how a context of N_c tokens and its target come.
+"""The shared view of Sec. 2.2: each framework defines how contexts of N_c tokens and targets are
+drawn.
 
 | framework        | context z (paper Table 6)                  | target i            | NLL      |
 |------------------|--------------------------------------------|---------------------|----------|
@@ -8,8 +9,8 @@
 | MDM              | x with L - N_c random tokens masked        | any masked one      | bound    |
 | time-variant MDM | the same, and t = alpha^-1(Beta(N_c+1, L-N_c)) | any masked one  | bound    |
 
-All losses are L_F = sum over N_c of E[-log p(x^i | z)] (Eq. loss_shared). What a model is asked is
-a :class:`Problem`; the backbone, the trainer and the evaluation know nothing else of frameworks.
+All losses are L_F = sum over N_c of E[-log p(x^i | z)] (Eq. loss_shared). The input of a model is a
+:class:`Problem`; backbone, trainer and evaluation do not depend on the framework otherwise.
 
 B batch, L block length (and number of slots), N scored rows.
 """
@@ -56,9 +57,9 @@ def mask_tokens(
 
 # The frameworks. A training step's contexts come from uniform numbers, by ``training`` (masks, at
 # their times) or ``every_context`` (orders); ``given`` makes contexts of exactly N_c tokens, each
-# with all targets that it may be asked for. ``is_causal``: slots see earlier slots only, so one
-# pass scores every context count of a row. ``is_exact``: the NLL is -log p of the model; otherwise
-# an upper bound on it.
+# with all its targets. ``is_causal``: slots see earlier slots only, so one pass scores every
+# context count of a row. ``is_exact``: the NLL is -log p of the model; otherwise an upper bound on
+# it.
 
 Model = Callable[..., Tensor]
 """Called as :class:`bellmask.model.transformer.Denoiser` is."""
@@ -67,7 +68,7 @@ Model = Callable[..., Tensor]
 # Paper: Eq. 4, Eq. 9
 @dataclass(frozen=True)
 class Problem:
-    """What a model sees and which predictions are scored."""
+    """Input of a model and the predictions that are scored."""
 
     x_BL: Tensor
     rows_N: Tensor
@@ -188,14 +189,14 @@ def _masked_problem(
 # Paper: Eq. 2, Sec. 2.1: AoARM equals MDM
 @dataclass(frozen=True)
 class Ordered:
-    """Tokens one by one: slot r holds the r-th token of an order and predicts the one after it.
+    """Token by token: slot r holds the r-th token of an order and predicts the next one.
 
     Slot 0 holds the start token (the mask's row of the embedding, which nothing else needs here).
     Pads come last in any order, so no slot that is scored sees one.
     """
 
     rank_L: Tensor | None
-    """When the token at each position comes; None: in an order of its own for each row."""
+    """Rank of each position in the order; None: a new order for each row."""
     is_causal = True
 
     @property
@@ -280,5 +281,5 @@ def sigma_arm(order_L: Tensor) -> Ordered:
 
 # Paper: Eq. 3, Table 6, Lemma B.1, Eq. 13
 def any_order() -> Ordered:
-    """AoARM: an order of its own for every row (Eq. loss_aogpt)."""
+    """AoARM: a new random order for every row (Eq. loss_aogpt)."""
     return Ordered(None)

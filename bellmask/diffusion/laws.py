@@ -81,7 +81,7 @@ def composite_rule(edges: Tensor) -> tuple[Tensor, Tensor]:
     return (left + width * nodes).reshape(-1), (width * weights).reshape(-1)
 
 
-# What a time law is: a distribution of t on [0, 1], drawn from one stratum per sample.
+# Time laws: distributions of t on [0, 1], drawn from one stratum per sample.
 
 
 def as_float64(value: Tensor | float) -> Tensor:
@@ -174,7 +174,7 @@ def edges_around(mu: float, scale: float) -> list[float]:
 # Paper: Table 3
 @dataclass(frozen=True)
 class DensityLaw(TimeLaw):
-    """A law of the user's own, from any non-negative function on [0, 1]; it is normalized here.
+    """A law defined by any non-negative function on [0, 1], which is normalized.
 
     ``kinks`` names points where the function is sharp or not smooth, so that integration is exact
     there. The function gets and returns float64 tensors.

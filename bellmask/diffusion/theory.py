@@ -83,7 +83,7 @@ _BISECTIONS = 60
 
 @dataclass(frozen=True)
 class BellTest:
-    """The verdict, with the numbers behind it."""
+    """The verdict and its numbers."""
 
     is_bell_shaped: bool
     min_margin: float
@@ -148,7 +148,7 @@ def _test_atom(rate: float) -> BellTest:
     return BellTest(is_centered, lowest, 2 * distance, distance)
 
 
-# How many tokens to mask, drawn as a number: for responses that a time might leave unmasked.
+# Drawing the number of masks directly, for responses that might stay unmasked at a drawn time.
 #
 # The number n of masks of a row of L maskable tokens is drawn from w_pi(n | n >= 1), the law of n
 # when times come from pi, given that there is a mask. A row's weight undoes the condition, so the

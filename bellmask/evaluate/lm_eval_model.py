@@ -1,15 +1,15 @@
 """A bellmask run as a model of lm-eval, two baselines, and lm-eval's tasks evaluated on them.
 
 The only file that imports lm_eval; import it where it is needed. Log-probabilities are those of
-:mod:`bellmask.evaluate.scorer`: a lower bound for masked models and AoARMs, exact for
-ARMs. Choices of one document share their random numbers. Noise is a function of the seed, the task
-and the document: neither the order of requests, nor the batch, nor the global generators (which
-lm-eval seeds anew at every call) have a say in it.
+:mod:`bellmask.evaluate.scorer`: a lower bound for masked models and AoARMs, exact for ARMs. Choices
+of one document share their random numbers. Noise is a function of the seed, the task and the
+document: not of the order of requests, the batch or the global generators (which lm-eval reseeds at
+every call).
 
-Answers are cached under a key of all that decides them: nothing is computed twice, and a
-log-probability without noise is one answer for all seeds. Documents of Table 4
-(:mod:`bellmask.evaluate.paper_suite`) say more in their column ``bellmask``: the length of a gap
-and what follows it. Other contexts are plain text; chat templates are not applied.
+Answers are cached under a key of everything that determines them; a log-probability without noise
+is shared by all seeds. Documents of Table 4 (:mod:`bellmask.evaluate.paper_suite`) have additional
+data in their column ``bellmask``: the length of a gap and the text after it. Other contexts are
+plain text; chat templates are not applied.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 WHERE = "--model_args of the model bellmask"
 FORMAT = 3
-"""Raised when code changes what is measured: answers of before are not used again."""
+"""Increased when code changes the measurement: old answers are not reused."""
 CHUNK = 128
 """Requests that are answered before the answers are stored."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -82,7 +82,7 @@ def parse_arguments(given: Mapping[str, Any]) -> scorer.RequestOptions:
     return parse_options(scorer.RequestOptions, None, args, WHERE).check()
 
 
-# What is asked and answered
+# Requests and answers
 
 
 class ScoredChoice(tuple[float, bool]):
@@ -110,7 +110,7 @@ class Gap:
     sampling: Sampling
     seed: int
     sample: int
-    """Names the noise, beside the seed."""
+    """Names the noise, together with the seed."""
 
 
 @dataclass
@@ -170,7 +170,7 @@ class BellmaskLM(LM):
         """``batch_size`` and ``max_batch_size`` are lm-eval's; ``batch_tokens`` is ours.
 
         auto: a fine-tuned run is asked the way it was tuned, and scores the EOS behind a choice.
-        Without ``greedy`` nobody finds out whether the model would write a continuation.
+        Without ``greedy``, it is not tested whether the model would write a continuation.
         """
         super().__init__()
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
@@ -299,7 +299,7 @@ class BellmaskLM(LM):
     def _is_greedy(self, windows: Sequence[Sequence[scorer.Request]]) -> list[bool]:
         """All windows of a continuation are what the model would write."""
         flat = [window for own in windows for window in own]
-        with self._bar("is it what the model writes", "continuations", len(flat)) as progress:
+        with self._bar("is it the model's output", "continuations", len(flat)) as progress:
             parts = iter(self.scorer.is_greedy(flat, progress=progress))
         return [all(list(islice(parts, len(own)))) for own in windows]
 
@@ -481,12 +481,12 @@ class BellmaskLM(LM):
             return contextlib.nullcontext(self.progress)
         return progress_bar(what, unit, total)
 
-    # What lm-eval wants to know
+    # Attributes that lm-eval requires
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Refused: special tokens would come out as plain letters."""
+        """Rejected: special tokens would become plain text."""
         raise UserError(
             "the model bellmask takes prompts as plain text: omit --apply_chat_template; "
             "bellmask evaluate --suite paper writes prompts as in fine-tuning"
@@ -504,8 +504,8 @@ class BellmaskLM(LM):
     def noise_summary(self) -> dict[str, dict[str, Any]]:
         """By task: what the masks' noise does to log-probabilities, and what they cost.
 
-        lm-eval's own standard errors are over documents. Documents draw apart from one another, so
-        that this noise is part of those errors already.
+        lm-eval's own standard errors are over documents. Documents have independent draws, so those
+        errors already include this noise.
         """
         found = {}
         for name, facts in sorted(self.facts.items()):
@@ -525,7 +525,7 @@ class BellmaskLM(LM):
 def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:
     """Keys of about one size that are answered together; the first number of a size is the same.
 
-    Cheap and expensive chunks are mixed, so that the time left can be told from the time taken.
+    Cheap and expensive chunks are mixed, so that the remaining time can be estimated.
     """
     chunks = []
     for _, same in groupby(sorted(keys, key=size), key=lambda key: size(key)[0]):
@@ -654,7 +654,7 @@ class LoadedTasks:
             self._loaded = _task_manager(tasks, include).load(list(tasks))
 
     def requests(self) -> list[Instance]:
-        """All that a model is asked."""
+        """All requests to a model."""
         tasks = self._loaded["tasks"].values()
         with quiet_lm_eval():
             for task in tasks:
@@ -672,7 +672,7 @@ class LoadedTasks:
 
 
 def run_command_line(args: Sequence[str]) -> int:
-    """lm-eval's own command with these arguments; the model bellmask is known to it."""
+    """lm-eval's own command with these arguments, with the model bellmask registered."""
     from lm_eval.__main__ import cli_evaluate
 
     before = sys.argv

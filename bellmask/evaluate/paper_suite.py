@@ -113,10 +113,10 @@ OWN = "_own"
 # The tasks as lm-eval's: their documents and files.
 #
 # A task is lm-eval's stock task, or for fine-tuned prompts one of our own, with ``tasks/KIND.yaml``
-# on top: how it is asked and scored in Table 4. Five are multiple choice, two want something
-# written after a prompt, one the sentence that is missing in a story. What is written goes into a
-# gap of the gold answer's length; a second task, ``TASK_own``, does not tell it. A document
-# has a column ``bellmask`` with all that the model and the scores need to know about a question.
+# on top, which set prompts and scores as in Table 4. Five are multiple choice, two generate text
+# after a prompt, one fills in the missing sentence of a story. Generated text goes into a gap of
+# the gold answer's length; a second task, ``TASK_own``, does not reveal it. A document has a column
+# ``bellmask`` with the data that the model and the scores need.
 
 
 def gaps(task: str) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def write_task(
 def _about(
     task: str, number: int, record: Record, question: TaskQuestion, prompts: Prompts, ending: str
 ) -> dict[str, Any]:
-    """What a document says of its question beside the columns of the stock task."""
+    """Additional data of a question besides the columns of the stock task."""
     answer, stock = response_after(question.prompt, question.answer), BENCHMARKS[task].stock
     if prompts == "plain" and stock is not None and stock.target is not None:
         answer = f" {stock.target(record)}"
@@ -170,13 +170,13 @@ def _about(
     }
 
 
-# Was it right? Scores of one document, in percent, called by lm-eval.
+# Scores of one document, in percent, called by lm-eval.
 
 
 # Paper: Table 4
 def score_choices(doc: Mapping[str, Any], results: Sequence[ScoredChoice]) -> dict[str, float]:
     """The choice with the highest log-probability, summed or per token or byte, is the gold one;
-    the first of equals. Who finds all choices equally likely (a unigram on WinoGrande) guesses.
+    the first of equals. A model with equally likely choices (a unigram on WinoGrande) guesses.
     """
     if len({(one[0], one.num_tokens) for one in results}) == 1:
         return dict.fromkeys(SCORES["choice"], 100 / len(results))
@@ -209,16 +209,16 @@ def score_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, floa
 
 
 def is_word(written: str, gold: str) -> bool:
-    """All that was written is the gold word (for a gap of the gold length)."""
+    """The generated text is the gold word (for a gap of the gold length)."""
     return written.strip() == gold.strip()
 
 
 def begins_with_word(written: str, gold: str) -> bool:
-    """The first word that was written is the gold word (for text of any length).
+    """The first generated word is the gold word (for text of any length).
 
-    A word ends at white space. Punctuation behind it is not held against it, unless the gold word
-    has some, too: a passage goes on after its last word. (A gold "word" with a line end inside, of
-    which LAMBADA has a few, is compared with as many words.)
+    A word ends at white space. Punctuation after it is ignored, unless the gold word has some, too:
+    a passage goes on after its last word. (A gold "word" with a line end inside, of which LAMBADA
+    has a few, is compared with as many words.)
     """
     wanted = gold.split()
     found = written.split()[: len(wanted)]
@@ -279,7 +279,7 @@ def _rouge_scorer() -> Any:
 
 
 def check_rouge() -> None:
-    """UserError if the package is not there; before long work, not after it."""
+    """UserError if the package is missing, before any long computation."""
     if importlib.util.find_spec("rouge_score") is None:
         raise UserError("infilling needs rouge-score: pip install 'bellmask[eval]'")
 
@@ -323,7 +323,7 @@ def summary(measured: Values, reference: Values | None) -> dict[str, Any]:
 
 
 def is_sure(apart: Estimate) -> bool:
-    """The difference is larger than its error, and there are enough questions to know that."""
+    """The difference is larger than its error, with enough questions."""
     is_known = apart.se is not None and apart.n >= FEWEST_QUESTIONS
     return is_known and abs(apart.value) > SURE * (apart.se or 0.0)
 
@@ -381,7 +381,7 @@ class Suite:
         }
 
     def numbers(self) -> dict[str, Any]:
-        """All of it; what is not known yet is asked now."""
+        """Evaluate everything that is not cached."""
         measured = {name: self._measure(model) for name, model in self._models.items()}
         first = next(iter(measured))
         tasks = []
@@ -446,12 +446,12 @@ def notes(numbers: Numbers) -> list[str]:
         lines = ["One evaluation seed: no deviation."]
     if len(models) > 1:
         lines.append(
-            f"In brackets the change to {first}, with * where it is more than {SURE} standard "
-            f"errors over {FEWEST_QUESTIONS} questions or more (paired; one training run each). "
-            "Bold: the best of the models."
+            f"In brackets: difference to {first}; * marks more than {SURE} standard errors over "
+            f"at least {FEWEST_QUESTIONS} questions (paired; one training run each). Bold: best "
+            "model."
         )
     if any(task["gives_length"] for task in tasks):
-        lines.append(f"{MARK} The model is told how many tokens the gold answer has.")
+        lines.append(f"{MARK} The model is given the number of tokens of the gold answer.")
     lines += [f"{t['note']}; {t['num_questions']:,} questions, {t['origin']}." for t in tasks]
     if choices := [task for task in tasks if task["main"] == "per_token"]:
         lines.append(_estimator(numbers, choices))
@@ -462,7 +462,7 @@ def notes(numbers: Numbers) -> list[str]:
         lines.append("Tokenizers differ, so scores per token are not comparable: compare per byte.")
     kinds = {model["framework"] for model in models}
     if "arm" in kinds and len(kinds) > 1:
-        lines.append("Log-probabilities of an ARM are exact, the others are bounds.")
+        lines.append("Log-probabilities of ARMs are exact; others are bounds.")
     lines += [line for model in models for task in tasks for line in _too_long(model, task)]
     baselines = {
         "random": "guesses in expectation, and texts of random tokens",
@@ -489,7 +489,7 @@ def _estimator(numbers: Numbers, choices: Sequence[Numbers]) -> str:
 
 
 def _too_long(model: Numbers, task: Numbers) -> list[str]:
-    """What did not fit into the model's rows."""
+    """Notes on questions that do not fit into the model's rows."""
     found = task["results"][model["name"]]
     what = {
         "num_cut": "gold answers are longer than half of a row; their gaps are truncated",
@@ -516,7 +516,9 @@ NAMES |= {score + OWN: f"{name}, length not given" for score, name in NAMES.item
 
 
 def best_models(numbers: Numbers, task: Mapping[str, Any]) -> set[str]:
-    """The models (no baselines) that are best as printed; none where nobody scored, nor of one."""
+    """The models (no baselines) that are best as printed; none if all scores are 0, or for a single
+    model.
+    """
     means = {
         model["name"]: round(task["results"][model["name"]]["scores"][task["main"]]["mean"], 2)
         for model in _models(numbers)

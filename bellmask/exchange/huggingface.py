@@ -71,7 +71,7 @@ class ExportOptions(LoadOptions):
 
 
 def check_exportable(run: Loaded, format: str) -> None:
-    """Refuse, before anything is written, what the format cannot say."""
+    """Reject, before anything is written, models that the format cannot represent."""
     config, tokenizer = run.config, run.tokenizer
     framework, model = config.framework.name, config.model
     is_own, has_time = model.backbone != "causal_lm", model.modulation == "time"
@@ -80,24 +80,24 @@ def check_exportable(run: Loaded, format: str) -> None:
     problems = {
         f"a causal model (framework {framework}) on the built-in DiT; only masked diffusion models "
         "(framework mdm) can be exported": is_own and framework != "mdm",
-        "a Hugging Face causal LM, and mdlm's layout is for the built-in DiT: use --format hf": (
+        "a Hugging Face causal LM, and mdlm's format is for the built-in DiT: use --format hf": (
             is_mdlm and not is_own
         ),
-        "an ARM whose tokenizer has a mask of its own, for which the model has no row; it cannot "
+        "an ARM whose tokenizer has its own mask, for which the model has no row; it cannot "
         "be exported as a plain causal LM": not is_own and framework == "arm" and has_mask,
-        "fed with 1000 t as its time, and mdlm's models with sigma; only models trained with "
-        "--model.time-input sigma, or without time input, fit": (
+        "a model with time input 1000 t, and mdlm's models use sigma; only models trained with "
+        "--model.time-input sigma, or without time input, can be exported": (
             is_mdlm and has_time and model.time_input != "sigma"
         ),
-        f"trained on times of the {config.schedule.name} schedule; mdlm's layout is read with the "
+        f"trained on times of the {config.schedule.name} schedule; mdlm's format implies the "
         "linear one": is_mdlm and has_time and config.schedule.name != "linear",
         f"a model whose MLP is {model.mlp_ratio} widths wide; mdlm's are 4": (
             is_mdlm and model.mlp_ratio != 4
         ),
-        "a model whose attention stays inside documents, and mdlm's does not": (
+        "a model with attention within documents, which mdlm does not support": (
             is_mdlm and config.data.document_attention
         ),
-        "a model with a local convolution (--model.local-conv), which mdlm's models do not have": (
+        "a model with a local convolution (--model.local-conv), which mdlm does not support": (
             is_mdlm and model.local_conv > 0
         ),
     }
@@ -131,7 +131,7 @@ _KEPT = (
 """Fields of run.json that describe the model, not the machine."""
 
 SpecialIds = dict[str, int | None]
-"""Ids of bos, eos, pad and mask as the export has them; None where there is no such token."""
+"""Exported ids of bos, eos, pad and mask; None for missing tokens."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class ModelFiles:
     num_ids: int
     """Entries of the exported tokenizer."""
     code: tuple[str, ...] = ()
-    """Files of the package that come along."""
+    """Files of the package that are included."""
     own: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that bellmask alone reads."""
 
@@ -184,8 +184,8 @@ def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | Non
 
 
 def _trunk_files(run: Loaded) -> ModelFiles:
-    """Our parameters with rows in the tokenizer's order, and a row of zeros for the mask's logit,
-    which the exported model never reads.
+    """Our parameters with rows in the tokenizer's order, and a row of zeros for the unused logit of
+    the mask.
     """
     model, num_ids = run.config.model, run.tokenizer.num_tokens + 1
     order = torch.from_numpy(map_ids(run.tokenizer).completed())
@@ -268,9 +268,10 @@ def _causal_files(run: Loaded) -> ModelFiles:
 
 # Our tokenizers as the files that ``AutoTokenizer`` loads.
 #
-# Ids are the wrapped tokenizer's own, so GPT-2's and BERT's files stay what they are; the mask, and
-# a pad where there is none, are added at the end. Nothing is put around a text: the ids are those
-# that the model was trained on. Written with ``tokenizers`` alone: transformers is not needed.
+# Ids are those of the wrapped tokenizer, so GPT-2's and BERT's files are unchanged; the mask, and a
+# pad if there is none, are added at the end. No special tokens are added to a text: the ids are
+# those that the model was trained on. Written with ``tokenizers`` alone: transformers is not
+# needed.
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
@@ -324,7 +325,7 @@ def _inner(tokenizer: Tokenizer) -> Any:
 
     if isinstance(tokenizer, FastTokenizer):
         tree = json.loads(tokenizer.description()["inner"])
-        tree["post_processor"] = None  # nothing around a text
+        tree["post_processor"] = None  # no special tokens around a text
         return Inner.from_str(json.dumps(tree))
     if isinstance(tokenizer, ByteTokenizer):  # byte-level BPE without a merge
         inner = Inner(models.BPE(vocab=_byte_letters(), merges=[]))
@@ -358,7 +359,7 @@ def push_folder(folder: Path, name: str, *, is_private: bool) -> str:
     try:
         made = api.create_repo(name, **kind, private=is_private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=str(folder), commit_message=message, **kind)
-    except Exception as error:  # the export stays; only the upload must be done again
+    except Exception as error:  # the export is kept; only the upload must be repeated
         raise UserError(
             f"{folder} is written, but could not be pushed to {name} ({first_line(error)}); log in "
             f"with 'hf auth login' and try: hf upload {name} {folder}"
@@ -367,7 +368,7 @@ def push_folder(folder: Path, name: str, *, is_private: bool) -> str:
 
 
 def main(args: Sequence[str]) -> int:
-    """Export, and push where asked."""
+    """Export, and push if requested."""
     options = parse_command(ExportOptions, args, command="export")
     out, is_mdlm = Path(options.out), options.format == "mdlm"
     if is_mdlm and out.suffix != ".safetensors":

@@ -77,20 +77,20 @@ class ImportOptions:
 
 # Their parameters and ours.
 #
-# Their network is our backbone with other names: RoPE of base 10 000 by halves, queries, keys and
+# mdlm's network is our backbone with other names: RoPE of base 10 000 by halves, queries, keys and
 # values packed as (three, heads, size), layer norms with weight only. What differs:
 #
-# - AdaLN is always there. A model without time input is fed sigma = 0, so its AdaLN gives
-#   constants, which are our modulation vectors. Back, the constants become AdaLN's bias and all
-#   weights of the time's way are zero: the same function, though not the numbers that were trained.
-# - The mask has a row in the embedding where the tokenizer has it, and one in the head, whose logit
-#   nobody reads: ours has none.
+# - AdaLN is always present. A model without time input gets sigma = 0, so its AdaLN gives
+#   constants, which are our modulation vectors. On export, the constants become AdaLN's bias, and
+#   all weights of the time embedding are zero: the same function, but not the trained values.
+# - The mask has its tokenizer's row in the embedding, and an unused row in the head; ours has none
+#   in the head.
 # - A pad that only our tokenizer has gets a row whose probability is exactly zero.
 
 Tensors = Mapping[str, Tensor]
 
 NEVER = -1e6
-"""The logit of what must not be predicted (mdlm's own minus infinity): exp of it is zero."""
+"""The logit of tokens that are never predicted (as in mdlm): its exponential is zero."""
 
 # Their name, ours (of a model with time input), and the shape: V rows of the embedding, D width,
 # H hidden width of the MLP, C width of the time's embedding, S sinusoids. In the order in which
@@ -122,7 +122,7 @@ _LAST = (
     ("output_layer.adaLN_modulation.bias", "final_modulation.linear.bias", "2D"),
 )
 _ABSENT_ROWS = {"embedding.weight": 0.0, "head.weight": 0.0, "head.bias": NEVER}
-"""What has a row for each token, and what a row holds that the other side lacks."""
+"""Parameters with a row per token, and the value of rows that the other side lacks."""
 
 OPTIONS = {
     "n_heads": "model.num_heads",
@@ -132,7 +132,7 @@ OPTIONS = {
     "packing": "data.packing",
     "pads": "data.pads",
 }
-"""What config.json, or our own metadata, says of a model, and which option of a run that is."""
+"""Keys of config.json, or of our metadata, and the option of a run for each."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Shape:
 
 
 INV_FREQ = "rotary_emb.inv_freq"
-"""Their buffer of RoPE's rates: no parameter, but a strict load_state_dict wants it."""
+"""Their buffer of RoPE frequencies: not a parameter, but required by a strict load_state_dict."""
 
 
 def rotary_rates(head_size: int) -> Tensor:
@@ -176,8 +176,8 @@ def rotary_rates(head_size: int) -> Tensor:
 
 
 def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
-    """Without what Lightning, torch.compile and DDP put before the names, and without RoPE's
-    buffers; then the size of a head, if a buffer tells it.
+    """Remove prefixes of Lightning, torch.compile and DDP, and RoPE buffers; return the size of a
+    head too, if a buffer gives it.
     """
     found: dict[str, Tensor] = {}
     head_size = None
@@ -190,7 +190,7 @@ def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
             # a hundredth: they may be stored in bfloat16
             if not torch.allclose(found_rates, rotary_rates(head_size), rtol=0.01, atol=0):
                 raise UserError(
-                    f"{name} does not hold the rates of RoPE with base {ROPE_BASE:.0f}, the only "
+                    f"{name} does not contain RoPE frequencies of base {ROPE_BASE:.0f}, the only "
                     "base that can be imported"
                 )
         elif plain in found:
@@ -219,7 +219,7 @@ def find_shape(weights: Tensors) -> Shape:
 
 
 def check_layout(weights: Tensors, shape: Shape) -> None:
-    """Refuse weights with missing, extra or misshapen tensors, naming all of them."""
+    """Reject weights with missing, unexpected or misshapen tensors, and list all of them."""
     wanted = shape.layout()
     problems = []
     for name, size in wanted.items():
@@ -250,7 +250,7 @@ def to_ours(weights: Tensors, shape: Shape, ids: IdMap, *, has_time: bool) -> di
                 "keep its time input; without it any width can be imported"
             )
         return found
-    # what AdaLN is fed at sigma = 0: cosines of 0, sines of 0, two layers, SiLU
+    # AdaLN's input at sigma = 0: cosines of 0, sines of 0, two layers, SiLU
     condition = (torch.arange(NUM_SINUSOIDS) < NUM_SINUSOIDS // 2).double()
     for layer in ("time_embedding.into", "time_embedding.out"):
         condition = F.silu(_pop_linear(found, layer, condition))
@@ -261,7 +261,7 @@ def to_ours(weights: Tensors, shape: Shape, ids: IdMap, *, has_time: bool) -> di
 
 
 def from_ours(tensors: Tensors, num_layers: int, ids: IdMap) -> dict[str, Tensor]:
-    """Their parameters, float32: what :func:`to_ours` makes ours of again, exactly."""
+    """Their parameters, float32; :func:`to_ours` is the exact inverse."""
     found = {name: tensor.detach().float() for name, tensor in tensors.items()}
     ours, theirs = [*ids.ours, len(ids.tokens_V)], [*ids.theirs, ids.mask]
     for name in ("head.weight", "head.bias"):
@@ -296,14 +296,14 @@ def _pop_linear(tensors: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return tensors.pop(f"{name}.weight").double() @ x + tensors.pop(f"{name}.bias").double()
 
 
-# Weights in files, read without running anything that a file holds.
+# Weights in files, read without executing anything in them.
 #
 # safetensors files, torch files (tensors and plain values; stand-ins for all else), and folders as
 # Hugging Face has them, with config.json beside the weights. A Lightning file may also hold the
 # moving average of the weights, as a list in the order of the parameters.
 
 METADATA = "bellmask"
-"""Key of a safetensors file's metadata under which our export leaves what the layout cannot say."""
+"""Metadata key of our safetensors exports for options that the layout cannot represent."""
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -318,7 +318,7 @@ class Stored:
     decay: Any = None
     step: int = 0
     about: dict[str, Any] = field(default_factory=dict)
-    """What config.json (or our own metadata) says of the model."""
+    """Description of the model in config.json (or in our metadata)."""
 
 
 def read_checkpoint(path: Path) -> Stored:
@@ -337,7 +337,7 @@ def read_checkpoint(path: Path) -> Stored:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The file of weights, or those that an index names, all of its own folder."""
+    """The weights file, or those in an index, all in its own folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         named = read_object(index).get("weight_map")
@@ -356,7 +356,9 @@ def _read_file(path: Path) -> Stored:
 
 
 def _is_plain(value: Any) -> bool:
-    """Numbers that are all in the file: not sparse, not without memory, none read repeatedly."""
+    """Check that the file contains all numbers: not sparse, not on the meta device, not
+    expanded.
+    """
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
     is_here = value.device.type == "cpu"
@@ -373,7 +375,7 @@ def _read_safetensors(path: Path) -> Stored:
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
-    """Write a file that others may read as the umask says (the library's are the owner's only)."""
+    """Write a file with permissions by the umask (the library's files are private to the owner)."""
     from safetensors.torch import save_file
 
     path.touch()
@@ -396,7 +398,7 @@ def _read_torch(path: Path) -> Stored:
             return _pick_weights(path, unpickler.load(), unpickler.read_tensor)
     except UserError:
         raise
-    except Exception as error:  # a file that is none fails in many ways
+    except Exception as error:  # invalid files fail in many ways
         reason = first_line(error).split(". ")[0] or "it ends too early"
         raise UserError(f"{path} is not a torch file, or a damaged one: {reason}") from None
 
@@ -420,7 +422,7 @@ def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Store
 
 
 class _StandIn:
-    """In place of a pickled object of any class: takes anything, keeps nothing, does nothing."""
+    """Replaces a pickled object of any class: accepts anything, stores nothing, does nothing."""
 
     def __new__(cls, *_: Any, **__: Any) -> _StandIn:
         return super().__new__(cls)
@@ -433,7 +435,7 @@ class _StandIn:
 
 
 class _TensorAt:
-    """Where a tensor is in the archive; it is read when it is wanted, optimizer states never."""
+    """Location of a tensor in the archive, read on demand (optimizer states never)."""
 
     def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> None:
         self.storage, self.view = storage, (size, stride, offset)
@@ -451,14 +453,14 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("torch", "IntStorage"): torch.int32,
     ("torch", "BoolStorage"): torch.bool,
 }
-"""What a name in a pickle stands for; every other name stands for :class:`_StandIn`."""
+"""Allowed names in a pickle; every other name gives a :class:`_StandIn`."""
 
 
 class _WeightsUnpickler(pickle._Unpickler):
-    """Reads a torch archive; nothing that the file names is imported or called.
+    """Reads a torch archive without importing or calling anything that it names.
 
-    Lightning pickles a run's options and tokenizer beside the weights, and torch's own loader of
-    weights refuses such files. This is Python's unpickler, not the one in C, which allocates memory
+    Lightning pickles a run's options and tokenizer beside the weights, and torch's weights-only
+    loader rejects such files. This is Python's unpickler, not the one in C, which allocates memory
     for any memo index that a file names.
     """
 
@@ -485,7 +487,7 @@ class _WeightsUnpickler(pickle._Unpickler):
         return pid
 
     def read_tensor(self, at: Any) -> Any:
-        """The tensor; what is none, or has a dtype that weights never have, stays as it is."""
+        """The tensor; other values, and dtypes that weights never have, are unchanged."""
         if not isinstance(at, _TensorAt):
             return at
         _, dtype, key, *_ = at.storage
@@ -501,17 +503,17 @@ class _WeightsUnpickler(pickle._Unpickler):
 # A checkpoint of mdlm or duo as a run folder of ours, which every command then takes.
 
 VOCABULARIES = {50_258: "gpt2", 30_522: "bert-base-uncased"}
-"""Rows of their embeddings, by which a published model's tokenizer is known."""
+"""Rows of their embeddings, which identify the tokenizer of a published model."""
 LENGTHS = {"gpt2": 1024, "bert-base-uncased": 128}
 """Block lengths of their OpenWebText and LM1B recipes."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was read, checked and mapped; nothing is written yet."""
+    """A checkpoint that was read, checked and mapped, but not written yet."""
 
     origin: str
-    """Where it came from: a name on the hub, or a file's or folder's name."""
+    """Source: a name on the hub, or the name of a file or folder."""
     stored: Stored
     config: RunConfig
     tokenizer: Tokenizer
@@ -520,7 +522,7 @@ class Imported:
 
     @property
     def num_parameters(self) -> int:
-        """Of the model as it is here."""
+        """The model's configuration."""
         return sum(tensor.numel() for tensor in self.model.values())
 
 
@@ -615,8 +617,8 @@ def _config(
         told["data.block_length"] = options.block_length
     elif "data.block_length" not in told and name not in LENGTHS:
         raise UserError(
-            f"how long the rows of {stored.source} are is not known: there is no config.json with "
-            "model_length beside the weights; give --block-length"
+            f"the row length of {stored.source} is unknown: there is no config.json with "
+            "model_length next to the weights; give --block-length"
         )
     for option, value in told.items():
         if not isinstance(value, bool | int | float | str):
@@ -657,7 +659,7 @@ def write_import(imported: Imported, out: Path) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Import, say what was read."""
+    """Import, and print a summary."""
     options = parse_command(ImportOptions, args, command="import")
     check_free(Path(options.out), "the run")
     print(f"reading {options.checkpoint} ...", file=sys.stderr)

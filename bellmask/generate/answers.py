@@ -1,8 +1,8 @@
 """Answers of a run: prompts and conversations → canvases → responses.
 
 The prompt is written as in training (template, BOS, oldest tokens dropped), the response is a gap
-of ``length`` tokens that ends where the model writes EOS. An answer does not depend on what else is
-asked (:mod:`bellmask.generate.fill`).
+of ``length`` tokens that ends where the model writes EOS. An answer does not depend on the other
+prompts (:mod:`bellmask.generate.fill`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bellmask.utils.files import sanitize
 
 DEFAULT_LENGTH = 64
 ANSWER_STEPS = 64
-"""Sampling steps of an answer where none are asked for, as in the paper (App. C.1)."""
+"""Default number of sampling steps of an answer, as in the paper (App. C.1)."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Question:
 
     messages: tuple[Message, ...]
     is_conversation: bool = False
-    """Roles are marked where the run's template is ``auto``, as for a run that knows turns."""
+    """Mark roles if the run's template is ``auto``."""
     line: Mapping[str, Any] = field(default_factory=dict)
-    """Of the file that asks it, to be passed on with the answer."""
+    """Keys of its line in a file, which are copied to the answer."""
 
     @staticmethod
     def plain(prompt: str) -> Question:
@@ -47,7 +47,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """For who reads the answer."""
+        """The prompt as text."""
         if not self.is_conversation:
             return self.messages[-1].text
         return "\n".join(f"{message.role}: {message.text}" for message in self.messages)
@@ -55,7 +55,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote."""
+    """The response of the model."""
 
     text: str
     ids: tuple[int, ...]
@@ -63,7 +63,7 @@ class Answer:
     num_tokens: int
     """Tokens before the first EOS."""
     nfe: float
-    """Network calls in which it took part; mean of the answers of its batch."""
+    """Network calls; the mean over its batch."""
     is_cut: bool
     """The prompt was too long and lost its oldest tokens."""
 
@@ -90,7 +90,7 @@ class Answerer:
 
     @cached_property
     def length(self) -> int:
-        """Tokens of a response where none is asked for: what most training examples needed."""
+        """Default length of a response: enough for most training examples."""
         about = read_description(self.run.folder)
         return int(about.get("response_tokens") or min(DEFAULT_LENGTH, self._block // 2))
 
@@ -125,7 +125,7 @@ class Answerer:
         return self.encoder.encode_one(said, question.is_conversation or self.knows_turns)
 
     def sampling(self, asked: Sampling) -> Sampling:
-        """What is asked, with :data:`ANSWER_STEPS` where steps could be given and are not."""
+        """The settings, with :data:`ANSWER_STEPS` as the default number of steps."""
         has_steps = asked.has_steps and not self.run.framework.is_causal
         return replace(asked, steps=ANSWER_STEPS) if has_steps and asked.steps is None else asked
 
@@ -140,8 +140,8 @@ class Answerer:
     ) -> list[Answer]:
         """An answer to each; the i-th has the noise of sample i, or ``samples[i]``, in any batch.
 
-        ``options`` are those of :func:`fill_rows`: seed, samples, progress, on_step, which is told
-        of the questions in order, a batch having prompts of one length, without padding.
+        ``options`` are those of :func:`fill_rows`: seed, samples, progress, on_step, which gets the
+        questions in order, in batches of prompts of one length, without padding.
         """
         rows = [self.row(question, length) for question in questions]
         canvases, asked = [row for row, _ in rows], self.sampling(sampling or Sampling())

@@ -1,4 +1,4 @@
-"""Canvases: rows being generated, in which any positions may be given; what each step shows."""
+"""Canvases: rows to generate, in which any positions may be given; and views of each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GAP = re.compile(r"\[MASK(?:\*([0-9]{1,9}))?\]")
 _ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)
 
 LONGEST = 1 << 20
-"""Tokens of a canvas: far more than a network can take at once, and little for the memory."""
+"""Maximum tokens of a canvas: more than any network supports, but little memory."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ class Step:
     """The rows of one batch after a step. Tokens may appear, change, or be masked again."""
 
     number: int
-    """0 is the canvas as it was given; then 1, 2, ... for each step."""
+    """0 is the initial canvas, then 1, 2, ... for each step."""
     num_steps: int
     """Steps planned in all."""
     num_calls: int
     """Network calls so far, for this batch."""
     t: float
-    """Time after the step: 1 all masked, 0 clean. Where blocks take turns, by the share of masked
-    tokens of the batch."""
+    """Time after the step: 1 all masked, 0 clean. With blocks, by the fraction of masked tokens of
+    the batch."""
     first_sample: int
-    """Which of all samples row 0 is."""
+    """Sample number of row 0."""
     ids_BL: Tensor
     """On the CPU, int64, the mask id where masked. Do not modify it; the
     sampler may change it later, so copy what you keep."""
@@ -106,9 +106,9 @@ OnStep = Callable[[Step], None]
 
 
 def token_texts(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """The text of each token by itself, as it stands inside a text; of ids that are not the mask.
+    """The text of each token inside a text; ids must not be the mask.
 
-    A token is decoded behind another one, since some decoders treat the first token of a text
+    A token is decoded after another one, since some decoders treat the first token of a text
     differently (a space is dropped, a word piece keeps its sign). Bytes that are no character by
     themselves are shown as ``\\xNN`` where a token is a byte, else as the replacement character;
     special tokens, which decoding leaves out, by name.

@@ -62,7 +62,7 @@ class ChatOptions(LoadOptions):
     """Maximum number of updates shown per second; 0: no limit."""
 
 
-# A conversation with a run: what was said, what is asked next, how answers are drawn.
+# A conversation with a run: messages, the next prompt, sampling of answers.
 #
 # Each answer gets the next sample number, so none is drawn from the noise of another, and all of
 # them follow from the seed.
@@ -75,15 +75,15 @@ class Talk:
         self.answerer, self.seed, self.system = answerer, options.seed, options.system
         memory = {"auto": answerer.knows_turns, "on": True, "off": False}
         self.has_memory = memory[options.memory]
-        """What was said before is part of the prompt; else each line is asked alone."""
+        """Whether earlier messages are part of the prompt."""
         self.number = 0
-        """Of the next answer's sample."""
+        """Number of the next answer's sample."""
         self.length = answerer.check_length(options.length)
         self.sampling = answerer.sampling(options.sampling.check())
         self.reset()
 
     def set(self, name: str, value: float) -> None:
-        """Another length (tokens of an answer) or sampling setting from now on."""
+        """Change the length (tokens of an answer) or a sampling setting."""
         if name == "length":
             self.length = self.answerer.check_length(int(value))
             return
@@ -93,12 +93,12 @@ class Talk:
         self.sampling = self.answerer.sampling(replace(self.sampling, **asked).check())
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Forget the conversation."""
         self.said: tuple[Message, ...] = ()
         self._last: tuple[str, tuple[Message, ...]] | None = None
 
     def ask(self, text: str, on_step: OnStep | None = None) -> Answer:
-        """Say something; question and answer are remembered once the answer is whole."""
+        """Send a message; question and answer are remembered once the answer is complete."""
         self._last = text, self.said
         return self.retry(on_step)
 
@@ -120,7 +120,7 @@ class Talk:
         return answer
 
     def question(self, text: str, before: tuple[Message, ...]) -> Question:
-        """All that the model is given."""
+        """The messages given to the model."""
         system = (Message("system", self.system),) if self.system else ()
         earlier = before if self.has_memory else ()
         return Question((*system, *earlier, Message("user", text)), self.has_memory)
@@ -144,7 +144,7 @@ Ctrl-C stops an answer; at the prompt it exits, as does Ctrl-D."""
 
 
 class Chat:
-    """``chat.take(line)`` answers it, or does what its command says."""
+    """``chat.take(line)`` answers the line, or runs its command."""
 
     def __init__(self, talk: Talk, console: Console, fps: float) -> None:
         self.talk, self.console, self.fps = talk, console, fps
@@ -155,7 +155,7 @@ class Chat:
         self.console.print(Text(visible_lines(text), style="dim"), soft_wrap=True)
 
     def take(self, line: str) -> bool:
-        """False when it is over."""
+        """False to end the chat."""
         if not line.strip():
             if not self.is_live:
                 print()  # line n of the output belongs to line n of the input
@@ -198,7 +198,7 @@ class Chat:
         return name != "/quit"
 
     def answer(self, ask: Callable[[OnStep | None], Answer]) -> None:
-        """Show how an answer is written, then print it."""
+        """Show an answer while it is generated, then print it."""
         view = AnswerView(self.talk.answerer.run.tokenizer, fps=self.fps, console=self.console)
         start = time.monotonic()
         try:

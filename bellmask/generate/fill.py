@@ -35,7 +35,7 @@ def fill(
     device: torch.device | None = None,
     **noise: Any,
 ) -> sampler.Generation:
-    """Fill all masked positions the way ``sampling`` says.
+    """Fill all masked positions with the settings ``sampling``.
 
     ``is_real_BL`` is False at padding behind a canvas; ``noise`` as for :func:`generate`: seed,
     first_sample, the first row's number or those of all rows, and on_step.
@@ -65,7 +65,7 @@ def fill(
             is_late_BL = is_late_BL | ~is_real_BL  # padding comes behind all
         if bool(is_late_BL.long().diff(dim=1).lt(0).any()):
             raise UserError("this model generates left to right: it takes a prefix, not gaps")
-        # blocks of one token; what is masked behind them a causal LM cannot see
+        # blocks of one token; a causal LM cannot see the masks after them
         return sampler.generate(network, canvas_BL, 1, RULES["random"], block_length=1, **noise)
     assert isinstance(framework, Mdm)
     rule: Rule = RULES[sampling.rule]
@@ -97,7 +97,7 @@ def _fill_run(
 
 
 def _counted(progress: Progress, num_rows: int, on_step: OnStep | None) -> OnStep:
-    """Tells progress of each step of a batch, and of its rows as many as its share of the steps."""
+    """Reports progress of each step of a batch, as the corresponding fraction of its rows."""
 
     def tell(step: Step) -> None:
         total = max(1, step.num_steps)
@@ -140,10 +140,9 @@ def run_canvas(
 
 
 def _frame(run: Loaded) -> tuple[list[int], list[int]]:
-    """What stands before and behind a canvas: BOS and EOS where rows are wrapped, else the BOS that
-    a causal LM needs.
-
-    A model with a fixed order takes only what comes first in it: BOS at most; EOS it writes itself.
+    """Tokens before and after a canvas: BOS and EOS if rows are wrapped, else the BOS that a causal
+    LM needs. A model with a fixed order takes only its first tokens, BOS at most; it generates EOS
+    itself.
     """
     bos, eos, mask_id = run.tokenizer.bos_id, run.tokenizer.eos_id, run.tokenizer.mask_id
     if not run.is_wrapped:
@@ -198,25 +197,25 @@ def decode_samples(run: Loaded, made: sampler.Generation) -> list[str]:
     return texts
 
 
-# Rows of any length filled in batches, so that none depends on the batch it is in.
+# Rows of any length filled in batches, so that no result depends on the batch.
 #
 # A row is padded to a multiple of :data:`WIDTH` tokens. Rows share a batch that agree in width and
 # in the number of tokens to fill (sampling counts its steps for the row with most), all padded or
-# none. All that is known from the row alone.
+# none. All of this is known from the row alone.
 #
 # B rows of a batch, L their width.
 
 WIDTH = 32
-"""Rows are padded to a multiple of so many tokens."""
+"""Rows are padded to a multiple of this number of tokens."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What was written into one row's gap."""
+    """The result for one row's gap."""
 
     ids: list[int]
     nfe: float
-    """Network calls in which the row took part; mean over its batch."""
+    """Network calls; the mean over its batch."""
 
 
 def fill_rows(
@@ -233,13 +232,13 @@ def fill_rows(
 ) -> list[Filled]:
     """Fill the gap of each row; row i has the noise of sample i, or of ``samples[i]``.
 
-    No row is padded beyond ``longest``. ``on_step`` is told of rows in order, a batch having rows
-    of one length, and does not see padding.
+    No row is padded beyond ``longest``. ``on_step`` gets rows in order, in batches of rows of one
+    length, without padding.
     """
     mask_id, numbers = run.tokenizer.mask_id, samples or range(len(rows))
     # a causal built-in DiT takes one row at a time, without padding
     is_alone = isinstance(run.framework, Ordered) and not isinstance(run.framework, Shifted)
-    # a cache holds what is before the first gap of the batch, so there all gaps begin together
+    # a cache holds the tokens before the first gap of the batch, so all gaps must begin together
     is_exact = on_step is not None or sampling.cache != "none"
     groups = []
     for row in rows:
@@ -247,7 +246,7 @@ def fill_rows(
         num_gaps = int((row == mask_id).sum())
         groups.append((width, num_gaps, len(row) if is_exact else len(row) == width))
     places = range(len(rows))
-    # who watches sees rows in order, so only neighbors share a batch
+    # observers see rows in order, so only neighbors share a batch
     order = places if on_step else sorted(places, key=groups.__getitem__)
     found: dict[int, Filled] = {}
     for (width, *_), group in itertools.groupby(order, key=groups.__getitem__):

@@ -127,7 +127,7 @@ def _check(options: GenerateOptions) -> None:
     for why, is_wrong in refusals.items():
         if is_wrong:
             raise UserError(why)
-    # where results go is checked before anything is generated
+    # outputs are checked before anything is generated
     if options.side_by_side:
         check_folder(options.out)
         return
@@ -145,11 +145,11 @@ def _check(options: GenerateOptions) -> None:
 # file has records, as files of examples do.
 
 RESULTS = ("response", "sample", "num_tokens", "prompt_cut")
-"""Keys of a line of answers; a line of questions may have any other one."""
+"""Keys of a line of answers, which a line of questions cannot have."""
 
 
 def read_prompts(path: Path) -> list[dict[str, str]]:
-    """What a file gives to continue or to fill: lines, or {"prompt": ...} or {"canvas": ...}."""
+    """Texts to continue or canvases from a file: lines, or {"prompt": ...} or {"canvas": ...}."""
     kinds, prompts = ("prompt", "canvas"), []
     for record, where in _records(path, kinds):
         if unknown := record.keys() - {*kinds}:
@@ -159,10 +159,10 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """What a file asks: lines, {"prompt": ...} or {"messages": [{"role": ..., "content": ...}]}."""
+    """Questions: lines, {"prompt": ...} or {"messages": [{"role": ..., "content": ...}]}."""
     questions = []
     for record, where in _records(path, ("prompt", "messages")):
-        if "response" in record:  # a file of examples: what was right goes beside the answer
+        if "response" in record:  # a file of examples: the reference stays next to the answer
             record = {("reference" if k == "response" else k): v for k, v in record.items()}
         if taken := [name for name in RESULTS if name in record]:
             raise UserError(f"{where}: the key {taken[0]!r} is used for the answer; rename it")
@@ -216,14 +216,14 @@ def _messages(listed: Any, where: str) -> tuple[Message, ...]:
     return tuple(Message(turn["role"], turn["content"]) for turn in turns)
 
 
-# Texts from a run: what answering and continuing share, then each of them.
+# Texts from a run: shared parts of answering and continuing, then each of them.
 #
-# Sample number i, counted through all prompts, depends on the seed, i and its prompt alone.
+# Sample number i, counted over all prompts, depends only on the seed, i and its prompt.
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a run wrote, ``--num`` samples for each prompt."""
+    """Texts of a run, ``--num`` samples for each prompt."""
 
     prompts: list[str]
     """As they were asked, canvases with their gaps."""
@@ -231,11 +231,11 @@ class Samples:
     lines: list[dict[str, Any]]
     """For --format jsonl."""
     cost: str
-    """How many network calls it took, in words."""
+    """Number of network calls, in words."""
 
 
 def _load(options: GenerateOptions, name: str) -> Loaded:
-    """The run, with a note where it is used otherwise than it was trained."""
+    """The run, with a note if it is used differently than in training."""
     loaded = options.load(name)
     if loaded.config.data.document_attention:
         logger.info(
@@ -248,9 +248,9 @@ def _load(options: GenerateOptions, name: str) -> Loaded:
 def _observing(
     options: GenerateOptions, loaded: Loaded, recorder: Recorder | None, total: int
 ) -> Iterator[dict[str, Any]]:
-    """What answers and canvases are made with: seed, batches, and who is told of each step.
+    """Shared arguments for answers and canvases: seed, batches, and observers of steps.
 
-    Shown live with --watch, else a progress bar; recorded where there is a recorder.
+    Shown live with --watch, else with a progress bar; recorded if there is a recorder.
     """
     made_with = {"seed": options.seed, "batch_size": options.batch_size, "on_step": recorder}
     if not options.watch:
@@ -343,7 +343,7 @@ def continue_prompts(
 
 
 def settings_of(options: GenerateOptions, is_answer: bool) -> dict[str, Any]:
-    """How the texts were made, for who reads them."""
+    """Description of how the texts were generated."""
     default_steps = ANSWER_STEPS if is_answer else DEFAULT_STEPS
     sampling = options.sampling
     steps = {"steps": sampling.steps or default_steps} if sampling.has_steps else {}
@@ -352,7 +352,7 @@ def settings_of(options: GenerateOptions, is_answer: bool) -> dict[str, Any]:
 
 # Texts of several runs on the same prompts, side by side, for qualitative comparison (App. E).
 #
-# A table that fits the screen, a page that needs nothing else, a Markdown file.
+# A table that fits the screen, a self-contained page, a Markdown file.
 
 STYLE = """
 h2 { white-space: pre-wrap; } h3 { font-size: .95rem; margin: 0; overflow-wrap: anywhere; }
@@ -395,7 +395,7 @@ class SideBySide:
         return visible_lines(self.prompts[number]) or "(nothing given)"
 
     def _split(self, number: int, text: str) -> tuple[str, str]:
-        """(given beginning, what was made); of a canvas, which has gaps, nothing is told apart."""
+        """(given beginning, generated text); a canvas with gaps is not split."""
         prompt = self.prompts[number]
         return (prompt, text[len(prompt) :]) if text.startswith(prompt) else ("", text)
 
@@ -415,7 +415,7 @@ class SideBySide:
         return html_page(visible(self.title), body, style=STYLE)
 
     def markdown(self) -> str:
-        """The same as Markdown; texts are fenced, so that nothing in them is markup."""
+        """The same as Markdown; texts are fenced, so that they contain no markup."""
         parts = [f"# {in_markdown(self.title)}", in_markdown(self.settings)]
         for number in range(len(self.prompts)):
             parts += [f"## Prompt {number + 1}", _fenced(self._asked(number))]
@@ -438,13 +438,13 @@ SEPARATOR = "\n--------\n"
 
 
 def _is_asked(options: GenerateOptions, config: RunConfig) -> bool:
-    """True where an answer is wanted: for --prompt, and for --prompts of a fine-tuned run."""
+    """True if an answer is requested: for --prompt, and for --prompts with a fine-tuned run."""
     is_tuned = config.sft.train is not None
     return options.prompt is not None or (options.prompts is not None and is_tuned)
 
 
 def write_out(content: str, output: str | None) -> None:
-    """As a whole file, or to a pipe; on a screen without control codes, which would steer it."""
+    """Write a file, or to a pipe; on a screen, without control codes."""
     if output is None:
         is_screen = sys.stdout.isatty()
         sys.stdout.write(visible_lines(content) if is_screen else sanitize(content))

@@ -1,8 +1,8 @@
-"""Text being unmasked, live in the terminal; frames now and then where there is none.
+"""Text being unmasked, live in the terminal; single frames without one.
 
-Masked positions are dim blocks, tokens of the last step stand out, tokens that were masked again
-are red blocks, given ones are underlined. Lines are folded anywhere, so that in a text of single
-characters every position keeps its place. B rows of one batch, L length.
+Masked positions are dim blocks, tokens of the last step are highlighted, remasked tokens are red
+blocks, given ones are underlined. Lines are folded at any character, so that positions do not move.
+B rows of one batch, L length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STYLES = {
 }
 BLOCKS = {"masked": MASK, "remasked": REMASKED}
 PLAIN_FRAMES = 8
-"""Frames per batch, besides the first, where the screen is no terminal."""
+"""Frames per batch, besides the first, if the output is not a terminal."""
 BAR_WIDTH = 24
 
 
@@ -45,7 +45,7 @@ def check_fps(fps: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A step beside the one before it and the canvas."""
+    """A step with the previous one and the canvas."""
 
     step: Step
     before_BL: Tensor
@@ -54,7 +54,7 @@ class Frame:
 
     @property
     def share(self) -> float:
-        """Share of the positions to generate that have a token now."""
+        """Fraction of the positions to generate that have a token."""
         num_gaps = int((self.canvas_BL == self.mask_id).sum())
         num_left = int((self.step.ids_BL == self.mask_id).sum())
         return 1 - num_left / num_gaps if num_gaps else 1.0
@@ -75,11 +75,11 @@ class Frame:
 
 
 class LiveView:
-    """What views of a generation share: the screen, the pace, steps beside those before them.
+    """Base of views of a generation: the screen, the pace, and changes between steps.
 
-    ``fps`` is the most steps shown per second (a quick model is slowed down to be seen); 0 shows
-    them as they come. The view is on stderr, so texts can be piped; ``keep_last`` leaves the last
-    frame on the screen.
+    ``fps`` is the maximum number of steps shown per second (fast models are slowed down); 0: no
+    limit. The view is on stderr, so texts can be piped; ``keep_last`` leaves the last frame on the
+    screen.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LiveView:
         self.console = console or Console(stderr=True, highlight=False)
         self.frame: Frame | None = None
         self.seconds_waited = 0.0
-        """How long steps were held to be seen; no part of the model's time."""
+        """Time spent waiting between frames, excluded from the model's time."""
         self._tokenizer, self._texts = tokenizer, token_texts(tokenizer)
         self._title, self._fps, self._next_time = title, fps, 0.0
         self._live = Live(
@@ -114,7 +114,7 @@ class LiveView:
             self._live.stop()
 
     def _take(self, step: Step) -> Frame:
-        """A step, copied as it is now, beside the last one; step 0 begins anew."""
+        """Compare a copy of the step with the last one; step 0 starts over."""
         step, last = replace(step, ids_BL=step.ids_BL.clone()), self.frame
         before_BL = canvas_BL = step.ids_BL
         if last is not None and step.number > 0:
@@ -123,7 +123,7 @@ class LiveView:
         return self.frame
 
     def _show(self, lines: list[Text]) -> None:
-        """Redraw, once what is shown now has been seen."""
+        """Redraw, after the current frame was shown long enough."""
         if self._fps:
             seconds = max(0.0, self._next_time - time.monotonic())
             self.seconds_waited += seconds
@@ -158,7 +158,7 @@ class Watch(LiveView):
 
     def __call__(self, step: Step) -> None:
         if step.number == 0:
-            self._print()  # where the batch before it ended
+            self._print()  # where the previous batch ended
         frame = self._take(step)
         share = PLAIN_FRAMES / max(1, step.num_steps)
         if self.console.is_terminal:
@@ -173,7 +173,7 @@ class Watch(LiveView):
             self.console.print(*self.render(self.frame), sep="\n")
 
     def render(self, frame: Frame) -> list[Text]:
-        """The line of numbers, then as many samples as fit on the screen, if there is one."""
+        """The line of numbers, then as many samples as fit on the screen."""
         room = self.console.height - 2 if self.console.is_terminal else None
         lines, num_rows = [self._head(frame)], len(frame.step.ids_BL)
         for row in range(num_rows):
@@ -201,21 +201,21 @@ class Watch(LiveView):
         return line
 
 
-# One answer being unmasked, live in the terminal: the answer alone, up to its first EOS.
+# One answer being unmasked, live in the terminal: only the answer, up to its first EOS.
 #
-# Masked positions are dim blocks, tokens of the last step stand out. What comes after the leftmost
-# EOS so far is not shown: it will not be part of the answer. Lines break where the text does and
-# are folded anywhere, as a terminal folds the finished answer. One row, L length.
+# Masked positions are dim blocks, tokens of the last step are highlighted. Text after the leftmost
+# EOS so far is hidden: it will not be part of the answer. Long lines are folded at any character,
+# as a terminal folds the finished answer. One row, L length.
 
 END = "|"
-"""Where the answer ends."""
+"""The end of the answer."""
 
 
 class AnswerView(LiveView):
     """``with AnswerView(tokenizer) as view: ...`` and ``on_step=view``, for one answer.
 
-    ``fps`` is the most changes shown per second; 0 does not wait. The view goes away at the end,
-    when the finished answer is to be printed; of an interrupted one the last frame stays.
+    ``fps`` is the most changes shown per second; 0 does not wait. The view is removed at the end,
+    before the finished answer is printed; after an interrupt the last frame stays.
     """
 
     _shown: Text | None = None
@@ -225,7 +225,7 @@ class AnswerView(LiveView):
         super().__exit__(*error)
 
     def __call__(self, step: Step) -> None:
-        """Show one step, if it changes anything that is seen."""
+        """Show one step, if it changes the visible text."""
         frame = self._take(step)
         answer = self._answer(frame)
         if self.console.is_terminal and answer != self._shown:

@@ -23,7 +23,7 @@ from bellmask.diffusion.schedules import Schedule
 
 @dataclass(frozen=True)
 class Moment:
-    """What a rule may look at in the step from time t to an earlier time s."""
+    """The input of a rule in the step from time t to an earlier time s."""
 
     is_open_BL: Tensor
     """Masked, and may be revealed now."""
@@ -35,11 +35,11 @@ class Moment:
     budget_B: Tensor
     """How many to reveal so that 1 - alpha_s of what was open at the start is still masked."""
     t_B: Tensor
-    """The step's time; where blocks take turns, ``count_t_B``."""
+    """The step's time; with blocks, ``count_t_B``."""
     count_t_B: Tensor
     """The time at which as many tokens of the row are masked, on average, as now."""
     is_alone: bool
-    """No other block takes turns with this one."""
+    """True without blocks."""
     u_BL: Tensor
     """A number in [0, 1) for each position, the same in every step."""
     fresh: Callable[[str], Tensor]
@@ -48,7 +48,7 @@ class Moment:
 
 
 class Rule(ABC):
-    """One way to go from t to s."""
+    """A rule for the step from t to s."""
 
     is_repeated: bool = False
     """A position may be predicted more than once, so each step needs noise of its own."""
@@ -60,13 +60,13 @@ class Rule(ABC):
         """Positions to predict, bool [B, L]."""
 
     def times(self, moment: Moment) -> Tensor:
-        """What a time-conditioned model is told, [B]."""
+        """Time input of a time-conditioned model, [B]."""
         return moment.count_t_B
 
     def revealed(
         self, moment: Moment, is_candidate_BL: Tensor, logits_NV: Tensor, tokens_N: Tensor
     ) -> Tensor:
-        """Which candidates keep the token that was drawn for them, bool [B, L]; here all."""
+        """Candidates that keep their drawn token, bool [B, L]; here all."""
         return is_candidate_BL
 
     def forgotten(self, moment: Moment) -> Tensor | None:

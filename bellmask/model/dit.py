@@ -80,9 +80,9 @@ def attend(
 class LocalConv(nn.Module):
     """X + a depthwise convolution of x over a few neighbors, zero at first.
 
-    Text is local, and attention takes long to find the neighbors; here they are available from the
-    start. A position uses a neighbor only where attention may look at it, so nothing leaks across
-    documents, from pads or from later tokens.
+    Text is local, and attention takes a long time to find the neighbors; the convolution provides
+    them from the start. A position uses a neighbor only if it may attend to it, so nothing leaks
+    across documents, from pads or from later tokens.
     """
 
     def __init__(self, width: int, num_positions: int, *, is_causal: bool = False) -> None:
@@ -121,13 +121,13 @@ NUM_SINUSOIDS = 256
 TIME_SCALE = 1000.0
 """t in [0, 1] is stretched by this before the sinusoids, whose slowest period is 10 000."""
 SIGMA_MARGIN = 1e-3
-"""What mdlm's schedule leaves visible at t = 1, so that its total noise sigma stays finite."""
+"""Visible fraction of mdlm's schedule at t = 1, which keeps its total noise sigma finite."""
 
 TIME_INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "stretched": lambda t: t * TIME_SCALE,
     "sigma": lambda t: -torch.log((1 - t) + SIGMA_MARGIN * t),
 }
-"""What the sinusoids are fed, by name: 1000 t, or the total noise of mdlm's schedule (in the form
+"""Inputs of the sinusoids, by name: 1000 t, or the total noise of mdlm's schedule (in the form
 that loses no digits of float32 near t = 1)."""
 
 

@@ -18,14 +18,14 @@ from torch.autograd.function import once_differentiable
 
 from bellmask.utils.errors import UserError, look_up
 
-# Kernels that sum the cross-entropy of selected rows without ever holding all their logits.
+# Kernels that sum the cross-entropy of selected rows without storing all logits.
 #
-# Each kernel forms the gradients while a chunk's logits are there, so forward and backward together
-# cost three matrix products of size N D V. Each returns a float32 sum also where products are
-# bfloat16: a bfloat16 sum loses three digits.
+# Each kernel computes gradients while a chunk's logits are in memory, so forward and backward
+# together cost three matrix products of size N D V. Each returns a float32 sum also where products
+# are bfloat16: a bfloat16 sum loses three digits.
 #
-# - chunked: ours; row weights, any precision. Gradients of the head are added up in float32 over
-#   the chunks, also for bfloat16 weights (FSDP2 gathers them so), and rounded once.
+# - chunked: built in; row weights, any precision. Gradients of the head are added up in float32
+#   over the chunks, also for bfloat16 weights (FSDP2 gathers them so), and rounded once.
 # - torch: ``F.linear_cross_entropy``, in float32 only (it returns a bfloat16 sum for bfloat16
 #   rows).
 # - liger: liger-kernel's, on a GPU.
@@ -102,7 +102,7 @@ def chunked_sum(
 
 
 def torch_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without weights, by torch's own function in float32, and by ours in any other type."""
+    """Without weights: torch's function in float32, the chunked kernel in any other type."""
     if dtype != torch.float32:
         return chunked_sum(h_ND, w_VD, b_V, y_N, dtype)
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS, chunking_method=None)
@@ -115,10 +115,10 @@ def torch_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch
 def liger_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
     """The same by liger-kernel.
 
-    It divides by the number of rows, so no rows are ours; and it forms no gradient of the head
-    when the rows need none, so rows of a frozen model are ours too. A bias of another type than
-    the products would double its logits' memory. Float32 weights are given as they are: autocast
-    makes their products bfloat16, and their gradient stays float32.
+    It divides by the number of rows, so empty batches use the chunked kernel; and it computes no
+    gradient of the head if the rows need none, so rows of a frozen model do too. A bias of another
+    type than the products would double its logits' memory. Float32 weights are given as they are:
+    autocast makes their products bfloat16, and their gradient stays float32.
     """
     if len(h_ND) == 0 or not h_ND.requires_grad:
         return chunked_sum(h_ND, w_VD, b_V, y_N, dtype)
@@ -132,8 +132,8 @@ KERNELS = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
 def pick_loss_kernel(option: str, device: torch.device, precision: torch.dtype) -> str:
     """The kernel that ``--scale.loss`` names, or for ``auto`` the one that suits the device.
 
-    ``precision`` is the type of matrix products. A kernel that cannot work here is refused now,
-    not at the first step.
+    ``precision`` is the type of matrix products. An unsupported kernel is rejected now, not at the
+    first step.
     """
     if option == "auto":
         if device.type == "cuda" and _why_no_liger() is None:
@@ -214,7 +214,8 @@ def predict(
     cross-entropy [N], without gradient (targets and ``reduce=False``).
 
     The sum is float32; zero, with a working backward, for no rows. ``kernel``: which of ``KERNELS``
-    sums unweighted rows; weighted ones are always summed by our own, as the others take no weights.
+    sums unweighted rows; weighted rows always use the chunked kernel, because the others do not
+    support weights.
     """
     dtype = compute_dtype(w_VD)
     if y_N is None:

@@ -1,9 +1,9 @@
 """A Hugging Face causal LM as a denoiser (Sec. 5.3, the recipe of Gong et al.), also with LoRA.
 
-Its output at position i - 1 is about token i, as in its own training, so position 0 is always
+Its output at position i - 1 predicts token i, as in its own training, so position 0 is always
 visible and never predicted. Attention is causal (``is_causal``, an ARM), full, or whatever mask the
-caller gives: an annealed one in training, one that hides padding. The mask has an embedding row of
-its own beside the model's, and no logit; nor has a pad that was added to its tokenizer.
+caller gives: an annealed one in training, one that hides padding. The mask has a separate embedding
+row and no logit; neither does a pad that was added to the tokenizer.
 
 B batch, L length, D width, V predicted tokens, N selected rows (flat indices into B * L).
 """
@@ -25,9 +25,9 @@ from bellmask.utils.libraries import first_line, import_transformers, quiet
 
 PROBE_LENGTH = 8
 SAME = 1e-3
-"""Logits of two ways to compute one thing differ by less, relative to their size."""
+"""Relative tolerance between equivalent ways to compute logits."""
 LOUD = 1000.0
-"""Logits are made so many times larger to see whether anything caps them after the head."""
+"""Scale of logits to detect whether anything caps them after the head."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PretrainedDenoiser(nn.Module):
         """``language_model`` is a ``AutoModelForCausalLM`` whose rows are our ids 0 .. V-1."""
         super().__init__()
         self.language_model, self.mask_id, self.is_causal = language_model, mask_id, is_causal
-        # layers with a window of their own open fully only when a mask says so
+        # layers with sliding windows get full attention only with an explicit mask
         config = language_model.config
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
@@ -169,7 +169,7 @@ def make_language_model(config: Mapping[str, Any], dropout: float) -> Any:
 
 @torch.no_grad()
 def probe(language_model: Any, name: str) -> None:
-    """UserError unless the architecture can be opened: tried out, not looked up in a list."""
+    """UserError unless attention can be made bidirectional, which is tested, not looked up."""
     implementation = getattr(language_model.config, "_attn_implementation", None)
     if implementation != "sdpa":
         raise UserError(
@@ -199,7 +199,7 @@ def probe(language_model: Any, name: str) -> None:
         hook = head.register_forward_hook(lambda _, __, quiet: LOUD * quiet)
         logits = language_model(input_ids=pair).logits
         hook.remove()
-    except Exception as error:  # each architecture fails in its own way
+    except Exception as error:  # each architecture fails differently
         raise UserError(f"{name} cannot become a masked model: {first_line(error)}") from None
     finally:
         language_model.train(was_training)
@@ -233,9 +233,9 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def add_lora(model: PretrainedDenoiser, rank: int, alpha: float) -> None:
-    """Freeze the language model and put updates of ``rank`` beside its linear maps, in place.
+    """Freeze the language model and add updates of ``rank`` to its linear layers, in place.
 
-    The head is left alone; the mask's row stays trainable, as nothing has taught it before.
+    The head is not changed; the mask's row stays trainable, because it is new.
     """
     try:
         import peft

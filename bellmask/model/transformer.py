@@ -1,10 +1,10 @@
 """The paper's backbone: a DiT over tokens, bidirectional or causal, RoPE on any position map.
 
-With ``modulation="constant"`` AdaLN is reduced to what mdlm's learns without time input: a shift,
+With ``modulation="constant"`` AdaLN is reduced to its function in mdlm without time input: a shift,
 scale and gate vector per branch, folded into the weights of the layer norm before the branch and of
 the linear map at its end, so it costs nothing. Gates and head start at zero: at first each block is
-the identity and every prediction uniform. Where predictions are wanted at some rows only, the last
-block leaves the others out as soon as its attention has looked at them.
+the identity and every prediction uniform. If only some rows are predicted, the last block drops the
+others after its attention.
 
 B batch, L length, D width, V vocabulary, N selected rows (flat indices into B * L).
 """
@@ -26,7 +26,7 @@ from bellmask.model import dit
 from bellmask.model.attention import KeyValues
 from bellmask.model.head import predict
 
-# Dropout whose randomness is drawn outside the blocks, and costs little on CPUs too.
+# Dropout with randomness drawn outside the blocks, which is also cheap on CPUs.
 #
 # ``F.dropout`` draws one number at a time from a serial generator there: an eighth of a training
 # step at width 128. Here 16 bits decide an element, and a vectorized generator makes them.
@@ -102,7 +102,7 @@ class Denoiser(nn.Module):
 
     @property
     def uses_time(self) -> bool:
-        """True when predictions depend on t, not on the row alone."""
+        """True when predictions depend on t as well as on the row."""
         return self.time_embedding is not None
 
     def new_cache(self, keep: int | None = None) -> KeyValues:
@@ -194,7 +194,7 @@ class Denoiser(nn.Module):
 
 
 def hash_weights(model: nn.Module) -> str:
-    """SHA-256 of all parameters: what a measurement of the model is kept under."""
+    """SHA-256 of all parameters: part of the key of cached measurements."""
     found = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         found.update(name.encode())
@@ -203,7 +203,7 @@ def hash_weights(model: nn.Module) -> str:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Numbers in all weights, trained or frozen."""
+    """Number of parameters, trained or frozen."""
     return sum(p.numel() for p in model.parameters())
 
 

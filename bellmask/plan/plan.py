@@ -46,13 +46,13 @@ from bellmask.utils.table import Table
 # beside H100 and later, 200 beside A100, 100 beside the others.
 
 Section = dict[str, Any]
-"""A part of what is written as JSON and shown on the screen."""
+"""A part of the plan, written as JSON and shown on the screen."""
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a data sheet says of one device."""
+    """Data sheet of one device."""
 
     name: str
     bfloat16: float | None
@@ -110,7 +110,7 @@ class Cluster:
 
     @property
     def world(self) -> distributed.World:
-        """What a process there would know."""
+        """What a process on this cluster would know."""
         device, size = "cuda" if self.device.is_gpu else "cpu", self.machine_size * self.machines
         return distributed.World(0, size, torch.device(device), machine_size=self.machine_size)
 
@@ -147,14 +147,14 @@ def local_device(option: str = "auto") -> Device:
         return replace(cpu, memory=float(size), bfloat16=bfloat16)
     name = torch.cuda.get_device_name(device)
     for known in sorted(DEVICES.values(), key=lambda d: -len(d.name)):
-        pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is no H200
+        pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is not H200
         if re.search(pattern, name.lower().replace(" ", "-")):
             memory = float(torch.cuda.get_device_properties(device).total_memory)
-            return replace(known, memory=memory)  # there are kinds with less than the sheet's
+            return replace(known, memory=memory)  # some variants have less than the data sheet
     raise UserError(f"this machine's GPU, {name}, is not in the table; give --devices")
 
 
-# Bytes on disk: checkpoints by the retention rules, and prepared data where its size is known
+# Bytes on disk: checkpoints by the retention rules, and prepared data if its size is known
 
 BYTES_PER_NAME = 330
 """A tensor's name and shape in a checkpoint's headers, about."""
@@ -207,18 +207,18 @@ def data_size(config: RunConfig, num_tokens: int) -> Section:
     return {"rows": rows, "num_bytes": rows * row_bytes, "source": source}
 
 
-# Seconds of a step: kernels at a share of the data sheet's speeds, launches, communication
+# Seconds per step: kernels at a fraction of the data sheet's speed, launches, communication
 #
 # A kernel takes as long as its matrix products or its memory traffic would, whichever is longer, at
 # the peak and bandwidth of the data sheet; the sum over kernels is divided by one number, the
-# efficiency. Small networks at short lengths are slow for the right reason then: their elementwise
-# work moves bytes that no matrix product hides.
+# efficiency. This accounts for small networks and short rows, which are limited by elementwise
+# operations.
 
 EFFICIENCY = 0.2
-"""Share of the data sheet's speeds that a run reaches from start to end. Chosen once, for all
-devices and networks, so that the paper's three runs come out (docs/scaling.md)."""
+"""Share of the data sheet's speeds that a run reaches from start to end. A single value for all
+devices and networks, fitted to the paper's three runs (docs/scaling.md)."""
 LAUNCH_SECONDS = 6e-6
-"""What the host needs to start one kernel; a device cannot be faster than its launches."""
+"""Time to launch one kernel; a device cannot be faster than its launches."""
 LINK_SHARE = 0.7
 """Share of a link's or network's data sheet speed that collective calls reach."""
 HOP_SECONDS = {"machine": 2e-6, "network": 8e-6}
@@ -262,9 +262,9 @@ def gather_seconds(size: float, group: int, cluster: Cluster, *, is_spread: bool
 ROUNDS = 4
 """Timed microbatches, after two that warm up."""
 MOST_TOKENS = {"cpu": 4096, "cuda": 65_536}
-"""A microbatch is cut to about this many tokens to be measured."""
+"""A microbatch is truncated to about this many tokens for measuring."""
 MATMUL = {"cpu": 1024, "cuda": 8192}
-"""Size of the square product that tells the device's own speed."""
+"""Size of the square matrix product that measures the device's speed."""
 
 
 def probe(config: RunConfig, microbatch: int) -> Section:
@@ -391,7 +391,7 @@ class Plan:
         return next((size for size in sizes if self.memory(size)["fits"]), None)
 
     def advice(self) -> tuple[str, ...]:
-        """What to change where it does not fit: options tried one after another."""
+        """What to change if it does not fit: options tried in order."""
         if self.memory(self.microbatch)["fits"]:
             return ()
         block, full = "--scale.recompute block", "--scale.sharding full"
@@ -450,7 +450,7 @@ class Plan:
         return {"gathering": gathering, "reducing": reducing, "between_copies": between}
 
     def assumptions(self) -> list[str]:
-        """What the numbers rest on."""
+        """Assumptions behind the numbers."""
         assumed = f"{self.efficiency:.0%} of the data sheet's"
         speeds = assumed if self.measured is None else "as measured here"
         found = [f"speed of kernels {speeds}, of links {LINK_SHARE:.0%} of the data sheet's"]
@@ -525,7 +525,7 @@ def plan(
 
 
 def trace_run(config: RunConfig, cluster: Cluster, precision: str, microbatch: int) -> Section:
-    """What a plan counts on: the layout, the network, and its passes and update, traced."""
+    """Inputs of a plan: the layout, the network, and its traced passes and update."""
     layout, network = pick_layout(config.scale, cluster.world), tracer.plan_network(config)
     is_pretrained = isinstance(network.network, PretrainedDenoiser)
     with quiet("this causal LM cannot be planned" if is_pretrained else ""):
@@ -566,7 +566,7 @@ def print_plan(told: Section, name: str) -> None:
     Table(f"memory per device, {told['precision']}", ["for", "", ""], parts, notes).print()
 
 
-# ``bellmask plan``: what a run will need, before it is started.
+# ``bellmask plan``: the needs of a run, before it starts.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """The network of a run without its weights, and one microbatch and one update of it, traced.
 
 Tensors have shapes and no memory, and the real code runs on them: the network's forward and
-backward pass, autocast, recomputation, optimizer. So the planner knows no formula for any
-architecture. Nothing is fetched: causal LMs come from a local folder, or from the table here. The
-head's loss is our chunked kernel: inside others' nothing can be seen, and they do as much.
+backward pass, autocast, recomputation, optimizer. So the planner has no formulas per architecture.
+Nothing is downloaded: causal LMs come from a local folder, or from the table here. The head's loss
+is the chunked kernel, because other kernels are opaque; they do the same work.
 
 B batch, L block length, N scored rows.
 """
@@ -39,7 +39,7 @@ from bellmask.train.trainer import TrainState
 from bellmask.utils.distributed import CPU, autocast
 from bellmask.utils.errors import UserError
 
-# What a run starts from, without a download
+# The start of a run, without downloads
 
 
 def plan_start(config: RunConfig) -> tuple[Start, int]:
@@ -80,13 +80,13 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
 
 
 def describe_start(config: RunConfig) -> str:
-    """The network that a run will have, in words; what is not here is said not to be."""
+    """Description of the network that a run will have, noting what is not available."""
     name = config.start.model or config.start.architecture
     try:
         start, num_tokens = plan_start(config)
     except UserError as error:
         return f"the network will be that of {name}, not of the model section ({error})"
-    model, kind = start.config.model, "our own trunk"
+    model, kind = start.config.model, "the built-in DiT"
     sizes: list[Any] = [model.num_layers, model.width, model.num_heads]
     if start.backbone is not None:
         theirs = start.backbone.language_model
@@ -109,7 +109,7 @@ def _not_here(given: str, known: Iterable[str]) -> UserError:
 
 
 def count_tokens(config: RunConfig) -> int:
-    """V of the tokenizer that the options name, without fetching or learning one."""
+    """V of the tokenizer in the options, without downloading or learning one."""
     name = config.data.tokenizer
     size = bpe_size(name) if name.startswith("bpe:") else VOCABULARIES.get(name)
     if size is not None:
@@ -139,7 +139,7 @@ class PlannedNetwork:
 
 
 def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
-    """The network that the options describe; ``is_real``: with random weights, to be measured."""
+    """The network that the options describe; ``is_real``: with random weights, for measuring."""
     start, num_tokens = plan_start(config)
     config, backbone, dropout = start.config, start.backbone, start.config.model.dropout
     mode = contextlib.nullcontext() if is_real else FakeTensorMode(allow_non_fake_inputs=True)
@@ -167,7 +167,7 @@ def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers the network has, and where."""
+    """Parameter counts by part."""
 
     total: int
     trained: int
@@ -221,7 +221,7 @@ class TracedKernel(NamedTuple):
 
 
 class Tracer(TorchDispatchMode):
-    """Notes every operation while it is on; memory of ``known`` tensors is not counted."""
+    """Records every operation while active; memory of ``known`` tensors is not counted."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -236,12 +236,12 @@ class Tracer(TorchDispatchMode):
         return sum(kernel.flops * number for kernel, number in self.kernels.items())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and note it."""
+        """Run the operation and record it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         for storage in (tensor.untyped_storage() for tensor in _tensors(out)):
             key, size = storage._cdata, storage.nbytes()
-            if key not in self._known:  # memory that is new counts until it goes
+            if key not in self._known:  # new memory counts until it is freed
                 self._known.add(key)
                 self.alive += size
                 self.peak = max(self.peak, self.alive)
@@ -325,7 +325,7 @@ def trace_microbatch(
     is_sharded: bool = False,
     is_training: bool = True,
 ) -> Tracer:
-    """A forward and a backward pass, with gradients that are there already; or evaluation's pass.
+    """A forward and a backward pass with allocated gradients, or an evaluation pass.
 
     ``is_sharded``: weights come gathered in the type of the products, as FSDP2 gives them.
     """
@@ -407,7 +407,7 @@ class Update:
 
 
 def trace_update(planned: PlannedNetwork) -> Update:
-    """What one takes, and what it holds."""
+    """Work and memory of one update."""
     options = planned.config.optim
     with planned.mode:
         state = TrainState.begin(planned.network, options)

@@ -39,7 +39,7 @@ def write_svg(figure: Figure, target: Path | IO[str], **options: Any) -> None:
 
 
 def _settle_texts(figure: Figure) -> None:
-    """Names that people give may hold dollar signs: what is no formula is drawn as it is."""
+    """Names may contain dollar signs; text that is not a formula is drawn literally."""
     for axes in figure.axes:
         axes.get_xticklabels(), axes.get_yticklabels()  # gives the labels their texts
     for text in figure.findobj(Text):
@@ -62,7 +62,7 @@ def _is_formula(text: str) -> bool:
 def new_figure(
     width: float, height: float, columns: int = 1, **shared: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of so many inches, and its panels side by side."""
+    """A figure of this size in inches, with its panels side by side."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(1, columns, squeeze=False, **shared)[0])
 
@@ -75,7 +75,7 @@ def finish_axes(
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
-    if legend:  # below, where it hides no curve
+    if legend:  # below, so that it hides no curve
         below = (0.5, -0.16)
         axes.legend(fontsize=8, ncols=legend, loc="upper center", bbox_to_anchor=below)
     elif legend == 0:
@@ -89,7 +89,7 @@ def draw_intervals(
     errors: Sequence[float | None],
     **look: Any,
 ) -> None:
-    """Values with 95 % intervals; an error that is not known has none."""
+    """Values with 95 % intervals, where the error is known."""
     reach = [1.96 * (error or 0) for error in errors]
     axes.errorbar(x, values, reach, **{"fmt": "o-", "markersize": 3, "capsize": 2, **look})
 

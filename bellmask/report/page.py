@@ -1,6 +1,6 @@
-"""What HTML pages share: one style, text that stays text, a policy under which nothing is fetched.
+"""Shared parts of HTML pages: style, escaping, and a policy that blocks all requests.
 
-A page is one file that works from disk, on a desktop and on a phone, in light and in dark.
+A page is a single file that works from disk, on desktops and phones, in light and dark mode.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from importlib.resources import files
 from bellmask.utils.console import visible_lines
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Nothing is fetched, and nothing is run, whatever a text holds."""
+"""Blocks all requests and scripts, whatever a text contains."""
 SCRIPT_POLICY = f"{POLICY}; script-src 'unsafe-inline'"
-"""The same for a page with a script of its own."""
+"""The same for a page with an inline script."""
 
 STYLE = files("bellmask.report").joinpath("page.css").read_text(encoding="utf-8")
 
@@ -38,7 +38,7 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "") -> st
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Cells of text; where it is too wide, the table scrolls by itself."""
+    """Cells of text; a table that is too wide scrolls."""
     head = "".join(f"<th>{page_text(name)}</th>" for name in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{page_text(cell)}</td>" for cell in row) + "</tr>" for row in rows

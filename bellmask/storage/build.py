@@ -22,7 +22,7 @@ from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import shuffle, stream_key, torch_seed
 
 Network = Denoiser | PretrainedDenoiser
-"""A run's network, called alike."""
+"""The network of a run; all kinds share one call signature."""
 
 
 def _place_of(options: opt.LawOptions | opt.ScheduleOptions) -> tuple[float, float]:
@@ -122,10 +122,10 @@ def build_rules(options: opt.DataOptions, tokenizer: Tokenizer) -> AttentionRule
 def build_stored(
     folder: Path, config: RunConfig, num_tokens: int, backbone: Backbone | None = None
 ) -> Network:
-    """The backbone for the weights in a folder; sizes beyond their files are refused unbuilt."""
+    """The backbone for the weights in a folder; sizes larger than the files are rejected."""
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     model = config.model
-    block = model.width**2 * (4 + 2 * model.mlp_ratio)  # numbers of its matrices
+    block = model.width**2 * (4 + 2 * model.mlp_ratio)  # parameters of its matrices
     if model.backbone == "dit" and model.num_layers * block + num_tokens * model.width > size:
         raise UserError(
             f"config.json describes a larger model than the {size:,} bytes of weights in {folder}: "

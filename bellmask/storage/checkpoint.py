@@ -32,20 +32,20 @@ from bellmask.utils.errors import SavingError, UserError
 
 logger = logging.getLogger(__name__)
 
-# manifest.json of a checkpoint: size and SHA-256 of its files, and whether they still fit.
+# manifest.json of a checkpoint: size and SHA-256 of its files, and their verification.
 
 MANIFEST, STATE = "manifest.json", "state.json"
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """What the manifest says of a file."""
+    """Manifest entry of a file."""
     with path.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": sha256}
 
 
 def find_damage(folder: Path, world: World | None = None) -> str | None:
-    """A checkpoint's damage, or None if every file is as it was written.
+    """Description of a checkpoint's damage, or None if every file is unchanged.
 
     Processes share the reading; all get the answer.
     """
@@ -78,11 +78,11 @@ def _own_damage(folder: Path, rank: int, size: int) -> str:
 _NAME = re.compile(r"step-\d{9}$")
 LATEST = "latest"
 FORMAT = 1
-"""Raised when a checkpoint's layout changes."""
+"""Increased when a checkpoint's layout changes."""
 
 
 def _sync(path: Path) -> None:
-    """Until a file, or the names in a folder, are on disk for good."""
+    """Sync a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -91,7 +91,7 @@ def _sync(path: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Why a save failed, in one line, out of what DCP wraps around it."""
+    """Reason of a failed save, in one line, extracted from DCP's exception."""
     failures = getattr(error, "failures", None)  # CheckpointException: {rank: (error, stack)}
     if failures:
         rank, (inner, _) = sorted(failures.items())[0]
@@ -116,14 +116,14 @@ class CheckpointStore:
     options: CheckpointOptions
     world: World
     on_saved: Callable[[int], None] = lambda step: None
-    """Is told, on the main process, each step whose checkpoint is on disk."""
+    """Called on the main process with each step whose checkpoint is on disk."""
 
     def __post_init__(self) -> None:
-        # here and not around a save: filters belong to all threads, and a save may be in another
+        # here and not around a save: filters apply to all threads, and a save may run in another
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
     def clean(self) -> None:
-        """Remove what an interrupted save or removal left, and what was set aside before."""
+        """Remove leftovers of interrupted saves and removals, and checkpoints set aside earlier."""
         for kind in ("writing", "removing", "damaged"):
             for leftover in self.folder.glob(f".{kind}-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -132,7 +132,7 @@ class CheckpointStore:
         return list_checkpoints(self.folder)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Write a checkpoint; it appears whole or not at all. Then remove what need not be kept.
+        """Write a checkpoint, which appears complete or not at all; then apply the retention rules.
 
         SavingError, on all ranks, when any of them cannot write.
         """
@@ -157,7 +157,7 @@ class CheckpointStore:
         return final
 
     def _together(self, step: int, work: Callable[[], object], *, on_main: bool = False) -> None:
-        """Do a part of a save on every rank, or the main one; all continue, or all stop."""
+        """Run a part of a save on every rank, or the main one; all continue, or all stop."""
         import torch.distributed.checkpoint as dcp
 
         problem = ""
@@ -171,7 +171,7 @@ class CheckpointStore:
             if self.world.is_main:
                 shutil.rmtree(self.folder / f".writing-{step:09d}", ignore_errors=True)
             last = self.all()[-1:]
-            left = f"the latest good one is {last[0].name}" if last else "there is no earlier one"
+            left = f"the latest intact one is {last[0].name}" if last else "there is no earlier one"
             raise SavingError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {problem}; "
                 f"{left}. Fix this (e.g. free some space) and continue with the same command and "
@@ -179,9 +179,9 @@ class CheckpointStore:
             )
 
     def _hash_files(self, step: int, scratch: Path) -> dict[str, dict[str, Any]]:
-        """Size and SHA-256 of all files, which are on disk for good then; ranks share the work.
+        """Size and SHA-256 of all files, which are then synced to disk; ranks share the work.
 
-        All go by the names that any of them sees: file systems can show others an older list.
+        The list is the union over ranks, because file systems can show an older list.
         """
         found: dict[str, dict[str, Any]] = {}
         listed = self.world.all_gather_object([p.name for p in scratch.iterdir() if p.is_file()])
@@ -205,7 +205,7 @@ class CheckpointStore:
         manifest = {**digests, STATE: digest(scratch / STATE)}
         files.write_json(scratch / MANIFEST, manifest, sort_keys=True)
         _sync(scratch)
-        if final.exists():  # a repeated step, after a resume from an older checkpoint
+        if final.exists():  # a repeated step, after resuming from an older checkpoint
             self._remove(final)
         os.replace(scratch, final)
         _sync(self.folder)
@@ -213,13 +213,13 @@ class CheckpointStore:
         try:
             self.on_saved(step_of(final))
             self._prune()
-        except OSError as error:  # the checkpoint is good all the same
+        except OSError as error:  # the checkpoint is complete nevertheless
             logger.warning("%s is saved, but %s", final, error)
 
     def _remove(self, folder: Path) -> None:
         trash = folder.with_name(f".removing-{folder.name}")
         os.replace(folder, trash)
-        shutil.rmtree(trash, ignore_errors=True)  # what is left, the next start removes
+        shutil.rmtree(trash, ignore_errors=True)  # the next start removes leftovers
 
     def _prune(self) -> None:
         folders = self.all()
@@ -266,9 +266,9 @@ class CheckpointStore:
         return found
 
     def newest_intact(self) -> tuple[Path | None, list[str]]:
-        """The newest undamaged checkpoint, and a sentence for each damaged one passed over.
+        """The latest undamaged checkpoint, and a message for each damaged one that was skipped.
 
-        All ranks go by what the main one sees: file systems can show others an older list.
+        All ranks use the main rank's list, because file systems can show an older list.
         """
         complaints: list[str] = []
         names = self.world.all_gather_object([folder.name for folder in self.all()])[0]
@@ -281,7 +281,7 @@ class CheckpointStore:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, tensors apart."""
+    """The state in a checkpoint, without tensors."""
     state = files.read_object(folder / STATE)
     if state.get("format", FORMAT) != FORMAT:
         raise UserError(f"{folder} was written by another version of bellmask")
@@ -312,7 +312,7 @@ def load_tensors(
         try:
             reader = dcp.HuggingFaceStorageReader(str(folder))
             dcp.load(tensors, storage_reader=reader, no_dist=world is None or world.size == 1)
-        except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
+        except (Exception, dcp.CheckpointException) as error:  # the latter is not an Exception
             raise UserError(
                 f"checkpoint {folder} does not match config.json: {_cause(error)}"
             ) from None
@@ -331,8 +331,8 @@ class Saver:
     """Hands checkpoints to a store, one at a time.
 
     In the background a thread writes a copy of all tensors in CPU memory. The store must then have
-    processes of its own (:meth:`World.aside`): two threads cannot share a group. A failure shows
-    itself at the next call, on all ranks.
+    processes of its own (:meth:`World.aside`): two threads cannot share a group. A failure is
+    raised at the next call, on all ranks.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class Saver:
         self._error: BaseException | None = None
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Save now, or begin to, after an earlier save is done."""
+        """Save now, or start a save after the previous one is done."""
         self.wait()
         if not self.in_background:
             self.store.save(step, tensors, state)
@@ -361,16 +361,16 @@ class Saver:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)  # of this thread: else it is the first GPU
             self.store.save(step, copies, state)
-        except BaseException as error:  # raised again by the thread that trains
+        except BaseException as error:  # raised again in the training thread
             self._error = error
 
     @property
     def has_failed(self) -> bool:
-        """True when a save in the background could not be done: the next call raises."""
+        """True when a background save failed: the next call raises."""
         return self._error is not None
 
     def wait(self) -> None:
-        """Until the save that is under way is on disk; raises what stopped it."""
+        """Wait until the current save is on disk; raise its error, if any."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -63,7 +63,7 @@ class Loaded:
         return data.train, data.valid
 
     def check_same_data(self, train: Blocks) -> None:
-        """Refuse text that is not what the run was trained on."""
+        """Reject text that differs from the run's training text."""
         if read_description(self.folder).get("train_fingerprint") != train.fingerprint:
             raise UserError(f"the text of {self.folder} has changed since it was trained")
 
@@ -98,8 +98,8 @@ def load(
     """Load a run folder, a folder that ``bellmask export --format hf`` wrote, or OWNER/NAME.
 
     ``checkpoint``: latest, best or a step; ``weights``: "auto" takes the moving average where there
-    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind; asking
-    it for others is an error.
+    is one, "raw" the trained weights. An export holds one checkpoint's weights of one kind;
+    requesting others is an error.
     """
     look_up("weights", weights, dict.fromkeys(get_args(Weights)))
     folder = local_folder(str(name))
@@ -117,7 +117,7 @@ def load(
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_config(folder, own)
     if own:
-        config = replace(config, data=replace(config.data, cache=None))  # never somebody else's
+        config = replace(config, data=replace(config.data, cache=None))  # not the export's
         place, step = folder, _exported_step(folder, checkpoint, weights)
     else:
         place = CheckpointStore(folder / "checkpoints", config.checkpoint, World()).find(checkpoint)
@@ -144,7 +144,9 @@ def load(
 
 
 def run_fingerprint(run: Loaded) -> list[Any]:
-    """All that decides what a run writes after given tokens, and how a causal LM writes turns."""
+    """Everything that determines a run's output for given tokens, and how a causal LM formats
+    turns.
+    """
     config = run.config.resolved()
     network = [asdict(config.model), None if run.backbone is None else asdict(run.backbone)]
     order = [asdict(config.framework), asdict(config.schedule)]
@@ -159,10 +161,10 @@ def run_fingerprint(run: Loaded) -> list[Any]:
 # causal LM, ``bellmask/backbone.json``.
 
 OWN = "bellmask"
-"""The subfolder of an export that holds what transformers has no file for."""
+"""The subfolder of an export for data that transformers has no file for."""
 MODEL = "model.safetensors"
 OWN_TENSORS = "mask_row.safetensors"
-"""In the subfolder: what the model of an ARM on a causal LM has no place for."""
+"""In the subfolder: tensors that the plain causal LM of an ARM cannot store."""
 
 
 def is_export(folder: Path) -> bool:
@@ -178,7 +180,7 @@ def read_own_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _exported_step(folder: Path, checkpoint: str, weights: str) -> int:
-    """The step that an export holds, if that is the checkpoint and the weights asked for."""
+    """The step of an export, if it has the requested checkpoint and weights."""
     about = read_description(folder)
     step, kind = about.get("step", 0), about.get("weights", "raw")
     if not is_whole(step) or not isinstance(kind, str):
@@ -217,8 +219,8 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 # Which row of another project's embedding belongs to which of our tokens.
 #
-# Ours has the mask last, and may have a pad that the tokenizer itself has not. Theirs has the mask
-# where the tokenizer has it (BERT's is 103) or, where it has none, right after all tokens (GPT-2).
+# Ours has the mask last, and may have a pad that the tokenizer lacks. Theirs has the tokenizer's
+# mask id (BERT's is 103) or, without one, the id after all tokens (GPT-2).
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ class IdMap:
 
 
 def map_ids(tokenizer: Tokenizer) -> IdMap:
-    """The map for a tokenizer: mdlm's rule of where the mask is."""
+    """The map for a tokenizer, with mdlm's rule for the mask id."""
     if not isinstance(tokenizer, FastTokenizer):
         num_tokens = tokenizer.num_tokens
         return IdMap(np.arange(num_tokens), num_tokens, num_tokens + 1)
@@ -263,10 +265,10 @@ def map_ids(tokenizer: Tokenizer) -> IdMap:
 
 # Weights of a run on a causal LM as an export stores them, and back, to the bit.
 #
-# Of a masked model: every parameter under its own name, rows in the tokenizer's order. What the
-# causal LM has no row for (the mask, a pad that was added) gets one that is never predicted; the
-# mask's embedding stays apart, in ``mask_row``. Of an ARM: the causal LM's own parameters, as they
-# are.
+# Of a masked model: every parameter under its own name, rows in the tokenizer's order. Tokens
+# without a row in the causal LM (the mask, an added pad) get one that is never predicted; the
+# mask's embedding is stored separately, in ``mask_row``. For an ARM: the causal LM's own
+# parameters, unchanged.
 
 INNER = "language_model."
 MASK_ROW = "mask_row"
@@ -336,7 +338,7 @@ def hub_library() -> Any:
 
 
 def local_folder(name: str) -> Path:
-    """A path as it is, or the local copy of a hub repository, fetched if need be.
+    """A path, or the local copy of a hub repository, downloaded if necessary.
 
     Where there is a folder OWNER, OWNER/NAME is a path, and a misspelled one is not looked up on
     the hub.

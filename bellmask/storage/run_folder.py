@@ -26,7 +26,7 @@ from bellmask.utils import files
 from bellmask.utils.errors import UserError
 
 FORMAT = 1
-"""Raised when older versions of bellmask can no longer read what a run folder holds."""
+"""Increased when older versions of bellmask can no longer read a run folder."""
 
 
 def _now() -> str:
@@ -57,7 +57,7 @@ def write_description(
     before: dict[str, Any],
     backbone: Backbone | None = None,
 ) -> None:
-    """Describe a run that starts, or goes on from what ``before`` describes."""
+    """Describe a run that starts, or that continues the run described by ``before``."""
     folder.mkdir(parents=True, exist_ok=True)
     # first of all: a folder with a config.json can always be resumed
     files.write_json(folder / "config.json", config.resolved().to_dict())
@@ -79,13 +79,13 @@ def write_description(
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What run.json says of it."""
+    """Entry of the tokenizer in run.json."""
     about = {"num_tokens": tokenizer.num_tokens, "mask_id": tokenizer.mask_id}
     return {**about, "tokenizer_fingerprint": tokenizer.fingerprint}
 
 
 def is_free(folder: Path) -> bool:
-    """True for a place where a run can begin: nothing there, or what a kill at once can leave."""
+    """True for a path where a run can start: nothing there, or only leftovers of an early kill."""
     if not folder.exists():
         return True
     own = files.scratch_of(folder / "config.json")
@@ -112,7 +112,7 @@ def read_config(folder: Path, inside: str = "") -> RunConfig:
 
     The format is checked first: a newer bellmask may have options that this one does not know.
     """
-    if (folder / "run.json").exists():  # absent where a kill came right after config.json
+    if (folder / "run.json").exists():  # absent after a kill right after config.json was written
         read_description(folder)
     return load_config(folder / inside / "config.json")
 
@@ -157,7 +157,7 @@ class MetricsFile:
                 os.fsync(stream.fileno())
 
     def cut_back(self, step: int) -> None:
-        """Drop lines of later steps, and a last line that a kill left incomplete."""
+        """Drop lines of later steps, and an incomplete last line."""
         kept = [line for line in read_metrics(self.path) if line["step"] <= step]
         files.write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
@@ -179,16 +179,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 # Marks in a run folder with the status of a training, for people and for job scripts.
 #
-# ``RESUME_ME`` is there from the first step until the last one is done: whoever finds it without a
-# process that trains can continue the run. ``FAILED`` is there instead when continuing would only
-# repeat the failure. A finished run has neither. (Exit codes do not serve: torchrun's is 1 whatever
-# ended a run early.)
+# ``RESUME_ME`` is there from the first step until the last one is done: if it exists and no process
+# is training, the run can be resumed. ``FAILED`` is there instead when continuing would only repeat
+# the failure. A finished run has neither. (Exit codes are not sufficient: torchrun's is always 1
+# when a run ends early.)
 
 RESUME, FAILED = "RESUME_ME", "FAILED"
 
 
 def resume_command(folder: Path, num_processes: int = 1, per_machine: int = 1) -> str:
-    """What continues a run; of several machines what each of them is told."""
+    """The command that resumes a run; with several machines, the command for each."""
     words = ["bellmask", "train", str(folder / "config.json"), "--out", str(folder)]
     if num_processes > 1:
         words = ["torchrun", "--nproc-per-node", str(per_machine), "-m", *words]
@@ -204,25 +204,25 @@ class RunState:
     folder: Path
     steps: int
     command: str
-    """What continues it."""
+    """The command that resumes the run."""
 
     def running(self, step: int) -> None:
-        """Training begins, or goes on, after ``step``."""
+        """Training starts, or continues, after ``step``."""
         (self.folder / FAILED).unlink(missing_ok=True)
         self._write(RESUME, "running", step, "running, or killed")
 
     def stopped(self, step: int, number: int) -> None:
-        """A signal ended it; everything up to ``step`` is saved."""
+        """A signal ended the run; everything up to ``step`` is saved."""
         self._write(RESUME, "stopped", step, f"stopped by {signal.Signals(number).name}")
 
     def failed(self, step: int, reason: str) -> None:
-        """It cannot go on as it is."""
+        """The run cannot continue."""
         self._write(FAILED, "failed", step, reason)
         (self.folder / RESUME).unlink(missing_ok=True)
 
     @property
     def has_failed(self) -> bool:
-        """True where it ended so before."""
+        """True if an earlier attempt failed."""
         return (self.folder / FAILED).exists()
 
     def done(self) -> None:

@@ -1,4 +1,4 @@
-"""Run folders as analyses take them: named by what they train on, at some of their checkpoints."""
+"""Run folders for analyses: named by their options, at some of their checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNNAMED = ("train.seed", "validation.", "data.", "start.", "sft.", "model.backb
 
 
 def names_of(configs: Sequence[RunConfig]) -> list[str]:
-    """base, bell and so on by their options, and what else sets a run apart from the first one."""
+    """Names such as base and bell from the options, plus other differences from the first run."""
     first = configs[0].resolved().flat()
     names = []
     for config in configs:
@@ -56,7 +56,7 @@ def _objective_name(flat: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run folder with a name that no other one of the analysis has."""
+    """A run folder with a unique name."""
 
     name: str
     folder: Path
@@ -120,7 +120,7 @@ def _folder_names(paths: Sequence[Path]) -> list[str]:
 
 
 def chosen_steps(run: NamedRun, wanted: Sequence[int]) -> list[int]:
-    """The checkpoints asked for; all that there are when none is."""
+    """The requested checkpoints; all by default."""
     missing = [step for step in wanted if step not in run.steps]
     if missing:
         have = ", ".join(map(str, run.steps))

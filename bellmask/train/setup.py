@@ -1,4 +1,4 @@
-"""Origin of a run's network, tokenizer and initial weights: nothing, a run, or a causal LM."""
+"""Origin of a run's network, tokenizer and initial weights: the options, a run, or a causal LM."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Start:
 
     def load_data(self, *, is_quiet: bool = True) -> tuple[Tokenizer, LoadedData]:
         """The run's tokenizer, and its text, prepared if need be."""
-        with announced("making the tokenizer", is_quiet=is_quiet):  # a learned one may take minutes
+        with announced("making the tokenizer", is_quiet=is_quiet):  # learning one may take minutes
             tokenizer = self.tokenizer or make_tokenizer(self.config.data)
         with progress_bar("preparing text", "documents", is_quiet=is_quiet) as progress:
             return tokenizer, load_inputs(self.config, tokenizer, self.backbone, progress)

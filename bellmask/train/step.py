@@ -80,7 +80,7 @@ class TrainStep:
         self.world = planner.world
         self.replica = replicate(model, self.world)
         self._has_buckets = self.replica is model or self.world.size == 2
-        # on a CPU another thread would only be in the way
+        # on a CPU another thread would only compete for cores
         self.plan = planner if self.world.device.type == "cpu" else Prefetch(planner)
 
     def __call__(self, step: int) -> StepResult:

@@ -1,4 +1,4 @@
-"""Memory that a step frees stays with the process, on Linux CPUs.
+"""Keep freed memory in the process, on Linux CPUs.
 
 By default glibc gives every large tensor back to the kernel when it is freed and asks for zeroed
 pages again a moment later: about a tenth of a training step is page faults. Nothing here touches
@@ -13,11 +13,11 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGE = (1 << 31) - 1  # mallopt takes an int
 _LARGEST_ALLOWED = 1 << 25
-"""What glibc versions that limit the mmap threshold still accept."""
+"""The limit of glibc versions that restrict the mmap threshold."""
 
 
 def keep_freed_memory() -> bool:
-    """Raise malloc's mmap and trim thresholds for this process; False where that is impossible.
+    """Raise malloc's mmap and trim thresholds for this process; False if not supported.
 
     The command line does this at its start; a program that uses the library may call it too.
     """

@@ -1,4 +1,4 @@
-"""Console output: lines for a reader that may be gone, the library's messages, safe tokens."""
+"""Console output: lines to a possibly closed pipe, the library's messages, safe tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TextIO
 
-# Output to a reader that may be gone, as after ``| head`` or Ctrl-C.
+# Output to a pipe that may be closed, as after ``| head`` or Ctrl-C.
 
 
 def tell(text: str, stream: TextIO) -> None:
@@ -27,7 +27,7 @@ SLOW_SECONDS = 2.0
 
 @contextlib.contextmanager
 def announced(what: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """Say on stderr what is done inside, once it has taken long; one process of a run does."""
+    """Print on stderr what the block does, if it takes long; only on the main process."""
     if is_quiet or asked_quiet() or os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -41,7 +41,7 @@ def announced(what: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 def fit_screen(text: str, stream: TextIO | None) -> str:
-    """Lines broken between words where a terminal would break them anywhere."""
+    """Wrap lines between words on a terminal."""
     if stream is None or not stream.isatty():  # a closed one is None
         return text
     width = shutil.get_terminal_size().columns
@@ -65,7 +65,7 @@ def finish_telling() -> None:
 
 
 class _MessageHandler(logging.Handler):
-    """One line for each message, on what is stderr at that moment: a progress bar replaces it."""
+    """One line per message, on the current stderr, which a progress bar replaces."""
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = "note" if record.levelno == logging.INFO else record.levelname.lower()
@@ -84,7 +84,7 @@ def asked_quiet() -> bool:
 def messages_on_stderr(level: int = logging.INFO) -> Iterator[None]:
     """Show what the library logs as ``note: ...`` and ``warning: ...``; for commands.
 
-    A program that imports bellmask decides itself what becomes of the logger "bellmask".
+    A program that imports bellmask configures the logger "bellmask" itself.
     """
     handler, before = _MessageHandler(), (LOGGER.level, LOGGER.propagate)
     LOGGER.setLevel(level)
@@ -104,7 +104,7 @@ def print_lines(lines: Sequence[str]) -> None:
         print(fit_screen(visible_lines(line), sys.stdout))
 
 
-# How single tokens look in views of a generation: on the screen, on a page, in a picture.
+# Display of single tokens in views of a generation: on the screen, on a page, in a figure.
 
 MASK = "░"
 REMASKED = "▓"
@@ -113,7 +113,7 @@ _SIGNS = {"\n": LINE_END, "\r": "␍", "\t": "⇥"}
 
 
 def visible(text: str) -> str:
-    """One line without control codes: line ends and tabs as signs, other such characters as dots.
+    """One line without control codes: line ends and tabs as symbols, others as dots.
 
     Text of a small byte model may contain terminal control codes.
     """
@@ -121,7 +121,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """Keep line breaks; replace other control characters with visible signs."""
+    """Keep line breaks; replace other control characters with visible symbols."""
     return "\n".join(visible(line) for line in text.split("\n"))
 
 

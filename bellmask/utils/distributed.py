@@ -60,7 +60,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True on the one process that writes files and prints."""
+        """True on the process that writes files and prints."""
         return self.rank == 0
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -121,7 +121,8 @@ class World:
                 work()
             except BaseException as error:
                 self.store.set(key, f"{type(error).__name__} {error}")
-                # leave a little later, until the others have heard: this process may hold the store
+                # exit a little later, after the others were notified: this process may host the
+                # store
                 until = time.monotonic() + LONGEST_FAREWELL
                 while self.store.add(heard, 0) < self.size - 1 and time.monotonic() < until:
                     time.sleep(0.01)
@@ -177,7 +178,8 @@ def open_world(device_option: str) -> Iterator[World]:
     store, rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         # a prefix by restart, so that a restarted group never meets the dead one's addresses; the
-        # agents of several machines count restarts apart and need a new store instead (slurm.sh)
+        # agents of several machines count restarts separately and need a new store instead
+        # (slurm.sh)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt-{attempt}", store)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -189,8 +191,8 @@ def open_world(device_option: str) -> Iterator[World]:
         if found := _LOST.search(str(error)):
             raise LostProcessError(f"another process of this run has died ({found[0]})") from None
         raise
-    # only after a good end: others may be in a call that never ends, and torchrun ends them
-    dist.barrier()  # on several machines the store is in the main process: all must be done with it
+    # only after success: others may be in a call that never ends, and torchrun ends them
+    dist.barrier()  # on several machines the main process hosts the store: all must be done
     dist.destroy_process_group()
 
 

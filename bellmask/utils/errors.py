@@ -17,7 +17,7 @@ DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 MOST_LISTED = 30
-"""Longest list of names in an error; of longer ones only the nearest are shown."""
+"""Maximum number of names listed in an error; of more names, only the nearest are shown."""
 
 
 class UserError(ValueError):
@@ -40,7 +40,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """The error for an unknown name: nearest names first, then all of them if they are few."""
     names = sorted(allowed)
     is_long = len(names) > MOST_LISTED
-    cutoff = 0.5 if len(name) > 3 else 0.7  # anything resembles a short name
+    cutoff = 0.5 if len(name) > 3 else 0.7  # short names resemble too many others
     near = difflib.get_close_matches(name, names, n=5 if is_long else 3, cutoff=cutoff)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listed = "" if is_long and near else f" ({', '.join(names)})"

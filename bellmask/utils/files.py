@@ -1,4 +1,4 @@
-"""Files: read safely, whatever their origin; written completely or not at all."""
+"""Files: read safely from untrusted sources; written completely or not at all."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def check_folder(path: str | None, option: str = "--out") -> None:
 
 
 def scratch_of(path: Path) -> Path:
-    """Where :func:`replacing` writes first; a killed process can leave it behind."""
+    """Temporary name of :func:`replacing`, which a killed process can leave behind."""
     return path.with_name(f".{path.name}.writing")
 
 
@@ -187,13 +187,13 @@ def write_json(path: Path, content: Any, **how: Any) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name next to ``path`` to write to; it is renamed to ``path`` at the end."""
     scratch = scratch_of(path)
-    scratch.unlink(missing_ok=True)  # of a kill, or a link that somebody put there
+    scratch.unlink(missing_ok=True)  # left by a kill, or a planted link
     try:
         yield scratch
         os.replace(scratch, path)
     except BaseException as error:
         if isinstance(error, OSError):
-            error.filename = error.filename or str(path)  # a failed write does not say of what
+            error.filename = error.filename or str(path)  # a failed write does not name the file
         scratch.unlink(missing_ok=True)
         raise
 

@@ -1,4 +1,4 @@
-"""Optional packages: imported when they are needed, kept quiet."""
+"""Optional packages: imported on use, with their output silenced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quiet(failure: str = "") -> Iterator[None]:
     """Silence progress bars and retry messages of the hub, but not with ``--verbose``.
 
     With ``failure`` whatever goes wrong (no network, damaged files, impossible sizes: each package
-    fails in its own way) becomes one UserError that begins so.
+    fails differently) becomes one UserError with this prefix.
     """
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
@@ -64,5 +64,5 @@ def check_shards(source: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """First line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -11,8 +11,8 @@ Long-running functions take a :class:`Progress` and report how much *more* is do
         for model in models:
             score(blocks, progress)
 
-Without a terminal, a line says what is being done after two seconds, and how far it is every half
-minute.
+Without a terminal, a line names the work after two seconds, and another one shows the progress
+every half minute.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LINE_SECONDS = 30.0
 
 
 class Progress:
-    """Counts and shows nothing; :func:`progress_bar` gives one that draws a bar."""
+    """A silent progress; :func:`progress_bar` yields one that draws a bar."""
 
     def start(self, total: float) -> None:
-        """Set the total, if only the work itself knows it."""
+        """Set the total, if it is known only now."""
 
     def advance(self, count: float = 1, note: str = "") -> None:
         """Add to what is done. ``note`` is shown after the bar."""

@@ -1,6 +1,6 @@
 """Noise as a function of its name: (seed, stream, step) and the sample's place in the global batch.
 
-Nothing here has state. A uniform number is a hash of a 64-bit key and a counter (the SplitMix64
+Nothing here is stateful. A uniform number is a hash of a 64-bit key and a counter (the SplitMix64
 finalizer, applied twice), so any slice of any batch can be drawn on any rank, in any order, and
 comes out the same; resuming needs no generator to be saved. Cost: about 15 ns per number.
 """

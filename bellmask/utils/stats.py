@@ -1,7 +1,7 @@
 """Numbers with their errors, and standard errors of a mean for stratified or clustered values.
 
 The naive std / sqrt(n) is 2.9 times too wide for one stratified draw per block: most of the spread
-between blocks is the difference between mask counts, which the strata have already averaged out.
+between blocks is due to mask counts, which stratification averages out.
 """
 
 from __future__ import annotations

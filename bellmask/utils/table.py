@@ -1,7 +1,7 @@
 """Tables of text: on the screen, as Markdown, as LaTeX.
 
-A feature turns its numbers into tables once; they are rendered here, so that a name in a cell can
-neither control a terminal nor break a page.
+Features build tables from their numbers; rendering escapes cells, so that a name can neither
+control a terminal nor break a page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIPE_WIDTH = 160
 
 
 class Bold(str):
-    """A cell that stands out, as the best of a column."""
+    """A highlighted cell, such as the best of a column."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Table:
     notes: Sequence[str] = ()
 
     def print(self) -> None:
-        """Show it, numbers to the right, and the notes below it."""
+        """Print the table, with numbers right-aligned and notes below."""
         console = Console(highlight=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console = Console(highlight=False, width=PIPE_WIDTH)
         table = RichTable(title=_on_screen(self.title), title_justify="left")
-        # words stay whole where the screen has room for the longest of each column
+        # keep words whole if the screen has room for the longest of each column
         widths = [
             max(map(len, " ".join(c).split()), default=0) for c in zip(self.columns, *self.rows)
         ]
@@ -98,7 +98,7 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    "[": "{[}",  # at the start of a row it would be an option of the row before
+    "[": "{[}",  # at the start of a row it would be an option of the previous row
     "*": "{*}",
     "±": r"$\pm$",
     "†": r"$^\dagger$",

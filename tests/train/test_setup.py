@@ -45,7 +45,7 @@ REFUSED = [
     ("--start.fresh", "start.fresh=True needs"),
     (f"{MODEL} --start.fresh --start.mask-token 1", "start.fresh"),
     ("--data.tokenizer start", "data.tokenizer=start"),
-    (f"{MODEL} --data.tokenizer gpt2", "comes with start.model"),
+    (f"{MODEL} --data.tokenizer gpt2", "start.model provides"),
     ("--start.anneal-steps 5", "needs start.model or start.architecture"),
     ("--model.backbone causal_lm", "needs start.model or start.architecture"),
     (f"{ARCHITECTURE} --framework aoarm", "mdm or arm"),

@@ -1,6 +1,6 @@
 """A masked diffusion language model exported from bellmask; needs torch and transformers only.
 
-Given a row with some tokens masked it returns logits of what stands behind every mask. A DiT: layer
+Given a row with masked tokens, it returns logits for the token at every mask. A DiT: layer
 norms with weight only, shift, scale and gate vectors (constants, or AdaLN of the time t), RoPE over
 the whole head, attention in both directions. The mask itself is never predicted.
 
@@ -29,7 +29,7 @@ from .dit import (  # type: ignore[import-not-found]
 
 
 class BellmaskConfig(PretrainedConfig):
-    """Sizes and conventions of the network; ids are those of the tokenizer beside it."""
+    """Sizes and conventions of the network; ids are those of the exported tokenizer."""
 
     model_type = "bellmask"
 
@@ -81,7 +81,7 @@ class BellmaskForMaskedLM(PreTrainedModel):
         """Logits [B, L, V]; the mask's is minus infinity.
 
         ``attention_mask`` [B, L] hides keys (padding), [B, L, L] pairs. ``t`` [B] is read by models
-        with time input only; without it the share of masked tokens is taken. ``labels`` [B, L]
+        with time input only; it defaults to the fraction of masked tokens. ``labels`` [B, L]
         with -100 where nothing is scored give the mean cross-entropy.
         """
         x = self.embedding(input_ids)

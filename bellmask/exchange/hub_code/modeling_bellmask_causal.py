@@ -1,11 +1,10 @@
-"""A causal language model turned masked diffusion model, exported from bellmask; needs torch and
-transformers only.
+"""A masked diffusion model adapted from a causal language model, exported from bellmask; needs
+torch and transformers only.
 
-Given a row with some tokens masked it returns logits of what stands behind every mask. Inside is an
-ordinary causal LM that attends in both directions. Its output at position i - 1 is about token i,
-as in its own training; ``forward`` shifts, so that the logits at i are about the token at i.
-Nothing is before position 0: keep it visible (BOS); its logits are all 0, the same for every token.
-The mask is never predicted.
+Given a row with masked tokens, it returns logits for the token at every mask. It wraps a causal LM
+with bidirectional attention. The output at position i - 1 predicts token i, as in causal training;
+``forward`` shifts, so that the logits at i predict token i. Position 0 is never predicted: keep it
+visible (BOS); its logits are all 0. The mask is never predicted.
 
 B batch, L length, D width, V vocabulary.
 """
@@ -88,11 +87,12 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
         return_dict: bool | None = None,
         **_: Any,
     ) -> MaskedLMOutput | tuple[Tensor, ...]:
-        """Logits [B, L, V], at position i about token i; of what is never predicted minus infinity.
+        """Logits [B, L, V], at position i for token i; minus infinity for tokens that are never
+        predicted.
 
         ``attention_mask`` [B, L] hides keys (padding, on the right), [B, L, L] pairs. ``labels``
-        [B, L] with -100 where nothing is scored give the mean cross-entropy; position 0, which
-        nothing predicts, is not scored.
+        [B, L] with -100 where nothing is scored give the mean cross-entropy; position 0, which is
+        never predicted, is not scored.
         """
         h = self._hidden(input_ids, attention_mask)
         later = self.get_output_embeddings()(h[:, :-1])
@@ -124,7 +124,7 @@ class BellmaskCausalForMaskedLM(PreTrainedModel):
     def _attention(
         self, input_ids: Tensor, attention_mask: Tensor | None, dtype: torch.dtype
     ) -> dict[str, Any]:
-        """What opens a causal LM: a switch, or a mask where a switch does not say all."""
+        """Arguments for bidirectional attention: a switch, or a mask if a switch is not enough."""
         is_sdpa = self.language_model.config._attn_implementation == "sdpa"
         is_plain = attention_mask is None or bool(attention_mask.all())
         if is_plain and is_sdpa and not self.config.has_windows:
