@@ -317,7 +317,7 @@ def check_comparable(runs: list[RunRecord]) -> None:
             raise UserError(f"{pair}: they were validated at different steps")
 
 
-# All runs of a comparison: the best grid point of each variant, beside the reference
+# All runs of a comparison: the best grid point of each variant, and the reference
 
 FORMAT = 1
 ARM = "arm"
