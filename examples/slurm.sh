@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run on several machines under Slurm that goes on after a time limit, a preemption or a dead node:
+# A run on several machines under Slurm that continues after a time limit, a preemption or a node failure:
 #   sbatch examples/slurm.sh owt                                   a preset, options of "bellmask train" after it
 #   RUN=/shared/owt sbatch --nodes 4 examples/slurm.sh owt --train.microbatch-size 16
 # The run folder and $BELLMASK_CACHE must be on a file system that all machines share.
@@ -25,8 +25,8 @@ HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 newest() { cat "$RUN/checkpoints/latest" 2> /dev/null || true; }
 BEFORE=$(newest)
 
-# each restart gets a new store: agents on several machines count restarts apart, so that a prefix by
-# that number (what bellmask does on one machine) would not be the same everywhere
+# each restart gets a new store: agents on several machines count restarts separately, so a prefix by
+# that number (as bellmask uses on one machine) would differ between machines
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 
@@ -37,7 +37,7 @@ srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" torchrun \
     --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
     -m bellmask train "$PRESET" --out "$RUN" --resume auto --checkpoint.every "30 minutes" "$@" &
 STEP=$!
-# to the tasks, not to srun: that would end them at once
+# to the tasks, not to srun, which would end them at once
 trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM INT
 code=0
 wait $STEP || code=$?

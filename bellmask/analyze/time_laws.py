@@ -220,7 +220,7 @@ def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str
         )
     try:
         target = TruncatedGaussian(options.mu, options.sigma)
-        Nelbo(target)  # weighs as middle-flat does: refused where its variance overflows
+        Nelbo(target)  # same weights as middle-flat: rejected if its variance overflows
         schedules: dict[str, Schedule] = {
             "linear": Linear(),
             "cosine": Cosine(),

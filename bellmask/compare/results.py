@@ -243,9 +243,7 @@ def read_run(folder: Path) -> RunRecord:
                 f"{what}: it was trained with --validation.every never; train it again with, e.g., "
                 f"--validation.every '{max(1, config.train.steps // 10)} steps'"
             )
-        raise UserError(
-            f"{what}; finish it with bellmask train {folder} --out {folder} --resume auto"
-        )
+        raise UserError(f"{what}; finish it with bellmask resume {folder}")
     if not train:
         raise UserError(f"{folder / 'metrics.jsonl'} has no training metrics")
     likelihoods = []
@@ -317,7 +315,7 @@ def check_comparable(runs: list[RunRecord]) -> None:
             raise UserError(f"{pair}: they were validated at different steps")
 
 
-# All runs of a comparison: the best grid point of each variant, beside the reference
+# All runs of a comparison: the best grid point of each variant, and the reference
 
 FORMAT = 1
 ARM = "arm"

@@ -147,7 +147,7 @@ def plan_stages(cpt: RunConfig, sft: RunConfig, options: TrainingOptions) -> Sta
         for second in variants:
             own = _started(with_seed(sft, seed - cpt.train.seed), first.folder, steps)
             tuned = second.apply(own)
-            # the adaptation's key stands for where it lies
+            # the adaptation's key replaces its path
             key = run_key(_started(tuned, first.folder.name, steps), "/".join(marks))
             label, folder = f"CPT {name} + SFT {second.name}", first.folder.with_name(key)
             runs.append(StageRun(label, "", tuned, folder, seed, name, second.name))
@@ -167,7 +167,7 @@ def _load_examples(cpt: RunConfig, sft: RunConfig, is_quiet: bool) -> tuple[Toke
         tokenizer = start.tokenizer or make_tokenizer(cpt.data)
         config = replace(sft, model=start.config.model)
         start = replace(start, config=config, tokenizer=tokenizer)
-    else:  # as a start of the fine-tuning, which refuses, say, rows too long for the backbone
+    else:  # as a start of the fine-tuning, which rejects rows too long for the backbone
         options = replace(sft.start, model=cpt.start.model, checkpoint=cpt.start.checkpoint)
         start = open_start(replace(sft, start=options))
     return start.load_data(is_quiet=is_quiet)

@@ -40,7 +40,7 @@ class Marks:
     not_with: str = ""
     """An option that cannot be combined with this one."""
     unset: Any = None
-    """The value that None stands for."""
+    """The value that None represents."""
 
     def belongs_to(self, values: Mapping[str, Any]) -> str:
         """The first part of ``only_with`` that does not hold; empty if the option applies."""
@@ -333,7 +333,7 @@ class ValidationOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When checkpoints are saved, and which are kept."""
+    """When to save checkpoints, and which to keep."""
 
     every: str = "10000 steps"
     """When to save, in the format of --validation.every; also after the last step and on a stop."""
@@ -350,7 +350,7 @@ class CheckpointOptions:
     auto: background on GPUs and with several processes."""
     when_damaged: Literal["older", "stop"] = "older"
     """If the latest checkpoint is damaged, resume from the latest intact one with a note, or
-    refuse."""
+    stop."""
 
 
 @dataclass(frozen=True)
@@ -413,7 +413,7 @@ class StartOptions:
     """Initialize the mask's embedding with this token's (10541 in the published recipe for
     gpt2-large). Default: the mean of all embeddings."""
     anneal_steps: int = option(1, only_with="framework.name=mdm", at_least=1)
-    """Anneal attention from causal to full: at step s (from 0) each edge to the right is kept with
+    """Anneal attention from causal to full: at step s (from 0) each edge to the right is open with
     probability min(1, (s + 1) / anneal_steps). 1: full from the start."""
     lora_rank: int = option(0, only_with="start.model", at_least=0)
     """Train LoRA updates of this rank in every linear layer, and the mask's embedding, instead of

@@ -16,7 +16,7 @@ from functools import partial
 
 from bellmask.config import options as opt
 from bellmask.config.config import RunConfig
-from bellmask.utils.errors import look_up
+from bellmask.utils.errors import UserError, unknown
 
 # Presets of Sec. 5.3: a causal LM adapted (CPT), fine-tuned on tasks, then on conversations.
 #
@@ -302,4 +302,6 @@ PRESETS["fast"] = PRESETS["tiny_fast"]
 
 def preset(name: str) -> RunConfig:
     """The config of a named preset; an error for an unknown name lists the nearest ones."""
-    return look_up("preset", name, PRESETS)()
+    if name not in PRESETS:
+        raise UserError(f"{unknown('preset', name, PRESETS)} ('bellmask presets' lists all)")
+    return PRESETS[name]()

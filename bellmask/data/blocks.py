@@ -30,7 +30,7 @@ from bellmask.utils.rng import IndexPermutation, shuffle, stream_key
 # Documents → fixed rows. Order-preserving, independent of CPU count; memory does not grow.
 #
 # packed: documents, each ended by EOS, are joined and cut every L tokens (every L - 2 when rows are
-# wrapped in BOS ... EOS); what is left at the end is dropped, or kept as a padded row. unpacked:
+# wrapped in BOS ... EOS); the remainder at the end is dropped, or becomes a padded row. unpacked:
 # one document per row, ended by EOS (and begun by BOS when wrapped), cut at L or padded to it.
 #
 # A packer's state is a few numbers and less than one row of tokens, so preparing can stop anywhere
@@ -172,7 +172,7 @@ class Blocks:
     documents: NDArray[np.int64]
     fingerprint: str
     num_bytes: float = 0.0
-    """UTF-8 bytes of the text that maskable tokens stand for; 0 where it is not known."""
+    """UTF-8 bytes of the text that maskable tokens represent; 0 if unknown."""
     starts: NDArray[np.int64] | None = None
     """First maskable position of each row; None: all begin at 0."""
 

@@ -247,7 +247,7 @@ def has_split(options: DataOptions, split: Split) -> bool:
 
 
 def check_split(options: DataOptions, split: Split) -> None:
-    """Refuse the test split of a corpus, or of files, without one."""
+    """Reject the test split of a corpus or files without one."""
     if split == "test" and not has_split(options, split):
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
         given = options.valid or options.from_files or options.train

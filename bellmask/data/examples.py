@@ -382,7 +382,7 @@ TOY_TASKS = {
     "reverse": ("Reverse", (4, 5, 6, 7, 8), 12),
     "sums": ("Sum", (2,), 9),
 }
-"""Title, sizes in turn where none is given, and the largest: up to it, all prompts can be numbered
+"""Title, alternating default sizes, and the largest size: up to it, all prompts can be numbered
 in 64 bits."""
 
 

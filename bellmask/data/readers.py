@@ -162,7 +162,9 @@ def readable_errors(name: str) -> Iterator[None]:
 
 
 def _text_stream(stream: IO[bytes], name: str) -> io.TextIOWrapper:
-    """Strict UTF-8 text of a possibly compressed stream, line ends kept, a byte-order mark not."""
+    """Strict UTF-8 text of a possibly compressed stream, with line ends but without a byte-order
+    mark.
+    """
     raw: Any = stream
     compression = _suffixes(name)[1]
     if compression in (".gz", ".xz"):
@@ -195,7 +197,7 @@ def _json_records(lines: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
 def _csv_records(
     lines: Iterable[str], columns: Sequence[str], name: str, delimiter: str
 ) -> Iterator[tuple[str, Record]]:
-    """Columns by name where there is a header; where they are asked for by number, from 0."""
+    """Columns by name if there is a header, else by index from 0."""
     csv.field_size_limit(1 << 30)
     rows = (row for row in csv.reader(lines, delimiter=delimiter) if row)
     is_numbered = bool(columns) and all(column.isdecimal() for column in columns)

@@ -183,7 +183,7 @@ def infilling(record: Record) -> TaskQuestion | None:
 
 
 def _last_word(record: Record) -> str:
-    """What stands behind the passage's last space (seven times it holds a line end)."""
+    """Text after the passage's last space (seven times it contains a line end)."""
     passage, _, word = record["text"].rpartition(" ")
     return word if passage.strip() else ""
 
@@ -417,7 +417,7 @@ BOOK_WORDS = 400
 PASSAGES_PER_BOOK = 8
 """13 329 passages of 2 662 novels are 5 each; short novels give fewer."""
 CONTEXT_WORDS = 50
-"""A passage is whole sentences of at least so many words, and one more sentence."""
+"""A passage is whole sentences of at least this many words, plus one sentence."""
 MOST_WORDS = 180
 """A longer one is not taken."""
 _SENTENCE = re.compile(r".+?[.!?]+(?:\s?['\"\u201d\u2019]+)?(?=\s|\Z)", re.DOTALL)
@@ -668,7 +668,7 @@ SPLITS = {"train": "train(ing)?", "validation": "validation|valid|val|dev|eval",
 
 
 def _names(path: Path, split: str) -> bool:
-    """Whether a file's name has the split as a word of its own: 'validation-00000-of-00001'."""
+    """Whether a file's name has the split as a separate word: 'validation-00000-of-00001'."""
     return bool(re.search(rf"(?<![a-z])({SPLITS[split]})(?![a-z])", path.name.lower()))
 
 

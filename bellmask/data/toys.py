@@ -267,7 +267,7 @@ class ExactDenoiser:
     def _causal(
         self, x_BL: Tensor, rows_N: Tensor, positions: Tensor | None, targets: Tensor | None
     ) -> Tensor:
-        """Each row's slots as a masked row of its own, a few rows at a time."""
+        """Each row's slots as separate masked rows, a few rows at a time."""
         slots = torch.arange(x_BL.shape[1])
         held_BL = (slots if positions is None else positions).expand_as(x_BL)
         sought_BL = (slots + 1 if targets is None else targets).expand_as(x_BL)

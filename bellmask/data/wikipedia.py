@@ -118,7 +118,7 @@ def clean_wikitext(text: str) -> str:
     text = _resolve_links(text)
     for found, put in _RULES:
         text = found.sub(put, text)
-    text = html.unescape("\n".join(_lines(text)))  # what is left was escaped twice
+    text = html.unescape("\n".join(_lines(text)))  # the rest was escaped twice
     for found, put in _TIDY:
         text = found.sub(put, text)
     lines = (line.strip() for line in text.split("\n"))

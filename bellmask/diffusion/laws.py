@@ -35,7 +35,7 @@ def solve_increasing(
     target: Tensor,
     guess: Tensor,
 ) -> Tensor:
-    """The x in [0, 1] with value(x) = target: Newton's method, kept inside a shrinking bracket."""
+    """The x in [0, 1] with value(x) = target: Newton's method inside a shrinking bracket."""
     low, high, x = torch.zeros_like(target), torch.ones_like(target), guess
     for _ in range(_MAX_STEPS):
         error = value(x) - target
@@ -348,7 +348,7 @@ class Dirac(TimeLaw):
             raise ValueError(f"dirac needs 0 <= mu <= 1, got mu={self.mu}")
 
     def log_pdf(self, t: Tensor | float) -> Tensor:
-        """Refused: a point mass has no density."""
+        """Raises: a point mass has no density."""
         raise ValueError(f"dirac({self.mu}) has no density; use its cdf")
 
     def cdf(self, t: Tensor | float) -> Tensor:

@@ -504,7 +504,7 @@ def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]
         try:
             text = text_subject(loaded, options)
         except UserError as error:
-            logger.info("no real text beside %s: %s", name, error)
+            logger.info("no real text for %s: %s", name, error)
             continue
         texts.setdefault(text.key, (text, name))
     if len(texts) < 2:

@@ -239,7 +239,7 @@ class EndpointJudge:
         refusals = self._refusals(judged)
         if refusals and len(refusals) == len(self._records(judged)):
             raise UserError(
-                f"the judge at {self.options.url()} refused all requests: {refusals[0]}; "
+                f"the judge at {self.options.url()} rejected all requests: {refusals[0]}; "
                 f"this is stored in {self.transcript.path}: delete those lines to try again"
             )
         return judged
@@ -287,7 +287,9 @@ class EndpointJudge:
         """Notes on rejected requests, and on settings that were omitted."""
         lines, records = [], self._records(judged)
         if refusals := self._refusals(judged):
-            lines.append(f"The judge refused {len(refusals)} requests ({refusals[0]}): unreadable.")
+            lines.append(
+                f"The judge rejected {len(refusals)} requests ({refusals[0]}): unreadable."
+            )
         changed = {name for record in records for name in record.get("refused_settings", ())}
         # max_tokens is sent all the same, by its newer name
         if names := ", ".join(n for n in judge_endpoint.CHANGEABLE[1:] if n in changed):

@@ -155,7 +155,7 @@ class ChatRequest:
         """
         messages = [{"role": role, "content": content} for role, content in self.messages]
         body: dict[str, Any] = {"model": self.model, "messages": messages}
-        if "temperature" not in refused:  # the likeliest token each time
+        if "temperature" not in refused:  # always the most likely token
             body["temperature"] = 0.0
         limit = "max_completion_tokens" if "max_tokens" in refused else "max_tokens"
         body[limit] = self.max_tokens
@@ -441,7 +441,7 @@ class Endpoint:
     def _raise_if_final(self, failure: Failure, failures: int) -> None:
         where = f"the judge at {self.name}"
         if failure.then == "mistake":
-            raise UserError(f"{where} refuses: {failure.words}")
+            raise UserError(f"{where} rejects requests: {failure.words}")
         if failure.wait > self.options.max_wait:
             raise EndpointError(
                 f"{where} asks to wait {failure.wait:,.0f} s ({failure.words}); "

@@ -33,7 +33,7 @@ from bellmask.utils.stats import MIN_CLUSTERS, Estimate, Floats, Labels, cluster
 # N judged answers.
 
 RIDGE = 0.01
-"""Weight of |b|²/2 beside the summed loss; used only where the answers separate perfectly."""
+"""Weight of |b|²/2 in the summed loss; used only if the answers separate perfectly."""
 SURE = 1e-6
 """A preference this close to 0 or 1 counts as certain in the separation test."""
 SMALLEST_STEP = 1e-11
@@ -272,7 +272,7 @@ def _columns(path: Path, names: Sequence[str]) -> Floats:
 
 
 def _label(path: Path, sha256: str) -> str | None:
-    """None for the published file, by content; others are told apart by their name."""
+    """None for the published file, by content; others are identified by name."""
     if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
         return None
     named = (word for word in ("reconstructed", "recovered") if word in path.name)

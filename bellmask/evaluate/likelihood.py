@@ -124,7 +124,7 @@ class Likelihood:
     """Mean cross-entropy of the draw's targets, nats."""
     document_B: NDArray[np.int64]
     num_bytes: float
-    """Bytes of text that the tokens stand for."""
+    """Bytes of text that the tokens represent."""
     fingerprint: str = ""
     """Of the blocks and the seed: what must agree for two evaluations to be paired."""
     is_causal: bool = False
@@ -233,7 +233,7 @@ class Likelihood:
         )
 
     def save(self, path: Path) -> None:
-        """Write all arrays as .npz, beside and renamed."""
+        """Write all arrays as .npz, atomically."""
         scratch = path.with_name(f".{path.name}")
         np.savez_compressed(scratch, **vars(self))
         scratch.replace(path)
@@ -605,7 +605,7 @@ def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
     """The draws of an evaluation, grouped by context count: free, and averages to its NLL."""
     draws = result.ce_BR.shape[1]
     context = np.where(result.count_BR > 0, result.length_B[:, None] - result.count_BR, -1).ravel()
-    share_B = result.length_B / (result.count_BR > 0).sum(1)  # tokens that a draw stands for
+    share_B = result.length_B / (result.count_BR > 0).sum(1)  # tokens that a draw represents
     ce, weight = result.ce_BR.ravel(), np.repeat(share_B, draws)
     owner = result.clusters if result.clusters is not None else np.arange(len(result.ce_BR))
     cluster = np.repeat(owner, draws)
@@ -775,7 +775,7 @@ SUITES = {
     "generative": "bellmask.evaluate.generative",
     "paper": "bellmask.evaluate.paper_suite",
 }
-"""Suites by name; the module's ``main(args)`` is the command, with options of its own."""
+"""Suites by name; the module's ``main(args)`` is the command, with its own options."""
 
 
 def _blocks(

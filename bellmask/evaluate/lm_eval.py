@@ -320,7 +320,7 @@ def main(args: Sequence[str]) -> int:
         else:
             with announced("fetching the tasks' data"):
                 tasks = write_overlays(include, options)
-        # all of them before the first is evaluated: some may be refused
+        # load all runs before the first is evaluated: some may be rejected
         requests = _request_options(options)
         models = {
             name: harness.BellmaskLM(run=str(folder), **requests)

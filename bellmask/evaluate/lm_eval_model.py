@@ -65,11 +65,11 @@ LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 UNDERSTOOD = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p")
 OWN_WORDS = {"word": 4, "answer": 8}
 """Room in a gap that tells nothing about the answer, in words of the prompt's mean length; a run
-that was tuned to answer has a length of its own."""
+that was fine-tuned on responses has its own length."""
 
 
 def parse_arguments(given: Mapping[str, Any]) -> scorer.RequestOptions:
-    """Values as lm-eval parsed them (numbers, True, None or text); unknown names are refused."""
+    """Values as lm-eval parsed them (numbers, True, None or text); unknown names are rejected."""
     known = {field.name: field for field in fields(scorer.RequestOptions)}
     args = []
     for name, value in given.items():
@@ -305,7 +305,7 @@ class BellmaskLM(LM):
 
     # Texts. A gap follows the context and is filled one token per step, the surest first, as
     # DiffuLLaMA's scripts do; an ARM writes from left to right. Outside of Table 4 a masked model
-    # is told the size of the gap, not of the answer: what follows EOS or a stop text is cut off.
+    # gets the size of the gap, not of the answer: text after EOS or a stop text is cut off.
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """A text for each, up to the first of the task's stop texts or EOS."""
@@ -366,7 +366,7 @@ class BellmaskLM(LM):
         return made
 
     def _free_row(self, context: str, settings: Mapping[str, Any]) -> scorer.Tokens:
-        """The context and a gap; half of the block at least is the gap's, if it is asked for."""
+        """The context and a gap, which gets at least half of the block if requested."""
         tokens = self.maker.encode(context)
         given = (settings.get(name) for name in LENGTHS)
         wanted = next((int(value) for value in given if value is not None), self.options.gap)
@@ -493,7 +493,7 @@ class BellmaskLM(LM):
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes beside its results."""
+        """Model information that lm-eval writes with its results."""
         return {
             "run": str(self.run.folder),
             "step": self.run.step,

@@ -217,7 +217,7 @@ def begins_with_word(written: str, gold: str) -> bool:
     """The first generated word is the gold word (for text of any length).
 
     A word ends at white space. Punctuation after it is ignored, unless the gold word has some, too:
-    a passage goes on after its last word. (A gold "word" with a line end inside, of which LAMBADA
+    a passage continues after its last word. (A gold "word" with a line end inside, of which LAMBADA
     has a few, is compared with as many words.)
     """
     wanted = gold.split()
@@ -241,7 +241,7 @@ def normalize(text: str) -> str:
 
 
 def _normalized(written: str, accepted: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The answer, which is the first line, beside each accepted one."""
+    """The answer, which is the first line, with each accepted one."""
     answer = normalize(written.split("\n", 1)[0])
     return ((answer, wanted) for wanted in map(normalize, accepted) if wanted)
 

@@ -273,7 +273,7 @@ class Estimator:
         return stream_key(seed, "continuations", request.noise, *own)
 
     def kind_for(self, length: int, uses_time: bool = False) -> Kind:
-        """The kind that a continuation of so many tokens gets.
+        """The kind for a continuation of this length.
 
         A time-conditioned model needs a time that its mask may have come from: always drawn.
         """
@@ -376,7 +376,7 @@ def guess_plan(request: Request, is_hidden_L: NDArray[np.bool_]) -> Plan:
 # Scores of a run: the passes of all requests go through the network in batches.
 
 SHOWN_FIRST = -1e6
-"""Where an order puts what is shown: before all that is asked for."""
+"""Rank of visible tokens in an order: before all targets."""
 MOST_LOGITS = 1 << 26
 """Logits of a batch that exist at once: 256 MB."""
 
@@ -761,7 +761,7 @@ def _load_causal_lm(name: str, source: str, device: str, context: int, option: s
 
 @torch.no_grad()
 def _causal_lm_losses(model: Any, requests: Sequence[Request]) -> list[Floats]:
-    """As :meth:`Scorer.token_losses`. Pads stand behind a row, where no token sees them."""
+    """As :meth:`Scorer.token_losses`. Pads come after a row, where no token sees them."""
     rows = [torch.tensor(request.tokens, device=model.device) for request in requests]
     x_BL, is_real_BL = pad_rows(rows, max(map(len, rows)), 0)
     logits_BLV = model(

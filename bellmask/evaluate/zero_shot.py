@@ -206,7 +206,7 @@ def set_options(run: Loaded, text: TextSet, eos: EosPolicy) -> DataOptions:
 
 
 def check_run(run: Loaded, eos: EosPolicy) -> None:
-    """Refuse runs that cannot read these sets as they were trained to read."""
+    """Reject runs that cannot read these corpora as in training."""
     if is_toy(run.config.data.train):
         raise UserError(f"{run.folder} was trained on {run.config.data.train}, not on text")
     if eos == "duo" and run.config.data.document_attention:
@@ -337,7 +337,7 @@ class Pilot:
 
     draws: int
     precision: float | None = None
-    """The largest noise allowed, as a share of the perplexity; None where none was asked for."""
+    """The largest noise allowed, as a fraction of the perplexity; None without a limit."""
     noise: float | None = None
     """The largest one found at this number of draws."""
     where: str = ""

@@ -299,7 +299,7 @@ def _pop_linear(tensors: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 # Weights in files, read without executing anything in them.
 #
 # safetensors files, torch files (tensors and plain values; stand-ins for all else), and folders as
-# Hugging Face has them, with config.json beside the weights. A Lightning file may also hold the
+# Hugging Face has them, with config.json next to the weights. A Lightning file may also hold the
 # moving average of the weights, as a list in the order of the parameters.
 
 METADATA = "bellmask"

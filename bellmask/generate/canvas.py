@@ -109,9 +109,9 @@ def token_texts(tokenizer: Tokenizer) -> Callable[[int], str]:
     """The text of each token inside a text; ids must not be the mask.
 
     A token is decoded after another one, since some decoders treat the first token of a text
-    differently (a space is dropped, a word piece keeps its sign). Bytes that are no character by
-    themselves are shown as ``\\xNN`` where a token is a byte, else as the replacement character;
-    special tokens, which decoding leaves out, by name.
+    differently (a space is dropped, a word piece keeps its sign). Bytes that are not a character
+    by themselves are shown as ``\\xNN`` for byte tokens, else as the replacement character;
+    special tokens, which decoding omits, by name.
     """
     decode, first = tokenizer.decode, tokenizer.encode("a")
     before = decode(first)

@@ -241,7 +241,7 @@ class Chat:
 
 
 def _typed_lines() -> Iterator[str]:
-    """What the user types; a line that ends with \\ goes on in the next."""
+    """The user's input; a line that ends with \\ continues on the next."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (arrow keys and history)
     while True:

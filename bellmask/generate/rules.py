@@ -51,9 +51,9 @@ class Rule(ABC):
     """A rule for the step from t to s."""
 
     is_repeated: bool = False
-    """A position may be predicted more than once, so each step needs noise of its own."""
+    """A position may be predicted more than once, so each step needs its own noise."""
     takes_grid: bool = True
-    """False: the rule has times of its own."""
+    """False: the rule has its own times."""
 
     @abstractmethod
     def candidates(self, moment: Moment) -> Tensor:
@@ -202,7 +202,7 @@ RULES: dict[str, Rule] = {
     "margin": Scored(margin),
     "entropy": Scored(negative_entropy),
 }
-"""Rules by name, as options and settings know them; :class:`Remasking` has a number of its own."""
+"""Rules by name, as in options and settings; :class:`Remasking` has its own parameter."""
 
 if TYPE_CHECKING:
     RuleName = str

@@ -292,7 +292,7 @@ def generate(
     _check(network, canvas_BL, grid, rule, block_length)
     network.begin(canvas_BL)
     if is_cached:
-        network.cache_prefix(0)  # refuses what cannot be cached before anything is done
+        network.cache_prefix(0)  # rejects what cannot be cached before starting
     noise, tell = Noise(seed, first_sample, canvas_BL), on_step or (lambda step: None)
     x_BL, u_BL = canvas_BL.clone(), noise.numbers(None, "reveal")
     turns = _turns(canvas_BL == network.mask_id, block_length)

@@ -183,7 +183,7 @@ def _dequantize(folder: Path, file: str, target: Path) -> None:
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
         options = packed.config.to_dict()
-        options.pop("quantization_config", None)  # with it the model refuses to be saved
+        options.pop("quantization_config", None)  # with it the model cannot be saved
         plain: Any = AutoModelForCausalLM.from_config(type(packed.config).from_dict(options))
         plain.load_state_dict(packed.state_dict())
         tokenizer.bos_token = tokenizer.eos_token = SMOLLM2_SEPARATOR

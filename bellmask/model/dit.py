@@ -194,7 +194,7 @@ LEVELS = 1 << 16
 
 
 def dropout_scale(rate: float) -> float:
-    """What is kept is multiplied by this, so that the mean stays."""
+    """Kept elements are scaled by this, so that the mean is unchanged."""
     return LEVELS / (LEVELS - round(rate * LEVELS))
 
 

@@ -43,7 +43,7 @@ from bellmask.utils.table import Table
 # Peaks are dense (no sparsity), as the makers publish them: bfloat16 with float32 sums on matrix
 # units, float32 without TF32, which is torch's default. The link is half of the published NVLink
 # (or PCIe) figure, which counts both ways. The network is an assumption: 400 Gbit/s per device
-# beside H100 and later, 200 beside A100, 100 beside the others.
+# beside H100 and later, 200 with A100, 100 with the others.
 
 Section = dict[str, Any]
 """A part of the plan, written as JSON and shown on the screen."""
@@ -94,7 +94,7 @@ _KNOWN = (
     Device("A6000", 155e12, 38.7e12, 768e9, 48 * GIB, 32e9, 12.5e9),
     Device("4090", 165e12, 82.6e12, 1008e9, 24 * GIB, 32e9, 12.5e9),
     Device("V100", None, 15.7e12, 900e9, 32 * GIB, 150e9, 12.5e9),
-    # stands for any server: about 16 cores; measure yours with ``--probe``
+    # a generic server with about 16 cores; measure yours with ``--probe``
     Device("CPU", None, 1e12, 100e9, 64e9, 10e9, 3e9, is_gpu=False),
 )
 DEVICES = {device.name: device for device in _KNOWN}
@@ -159,7 +159,7 @@ def local_device(option: str = "auto") -> Device:
 BYTES_PER_NAME = 330
 """A tensor's name and shape in a checkpoint's headers, about."""
 BYTES_PER_ROW = 16
-"""Length and document number beside each prepared row."""
+"""Length and document number of each prepared row."""
 # (corpus, tokenizer): documents, tokens with one EOS per document. LM1B: the published number of
 # sentences, times 28.62 tokens (mean of 12,216 held-out ones) and EOS. OpenWebText: the published
 # count of GPT-2 tokens, less 100,000 documents for validation. FineWeb-Edu: made to hold 100 B, in
@@ -517,7 +517,7 @@ def plan(
         cluster = replace(cluster, device=here)  # with its own memory
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else asked
-    cluster.device.peak(precision)  # refuses a type that it has no units for
+    cluster.device.peak(precision)  # rejects a type without hardware units
     microbatch = split_batch(config.train, cluster.world.size)
     traced = trace_run(config, cluster, precision, microbatch)
     measured = probe(config, microbatch) if is_probed else None

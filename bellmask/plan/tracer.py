@@ -413,7 +413,7 @@ def trace_update(planned: PlannedNetwork) -> Update:
         state = TrainState.begin(planned.network, options)
         for parameter in planned.network.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-        tensors = state.tensors()  # the optimizer's are made when they are asked for
+        tensors = state.tensors()  # the optimizer's are created on access
         with Tracer(planned.network.parameters()) as tracer:
             update(state, options)
         state.optimizer.zero_grad()

@@ -119,7 +119,7 @@ def trim_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
 def plot_context_curve(
     points: Sequence[Mapping[str, Any]], lines: Mapping[str, float], path: Path, *, title: str
 ) -> list[Path]:
-    """NLL against context count with error bars, beside horizontal reference lines."""
+    """NLL against context count with error bars, with horizontal reference lines."""
     figure, (axes,) = new_figure(7, 4.2)
     draw_bins(axes, points, "nll", "standard_error", label="model (95 % interval)")
     for (label, value), style in zip(lines.items(), ("--", ":", "-.")):

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors shards with a hash manifest, written beside and renamed.
+"""Checkpoints: safetensors shards with a hash manifest, written atomically.
 
 A checkpoint folder holds ``*.safetensors`` (written by ``torch.distributed.checkpoint``, so any
 number of processes can read it), ``state.json`` (everything that is not a tensor) and

@@ -156,7 +156,7 @@ def run_fingerprint(run: Loaded) -> list[Any]:
 
 # Exported folders.
 #
-# One holds ``model.safetensors`` with rows in the tokenizer's own order, and beside it what a run
+# One holds ``model.safetensors`` with rows in the tokenizer's own order, and the files that a run
 # needs: ``run.json``, ``bellmask/config.json``, ``bellmask/tokenizer.json`` and, of a run on a
 # causal LM, ``bellmask/backbone.json``.
 

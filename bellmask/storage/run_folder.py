@@ -118,7 +118,7 @@ def read_config(folder: Path, inside: str = "") -> RunConfig:
 
 
 def read_tokenizer(folder: Path, inside: str = "") -> Tokenizer:
-    """The tokenizer kept in the run folder (or a folder inside), checked by its fingerprint."""
+    """The tokenizer in the run folder (or a folder inside), checked by its fingerprint."""
     path = folder / inside / "tokenizer.json"
     tokenizer = from_description(files.read_object(path))
     if read_description(folder).get("tokenizer_fingerprint") != tokenizer.fingerprint:

@@ -91,7 +91,7 @@ def open_runs(folders: Sequence[str]) -> list[NamedRun]:
 
 
 def check_all_maskable(runs: Sequence[NamedRun], analysis: str) -> None:
-    """Refuse runs some of whose positions are never masked: causal LMs and prompts."""
+    """Reject runs with positions that are never masked: causal LMs and prompts."""
     for run in runs:
         if run.config.model.backbone != "dit" or run.config.sft.train is not None:
             what = "on a causal LM" if run.config.model.backbone != "dit" else "fine-tuned"

@@ -29,7 +29,7 @@ class Microbatch:
     """One forward pass's share of a step, on the CPU."""
 
     first: int
-    """Where it stands in the global batch: what its dropout noise is keyed by."""
+    """Its place in the global batch, which keys its dropout noise."""
     x0_BL: Tensor
     u_BL: Tensor
     t_B: Tensor

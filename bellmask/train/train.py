@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
     name, config = resolve(options, rest, "bellmask train")
     folder = Path(options.out or Path("runs") / f"{name}-{config.fingerprint()}")
     if options.out is None and options.resume != "no" and Path(options.preset).is_dir():
-        folder = Path(options.preset)  # a run folder in place of a preset: that run goes on
+        folder = Path(options.preset)  # a run folder in place of a preset: resume that run
 
     if config.sft.train is None:
         check_files(config.data)

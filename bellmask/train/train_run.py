@@ -72,7 +72,7 @@ def train_run(
     place of the one that the options name; run.json says so, and resuming needs the same one.
     """
     config = config.check()
-    given = own_objective(config, law, objective)  # refused before anything is written
+    given = own_objective(config, law, objective)  # rejected before anything is written
     find_trackers(config.log.trackers)
     folder = Path(out)
     with open_world(config.train.device) as world, fork_rng(world.device):
@@ -323,7 +323,7 @@ def own_objective(
     named: Any = build.build_objective(config)
     if (law is None and objective is None) or (law is not None and objective is not None):
         if law is not None:
-            raise UserError("give law or objective: an objective has a law of its own")
+            raise UserError("give law or objective: an objective has its own law")
         return None
     if config.framework.name != "mdm":
         raise UserError(f"framework {config.framework.name} has no times: leave law out")
@@ -378,7 +378,7 @@ def check_same_run(
 
 def check_resumable(folder: Path, config: RunConfig) -> None:
     """Refuse, naming them, options that differ from the run's and would change its course."""
-    beside = {  # these affect the result only beside others
+    beside = {  # these affect the result only together with others
         "train.microbatch_size": config.model.dropout == 0,
         "train.steps": config.optim.curve == "constant",
     }

@@ -43,7 +43,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     cutoff = 0.5 if len(name) > 3 else 0.7  # short names resemble too many others
     near = difflib.get_close_matches(name, names, n=5 if is_long else 3, cutoff=cutoff)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    listed = "" if is_long and near else f" ({', '.join(names)})"
+    listed = "" if is_long else f" ({', '.join(names)})"
     return UserError(f"unknown {kind} {name!r}{hint}{listed}")
 
 

@@ -307,7 +307,7 @@ def test_incomplete_and_damaged_runs_are_refused(tmp_path):
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     for kept in (lines[:-1], []):
         (folder / "metrics.jsonl").write_text("".join(kept))
-        with pytest.raises(ValueError, match=f"step 400.* {folder} .*--resume auto"):
+        with pytest.raises(ValueError, match=f"step 400.* bellmask resume {folder}"):
             read_run(folder)
     (folder / "metrics.jsonl").write_text("".join(lines))
     assert read_run(folder).steps == list(STEPS)

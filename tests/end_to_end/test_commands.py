@@ -59,6 +59,7 @@ def test_samples_do_not_depend_on_the_batch(zoo, tmp_path):
         ("resume nowhere", "nowhere is not a run folder"),
         ("resume {run} --optim.lr 1", "optim.lr: was"),
         ("train tinny", "'tinny'; did you mean 'tiny'"),
+        ("train xyzzy", "preset 'xyzzy' ('bellmask presets' lists all)"),
         ("train tiny --data my.txt", "unknown option --data; did you mean --data.train?"),
         ("train tiny --train.steps 1e3", "--train.steps needs a whole number; write 1000, not 1e3"),
         ("train tiny --train.steps 1.5", "--train.steps needs a whole number, not '1.5'"),
