@@ -28,7 +28,7 @@ from bellmask.generate.canvas import OnStep, Step
 from bellmask.generate.rules import RULES, Moment, Rule
 from bellmask.model.attention import KeyValues, attention_mask
 from bellmask.model.head import CHUNK_ROWS
-from bellmask.utils.distributed import CPU
+from bellmask.utils.distributed import float64_device
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform
 
@@ -185,8 +185,7 @@ class TokenChoice:
         """One token per row by the Gumbel trick, its noise keyed by the row's counter."""
         if self.temperature == 0:
             return logits_NV.argmax(dim=1)
-        device, num_tokens = logits_NV.device, logits_NV.shape[1]
-        device = CPU if device.type == "mps" else device  # which has no float64
+        device, num_tokens = float64_device(logits_NV.device), logits_NV.shape[1]
         column = torch.arange(num_tokens, device=device)
         smallest, largest = torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps
         chosen = []

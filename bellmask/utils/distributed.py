@@ -219,9 +219,13 @@ def deterministic(is_wanted: bool) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = flags
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Where float64 numbers of a device are: on the CPU for a Mac's, which has none."""
+    return CPU if device.type == "mps" else device
+
+
 def to_float64(tensor: Tensor) -> Tensor:
-    """In float64, on the CPU where the device has no such numbers (MPS)."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+    return tensor.to(float64_device(tensor.device)).double()
 
 
 def device_memory(device: torch.device) -> float:
