@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,23 +20,31 @@ LONG = pytest.mark.long
 SCRIPT = Path(__file__).parent / "tools" / "other_device.py"
 
 
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(["bell", "arm", "cpt"], id="some"), pytest.param([], id="all", marks=LONG)],
-)
-def test_devices_and_waits(names: list[str], zoo: Path, tmp_path: Path) -> None:
+def on_other_device(zoo: Path, tmp_path: Path, *names: str) -> dict[str, Any]:
     folder = shutil.copytree(zoo, tmp_path / "zoo")
     command = [sys.executable, str(SCRIPT), *names]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_no_float64_is_on_a_device_without_it(zoo: Path, tmp_path: Path) -> None:
+    """A Mac's, in evaluation and sampling."""
+    found = on_other_device(zoo, tmp_path, "without_float64")
+    assert found["float64"].endswith("float64 on a device that has none")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(["bell", "arm", "cpt"], id="some"), pytest.param([], id="all", marks=LONG)],
+)
+def test_devices_and_waits(names: list[str], zoo: Path, tmp_path: Path) -> None:
+    found = on_other_device(zoo, tmp_path, *names)
     assert "found at least two devices, cpu and other:0" in found.pop("mixing")
     assert len(found) >= len(names)
     for what, waits in found.items():
         expected = {"cpu": 1}  # cross-entropies of a batch, or drawn tokens
         if what.startswith("train"):
             expected = {"cpu": 1, "item": 1}  # the loss and the gradient's norm
-        elif what.endswith("most_confident"):
-            expected = {"cpu": 2}  # drawn tokens, and how sure they are
         assert waits == expected, what

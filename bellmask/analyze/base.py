@@ -69,7 +69,7 @@ class StageOptions(RunsOptions):
     checkpoints: tuple[int, ...] = ()
     """Steps to analyze; default: all saved checkpoints of each run."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """auto, cpu, cuda, mps, ..."""
 
 
 def describe_run(

@@ -32,6 +32,7 @@ from bellmask.diffusion.theory import context_weights
 from bellmask.report.figures import COLORS, finish_axes, new_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import check_all_maskable, check_same_text, chosen_steps, open_runs
+from bellmask.utils.distributed import to_float64
 from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import stream_key, uniform_rows
@@ -226,7 +227,7 @@ def split_losses(
     number, red, blue = torch.zeros(3, batch * length, dtype=torch.float64)
     for problem in problems:
         p_NV = problem.logits(exact, torch.device("cpu")).exp()
-        log_q_NV = problem.logits(run.model, run.device).double().log_softmax(-1).cpu()
+        log_q_NV = to_float64(problem.logits(run.model, run.device)).log_softmax(-1).cpu()
         kl_N = (torch.xlogy(p_NV, p_NV) - p_NV * log_q_NV).sum(-1)
         place_N = problem.rows_N // length * length + problem.context_N
         number.index_add_(0, place_N, torch.ones_like(kl_N))

@@ -24,6 +24,7 @@ from bellmask.report.figures import COLORS, draw_intervals, finish_axes, new_fig
 from bellmask.storage.build import build_model
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
+from bellmask.utils.distributed import to_float64
 from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import shuffle, stream_key, uniform
@@ -67,7 +68,7 @@ def cosines(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str
     """Cosine similarity of each part, in float64; nan where one of the two is zero."""
     found = {}
     for part in PARTS:
-        a, b = left[part].double(), right[part].double()
+        a, b = to_float64(left[part]), to_float64(right[part])
         found[part] = float(a @ b / (a.norm() * b.norm()))
     return found
 

@@ -147,13 +147,12 @@ def _times(config: RunConfig) -> Iterator[str]:
 
 def _train(config: RunConfig) -> Iterator[str]:
     train = config.train
-    if train.microbatch_size and train.batch_size % train.microbatch_size:
-        yield (
-            f"train.batch_size={train.batch_size} is not a multiple of "
-            f"train.microbatch_size={train.microbatch_size}"
-        )
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", train.device):
-        yield f"train.device={train.device!r} must be auto, cpu, cuda or cuda:N"
+    size = train.microbatch_size
+    if isinstance(size, int) and size > 0 and train.batch_size % size:
+        batch = f"train.batch_size={train.batch_size}"
+        yield f"{batch} is not a multiple of train.microbatch_size={size}"
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", train.device):
+        yield f"train.device={train.device!r} must be auto, cpu, cuda, cuda:N or mps"
     for name, text in (
         ("validation.every", config.validation.every),
         ("validation.samples_every", config.validation.samples_every),

@@ -41,6 +41,8 @@ def _choices(kind: Any) -> tuple[str, ...]:
         return typing.get_args(kind)
     if typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType, tuple):
         inner = typing.get_args(kind)
+        if int in inner:  # a number, or a word in its place
+            return ()
         found = next(filter(None, map(_choices, inner)), ())
         return (*found, "None") if found and types.NoneType in inner else found
     return ()

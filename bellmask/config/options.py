@@ -288,8 +288,10 @@ class TrainOptions:
     batch_warmup: int = option(0, not_with="sft.train", at_least=0)
     """Steps with smaller batches: a quarter of batch_size in the first half of them, then half.
     Early steps need few rows, so this saves time. 0: full batches from the start."""
-    microbatch_size: int | None = option(None, at_least=1)
-    """Blocks per forward pass on one process; default: its whole batch at once."""
+    microbatch_size: int | Literal["auto"] | None = option(None, at_least=1)
+    """Blocks per forward pass on one process. auto: as many as fit into memory by the estimate of
+    'bellmask plan', recorded in run.json and reused on resume. With dropout, the noise depends on
+    it. Default: auto on GPUs, the whole batch at once on CPUs."""
     seed: int = option(1, at_least=0)
     """Seed of initial weights, data order, times, masks and dropout."""
     stratified: bool = option(True, only_with="framework.name=mdm")
@@ -299,7 +301,11 @@ class TrainOptions:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on GPUs that support it, else float32."""
     device: str = option("auto", affects="speed")
-    """auto, cpu, cuda, cuda:1, ..."""
+    """auto (the first there is of cuda, mps, cpu), cpu, cuda, cuda:1, ..., or mps: a Mac's GPU,
+    float32, one process."""
+    deterministic: bool = option(False, affects="speed")
+    """Use torch's deterministic kernels only, so that a run is repeated bit for bit on GPUs too;
+    slower. On CPUs runs are so anyway."""
     compile: bool = False
     """Compile the blocks with torch.compile: half a minute at the start, then faster steps
     (docs/performance.md). On a CPU it needs a C++ compiler."""

@@ -29,7 +29,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.likelihood import perplexity_of
 from bellmask.evaluate.scorer import TextScorer, load_scorer
-from bellmask.evaluate.suite import SuiteOptions, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
@@ -37,6 +37,7 @@ from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
+from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import has_kinds
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
@@ -126,7 +127,9 @@ class Subject:
     draw: Callable[[int | None, int, Progress], list[TextSample]]
 
 
-def run_subject(name: str, run: Loaded, options: GenerativeOptions) -> Subject:
+def run_subject(
+    name: str, run: Loaded, options: GenerativeOptions, world: World | None = None
+) -> Subject:
     """A run's samples, after a test on a few tokens that detects unsupported settings."""
     length = len(run_canvas(run, length=options.length))
     framework = run.config.framework.name
@@ -148,7 +151,7 @@ def run_subject(name: str, run: Loaded, options: GenerativeOptions) -> Subject:
     )
     about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
     about["is_causal"] = run.framework.is_causal
-    draw = partial(draw_samples, run, options)
+    draw = partial(draw_samples, run, options, world or World())
     return Subject(name, key, about, [*settings], options.all_seeds, options.num, draw)
 
 
@@ -177,25 +180,37 @@ def text_subject(run: Loaded, options: GenerativeOptions) -> Subject:
 
 
 def draw_samples(
-    run: Loaded, options: GenerativeOptions, nfe: int | None, seed: int, progress: Progress
+    run: Loaded,
+    options: GenerativeOptions,
+    world: World,
+    nfe: int | None,
+    seed: int,
+    progress: Progress,
 ) -> list[TextSample]:
-    """The samples of a cell: the one place that calls the sampler."""
+    """The samples of a cell, drawn by all processes: the one place that calls the sampler."""
 
     def on_step(step: Step) -> None:
         if step.number:  # step 0 is the initial canvas
-            progress.advance(len(step.ids_BL) / step.num_steps)
+            progress.advance(world.size * len(step.ids_BL) / step.num_steps)
 
-    made = fill_canvas(
-        run,
-        run_canvas(run, length=options.length),
-        options.num,
-        sampling_for(run, options.sampling, nfe),
-        seed=seed,
-        batch_size=options.batch_size,
-        on_step=on_step,
-    )
-    cut = [cut_row(run, row.numpy()) for row in made.ids_BL]
-    return [TextSample(documents, ids.tolist(), made.nfe) for ids, documents in cut]
+    first, stop = (options.num * rank // world.size for rank in (world.rank, world.rank + 1))
+    made, num_rows = list[Ids](), 0
+    if first < stop:
+        found = fill_canvas(
+            run,
+            run_canvas(run, length=options.length),
+            stop - first,
+            sampling_for(run, options.sampling, nfe),
+            seed=seed,
+            first_sample=first,
+            batch_size=options.batch_size,
+            on_step=on_step,
+        )
+        made, num_rows = [*found.ids_BL.numpy()], found.num_rows
+    shares = world.all_gather_object((made, num_rows))
+    calls = sum(number for _, number in shares) / options.num
+    cut = [cut_row(run, row) for rows, _ in shares for row in rows]
+    return [TextSample(documents, ids.tolist(), calls) for ids, documents in cut]
 
 
 def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
@@ -494,13 +509,13 @@ COUNTING = (
 )
 
 
-def _subjects(options: GenerativeOptions) -> tuple[list[Subject], list[Subject]]:
+def _subjects(options: GenerativeOptions, world: World) -> tuple[list[Subject], list[Subject]]:
     """The runs and, once per text, the reference; unsupported settings are rejected here."""
     runs: list[Subject] = []
     texts: dict[str, tuple[Subject, str]] = {}
     for name, folder in by_folder(options.models).items():
         loaded = options.load(folder)
-        runs.append(run_subject(name, loaded, options))
+        runs.append(run_subject(name, loaded, options, world))
         try:
             text = text_subject(loaded, options)
         except UserError as error:
@@ -523,11 +538,16 @@ def _describe(sampling: Sampling) -> str:
 def main(args: Sequence[str]) -> int:
     options = parse_command(GenerativeOptions, args, command="evaluate --suite generative")
     _check(options)
-
-    runs, texts = _subjects(options)
-    scorer = load_scorer(options.scorer, device=options.device, context=options.context)
-    scorer = replace(scorer, batch_size=options.scorer_batch_size)
     folder = results_folder(options.out, options.models, "generative")
+    with all_ranks(options.device, folder) as (world, folder):
+        _measure(options, world, folder)
+    return 0
+
+
+def _measure(options: GenerativeOptions, world: World, folder: Path) -> None:
+    runs, texts = _subjects(options, world)
+    scorer = load_scorer(options.scorer, device=options.device, context=options.context)
+    scorer = replace(scorer, batch_size=options.scorer_batch_size, world=world)
     with progress_bar("sampling and scoring", "samples") as progress:
         found = measure([*runs, *texts], scorer, folder, progress)
     numbers = {
@@ -548,4 +568,3 @@ def main(args: Sequence[str]) -> int:
     full_table(numbers).print()
     print(f"written: {folder}/generative.json, generative.md, quality_diversity.png and .svg")
     print(f"samples: {folder}/samples.jsonl")
-    return 0

@@ -42,7 +42,7 @@ from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils import stats
 from bellmask.utils.console import announced, plural
-from bellmask.utils.distributed import World, autocast, pick_precision
+from bellmask.utils.distributed import World, autocast
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import read_arrays, without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
@@ -309,7 +309,8 @@ def evaluate(
             if not is_extra:
                 ce_BR[part, columns] = found
         progress.advance(part.stop - part.start)
-    ce_BR = world.all_reduce_sum(ce_BR.to(world.device)).cpu()
+    if world.size > 1:
+        ce_BR = world.all_reduce_sum(ce_BR.to(world.device)).cpu()
     return Likelihood(
         length_B.numpy(),
         level_B.numpy(),
@@ -485,7 +486,7 @@ class BlockScorer:
         device = self.world.device
         with autocast(device, self.precision):
             ce_N = problem.ask(self.model, device, mask=mask, reduce=False)
-        return problem, ce_N.double().cpu()
+        return problem, ce_N.cpu().double()
 
 
 def _unless_all(is_true_BL: Tensor) -> Tensor | None:
@@ -502,17 +503,17 @@ def _settings(run: Loaded) -> dict[str, Any]:
         "mask_id": run.tokenizer.mask_id,
         "framework": run.framework,
         "world": World(device=run.device),
-        "precision": pick_precision(run.config.train.precision, run.device),
+        "precision": run.precision,
         "rules": build_rules(run.config.data, run.tokenizer),
     }
 
 
 def evaluate_run(run: Loaded, blocks: Blocks, **options: Any) -> Likelihood:
-    """The NLL (bound) on blocks; ``draws``, ``seed``, ``batch_size``, ``row_keys`` and ``progress``
-    as for :func:`evaluate`.
+    """The NLL (bound) on blocks; ``draws``, ``seed``, ``batch_size``, ``row_keys``, ``world`` and
+    ``progress`` as for :func:`evaluate`.
     """
     blocks = blocks.starting_at(run.model.first_maskable)
-    found = evaluate(run.model, blocks, **_settings(run), **options)
+    found = evaluate(run.model, blocks, **_settings(run) | options)
     if not math.isfinite(found.perplexity):
         raise UserError(
             f"the NLL of {run.folder} is {found.nll:.4g} nats per token: its training diverged, or "

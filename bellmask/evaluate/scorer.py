@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,7 +38,7 @@ from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import fingerprint, smollm2_folder
 from bellmask.model.transformer import hash_weights
 from bellmask.storage.loading import Loaded, LoadOptions, load
-from bellmask.utils.distributed import autocast, pick_device, pick_precision
+from bellmask.utils.distributed import World, autocast, pick_device, pick_precision
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import sanitize
 from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
@@ -504,7 +504,6 @@ class Scorer:
         for number, (plan, _) in enumerate(rows):
             width = self._width(plan.request)
             groups.setdefault((width, width == plan.request.length), []).append(number)
-        precision = pick_precision(self.run.config.train.precision, self.run.device)
         for (width, _), members in sorted(groups.items()):
             size = self.batch_tokens // width
             if is_logits:
@@ -513,7 +512,7 @@ class Scorer:
             for start in range(0, len(members), max(1, size)):
                 batch = members[start : start + max(1, size)]
                 problem, mask = self._problem([rows[number] for number in batch])
-                with torch.no_grad(), autocast(self.run.device, precision):
+                with torch.no_grad(), autocast(self.run.device, self.run.precision):
                     found = ask(problem, mask)
                 owner_N = problem.rows_N // width
                 parts = found.split(owner_N.bincount(minlength=len(batch)).tolist())
@@ -522,7 +521,7 @@ class Scorer:
     def _losses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """Cross-entropies of the tokens that each pass scores."""
         ce_N = problem.ask(self.run.model, self.run.device, mask=mask, reduce=False)
-        return ce_N.double().cpu()
+        return ce_N.cpu().double()
 
     def _best_guesses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """[N, 2]: log-probability of the likeliest token, is it the target's."""
@@ -619,11 +618,19 @@ class TextScorer:
     """A long text is scored in pieces of the context; otherwise it is cut there."""
     batch_size: int = 8
     """Samples that are scored at once."""
+    world: World = field(default_factory=World)
+    """Processes that share the samples."""
 
     def score(
         self, samples: Sequence[Documents], progress: Progress = NO_PROGRESS
     ) -> list[TextScore]:
-        """Each sample's score, in order, whatever the batch size."""
+        """Each sample's score, in order, whatever the batch size and the number of processes."""
+        rank, count = self.world.rank, self.world.size
+        mine = self._score(samples[rank::count], progress.scaled(count))
+        shares = self.world.all_gather_object(mine)
+        return [shares[number % count][number // count] for number in range(len(samples))]
+
+    def _score(self, samples: Sequence[Documents], progress: Progress) -> list[TextScore]:
         size = self.context - len(self.begin)
 
         def pieces_of(row: Sequence[int]) -> list[Tokens]:
@@ -721,14 +728,16 @@ def load_scorer(
 
 
 def _load_causal_lm(name: str, source: str, device: str, context: int, option: str) -> TextScorer:
-    """A Hugging Face model in float32 and its tokenizer; a UserError if that fails."""
+    """A Hugging Face model and its tokenizer, in bfloat16 on GPUs; a UserError if that fails."""
+    target = pick_device(device)
+    dtype = pick_precision("auto", target)
     library = import_transformers(f"scorer {name!r}")
     try:
         with quiet():
             check_shards(source)
             tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             model: Any = library.AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch.float32, trust_remote_code=False
+                source, dtype=dtype, trust_remote_code=False
             )
     except Exception as error:  # no network, no such name, damaged files, another kind of model
         other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
@@ -739,9 +748,10 @@ def _load_causal_lm(name: str, source: str, device: str, context: int, option: s
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")
     tokenizer.split_special_tokens = True  # "</s>" in a sample is just text
-    model = model.to(pick_device(device)).eval()
+    model = model.to(target).eval()
     mark = fingerprint(source)  # a model of the hub by its commit, too
     mark += "" if Path(source).is_dir() else f"@{getattr(model.config, '_commit_hash', None)}"
+    mark += "" if dtype == torch.float32 else f"/{dtype}"  # other numbers, to rounding
     bos = tokenizer.bos_token_id
     context = min(context, getattr(model.config, "max_position_embeddings", None) or context)
     first = "not scored (no BOS)" if bos is None else "predicted from BOS"
@@ -772,5 +782,5 @@ def _causal_lm_losses(model: Any, requests: Sequence[Request]) -> list[Floats]:
         first = len(request.given)
         logits_LV = logits_LV[first - 1 : len(row) - 1].float()
         ce_L = F.cross_entropy(logits_LV, row[first:], reduction="none")
-        found.append(ce_L.double().cpu().numpy())
+        found.append(ce_L.cpu().double().numpy())
     return found

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import io
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from bellmask.storage.loading import LoadOptions
+from bellmask.utils.distributed import World, open_world
 from bellmask.utils.errors import UserError, check_least
 from bellmask.utils.files import check_folder, without_nan, write_json, write_text
 
@@ -45,6 +50,25 @@ def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
         return Path(out)
     only = Path(models[0])
     return (only if len(models) == 1 and only.is_dir() else Path("runs")) / name
+
+
+@contextlib.contextmanager
+def all_ranks(device: str, folder: Path) -> Iterator[tuple[World, Path]]:
+    """torchrun's processes, and where each writes.
+
+    Only the main one is seen: others are silent and write into a copy of the folder, so that all
+    find the same cached results and take the same steps.
+    """
+    with open_world(device) as world, contextlib.ExitStack() as stack:
+        if not world.is_main:
+            copy = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.name
+            if folder.exists():
+                shutil.copytree(folder, copy)
+            folder = copy
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        world.barrier()
+        yield world, folder
 
 
 def write_results(folder: Path, numbers: dict[str, Any], name: str, **pages: str) -> None:

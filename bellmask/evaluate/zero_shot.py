@@ -28,10 +28,11 @@ from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import Preparation, parse_mixture, prepare
 from bellmask.data.readers import find_files, is_word
 from bellmask.evaluate.likelihood import Likelihood, evaluate_run, perplexity_of
-from bellmask.evaluate.suite import SuiteOptions, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
 from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.storage.runs import by_folder
 from bellmask.utils.console import plural
+from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import without_nan
 from bellmask.utils.progress import Progress, progress_bar
@@ -316,6 +317,7 @@ def make_cases(
     sets: Sequence[TextSet],
     blocks: Mapping[str, Sequence[Blocks]],
     batch_size: int = 64,
+    world: World | None = None,
 ) -> list[Case]:
     """Every run on every available corpus."""
     marks = {name: run_fingerprint(run) for name, run in runs.items()}
@@ -326,7 +328,8 @@ def make_cases(
             parts = [marks[name], own.fingerprint, data.document_attention, data.pads]
             called = re.sub(r"[^\w.-]", "_", text.name)  # a part of a file's name
             key = f"{run.folder.name}-{called}-{content_key(__version__, parts)}"
-            evaluate = partial(evaluate_run, run, batch_size=batch_size)
+            ranks = world or World(device=run.device)
+            evaluate = partial(evaluate_run, run, batch_size=batch_size, world=ranks)
             cases.append(Case(name, text, own, evaluate, run.framework.is_exact, key))
     return cases
 
@@ -588,15 +591,20 @@ def main(args: Sequence[str]) -> int:
     options = parse_command(ZeroShotOptions, args, command="evaluate --suite zero-shot")
     _check(options)
     sets = parse_sets(options)
+    folder = results_folder(options.out, options.models, "zero-shot")
+    with all_ranks(options.device, folder) as (world, folder):
+        _measure(options, sets, world, folder)
+    return 0
 
+
+def _measure(options: ZeroShotOptions, sets: Sequence[TextSet], world: World, folder: Path) -> None:
     runs = {name: options.load(folder) for name, folder in by_folder(options.models).items()}
     for run in runs.values():
         check_run(run, options.eos)
     found, missing = load_blocks([*runs.values()], sets, options)
     blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
-    cases = make_cases(runs, sets, blocks, options.batch_size)
+    cases = make_cases(runs, sets, blocks, options.batch_size, world)
     pilot = choose_draws(cases, options)
-    folder = results_folder(options.out, options.models, "zero-shot")
     store = FileStore(folder / "blocks", ".npz", Likelihood.load, Likelihood.save)
     seeds = options.all_seeds
     total = sum(len(case.blocks) * (1 if case.is_exact else len(seeds)) for case in cases)
@@ -618,4 +626,3 @@ def main(args: Sequence[str]) -> int:
         if table.rows:
             table.print()
     print(f"written: {folder}/zero_shot.json, zero_shot.md, blocks/")
-    return 0

@@ -20,6 +20,7 @@ from bellmask.generate.canvas import Canvas, OnStep, Step, canvas_from_pieces, r
 from bellmask.generate.rules import RULES, Remasking, Rule
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
+from bellmask.utils.distributed import autocast
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import NO_PROGRESS, Progress
 
@@ -91,9 +92,10 @@ def fill(
 def _fill_run(
     run: Loaded, canvas_BL: Tensor, sampling: Sampling, **options: Any
 ) -> sampler.Generation:
-    """:func:`fill` with a run's model."""
+    """:func:`fill` with a run's model, in its precision."""
     options |= {"mask_id": run.tokenizer.mask_id, "device": run.device}
-    return fill(run.model, canvas_BL, run.framework, sampling, **options)
+    with autocast(run.device, run.precision):
+        return fill(run.model, canvas_BL, run.framework, sampling, **options)
 
 
 def _counted(progress: Progress, num_rows: int, on_step: OnStep | None) -> OnStep:

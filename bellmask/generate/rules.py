@@ -54,6 +54,8 @@ class Rule(ABC):
     """A position may be predicted more than once, so each step needs its own noise."""
     takes_grid: bool = True
     """False: the rule has its own times."""
+    score: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(log-probabilities [N, V], drawn tokens [N]) to a certainty score; None: not needed."""
 
     @abstractmethod
     def candidates(self, moment: Moment) -> Tensor:
@@ -63,9 +65,7 @@ class Rule(ABC):
         """Time input of a time-conditioned model, [B]."""
         return moment.count_t_B
 
-    def revealed(
-        self, moment: Moment, is_candidate_BL: Tensor, logits_NV: Tensor, tokens_N: Tensor
-    ) -> Tensor:
+    def revealed(self, moment: Moment, is_candidate_BL: Tensor, score_N: Tensor) -> Tensor:
         """Candidates that keep their drawn token, bool [B, L]; here all."""
         return is_candidate_BL
 
@@ -152,20 +152,16 @@ class Scored(Rule):
     """Predict all open positions, reveal the ``budget_B`` ones with the highest scores."""
 
     score: Callable[[Tensor, Tensor], Tensor]
-    """(log-probabilities [N, V], drawn tokens [N]) to a score of certainty."""
     is_repeated = True
 
     def candidates(self, moment: Moment) -> Tensor:
         """All open positions of rows that reveal something now."""
         return moment.is_open_BL & (moment.budget_B > 0)[:, None]
 
-    def revealed(
-        self, moment: Moment, is_candidate_BL: Tensor, logits_NV: Tensor, tokens_N: Tensor
-    ) -> Tensor:
+    def revealed(self, moment: Moment, is_candidate_BL: Tensor, score_N: Tensor) -> Tensor:
         """Those with the highest scores."""
-        score_N = self.score(logits_NV.float().log_softmax(dim=1), tokens_N)
         number_BL = torch.zeros(is_candidate_BL.shape, dtype=torch.float64)
-        number_BL[is_candidate_BL] = -score_N.double().cpu()
+        number_BL[is_candidate_BL] = -score_N.double()
         return _first(is_candidate_BL, number_BL, moment.budget_B)
 
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from bellmask.generate.canvas import OnStep, Step
 from bellmask.generate.rules import RULES, Moment, Rule
 from bellmask.model.attention import KeyValues, attention_mask
 from bellmask.model.head import CHUNK_ROWS
+from bellmask.utils.distributed import float64_device
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform
 
@@ -59,12 +61,16 @@ GRIDS: dict[str, Callable[[int], Tensor]] = {"uniform": uniform_grid, "cosine": 
 
 # Calls of the network while sampling: only rows that need one, counted, guided, with a cache.
 
+Reader = Callable[[Tensor], Tensor]
+"""What is made of some rows of logits."""
+
 
 class SamplingDenoiser:
     """A denoiser for samplers, which counts the cost of its calls.
 
     ``model(x, rows, t_B=, mask=)`` returns logits [N, V]; for a cache also ``positions=``,
-    ``cache=``, and it has ``new_cache``.
+    ``cache=``, and it has ``new_cache``. A model with ``reads_chunks`` takes a function as its
+    third argument, and all its logits never exist at once.
     """
 
     def __init__(
@@ -112,8 +118,11 @@ class SamplingDenoiser:
         length = is_masked_BL.shape[1] if self.is_real_BL is None else self.is_real_BL.sum(1)
         return is_masked_BL.sum(1).double() / length
 
-    def logits(self, x_BL: Tensor, is_wanted_BL: Tensor, t_B: Tensor) -> Tensor:
-        """Logits [N, V] at the wanted positions, row by row; rows that want none are left out."""
+    def read(self, x_BL: Tensor, is_wanted_BL: Tensor, t_B: Tensor, reader: Reader) -> Tensor:
+        """What ``reader`` makes of the logits [N, V] at the wanted positions, joined.
+
+        It gets parts of them, row by row; rows of the batch that want none are left out.
+        """
         active = is_wanted_BL.any(dim=1).nonzero().squeeze(1)
         if self._prefix and self._cache is None:
             active = torch.arange(len(x_BL))  # the cache must hold every row
@@ -121,19 +130,23 @@ class SamplingDenoiser:
         rows_N = wanted.flatten().nonzero().squeeze(1)
         self.num_calls += 1
         if not self.guidance:
-            return self._call(x, rows_N, t, active)
+            return self._call(x, rows_N, t, active, reader)
         blind = torch.where(self._is_given_BL[active], self.mask_id, x)
         both = torch.cat([active, active + len(x_BL)])
-        logits = self._call(
-            torch.cat([x, blind]), torch.cat([rows_N, rows_N + x.numel()]), t.repeat(2), both
-        )
-        seeing, unseeing = logits.chunk(2)
-        return unseeing + (1 + self.guidance) * (seeing - unseeing)
 
-    def _call(self, x_BL: Tensor, rows_N: Tensor, t_B: Tensor, batch_B: Tensor) -> Tensor:
+        def guided(logits: Tensor) -> Tensor:
+            seeing, unseeing = logits.unflatten(0, (-1, 2)).unbind(1)
+            return reader(unseeing + (1 + self.guidance) * (seeing - unseeing))
+
+        pairs = torch.stack([rows_N, rows_N + x.numel()], dim=1).flatten()
+        return self._call(torch.cat([x, blind]), pairs, t.repeat(2), both, guided)
+
+    def _call(
+        self, x_BL: Tensor, rows_N: Tensor, t_B: Tensor, batch_B: Tensor, reader: Reader
+    ) -> Tensor:
         """One pass over rows whose places in the (doubled) batch are ``batch_B``."""
         self.num_rows += len(x_BL)
-        mask, more = None, {}
+        mask, more = None, dict[str, Any]()
         if self.is_real_BL is not None:
             mask = attention_mask(self.is_real_BL[batch_B % len(self.is_real_BL)])
         if self._prefix and self._cache is None:
@@ -145,13 +158,12 @@ class SamplingDenoiser:
             x_BL = x_BL[:, self._prefix :]
             more["positions"] = torch.arange(self._prefix, length, device=self.device)
             more["cache"] = self._cache.select(batch_B.to(self.device))
-        return self.model(
-            x_BL.to(self.device),
-            rows_N.to(self.device),
-            t_B=t_B.float().to(self.device),
-            mask=None if mask is None else mask.to(self.device),
-            **more,
-        )
+        more["t_B"] = t_B.float().to(self.device)
+        more["mask"] = None if mask is None else mask.to(self.device)
+        given = x_BL.to(self.device), rows_N.to(self.device)
+        if getattr(self.model, "reads_chunks", False):
+            return self.model(*given, reader, **more)
+        return torch.cat(list(map(reader, self.model(*given, **more).split(CHUNK_ROWS))))
 
 
 # Drawing a token from logits: temperature, top-k, top-p, and noise keyed by sample.
@@ -174,7 +186,7 @@ class TokenChoice:
         """One token per row by the Gumbel trick, its noise keyed by the row's counter."""
         if self.temperature == 0:
             return logits_NV.argmax(dim=1)
-        device, num_tokens = logits_NV.device, logits_NV.shape[1]
+        device, num_tokens = float64_device(logits_NV.device), logits_NV.shape[1]
         column = torch.arange(num_tokens, device=device)
         smallest, largest = torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps
         chosen = []
@@ -183,8 +195,8 @@ class TokenChoice:
         ):
             u = uniform(key, counters[:, None] * num_tokens + column).to(self.dtype)
             noise = -torch.log(-torch.log(u.clamp(smallest, largest)))
-            chosen.append((self._scaled(logits) + noise).argmax(dim=1))
-        return torch.cat(chosen)
+            chosen.append((self._scaled(logits.to(device)) + noise).argmax(dim=1))
+        return torch.cat(chosen).to(logits_NV.device)
 
     def _scaled(self, logits_NV: Tensor) -> Tensor:
         """Logits over temperature, -inf for what top-k and then top-p leave out."""
@@ -324,11 +336,11 @@ def generate(
             is_forgotten_BL = rule.forgotten(moment)
             is_candidate_BL = rule.candidates(moment)
             if bool(is_candidate_BL.any()):
-                logits_NV = network.logits(x_BL, is_candidate_BL, rule.times(moment))
                 key = noise.key(k if rule.is_repeated else None, "gumbel")
-                tokens_N = choice.draw(logits_NV, noise.place_BL[is_candidate_BL], key)
-                is_revealed_BL = rule.revealed(moment, is_candidate_BL, logits_NV, tokens_N)
-                x_BL[is_revealed_BL] = tokens_N.cpu()[is_revealed_BL[is_candidate_BL]]
+                reader = _drawing(choice, rule, noise.place_BL[is_candidate_BL], key)
+                drawn = network.read(x_BL, is_candidate_BL, rule.times(moment), reader).cpu()
+                is_revealed_BL = rule.revealed(moment, is_candidate_BL, drawn[:, -1])
+                x_BL[is_revealed_BL] = drawn[is_revealed_BL[is_candidate_BL], 0].long()
             if is_forgotten_BL is not None:
                 x_BL[is_forgotten_BL] = network.mask_id
             number += 1
@@ -336,6 +348,23 @@ def generate(
                 s = schedule.inverse(1 - (x_BL == network.mask_id).double().mean())
             tell(Step(number, num_steps, network.num_calls, float(s), noise.first, x_BL))
     return Generation(x_BL, network.num_calls, network.num_rows)
+
+
+def _drawing(choice: TokenChoice, rule: Rule, counter_N: Tensor, key: int) -> Reader:
+    """Parts of the logits, in order → the tokens drawn, and for a rule that asks their scores."""
+    done = 0
+
+    def read(logits_NV: Tensor) -> Tensor:
+        nonlocal done
+        part = slice(done, done + len(logits_NV))
+        done = part.stop
+        tokens_N = choice.draw(logits_NV, counter_N[part], key)
+        if rule.score is None:
+            return tokens_N[:, None]
+        score_N = rule.score(logits_NV.float().log_softmax(dim=1), tokens_N)
+        return torch.stack([tokens_N.float(), score_N], dim=1)  # exact below 2^24 tokens
+
+    return read
 
 
 def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:

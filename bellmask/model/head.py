@@ -138,7 +138,8 @@ def pick_loss_kernel(option: str, device: torch.device, precision: torch.dtype) 
     if option == "auto":
         if device.type == "cuda" and _why_no_liger() is None:
             return "liger"
-        return "torch" if precision == torch.float32 else "chunked"
+        is_plain = precision == torch.float32 and device.type != "mps"
+        return "torch" if is_plain else "chunked"
     look_up("scale.loss", option, {"auto": None, **KERNELS})
     if option == "torch" and precision != torch.float32:
         raise UserError(
@@ -204,14 +205,15 @@ def predict(
     h_ND: Tensor,
     w_VD: Tensor,
     b_V: Tensor,
-    y_N: Tensor | None = None,
+    y_N: Tensor | Callable[[Tensor], Tensor] | None = None,
     weight_N: Tensor | None = None,
     *,
     reduce: bool = True,
     kernel: str = "torch",
 ) -> Tensor:
-    """Logits [N, V] (no targets); the sum of weight * cross-entropy (targets); or each row's
-    cross-entropy [N], without gradient (targets and ``reduce=False``).
+    """Logits [N, V] (no targets); the sum of weight * cross-entropy (targets); each row's
+    cross-entropy [N], without gradient (targets and ``reduce=False``); or what a function in the
+    targets' place makes of the logits of each ``CHUNK_ROWS`` rows, joined.
 
     The sum is float32; zero, with a working backward, for no rows. ``kernel``: which of ``KERNELS``
     sums unweighted rows; weighted rows always use the chunked kernel, because the others do not
@@ -220,6 +222,9 @@ def predict(
     dtype = compute_dtype(w_VD)
     if y_N is None:
         return F.linear(h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype))
+    if not isinstance(y_N, Tensor):
+        w_VD, b_V = w_VD.to(dtype), b_V.to(dtype)
+        return torch.cat([y_N(F.linear(h.to(dtype), w_VD, b_V)) for h in h_ND.split(CHUNK_ROWS)])
     if not reduce:
         return _each_row(h_ND, w_VD, b_V, y_N, dtype)
     if weight_N is not None:

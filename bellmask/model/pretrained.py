@@ -11,7 +11,7 @@ B batch, L length, D width, V predicted tokens, N selected rows (flat indices in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class PretrainedDenoiser(nn.Module):
     uses_time = False
     time_embedding = None
     loss_kernel = "torch"
+    reads_chunks = True
 
     def __init__(
         self, language_model: Any, mask_id: int, *, is_causal: bool = False, local_conv: int = 0
@@ -79,7 +80,7 @@ class PretrainedDenoiser(nn.Module):
         self,
         x_BL: Tensor,
         rows_N: Tensor,
-        targets_N: Tensor | None = None,
+        targets_N: Tensor | Callable[[Tensor], Tensor] | None = None,
         *,
         weight_N: Tensor | None = None,
         t_B: Tensor | None = None,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,6 +99,8 @@ class Denoiser(nn.Module):
     """Every position can be predicted."""
     loss_kernel = "torch"
     """Sums unweighted cross-entropies (:data:`bellmask.model.head.KERNELS`)."""
+    reads_chunks = True
+    """``targets_N`` may be a function of logits."""
 
     @property
     def uses_time(self) -> bool:
@@ -116,7 +118,7 @@ class Denoiser(nn.Module):
         self,
         x_BL: Tensor,
         rows_N: Tensor,
-        targets_N: Tensor | None = None,
+        targets_N: Tensor | Callable[[Tensor], Tensor] | None = None,
         *,
         weight_N: Tensor | None = None,
         reduce: bool = True,

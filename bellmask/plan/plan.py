@@ -1,12 +1,11 @@
 """``bellmask plan``: options and devices → what the run needs, of :func:`plan`.
 
-Operations and bytes come from :mod:`bellmask.plan.tracer`. Seconds are computed from the devices'
+Operations and bytes come from :mod:`bellmask.train.memory`. Seconds are computed from the devices'
 data sheets, or from microbatches that are timed here.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,28 +21,23 @@ from bellmask.config.command_line import PresetOptions, parse_run_command, resol
 from bellmask.config.config import RunConfig, override
 from bellmask.config.options import Interval
 from bellmask.data.corpora import find_policy
-from bellmask.model.head import CHUNK_ROWS
-from bellmask.model.pretrained import PretrainedDenoiser
-from bellmask.plan import tracer
-from bellmask.plan.tracer import Parameters, TracedKernel, Update
-from bellmask.storage.checkpoint import saves_in_background
-from bellmask.train.parallel import Layout, parallelize, pick_layout, plan_parallel
-from bellmask.train.planning import split_batch
+from bellmask.train import memory
+from bellmask.train.memory import USABLE, MemoryEstimate, Parameters, TracedKernel, Update
+from bellmask.train.parallel import parallelize, plan_parallel
 from bellmask.train.trainer import TrainState
 from bellmask.utils import distributed
 from bellmask.utils.console import announced
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of, write_json
-from bellmask.utils.libraries import quiet
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import Table
 
 # Data sheets of devices, and machines full of them
 #
 # Peaks are dense (no sparsity), as the makers publish them: bfloat16 with float32 sums on matrix
-# units, float32 without TF32, which is torch's default. The link is half of the published NVLink
-# (or PCIe) figure, which counts both ways. The network is an assumption: 400 Gbit/s per device
-# beside H100 and later, 200 with A100, 100 with the others.
+# units, float32 without TF32 (runs use it, so they are faster). The link is half of the published
+# NVLink (or PCIe) figure, which counts both ways. The network is an assumption: 400 Gbit/s per
+# device beside H100 and later, 200 with A100, 100 with the others.
 
 Section = dict[str, Any]
 """A part of the plan, written as JSON and shown on the screen."""
@@ -141,16 +135,16 @@ def local_device(option: str = "auto") -> Device:
     """The data sheet of this machine's device; UserError for a GPU that is not in the table."""
     device = distributed.pick_device(option)
     if device.type == "cpu":
-        cpu, size = DEVICES["CPU"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        cpu, size = DEVICES["CPU"], distributed.device_memory(device)
         # bfloat16 is at least twice as fast where it is native
         bfloat16 = 2 * cpu.float32 if distributed.has_native_bfloat16(device) else None
-        return replace(cpu, memory=float(size), bfloat16=bfloat16)
-    name = torch.cuda.get_device_name(device)
+        return replace(cpu, memory=size, bfloat16=bfloat16)
+    name = "a Mac's" if device.type == "mps" else torch.cuda.get_device_name(device)
     for known in sorted(DEVICES.values(), key=lambda d: -len(d.name)):
         pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is not H200
         if re.search(pattern, name.lower().replace(" ", "-")):
-            memory = float(torch.cuda.get_device_properties(device).total_memory)
-            return replace(known, memory=memory)  # some variants have less than the data sheet
+            # some variants have less than the data sheet
+            return replace(known, memory=distributed.device_memory(device))
     raise UserError(f"this machine's GPU, {name}, is not in the table; give --devices")
 
 
@@ -270,13 +264,13 @@ MATMUL = {"cpu": 1024, "cuda": 8192}
 def probe(config: RunConfig, microbatch: int) -> Section:
     """Time microbatches and updates of the run, with random weights and tokens."""
     device = distributed.pick_device(config.train.device)
-    planned = tracer.plan_network(config, is_real=True)
+    planned = memory.plan_network(config, is_real=True)
     config = planned.config
     parallel = plan_parallel(config, distributed.World(device=device))
     # what is recomputed is so already
     network = parallelize(planned.network, replace(parallel, recompute="none"), device)
     size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
-    given = tracer.inputs(planned, size)
+    given = memory.inputs(planned, size)
     given = {k: v if v is None else v.to(device) for k, v in given.items()}
     state = TrainState.begin(network, config.optim)
     square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=parallel.precision)
@@ -296,111 +290,34 @@ def probe(config: RunConfig, microbatch: int) -> Section:
             "device": str(device),
             "microbatch": size,
             "row_seconds": seconds(passes) / size,
-            "update_seconds": seconds(lambda: tracer.update(state, config.optim)),
+            "update_seconds": seconds(lambda: memory.update(state, config.optim)),
             "matmul_flops": 2 * MATMUL[device.type] ** 3 / seconds(lambda: square @ square),
         }
 
 
 # The plan
 
-USABLE = 0.92
-"""Share of a device's memory that tensors may take; the rest is for the driver, communication
-buffers and gaps between tensors."""
-GATHERED_BLOCKS = 2
-"""Blocks whose weights are whole at once under FSDP2: the one at work and the next."""
-
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(MemoryEstimate):
     """A run on its devices, and everything the planner says of it."""
 
-    config: RunConfig
     cluster: Cluster
-    precision: str
     efficiency: float
-    microbatch: int
     measured: Section | None
     """Results of :func:`probe`, if requested."""
-    layout: Layout
-    network: tracer.PlannedNetwork
-    cost: tracer.MicrobatchCost
-    parameters: Parameters
-    update: Update
-
-    @property
-    def share(self) -> int:
-        """Rows of a step on one process."""
-        return self.config.train.batch_size // self.cluster.world.size
-
-    def memory(self, microbatch: int) -> Section:
-        """Of one device at a microbatch size, and what it has.
-
-        ``host_bytes``: the copy in the machine's own memory while a checkpoint is written beside
-        training.
-        """
-        p, update, held_by = self.parameters, self.update, self.layout.processes_per_copy
-        cut = f"1/{held_by} of" if held_by > 1 else "all of"
-        state = {
-            "weights": (4 * p.total, f"{p.total:,}, float32"),
-            "gradients": (4 * p.trained, f"{p.trained:,}, float32"),
-            "optimizer": (update.optimizer_bytes, "its state"),
-            "moving average": (update.average_bytes, "it"),
-        }
-        parts = {k: (-(-size // held_by), f"{cut} {of}") for k, (size, of) in state.items() if size}
-        saved = sum(size for name, (size, _) in parts.items() if name != "gradients")
-        if self.layout.is_sharded:
-            parts |= self._gathered(microbatch)
-        rows = tracer.scored_rows(self.network, microbatch)
-        number_bytes = 6 if self.precision == "bfloat16" else 4  # products, and them in float32
-        logits = min(CHUNK_ROWS, rows) * self.network.num_tokens * number_bytes
-        kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
-        peak = round(self.cost.at(microbatch, lambda trace: trace.peak))
-        parts |= {
-            "activations": (kept, f"of {microbatch} rows, saved for the backward pass"),
-            "head's logits": (logits, f"{CHUNK_ROWS} rows at a time"),
-            "other work": (max(0, peak - kept - logits), "at the peak of a microbatch"),
-        }
-        total, capacity = sum(size for size, _ in parts.values()), self.cluster.device.memory
-        is_copied = saves_in_background(self.config.checkpoint.saving, self.cluster.world)
-        named = [{"name": k, "num_bytes": size, "note": note} for k, (size, note) in parts.items()]
-        found = {"parts": named, "capacity": capacity, "host_bytes": saved if is_copied else 0}
-        return {**found, "total": total, "fits": total <= USABLE * capacity}
-
-    def _gathered(self, microbatch: int) -> dict[str, tuple[int, str]]:
-        """FSDP2: weights that are whole for a while, and gradients before they are cut."""
-        p, (weight_bytes, gradient_bytes) = self.parameters, self._sharded_bytes
-        root, size = p.total - p.blocks, gradient_bytes * p.trained
-        whole = root + min(GATHERED_BLOCKS, p.num_blocks) * p.largest_block
-        note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
-        found = {"gathered weights": (weight_bytes * whole, note)}
-        if microbatch < self.share:
-            note = "unsharded until the last microbatch of a step"
-            return found | {"accumulated gradients": (size, note)}
-        size = round(size / p.total * (root + p.largest_block))
-        return found | {"gradients before sharding": (size, "embedding, head and one block")}
-
-    @property
-    def _sharded_bytes(self) -> tuple[int, int]:
-        """Of one weight that is gathered, and of one gradient that is added up (FSDP2)."""
-        is_short = self.precision == "bfloat16" and self.layout.is_sharded
-        return 2 if is_short else 4, 2 if is_short and self.config.scale.reduce != "float32" else 4
-
-    def largest_microbatch(self) -> int | None:
-        """The largest divisor of a process's rows that fits; None: not even one row."""
-        sizes = (n for n in range(self.share, 0, -1) if self.share % n == 0)
-        return next((size for size in sizes if self.memory(size)["fits"]), None)
 
     def advice(self) -> tuple[str, ...]:
         """What to change if it does not fit: options tried in order."""
-        if self.memory(self.microbatch)["fits"]:
+        if self.fits:
             return ()
         block, full = "--scale.recompute block", "--scale.sharding full"
         if self.config.scale.shard_size is not None:
             full += " --scale.shard-size None"
         for options in ("", block, full, f"{full} {block}"):
             config = override(self.config, options.split())
-            traced = trace_run(config, self.cluster, self.precision, self.microbatch)
-            if size := replace(self, config=config, **traced).largest_microbatch():
+            known = self.world, self.capacity, self.precision
+            if size := memory.estimate_memory(config, *known).largest_microbatch():
                 return (f"{options} --train.microbatch-size {size}".strip(),)
         return ("more devices, or devices with more memory: no option makes it fit",)
 
@@ -464,7 +381,7 @@ class Plan:
         length, batch_size = config.data.block_length, config.train.batch_size
         tokens, num_devices = batch_size * length, self.cluster.world.size
         data = data_size(config, self.network.num_tokens)
-        forward = tracer.trace_microbatch(self.network, size, self.precision, is_training=False)
+        forward = memory.trace_microbatch(self.network, size, self.precision, is_training=False)
         training = self.cost.at(self.microbatch, lambda trace: trace.flops)
         training /= self.microbatch * length
         peak = self.cluster.device.peak(self.precision) * num_devices
@@ -518,21 +435,9 @@ def plan(
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else asked
     cluster.device.peak(precision)  # rejects a type without hardware units
-    microbatch = split_batch(config.train, cluster.world.size)
-    traced = trace_run(config, cluster, precision, microbatch)
-    measured = probe(config, microbatch) if is_probed else None
-    return Plan(config, cluster, precision, efficiency, microbatch, measured, **traced)
-
-
-def trace_run(config: RunConfig, cluster: Cluster, precision: str, microbatch: int) -> Section:
-    """Inputs of a plan: the layout, the network, and its traced passes and update."""
-    layout, network = pick_layout(config.scale, cluster.world), tracer.plan_network(config)
-    is_pretrained = isinstance(network.network, PretrainedDenoiser)
-    with quiet("this causal LM cannot be planned" if is_pretrained else ""):
-        update = tracer.trace_update(network)
-        cost = tracer.trace_cost(network, microbatch, precision, is_sharded=layout.is_sharded)
-    known = {"layout": layout, "network": network, "parameters": tracer.count(network.network)}
-    return {**known, "update": update, "cost": cost}
+    found = memory.estimate_memory(config, cluster.world, cluster.device.memory, precision)
+    measured = probe(config, found.microbatch) if is_probed else None
+    return Plan(**vars(found), cluster=cluster, efficiency=efficiency, measured=measured)
 
 
 # A plan on the screen

@@ -34,7 +34,7 @@ from bellmask.storage.run_folder import (
     read_tokenizer,
 )
 from bellmask.utils.console import announced
-from bellmask.utils.distributed import World, pick_device
+from bellmask.utils.distributed import World, pick_device, pick_precision
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_whole
 from bellmask.utils.libraries import first_line, import_optional
@@ -56,6 +56,11 @@ class Loaded:
     device: torch.device
     backbone: Backbone | None = None
     """Of a run on a causal LM."""
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of matrix products: what a training with the run's options has on this device."""
+        return pick_precision(self.config.train.precision, self.device)
 
     def blocks(self) -> tuple[Blocks, Blocks]:
         """The run's training and validation blocks."""
@@ -84,7 +89,7 @@ class LoadOptions:
     weights: Weights = "auto"
     """auto: the moving average if there is one, else raw."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """auto, cpu, cuda, mps, ..."""
 
     def load(self, model: str | Path) -> Loaded:
         """A run folder, an exported folder, or OWNER/NAME on the hub."""

@@ -31,6 +31,7 @@ from bellmask.config.options import ScaleOptions
 from bellmask.model.head import pick_loss_kernel
 from bellmask.storage.build import Network
 from bellmask.storage.checkpoint import saves_in_background
+from bellmask.train.planning import split_batch
 from bellmask.utils.distributed import World, check_compiler, pick_precision
 from bellmask.utils.errors import UserError
 
@@ -57,8 +58,11 @@ class Layout:
         return f"{kind}, copies x processes per copy {shape} ({self.reason})"
 
 
-def pick_layout(options: ScaleOptions, world: World) -> Layout:
-    """The layout that the options name, or the one that suits these processes."""
+def pick_layout(options: ScaleOptions, world: World, *, is_large: bool = False) -> Layout:
+    """The layout that the options name, or the one that suits these processes.
+
+    ``is_large``: a copy does not fit each device, or has too many parameters to be kept on each.
+    """
     kind, reason, size = options.sharding, "as requested", world.size
     if size == 1:
         return Layout(1, 1, "one process")
@@ -66,6 +70,8 @@ def pick_layout(options: ScaleOptions, world: World) -> Layout:
         kind = "hybrid"
     elif kind == "auto" and world.device.type == "cpu":
         kind, reason = "none", "processes on CPUs"
+    elif kind == "auto" and not is_large:
+        kind, reason = "none", "a copy fits each GPU"
     elif kind == "auto" and world.machine_size >= size:
         kind, reason = "full", "GPUs of one machine"
     elif kind == "auto":
@@ -180,10 +186,12 @@ class ParallelPlan:
     """Of the head's cross-entropy."""
     in_background: bool
     """Checkpoints are written in the background."""
+    microbatch: int
+    """Rows of a forward pass."""
     notes: tuple[str, ...] = ()
     """Options that were given and do not apply here."""
 
-    def describe(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str | int]:
         """For run.json and the log."""
         return {
             "precision": str(self.precision).removeprefix("torch."),
@@ -192,11 +200,17 @@ class ParallelPlan:
             "compile": "blocks" if self.is_compiled else "off",
             "loss_kernel": self.loss_kernel,
             "saving": "background" if self.in_background else "wait",
+            "microbatch": self.microbatch,
         }
 
 
-def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
-    """Resolve the options for these processes; reject what they cannot do."""
+def plan_parallel(
+    config: RunConfig, world: World, layout: Layout | None = None, microbatch: int | None = None
+) -> ParallelPlan:
+    """Resolve the options for these processes; reject what they cannot do.
+
+    ``layout`` and ``microbatch``: those that the memory estimate has chosen.
+    """
     scale = config.scale
     if config.train.compile:
         check_compiler(world.device)
@@ -204,7 +218,7 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
     kernel = pick_loss_kernel(scale.loss, world.device, precision)
     # rows that count differently are for our own kernel
     is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
-    layout, notes = pick_layout(scale, world), []
+    layout, notes = layout or pick_layout(scale, world), []
     wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
     if wants_parts and not layout.is_sharded:
         notes.append(f"weights are not sharded: {layout.reason} (scale.sharding, scale.shard_size)")
@@ -218,6 +232,7 @@ def plan_parallel(config: RunConfig, world: World) -> ParallelPlan:
         config.train.compile,
         "chunked" if is_weighted or config.sft.train is not None else kernel,
         saves_in_background(config.checkpoint.saving, world),
+        microbatch or split_batch(config.train, world.size),
         tuple(notes),
     )
 

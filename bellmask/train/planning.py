@@ -66,9 +66,25 @@ class StepPlan:
     """Makes a sum of w ce the loss: 1 / (M c), or by examples where those count the same."""
 
 
+def is_automatic(options: TrainOptions, device: torch.device) -> bool:
+    """True where the microbatch is chosen by the memory of the device."""
+    size = options.microbatch_size
+    return size == "auto" or (size is None and device.type in ("cuda", "mps"))
+
+
+def microbatch_sizes(options: TrainOptions, num_processes: int) -> list[int]:
+    """All that divide a process's rows, also those of batch_warmup's steps; largest first."""
+    share = options.batch_size // num_processes
+    fewest = share // (4 if options.batch_warmup else 1)
+    divisors = (n for n in range(share, 0, -1) if share % n == 0)
+    return [n for n in divisors if fewest % n == 0 or n % fewest == 0]
+
+
 def split_batch(options: TrainOptions, num_processes: int) -> int:
-    """Rows per microbatch; refuses a batch that processes and microbatches do not divide."""
+    """Rows per microbatch (of ``auto`` all); refuses what processes and it do not divide."""
     batch, size = options.batch_size, options.microbatch_size
+    if not isinstance(size, int):
+        size = None
     unit = num_processes * (size or 1) * (4 if options.batch_warmup else 1)
     if batch % unit:
         below = batch // unit * unit
@@ -95,10 +111,12 @@ class StepPlanner:
         *,
         rules: AttentionRules | None = None,
         mixture: tuple[tuple[int, ...], tuple[float, ...]] = ((), ()),
+        microbatch: int | None = None,
     ) -> None:
-        """``mixture``: sizes and weights of its corpora."""
+        """``mixture``: sizes and weights of its corpora; ``microbatch``: what ``auto`` became."""
         self.blocks, self.objective, self.world = blocks, objective, world
         self.config, self.options, self.rules = config, config.train, rules or AttentionRules()
+        self.microbatch = microbatch or split_batch(self.options, world.size)
         size, seed = self.options.batch_size, self.options.seed
         self.batches = BatchPlan(len(blocks), size, seed, *mixture)
         self.is_padded = blocks.is_padded  # looks at all rows
@@ -203,7 +221,7 @@ class StepPlanner:
     def _shares(self, real: Tensor) -> Iterator[tuple[int, Tensor]]:
         """This rank's microbatches: (number of the first sample, samples)."""
         world, total = self.world, len(real)
-        size = min(split_batch(self.options, world.size), total // world.size)
+        size = min(self.microbatch, total // world.size)
         if not self.sorts_by_length:
             share = rank_share(total, world.rank, world.size)
             for first in range(share.start, share.stop, size):

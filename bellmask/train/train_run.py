@@ -28,14 +28,15 @@ from bellmask.evaluate.likelihood import (
 from bellmask.model.transformer import count_parameters, describe_size
 from bellmask.storage import build, run_folder
 from bellmask.storage.checkpoint import FORMAT, CheckpointStore, Saver, load_tensors, read_state
+from bellmask.train import planning
 from bellmask.train.metrics import TRACKERS, Display, Window, find_trackers
-from bellmask.train.parallel import is_sharded, parallelize, plan_parallel
-from bellmask.train.planning import StepPlanner, split_batch
+from bellmask.train.parallel import ParallelPlan, is_sharded, parallelize, plan_parallel
+from bellmask.train.planning import StepPlanner
 from bellmask.train.setup import Start, open_start
-from bellmask.train.step import TrainStep
+from bellmask.train.step import TrainStep, microbatch_loss
 from bellmask.train.trainer import Action, Trainer, TrainState
 from bellmask.utils.console import announced, plural
-from bellmask.utils.distributed import World, autocast, fork_rng, open_world
+from bellmask.utils.distributed import World, autocast, deterministic, fork_rng, open_world
 from bellmask.utils.errors import SavingError, TrainingError, UserError, look_up
 from bellmask.utils.files import is_number, write_text
 
@@ -75,8 +76,12 @@ def train_run(
     given = own_objective(config, law, objective)  # rejected before anything is written
     find_trackers(config.log.trackers)
     folder = Path(out)
-    with open_world(config.train.device) as world, fork_rng(world.device):
-        split_batch(config.train, world.size)
+    with (
+        deterministic(config.train.deterministic),
+        open_world(config.train.device) as world,
+        fork_rng(world.device),
+    ):
+        planning.split_batch(config.train, world.size)
         start = open_start(config, folder)
         checkpoint = find_start(start.config, folder, resume, world)
         world.barrier()  # all have looked at the folder before anything is written into it
@@ -84,15 +89,23 @@ def train_run(
             world.on_main(lambda: start.load_data(is_quiet=is_quiet))
         if checkpoint is not None:
             start = replace(start, fill=None)  # its weights are in the checkpoint
-        return _Training(start, folder, world, is_quiet, given).fit(checkpoint)
+        before = {} if checkpoint is None else run_folder.read_description(folder)
+        return _Training(start, folder, world, is_quiet, given, before).fit(checkpoint)
 
 
 class _Training:
     """The parts of one training wired together, and what it does now and then."""
 
     def __init__(
-        self, start: Start, folder: Path, world: World, is_quiet: bool, own: Objective | None
+        self,
+        start: Start,
+        folder: Path,
+        world: World,
+        is_quiet: bool,
+        own: Objective | None,
+        before: dict[str, Any],
     ) -> None:
+        """``before``: run.json of a run that is resumed."""
         self.config = config = start.config
         self.objective, self.is_own = own or build.build_objective(config), own is not None
         self.start, self.folder, self.world = start, folder, world
@@ -100,22 +113,20 @@ class _Training:
         self.data = replace(data, valid=data.valid.spread(config.validation.blocks))
         self.framework = build.build_framework(config)
         self.rules = build.build_rules(config.data, self.tokenizer)
-        self.plan = plan_parallel(config, world)
         self.run_id = uuid.uuid4().hex[:12]
         command = run_folder.resume_command(folder, world.size, world.machine_size)
         self.marks = run_folder.RunState(folder, config.train.steps, command)
         self.display = Display(config.train.steps, is_quiet=is_quiet or not world.is_main)
+        self.plan, is_guess = self._fit_memory(before)
 
         with announced("building the network", is_quiet=is_quiet):  # and reading its first weights
             model = parallelize(start.build_model(self.tokenizer), self.plan, world.device)
         self.state = TrainState.begin(model, config.optim)
-        mixture = (data.sizes, data.weights)
-        planner = StepPlanner(
-            data.train, self.objective, config, world, rules=self.rules, mixture=mixture
-        )
+        if is_guess:
+            self.plan = replace(self.plan, microbatch=self._try_microbatches())
         step = TrainStep(
             model,
-            planner,
+            self._planner(self.plan.microbatch),
             self.framework,
             mask_id=self.tokenizer.mask_id,
             clip=config.optim.clip,
@@ -133,6 +144,52 @@ class _Training:
             Action(config.checkpoint.every, self._save, config.checkpoint.keep_steps, is_save=True),
         ]
         self.trainer = Trainer(config, folder, self.state, step, saver, self.display, actions)
+
+    def _fit_memory(self, before: dict[str, Any]) -> tuple[ParallelPlan, bool]:
+        """The choices for these devices, and whether their microbatch is only an estimate."""
+        config, world, layout = self.config, self.world, None
+        sizes = planning.microbatch_sizes(config.train, world.size)
+        microbatch = planning.split_batch(config.train, world.size)
+        is_guess = planning.is_automatic(config.train, world.device)
+        if is_guess and before and (recorded := microbatch_before(before, config)) in sizes:
+            microbatch, is_guess = recorded, False
+        may_shard = config.scale.sharding == "auto" and world.size > 1
+        if is_guess or (may_shard and world.device.type != "cpu"):
+            from bellmask.train.memory import estimate_here  # traces: not needed on a CPU
+
+            try:
+                with announced("estimating memory", is_quiet=self.display.console.quiet):
+                    found = estimate_here(self.start, self.tokenizer, world)
+                layout, microbatch = found.layout, found.microbatch if is_guess else microbatch
+            except UserError as error:  # a network that cannot be traced: trying will tell
+                logger.warning("no estimate of memory: %s", error)
+        plan = plan_parallel(config, world, layout, microbatch)
+        # where weights are sharded, a process without memory would keep the others waiting
+        return plan, is_guess and not plan.layout.is_sharded
+
+    def _planner(self, microbatch: int) -> StepPlanner:
+        data, given = self.data, (self.objective, self.config, self.world)
+        more: dict[str, Any] = {"rules": self.rules, "microbatch": microbatch}
+        return StepPlanner(data.train, *given, mixture=(data.sizes, data.weights), **more)
+
+    def _try_microbatches(self) -> int:
+        """The largest one, from the estimate down, that a first step has the memory for."""
+        from bellmask.train.memory import first_that_runs
+
+        model, device, mask_id = self.state.model, self.world.device, self.tokenizer.mask_id
+        self.state.tensors()  # makes those of the optimizer
+
+        def attempt(size: int) -> None:
+            try:
+                for batch in self._planner(size)(0).microbatches[:2]:
+                    with autocast(device, self.plan.precision):
+                        loss = microbatch_loss(model, batch, self.framework, mask_id, device)[0]
+                    loss.backward()
+            finally:
+                model.zero_grad()
+
+        sizes = planning.microbatch_sizes(self.config.train, self.world.size)
+        return first_that_runs(sizes[sizes.index(self.plan.microbatch) :], attempt, self.world)
 
     def fit(self, checkpoint: Path | None) -> TrainResult:
         """Start or resume, train, and leave in the folder how it ended."""
@@ -261,9 +318,7 @@ class _Training:
         state, device = self.state, self.world.device
         if not (self.world.is_main or is_sharded(state.model)):
             return
-        # weights that are cut are gathered in the run's precision, others are whole and float32
-        precision = self.plan.precision if is_sharded(state.model) else torch.float32
-        with state.evaluating(), autocast(device, precision):
+        with state.evaluating(), autocast(device, self.plan.precision):
             texts = self._samples()
         if self.world.is_main:
             with self.trainer.writing():
@@ -362,11 +417,10 @@ def check_same_run(
         "precision": "the precision of matrix products",
         "objective_fingerprint": "the law or objective given in Python",
     }
-    if config.model.dropout and config.train.microbatch_size is None:
-        watched["processes"] = (
-            "the number of processes, on which dropout's noise depends if no "
-            "train.microbatch_size is given,"
-        )
+    if config.model.dropout:
+        watched["microbatch"] = "the microbatch (train.microbatch_size; by default it depends on "
+        watched["microbatch"] += "the number of processes), on which dropout's noise depends,"
+        before = before | {"microbatch": microbatch_before(before, config)}
     for key, what in watched.items():
         if before.get(key) != now.get(key):
             values = "" if "fingerprint" in key else f" (was {before.get(key)}, now {now[key]})"
@@ -376,10 +430,17 @@ def check_same_run(
             )
 
 
+def microbatch_before(before: dict[str, Any], config: RunConfig) -> int:
+    """Rows per forward pass of a run; without a record all at once, or as its options say."""
+    processes = before.get("processes", 1)
+    return before.get("microbatch") or planning.split_batch(config.train, processes)
+
+
 def check_resumable(folder: Path, config: RunConfig) -> None:
     """Refuse, naming them, options that differ from the run's and would change its course."""
+    is_recorded = "microbatch" in run_folder.read_description(folder)  # and compared later
     beside = {  # these affect the result only together with others
-        "train.microbatch_size": config.model.dropout == 0,
+        "train.microbatch_size": config.model.dropout == 0 or is_recorded,
         "train.steps": config.optim.curve == "constant",
     }
     before = run_folder.read_config(folder).resolved().flat()

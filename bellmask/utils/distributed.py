@@ -140,16 +140,23 @@ class World:
             dist.barrier(group=self.group)
 
 
-def pick_device(option: str, local_rank: int = 0) -> torch.device:
-    """``auto`` is this rank's GPU where there is one."""
+def pick_device(option: str) -> torch.device:
+    """``auto`` is this rank's GPU where there is one, a Mac's for a single process."""
+    has_mps = torch.backends.mps.is_available()
     if option == "auto":
-        option = "cuda" if torch.cuda.is_available() else "cpu"
-    if option.startswith("cuda") and not torch.cuda.is_available():
+        is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
+        option = "mps" if has_mps and is_alone else "cpu"
+        option = "cuda" if torch.cuda.is_available() else option
+    is_missing = option.startswith("cuda") and not torch.cuda.is_available()
+    if is_missing or (option == "mps" and not has_mps):
         raise UserError(f"device {option} is not available: torch finds no GPU; use cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", option):
-        raise UserError(f"unknown device {option!r} (auto, cpu, cuda, cuda:N)")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", option):
+        raise UserError(f"unknown device {option!r} (auto, cpu, cuda, cuda:N, mps)")
     if option == "cuda":
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         option = f"cuda:{local_rank % torch.cuda.device_count()}"
+    if option.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")  # TF32 where products are float32
     return torch.device(option)
 
 
@@ -168,12 +175,14 @@ def _check_restarts() -> None:
 def open_world(device_option: str) -> Iterator[World]:
     """The processes that torchrun started, or this one alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = pick_device(device_option, int(os.environ.get("LOCAL_RANK", "0")))
+    device = pick_device(device_option)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if size == 1:
         yield World(device=device)
         return
+    if device.type == "mps":
+        raise UserError("a Mac's GPU takes one process: omit torchrun, or use --train.device cpu")
     _check_restarts()
     store, rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
@@ -194,6 +203,40 @@ def open_world(device_option: str) -> Iterator[World]:
     # only after success: others may be in a call that never ends, and torchrun ends them
     dist.barrier()  # on several machines the main process hosts the store: all must be done
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def deterministic(is_wanted: bool) -> Iterator[None]:
+    """torch's deterministic kernels inside; to be entered before anything is on a GPU."""
+    cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    flags = cudnn.deterministic, cudnn.benchmark
+    if is_wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)
+        cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        cudnn.deterministic, cudnn.benchmark = flags
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Where float64 numbers of a device are: on the CPU for a Mac's, which has none."""
+    return CPU if device.type == "mps" else device
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    return tensor.to(float64_device(tensor.device)).double()
+
+
+def device_memory(device: torch.device) -> float:
+    """Bytes of memory that a device has; a CPU's is the machine's."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "mps":
+        return float(torch.mps.recommended_max_memory())
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:

@@ -304,7 +304,8 @@ def run_bellmask(command: str, num_processes: int = 1) -> str:
 
         environment = {**os.environ, "PYTHONPATH": str(Path(bellmask.__file__).parents[1])}
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        launch += ["--nproc-per-node", str(num_processes), "-m", "bellmask", *args]
+        # what follows -- is not torchrun's: it would take --num for an option of its own
+        launch += ["--nproc-per-node", str(num_processes), "-m", "--", "bellmask", *args]
         done = subprocess.run(launch, capture_output=True, text=True, env=environment)
         code, said = done.returncode, done.stdout + done.stderr
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,18 @@ def test_comparison_can_fail():
     assert not is_close(None, 0.0)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_stored])
-def test_results_are_those_stored(name: str, in_zoo: Path) -> None:
-    found, stored = stored_part(results_of(CASES[name])), STORED[name]
+SHARED = ("zero-shot", "generative")
+"""Also measured by two processes, with the same results."""
+
+
+@pytest.mark.parametrize(
+    ("name", "num_processes"),
+    [(name, case.num_processes) for name, case in CASES.items() if case.is_stored]
+    + [(name, 2) for name in SHARED],
+)
+def test_results_are_those_stored(name: str, num_processes: int, in_zoo: Path) -> None:
+    case = replace(CASES[name], num_processes=num_processes)
+    found, stored = stored_part(results_of(case)), STORED[name]
     lines = [f"only stored: {place}" for place in stored.keys() - found.keys()]
     lines += [f"not stored: {place}" for place in found.keys() - stored.keys()]
     lines += [

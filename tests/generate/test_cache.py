@@ -73,7 +73,7 @@ def test_with_two_layers_the_first_call_of_a_block_is_exact_and_later_ones_are_s
         plain = SamplingDenoiser(model, MASK, guidance=w)
         plain.begin(canvas)
         with torch.no_grad():
-            expected = plain.logits(x_BL, is_wanted_BL, torch.zeros(4))
+            expected = plain.read(x_BL, is_wanted_BL, torch.zeros(4), lambda logits: logits)
         differ.append((found - expected).abs().max().item())
     # blocks begin at 3, 6, 9: all 12 tokens once, then those from the block's start on
     expected = [(4 * copies, width) for width in (12, 9, 9, 12, 6, 6, 12, 3, 3)]

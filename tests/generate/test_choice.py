@@ -5,10 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from sampling_tools import seeded
+from sampling_tools import awake, masked, seeded
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from bellmask.generate.sampler import TokenChoice
+from bellmask.generate.rules import RULES
+from bellmask.generate.sampler import SamplingDenoiser, TokenChoice, generate, uniform_grid
+from bellmask.model.head import CHUNK_ROWS
 
 LOGITS = torch.tensor([1.5, 0.0, -1.0, 0.7, -0.3], dtype=torch.float64)
 TIED = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
@@ -86,3 +90,35 @@ def test_noise_belongs_to_the_places_counter(choice):
     tokens = draw(TokenChoice(), key=6)
     pairs = torch.bincount(5 * tokens[0::2] + tokens[1::2], minlength=25).view(5, 5)
     assert stats.chi2_contingency(pairs.numpy()).pvalue > 1e-3
+
+
+class Largest(TorchDispatchMode):
+    """Numbers of the largest tensor that any operation made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        self.numel = max(self.numel, *sizes, 0)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "guidance"), [("ancestral", 0), ("margin", 0), ("entropy", 0), ("most_confident", 0.5)]
+)
+def test_logits_of_all_masked_tokens_never_exist_at_once(rule, guidance):
+    """And the samples are those of all logits at once."""
+    num_tokens = 4000
+    model, canvas = awake(1, num_tokens), masked(5, 240, num_tokens)
+    canvas[:, :3] = torch.arange(15).view(5, 3)
+    made, sizes = [], []
+    for network in (model, lambda *given, **more: model(*given, **more)):
+        with Largest() as largest:
+            told = SamplingDenoiser(network, num_tokens, guidance=guidance)
+            made.append(generate(told, canvas, uniform_grid(2), RULES[rule], seed=3).ids_BL)
+        sizes.append(largest.numel)
+    assert sizes[0] == CHUNK_ROWS * num_tokens
+    assert sizes[1] > sizes[0]
+    assert made[0].equal(made[1])
+    assert int(made[0].max()) < num_tokens

@@ -89,7 +89,8 @@ def test_two_devices_equal_one(sharding: str) -> None:
 
 
 def test_resuming_is_exact() -> None:
-    options = f"tiny {NARROW} {ON_GPU} --model.dropout 0.1 --checkpoint.keep-last 1"
+    options = f"tiny {NARROW} {ON_GPU} --train.deterministic --model.dropout 0.1"
+    options += " --checkpoint.keep-last 1"
     train("whole", options)
     run_bellmask(f"train {options} {SHORT} --out out/parts --train.steps 4")
     train("parts", f"{options} --resume yes")

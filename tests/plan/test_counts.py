@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
 from bellmask.model.causal_lm import ARCHITECTURES
-from bellmask.plan import tracer as trace
-from bellmask.plan.plan import USABLE, Cluster, Device, Plan, checkpoint_sizes, data_size, plan
-from bellmask.plan.tracer import Parameters, count, plan_network
+from bellmask.plan.plan import Cluster, Device, Plan, checkpoint_sizes, data_size, plan
 from bellmask.storage.build import build_law
+from bellmask.train import memory as trace
+from bellmask.train.memory import USABLE, Parameters, count, plan_network
 from bellmask.train.parallel import Layout
 from bellmask.train.train_run import train_run
 from bellmask.train.trainer import TrainState
@@ -275,10 +275,12 @@ def plan_of(layout, config=None, *, precision="float32", capacity=1e9, **known):
     traces = [
         SimpleNamespace(kept=n * 10**6 + 5 * 10**5, peak=n * 11 * 10**5 + 6 * 10**5) for n in (1, 2)
     ]
-    given = {"parameters": SOME, "update": STATE, "microbatch": config.train.batch_size} | known
+    cluster = Cluster(device, 1)
+    given = {"parameters": SOME, "update": STATE, "capacity": capacity, "world": cluster.world}
     given |= {"layout": layout, "precision": precision, "efficiency": 0.2, "measured": None}
     cost = trace.MicrobatchCost((1, 2), traces)
-    return Plan(config, Cluster(device, 1), network=network, cost=cost, **given)
+    given |= {"config": config, "cluster": cluster, "network": network, "cost": cost}
+    return Plan(**given | known)
 
 
 def bytes_of(memory):
@@ -372,6 +374,29 @@ def test_a_run_that_repeats_its_corpus_is_warned_of(steps, told):
     config = options("--data.train openwebtext --data.tokenizer gpt2 --train.batch-size 8 " + small)
     notes = [n for n in plan(config, "H100").to_dict()["notes"] if n.startswith("warning")]
     assert [f"the run reads its data {text}" for text in told] == [n[9:] for n in notes]
+
+
+def test_auto_takes_the_largest_microbatch_that_fits():
+    """On GPUs also without being asked; a number is taken as it is, whether it fits or not."""
+    state = 16 * count(plan_network(options(SMALL)).network).total + 4 * 259 * 512
+    for text, size in {"": 512, "--train.microbatch-size 8": 8}.items():
+        made = plan(options(f"{SMALL} --train.batch-size 512 {text}"), cluster_of(1e12, 1))
+        assert (made.microbatch, made.fits) == (size, True)
+    made = plan(options(f"{SMALL} --train.batch-size 512"), cluster_of(8 * state, 1))
+    assert made.fits
+    assert not made.memory(2 * made.microbatch)["fits"]
+    assert made.to_dict()["microbatches"] == 512 // made.microbatch > 1
+    with_cpu = replace(made.cluster, device=replace(made.cluster.device, is_gpu=False))
+    assert plan(made.config, with_cpu).microbatch == 512
+
+
+def test_only_what_is_too_large_is_sharded(monkeypatch):
+    config = options(SMALL)
+    state = 20 * count(plan_network(config).network).total
+    for memory, copies in ((1e12, 4), (state, 1)):
+        assert plan(config, cluster_of(memory)).layout.copies == copies
+    monkeypatch.setattr(trace, "MOST_REPLICATED", state // 20 - 1)
+    assert plan(config, cluster_of(1e12)).layout.copies == 1
 
 
 def cluster_of(memory, number=4):

@@ -14,7 +14,7 @@ from bellmask.config.config import override
 from bellmask.config.presets import preset
 from bellmask.plan import plan as timing
 from bellmask.plan.plan import DEVICES, Cluster, gather_seconds, parse_devices, plan
-from bellmask.plan.tracer import Parameters, TracedKernel
+from bellmask.train.memory import Parameters, TracedKernel
 from bellmask.train.parallel import Layout
 
 H100 = DEVICES["H100"]
@@ -64,10 +64,11 @@ def test_rings_send_all_but_their_own_share():
 def test_each_layout_communicates_what_it_must():
     some = Parameters(1000, 1000, 100, 800, 100, 7, 100, 10)
     many = Cluster(H100, 8, 4)
-    alone = plan(override(preset("tiny"), ["--train.batch-size", "96"]), "H100")
+    few = "--train.batch-size 96 --train.microbatch-size 1"  # 3 microbatches
+    alone = plan(override(preset("tiny"), few.split()), "H100")
 
     def told(copies, share, **known):
-        known = {"cluster": many, "microbatch": 1, "parameters": some} | known  # 3 microbatches
+        known = {"cluster": many, "world": many.world, "parameters": some} | known
         return replace(alone, layout=Layout(copies, share, ""), **known).timing()
 
     calls = told(1, 1)["communication"]
@@ -133,7 +134,8 @@ def test_what_cannot_be_planned_is_refused(line, named, tmp_path, monkeypatch, s
 
 def test_the_command_prints_and_writes(small_config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(small_config().to_dict()))
-    line = f"{tmp_path} --devices 2x2xA100 --train.batch-size 16 --out {tmp_path}/plan.json"
+    line = f"{tmp_path} --devices 2x2xA100 --train.batch-size 16 --out {tmp_path}/plan.json "
+    line += "--scale.sharding hybrid"
     assert "usable by tensors" in succeeds("plan", *line.split()).text
     told = json.loads((tmp_path / "plan.json").read_text())
     assert (told["devices"], told["tokens"]) == ("2x2xA100", 6 * 16 * 16)

@@ -44,6 +44,9 @@ aten = torch.ops.aten
 class OtherDevice(TorchDispatchMode):
     """Inside it ``OTHER`` can be used; ``waits`` counts synchronizations by operation."""
 
+    has_no_float64 = False
+    """As a Mac's GPU."""
+
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -68,7 +71,11 @@ class OtherDevice(TorchDispatchMode):
             return args[0].fill_(1)
         with self.fake:
             args, kwargs = tree_map(self._to_fake, (args, kwargs))
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+        made = [x for x in tree_flatten(found)[0] if isinstance(x, torch.Tensor)]
+        if self.has_no_float64 and any(x.dtype == torch.float64 for x in made):
+            raise TypeError(f"{func}: float64 on a device that has none")
+        return found
 
     def _to_fake(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
@@ -171,9 +178,26 @@ def mixing() -> str:
     return "nothing"
 
 
+def without_float64() -> str:
+    """What evaluating and sampling say of a device that has none, after a tensor that should."""
+    from bellmask.generate import sampler
+
+    OtherDevice.has_no_float64 = True
+    sampler.float64_device = lambda device: torch.device("cpu")
+    run_waits("bell")
+    with OtherDevice():
+        try:
+            torch.ones(2, dtype=torch.float64).to(OTHER)
+        except TypeError as error:
+            return str(error)
+    return "nothing"
+
+
 def main() -> None:
     """Everything, or the runs and trainings that are named; one JSON object."""
     found: dict[str, Any] = {"mixing": mixing()}
+    if sys.argv[1:] == ["without_float64"]:
+        found = {"float64": without_float64()}
     for name in sys.argv[1:] or dict.fromkeys([*RUNS, *TRAININGS]):
         if name in RUNS:
             found |= run_waits(name)

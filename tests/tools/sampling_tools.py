@@ -65,9 +65,15 @@ class Told(SamplingDenoiser):
         super().begin(canvas_BL)
         self.asked = []
 
-    def logits(self, x_BL, is_wanted_BL, t_B):
-        found = super().logits(x_BL, is_wanted_BL, t_B)
-        self.asked.append((x_BL.clone(), is_wanted_BL.clone(), found))
+    def read(self, x_BL, is_wanted_BL, t_B, reader):
+        x_BL, parts = x_BL.clone(), []
+
+        def note(logits_NV):
+            parts.append(logits_NV)
+            return reader(logits_NV)
+
+        found = super().read(x_BL, is_wanted_BL, t_B, note)
+        self.asked.append((x_BL, is_wanted_BL.clone(), torch.cat(parts)))
         return found
 
 

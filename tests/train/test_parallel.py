@@ -229,11 +229,12 @@ def test_options_that_do_not_apply_are_named(options, size, named, kernel, small
 @pytest.mark.parametrize(
     ("options", "world", "copies", "per_copy"),
     [
+        (ScaleOptions(), World(0, 16, GPU, machine_size=8), 16, 1),
         (ScaleOptions(), World(), 1, 1),
         (ScaleOptions("full"), World(), 1, 1),
         (ScaleOptions(), World(0, 4, machine_size=4), 4, 1),
-        (ScaleOptions(), World(0, 4, GPU, machine_size=4), 1, 4),
-        (ScaleOptions(), World(0, 16, GPU, machine_size=8), 2, 8),
+        (None, World(0, 4, GPU, machine_size=4), 1, 4),
+        (None, World(0, 16, GPU, machine_size=8), 2, 8),
         (ScaleOptions("none"), World(0, 16, GPU, machine_size=8), 16, 1),
         (ScaleOptions("full"), World(0, 16, GPU, machine_size=8), 1, 16),
         (ScaleOptions("hybrid"), World(0, 16, GPU, machine_size=8), 2, 8),
@@ -242,7 +243,8 @@ def test_options_that_do_not_apply_are_named(options, size, named, kernel, small
     ],
 )
 def test_layouts(options, world, copies, per_copy):
-    layout = pick_layout(options, world)
+    """None: auto, for a model that is too large for copies."""
+    layout = pick_layout(options or ScaleOptions(), world, is_large=options is None)
     assert (layout.copies, layout.processes_per_copy) == (copies, per_copy)
     assert layout.is_sharded == (per_copy > 1)
     kind = "none" if per_copy == 1 else "full" if copies == 1 else "hybrid"

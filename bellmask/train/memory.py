@@ -1,4 +1,4 @@
-"""The network of a run without its weights, and one microbatch and one update of it, traced.
+"""The memory that a run will need, by a trace of one microbatch and one update of its network.
 
 Tensors have shapes and no memory, and the real code runs on them: the network's forward and
 backward pass, autocast, recomputation, optimizer. So the planner has no formulas per architecture.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,15 +29,19 @@ from bellmask.config.config import RunConfig
 from bellmask.config.options import ModelOptions, OptimOptions
 from bellmask.config.presets import PRESETS, preset
 from bellmask.data.readers import cache_folder
-from bellmask.data.tokenizers import VOCABULARIES, bpe_size, load_tokenizer
+from bellmask.data.tokenizers import VOCABULARIES, Tokenizer, bpe_size, load_tokenizer
 from bellmask.model import pretrained
 from bellmask.model.causal_lm import ARCHITECTURES, read_architecture
+from bellmask.model.head import CHUNK_ROWS
 from bellmask.storage.build import Network, build_model, build_objective
-from bellmask.train.parallel import recompute_blocks
+from bellmask.storage.checkpoint import saves_in_background
+from bellmask.train.parallel import Layout, pick_layout, recompute_blocks
+from bellmask.train.planning import is_automatic, microbatch_sizes, split_batch
 from bellmask.train.setup import Start, check_length, open_start
 from bellmask.train.trainer import TrainState
-from bellmask.utils.distributed import CPU, autocast
+from bellmask.utils.distributed import CPU, World, autocast, device_memory, pick_precision
 from bellmask.utils.errors import UserError
+from bellmask.utils.libraries import quiet
 
 # The start of a run, without downloads
 
@@ -138,9 +142,14 @@ class PlannedNetwork:
     """Within: tensors have shapes and no memory."""
 
 
-def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
-    """The network that the options describe; ``is_real``: with random weights, for measuring."""
-    start, num_tokens = plan_start(config)
+def plan_network(
+    config: RunConfig, *, is_real: bool = False, known: tuple[Start, int] | None = None
+) -> PlannedNetwork:
+    """The network that the options describe; ``is_real``: with random weights, for measuring.
+
+    ``known``: the start and V of a run that has opened them already.
+    """
+    start, num_tokens = known or plan_start(config)
     config, backbone, dropout = start.config, start.backbone, start.config.model.dropout
     mode = contextlib.nullcontext() if is_real else FakeTensorMode(allow_non_fake_inputs=True)
     if backbone is not None and not is_real:
@@ -421,3 +430,160 @@ def trace_update(planned: PlannedNetwork) -> Update:
     for name, tensor in tensors.items():
         sizes[name.split(".")[0]] += tensor.nbytes
     return Update(tracer.kernels, sizes["optimizer"], sizes["ema"], len(tensors))
+
+
+# The estimate: what a device holds, and the largest microbatch that fits
+
+USABLE = 0.92
+"""Share of a device's memory that tensors may take; the rest is for the driver, communication
+buffers and gaps between tensors."""
+GATHERED_BLOCKS = 2
+"""Blocks whose weights are whole at once under FSDP2: the one at work and the next."""
+MOST_REPLICATED = 1_000_000_000
+"""Parameters above which ``--scale.sharding auto`` shards also where copies would fit."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """A run on one of its devices."""
+
+    config: RunConfig
+    world: World
+    capacity: float
+    """Bytes of the device."""
+    precision: str
+    layout: Layout
+    network: PlannedNetwork
+    cost: MicrobatchCost
+    parameters: Parameters
+    update: Update
+
+    @property
+    def share(self) -> int:
+        """Rows of a step on one process."""
+        return self.config.train.batch_size // self.world.size
+
+    def memory(self, microbatch: int) -> dict[str, Any]:
+        """What the device holds at a microbatch size, and what it has.
+
+        ``host_bytes``: the copy in the machine's own memory while a checkpoint is written beside
+        training.
+        """
+        p, update, held_by = self.parameters, self.update, self.layout.processes_per_copy
+        cut = f"1/{held_by} of" if held_by > 1 else "all of"
+        state = {
+            "weights": (4 * p.total, f"{p.total:,}, float32"),
+            "gradients": (4 * p.trained, f"{p.trained:,}, float32"),
+            "optimizer": (update.optimizer_bytes, "its state"),
+            "moving average": (update.average_bytes, "it"),
+        }
+        parts = {k: (-(-size // held_by), f"{cut} {of}") for k, (size, of) in state.items() if size}
+        saved = sum(size for name, (size, _) in parts.items() if name != "gradients")
+        if self.layout.is_sharded:
+            parts |= self._gathered(microbatch)
+        rows = scored_rows(self.network, microbatch)
+        number_bytes = 6 if self.precision == "bfloat16" else 4  # products, and them in float32
+        logits = min(CHUNK_ROWS, rows) * self.network.num_tokens * number_bytes
+        kept = round(self.cost.at(microbatch, lambda trace: trace.kept))
+        peak = round(self.cost.at(microbatch, lambda trace: trace.peak))
+        parts |= {
+            "activations": (kept, f"of {microbatch} rows, saved for the backward pass"),
+            "head's logits": (logits, f"{CHUNK_ROWS} rows at a time"),
+            "other work": (max(0, peak - kept - logits), "at the peak of a microbatch"),
+        }
+        total, capacity = sum(size for size, _ in parts.values()), self.capacity
+        is_copied = saves_in_background(self.config.checkpoint.saving, self.world)
+        named = [{"name": k, "num_bytes": size, "note": note} for k, (size, note) in parts.items()]
+        found = {"parts": named, "capacity": capacity, "host_bytes": saved if is_copied else 0}
+        return {**found, "total": total, "fits": total <= USABLE * capacity}
+
+    def _gathered(self, microbatch: int) -> dict[str, tuple[int, str]]:
+        """FSDP2: weights that are whole for a while, and gradients before they are cut."""
+        p, (weight_bytes, gradient_bytes) = self.parameters, self._sharded_bytes
+        root, size = p.total - p.blocks, gradient_bytes * p.trained
+        whole = root + min(GATHERED_BLOCKS, p.num_blocks) * p.largest_block
+        note = f"embedding, head and {GATHERED_BLOCKS} of {p.num_blocks} blocks, {self.precision}"
+        found = {"gathered weights": (weight_bytes * whole, note)}
+        if microbatch < self.share:
+            note = "unsharded until the last microbatch of a step"
+            return found | {"accumulated gradients": (size, note)}
+        size = round(size / p.total * (root + p.largest_block))
+        return found | {"gradients before sharding": (size, "embedding, head and one block")}
+
+    @property
+    def _sharded_bytes(self) -> tuple[int, int]:
+        """Of one weight that is gathered, and of one gradient that is added up (FSDP2)."""
+        is_short = self.precision == "bfloat16" and self.layout.is_sharded
+        return 2 if is_short else 4, 2 if is_short and self.config.scale.reduce != "float32" else 4
+
+    def largest_microbatch(self) -> int | None:
+        """The largest divisor of a process's rows that fits; None: not even one row."""
+        sizes = microbatch_sizes(self.config.train, self.world.size)
+        return next((size for size in sizes if self.memory(size)["fits"]), None)
+
+    @property
+    def microbatch(self) -> int:
+        """As the options say; ``auto`` is the largest that fits, and 1 where none does."""
+        if is_automatic(self.config.train, self.world.device):
+            return self.largest_microbatch() or 1
+        return split_batch(self.config.train, self.world.size)
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.memory(self.microbatch)["fits"])
+
+
+def estimate_memory(
+    config: RunConfig,
+    world: World,
+    capacity: float,
+    precision: str,
+    known: tuple[Start, int] | None = None,
+) -> MemoryEstimate:
+    """The estimate of a run on devices of ``capacity`` bytes; ``known`` as for plan_network."""
+    network, made = plan_network(config, known=known), None
+    where = config, world, capacity, precision
+    microbatch = split_batch(config.train, world.size)
+    is_pretrained = isinstance(network.network, pretrained.PretrainedDenoiser)
+    with quiet("this causal LM cannot be planned" if is_pretrained else ""):
+        update, parameters = trace_update(network), count(network.network)
+        for is_large in (parameters.total > MOST_REPLICATED, True):
+            layout = pick_layout(config.scale, world, is_large=is_large)
+            if made is None or layout != made.layout:
+                cost = trace_cost(network, microbatch, precision, is_sharded=layout.is_sharded)
+                made = MemoryEstimate(*where, layout, network, cost, parameters, update)
+            if made.fits:
+                break
+    assert made is not None
+    return made
+
+
+def estimate_here(start: Start, tokenizer: Tokenizer, world: World) -> MemoryEstimate:
+    """The estimate of a training on the smallest of its devices, the same on all processes."""
+    sharers = world.machine_size if world.device.type == "cpu" else 1
+    capacity = -world.all_reduce_max(-device_memory(world.device) / sharers)
+    precision = str(pick_precision(start.config.train.precision, world.device))
+    known = replace(start, backbone=start.backbone_for(tokenizer)), tokenizer.num_tokens
+    precision = precision.removeprefix("torch.")
+    return estimate_memory(start.config, world, capacity, precision, known)
+
+
+def first_that_runs(sizes: Sequence[int], attempt: Callable[[int], None], world: World) -> int:
+    """The first microbatch that no process runs out of memory with; each is at most half the last.
+
+    ``attempt`` must not communicate: a process that runs out of memory would keep others waiting.
+    """
+    while sizes:
+        size, is_out = sizes[0], False
+        try:
+            attempt(size)
+        except torch.OutOfMemoryError:
+            is_out = True
+        if not world.any(is_out):
+            return size
+        torch.cuda.empty_cache()
+        sizes = [smaller for smaller in sizes if smaller <= size // 2]
+    raise UserError(
+        "out of memory with a single row per forward pass; use --scale.recompute block, "
+        "--scale.sharding full on several devices, or a smaller --data.block-length"
+    )
