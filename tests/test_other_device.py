@@ -35,7 +35,7 @@ def test_devices_and_waits(names: list[str], zoo: Path, tmp_path: Path) -> None:
     for what, waits in found.items():
         expected = {"cpu": 1}  # cross-entropies of a batch, or drawn tokens
         if what.startswith("train"):
-            expected = {"cpu": 1, "item": 1}  # the loss and the gradient's norm
+            expected = {"cpu": 1}  # the loss and the gradient's norm together, a step later
         elif what.endswith("most_confident"):
             expected = {"cpu": 2}  # drawn tokens, and how sure they are
         assert waits == expected, what

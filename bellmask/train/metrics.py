@@ -37,10 +37,9 @@ class Window:
     num_skipped: int = 0
     seconds: float = 0.0
 
-    def add(self, result: StepResult, seconds: float) -> None:
-        """Take in one step; of one without update only how long it took."""
+    def add(self, result: StepResult) -> None:
+        """Take in one step; of one without update only that there was one."""
         self.steps += 1
-        self.seconds += seconds
         if not result.is_finite:
             self.num_skipped += 1
             return
