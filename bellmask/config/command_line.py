@@ -322,9 +322,9 @@ def _show(args: Sequence[str]) -> int:
     options, rest = parse_run_command(ConfigShowOptions, args, command="config show")
     _, config = resolve(options, rest, "bellmask config show")
     if config.start.model is not None or config.start.architecture is not None:
-        with announced("loading PyTorch"):  # by name: the folder plan stands above this one
-            tracer = import_module("bellmask.plan.tracer")
-        tell(f"note: {tracer.describe_start(config)}", sys.stderr)
+        with announced("loading PyTorch"):  # by name: the folder train stands above this one
+            memory = import_module("bellmask.train.memory")
+        tell(f"note: {memory.describe_start(config)}", sys.stderr)
     print(json.dumps(config.resolved().to_dict(), indent=2))
     return 0
 

@@ -361,6 +361,9 @@ class LogOptions:
     """Trackers that also receive the metrics; each needs its own package."""
     project: str = "bellmask"
     """Project name for wandb and trackio."""
+    profile: bool = False
+    """Write what torch's profiler sees of steps 4 to 6 after the start as profile.json into the run
+    folder; Perfetto and chrome://tracing show it."""
 
 
 # Options of runs that outgrow one device: sharding and recomputation.

@@ -23,7 +23,7 @@ from bellmask.config.config import RunConfig
 from bellmask.config.options import Interval, OptimOptions, RunProgress
 from bellmask.storage.checkpoint import Saver
 from bellmask.storage.run_folder import MetricsFile
-from bellmask.train.metrics import Display, Tracker, Window
+from bellmask.train.metrics import Display, Tracker, Window, device_use, profiling
 from bellmask.train.optim import Ema, Optimizer, learning_rate
 from bellmask.train.parallel import reshard
 from bellmask.train.step import PendingStep, StepResult, TrainStep
@@ -121,6 +121,8 @@ class Trainer:
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.skipped = MetricsFile(folder / "skipped.jsonl")
         self.trackers: list[Tracker] = []
+        self.full_speed: float | None = None
+        """Tokens per second at the peak of the devices' data sheet; None: not known."""
         self._signal: int | None = None
         self._problem = ""
         self._pending: PendingStep | None = None
@@ -135,10 +137,13 @@ class Trainer:
     def fit(self) -> int | None:
         """Train; return the signal that ended it early, or None when all steps are done."""
         self.state.model.train()
-        with self._catching_signals():
+        is_profiled = self.config.log.profile and self.world.is_main
+        profile = self.metrics.path.with_name("profile.json") if is_profiled else None
+        with self._catching_signals(), profiling(profile) as traced:
             while not self.is_done:
                 before = self.state.progress
                 self._update()
+                traced()
                 # several processes agree on it in the step's own sums
                 is_stopped = self._wants_stop() if self.world.size == 1 else self._is_stopping
                 if is_stopped:
@@ -177,13 +182,20 @@ class Trainer:
         state.nll = None
         seconds = self._spent(started)
         if result is not None:
-            self.display.advance(state.step, result.loss, pending.num_maskable / seconds)
+            self.display.advance(
+                state.step, result.loss, self._speed(pending.num_maskable / seconds)
+            )
         if state.step % self.config.log.every == 0 or self.is_done:
             self._finish()
             means = state.window.means()
+            means |= self._speed(means["tokens_per_second"])
             self.record("train", {**means, "lr": lr})
             self.display.logged(state.step, means)
             state.window = Window()
+
+    def _speed(self, tokens_per_second: float) -> dict[str, float]:
+        use = device_use(self.world.device, tokens_per_second, self.full_speed)
+        return {"tokens_per_second": tokens_per_second, **use}
 
     def _spent(self, started: float) -> float:
         seconds = time.perf_counter() - started

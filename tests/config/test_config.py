@@ -26,8 +26,8 @@ from bellmask.config.options import FrameworkOptions, Interval, RunProgress
 from bellmask.config.presets import PRESETS, preset, tiny
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser, count_parameters
-from bellmask.plan.tracer import count_tokens
 from bellmask.storage.build import build_framework, build_objective
+from bellmask.train.memory import count_tokens
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -29,7 +29,7 @@ from bellmask.config.config import RunConfig
 from bellmask.config.options import ModelOptions, OptimOptions
 from bellmask.config.presets import PRESETS, preset
 from bellmask.data.readers import cache_folder
-from bellmask.data.tokenizers import VOCABULARIES, bpe_size, load_tokenizer
+from bellmask.data.tokenizers import VOCABULARIES, Tokenizer, bpe_size, load_tokenizer
 from bellmask.model import pretrained
 from bellmask.model.causal_lm import ARCHITECTURES, read_architecture
 from bellmask.storage.build import Network, build_model, build_objective
@@ -138,9 +138,14 @@ class PlannedNetwork:
     """Within: tensors have shapes and no memory."""
 
 
-def plan_network(config: RunConfig, *, is_real: bool = False) -> PlannedNetwork:
-    """The network that the options describe; ``is_real``: with random weights, to be measured."""
-    start, num_tokens = plan_start(config)
+def plan_network(
+    config: RunConfig, *, is_real: bool = False, known: tuple[Start, int] | None = None
+) -> PlannedNetwork:
+    """The network that the options describe; ``is_real``: with random weights, to be measured.
+
+    ``known``: the start and V of a run that has opened them already.
+    """
+    start, num_tokens = known or plan_start(config)
     config, backbone, dropout = start.config, start.backbone, start.config.model.dropout
     mode = contextlib.nullcontext() if is_real else FakeTensorMode(allow_non_fake_inputs=True)
     if backbone is not None and not is_real:
@@ -378,6 +383,16 @@ def trace_cost(
     sizes = (1, 2) if sizes[0] == sizes[1] else sizes
     low, high = (trace_microbatch(planned, n, precision, is_sharded=is_sharded) for n in sizes)
     return MicrobatchCost(sizes, (low, high))
+
+
+def flops_per_token(start: Start, tokenizer: Tokenizer, precision: torch.dtype) -> float:
+    """Operations of training on one token; what is repeated to save memory is not counted."""
+    config = replace(start.config, scale=replace(start.config.scale, recompute="none"))
+    start = replace(start, config=config, backbone=start.backbone_for(tokenizer))
+    planned = plan_network(config, known=(start, tokenizer.num_tokens))
+    size = -(-TRACED_ROWS // scored_rows(planned, 1))
+    traced = trace_microbatch(planned, size, str(precision).removeprefix("torch."))
+    return traced.flops / (size * config.data.block_length)
 
 
 # The update
