@@ -298,9 +298,9 @@ class TrainOptions:
     """auto: bfloat16 on GPUs that support it, else float32."""
     device: str = option("auto", affects="speed")
     """auto, cpu, cuda, cuda:1, ..."""
-    compile: bool = False
+    compile: bool | None = False
     """Compile the blocks with torch.compile: half a minute at the start, then faster steps
-    (docs/performance.md). On a CPU it needs a C++ compiler."""
+    (docs/performance.md). On a CPU it needs a C++ compiler. None: on GPUs."""
     skip_limit: int = option(10, affects="records", at_least=0)
     """Maximum number of consecutive steps skipped because the loss or gradient is not finite; one
     more ends the run. Skipped batches are listed in skipped.jsonl. 0: the first ends it."""
@@ -383,11 +383,11 @@ class ScaleOptions:
     recompute: Literal["none", "block", "selective"] = "none"
     """Activations recomputed in the backward pass. block: all inside a block. selective: all
     but matrix products and attention."""
-    loss: Literal["auto", "chunked", "torch", "liger"] = "auto"
-    """Kernel of the head's cross-entropy. chunked: built in, any weights and precision. torch:
-    linear_cross_entropy, float32 only. liger: liger-kernel, on GPUs. Rows with different weights
-    (objectives other than bell, fine-tuning) always use chunked. auto: liger on a GPU if it is
-    installed, torch in float32, else chunked."""
+    loss: Literal["auto", "chunked", "compiled", "torch", "liger"] = "auto"
+    """Kernel of the head's cross-entropy. chunked: built in, any weights and precision. compiled:
+    the same, by torch.compile. torch: linear_cross_entropy, float32 only. liger: liger-kernel, on
+    GPUs. Rows with different weights (objectives other than bell, fine-tuning) cannot use the last
+    two. auto: compiled on a GPU where train.compile is on, torch in float32, else chunked."""
     reduce: Literal["float32", "bfloat16"] = "float32"
     """Data type for reducing sharded gradients over processes when training in bfloat16."""
 

@@ -48,6 +48,8 @@ class PretrainedDenoiser(nn.Module):
     uses_time = False
     time_embedding = None
     loss_kernel = "torch"
+    uses_flex_attention = False
+    """Not here: its blocks are the library's."""
 
     def __init__(
         self, language_model: Any, mask_id: int, *, is_causal: bool = False, local_conv: int = 0

@@ -162,9 +162,7 @@ def plan_network(
                 network.language_model.tie_weights()  # type: ignore[operator, union-attr]
     network.loss_kernel = "chunked"
     if dropout and not is_real:  # as on GPUs: a CPU's generator would give numbers
-        network._draw_kept = lambda shape, like: [  # type: ignore[method-assign, assignment]
-            torch.rand(tuple(shape)) >= dropout for _ in range(2)
-        ]
+        network._draw_kept = lambda *_: [None, None]  # type: ignore[method-assign, assignment]
     recompute_blocks(network.block_modules(), config.scale.recompute)
     loss = (masked_share(config), not build_objective(config).is_unweighted)
     return PlannedNetwork(config, network, num_tokens, start.notes, *loss, mode)
