@@ -177,7 +177,7 @@ class Trainer:
             state.ema.update(state.step, pending.is_bad)
         if result is None:
             before, self._pending = self._pending, pending
-            result = before and self._read(before)
+            result = None if before is None else self._read(before)
         state.tokens += pending.num_maskable
         state.nll = None
         seconds = self._spent(started)
